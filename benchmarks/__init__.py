@@ -1,1 +1,1 @@
-"""Us beside every installed peer, in one run: ``python -m benchmarks --help``."""
+"""Benchmarks of amqp_rt and all installed peers in one run: ``python -m benchmarks --help``."""

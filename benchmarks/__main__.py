@@ -1,4 +1,4 @@
-"""``python -m benchmarks``."""
+"""Command line of the benchmarks: ``python -m benchmarks``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MEASURES = {
     "spark": spark.cases,
 }
 
-#: What these find moves little from round to round, and takes long.
+#: Measures that vary little from round to round, and take long.
 STEADY = ("memory", "growth", "recovery", "attacked", "seeds")
 STEADY_ROUNDS = 2
 
@@ -165,19 +165,19 @@ def main(
     amqp091  the same for clients of 0-9-1, and topics with up to 100,000 bindings
     setup    connections opened and closed
     start    a broker started for a test, and one message through it
-    memory   per idle connection and per queued message
-    growth   how costs grow with depth, links, connections and so on
+    memory   for each idle connection and each queued message
+    growth   growth of costs with depth, links, connections and so on
     recovery a start after kill -9, with up to a million durable messages; their cost and memory
-    doors    what TLS and WebSocket cost beside plain TCP
-    attacked the longest step of our event loop under attack, and a good client beside
+    doors    costs of TLS and WebSocket, relative to plain TCP
+    attacked the longest step of our event loop under attack, and a regular client's delay
     seeds    simulated worlds of the tests
     spark    rows/s that Spark reads and writes, beside the same code without it
 
-    All contestants take turns within each round, and what is shown is the median over the rounds
-    with the lowest and the highest. A sample is taken again when the machine's speed moved by more
-    than a quarter meanwhile. Read the ratios: "compiled 12x of this" says that our number in
-    compiled form is twelve times the one on that line. Everything stays on 127.0.0.1, nothing is
-    downloaded, and what was started is ended, by whatever signal this program ends.
+    All contestants take turns within each round; shown are the median over the rounds, the lowest
+    and the highest number. A sample is repeated if the machine's speed changed by more than a
+    quarter during it. Read the ratios: "compiled 12x of this" means that our number in compiled
+    form is twelve times the one on that line. Only 127.0.0.1 is used, nothing is downloaded, and
+    all started processes end with this program, whether it ends by itself or by a signal.
     """  # noqa: D301  # click takes \b for "do not wrap"
     if rounds is None:
         rounds = 3 if against is None else 11

@@ -1,6 +1,7 @@
-"""Who is measured: ourselves in two modes, and whichever peers this machine has.
+"""Contestants of a run: amqp_rt in two modes, and the peers that are installed on this machine.
 
-Nothing is downloaded. A peer that is not here is listed as absent, with what would bring it.
+Nothing is downloaded. A peer that is missing is listed as absent, with the package that provides
+it.
 """
 
 from __future__ import annotations
@@ -31,58 +32,61 @@ NODE_MODULES = ROOT / "tests" / "peers" / "node_modules"
 NODE_MODULES_091 = ROOT / "plugins" / "amqp091" / "tests" / "peers" / "node_modules"
 PROTON_C_BROKER = Path("/usr/share/proton/examples/c/broker.c")
 
-#: Seconds before the clock runs, for compilers that learn while they work (node's).
+#: Seconds before the measured time, for compilers that optimize at run time (node's).
 WARMUP_S = 0.3
 
-#: Credit that every receiver grants: a window of 10, proton's default, would cost it up to half.
+#: Credit that every receiver grants: a window of 10, proton's default, would cost it up to half its
+#: rate.
 CREDIT = 1000
 
 
 class Running(Struct):
-    """A broker that runs."""
+    """Running broker."""
 
     port: int
-    #: The processes whose CPU and memory are its own.
+    #: Processes whose CPU and memory are counted for the broker.
     pids: tuple[int, ...]
-    #: Turns the name of a queue into what clients call it.
+    #: Converts the name of a queue to the address for clients.
     address: Callable[[str], str] = str
-    #: The terminus-durability for which it makes a durable queue, if it makes them by that.
+    #: The terminus-durability with which clients get a durable queue, for brokers that use it; else
+    #: 0.
     terminus_durability: int = 0
 
 
 class Doors(Struct):
-    """A broker that listens in several ways."""
+    """Broker with listeners of several schemes."""
 
-    #: Scheme → URL.
+    #: URLs by scheme.
     urls: dict[str, str]
     pids: tuple[int, ...]
 
 
 class Contestant(Struct):
-    """A program that can be measured."""
+    """Program that can be measured."""
 
     key: str
-    #: Version and everything else that each of its lines carries.
+    #: Version and other details, shown on each of its lines.
     identity: str
     command: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    #: What its program can do; see ``roles/``.
+    #: Roles that its program supports; see ``roles/``.
     roles: frozenset[str] = frozenset()
     #: Runs it as a broker.
     broker: Callable[[], contextlib.AbstractContextManager[Running]] | None = None
-    #: Largest body that it passes on unharmed as a broker; 0 for any.
+    #: Largest body that it forwards unharmed as a broker; 0 for no limit.
     size_max: int = 0
     #: Runs it as a broker that keeps durable messages; None if it has no store.
     durable_broker: Callable[[], contextlib.AbstractContextManager[Running]] | None = None
-    #: The same on what is in a folder, and stays there.
+    #: Runs it as a broker with its store in the given folder, which is kept.
     kept_broker: Callable[[Path], contextlib.AbstractContextManager[Running]] | None = None
-    #: Runs it as a broker that speaks 0-9-1, with a store or without.
+    #: Runs it as a broker for 0-9-1; the argument is whether it has a store.
     broker091: Callable[[bool], contextlib.AbstractContextManager[Running]] | None = None
-    #: Listens at each of these URLs, with a certificate (its file and its key's), for our clients.
+    #: Listens at each of the given URLs, with a certificate (paths of its file and of its key's),
+    #: for our clients.
     doors: (
         Callable[[Sequence[str], tuple[str, str]], contextlib.AbstractContextManager[Doors]] | None
     ) = None
-    #: Folders of the packages that its program needs beside us.
+    #: Folders of the packages that its program needs besides amqp_rt.
     packages: tuple[str, ...] = ()
 
     def role(self, role: str, **options: Any) -> Role:
@@ -99,7 +103,7 @@ def cores() -> int:
 
 
 def environment() -> dict[str, Any]:
-    """What the machine is, as far as it matters."""
+    """Return the properties of the machine that matter for results."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
@@ -109,14 +113,14 @@ def environment() -> dict[str, Any]:
 
 
 class Field:
-    """The contestants of a run, and who is absent."""
+    """Contestants of a run, and the reasons why others are absent."""
 
     def __init__(self) -> None:
         self.present: dict[str, Contestant] = {}
         self.absent: dict[str, str] = {}
 
     def add(self, found: Contestant | str, name: str) -> None:
-        """Enter a contestant, or note why *name* is absent."""
+        """Add a contestant, or record why *name* is absent."""
         if isinstance(found, str):
             self.absent[name] = found
         else:
@@ -133,7 +137,7 @@ PEERS: dict[str, Callable[[], Contestant | str]] = {}
 
 
 def peer(name: str) -> Callable[[Callable[[], Contestant | str]], Callable[[], Contestant | str]]:
-    """Enter the decorated function as the one that looks for *name*."""
+    """Register the decorated function, which looks for the peer *name*."""
 
     def enter(look: Callable[[], Contestant | str]) -> Callable[[], Contestant | str]:
         PEERS[name] = look
@@ -142,16 +146,16 @@ def peer(name: str) -> Callable[[Callable[[], Contestant | str]], Callable[[], C
     return enter
 
 
-#: What precedes the mode in the key of the same mode of another checkout.
+#: Prefix of the keys of another checkout, before the mode.
 BEFORE = "before-"
 
 
 def field_of(
     mode: str, peers: Sequence[str], compiled_python: Path, against: Path | None = None
 ) -> Field:
-    """Ourselves in *mode* (compiled, pure or both), and those of *peers* that are here.
+    """Return amqp_rt in *mode* (compiled, pure or both), and those of *peers* that are installed.
 
-    With *against*, another checkout of this repository, the same modes of that as well.
+    With *against*, another checkout of this repository, its same modes are included.
     """
     found = Field()
     for one in ("compiled", "pure") if against is not None else ():
@@ -171,7 +175,7 @@ def field_of(
 
 
 def identify(command: Sequence[str], env: Mapping[str, str]) -> dict[str, Any] | str:
-    """What a program says of itself, or why it does not run."""
+    """Return the identity that a program reports, or why it does not run."""
     try:
         with Role(command, "version", {}, env=env) as role:
             return role.ready
@@ -180,7 +184,7 @@ def identify(command: Sequence[str], env: Mapping[str, str]) -> dict[str, Any] |
 
 
 def ours(mode: str, python: Path, *, key: str = "", roles: Path = ROLES) -> Contestant | str:
-    """This package, as *python* has it installed; its contestant is called *key*, by default *mode*."""
+    """Return amqp_rt as installed for *python*, under *key* or *mode*; or why it is absent."""
     if not python.exists():
         return f"no {python}: `make compiled` makes it, --compiled-python names another"
     command = (str(python), str(roles / "on_amqp_rt.py"))
@@ -193,7 +197,7 @@ def ours(mode: str, python: Path, *, key: str = "", roles: Path = ROLES) -> Cont
         f"{key and f'{key}: '}amqp_rt {says['version']} {mode}, Python {says['python']}, {says['driver']} driver, "
         f"{cores()} cores"
     )
-    # -P: what this Python has installed, not the folder that we run in.
+    # -P: import the installed package, not the current folder.
     serve = (str(python), "-P", "-c", "from amqp_rt.cli import main; main()", "serve")
     return Contestant(
         key or mode,
@@ -208,13 +212,13 @@ def ours(mode: str, python: Path, *, key: str = "", roles: Path = ROLES) -> Cont
     )
 
 
-#: Logs appear likewise, with a partition for each core of a small machine.
+#: Logs are created on first use like queues, with a partition for each core of a small machine.
 LOGS = ("--auto-create", "log:logs-*?partitions=2")
 
 
 @contextlib.contextmanager
 def _served(serve: Sequence[str], *options: str) -> Iterator[Doors]:
-    """``amqp-rt serve``, as a user would run it, with queues that appear when they are used."""
+    """Run ``amqp-rt serve`` as a user would, with queues that are created on first use."""
     process = start(
         [*serve, *options, "--anonymous", "--auto-create", "queue:*", *LOGS],
         stdout=subprocess.PIPE,
@@ -241,7 +245,7 @@ def _own_broker(serve: Sequence[str], *options: str) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def _own_durable_broker(serve: Sequence[str]) -> Iterator[Running]:
-    """The same with a store on the disk."""
+    """Run our broker with a store on disk."""
     with (
         tempfile.TemporaryDirectory() as folder,
         _own_kept_broker(serve, Path(folder)) as running,
@@ -256,7 +260,7 @@ def _own_kept_broker(
 
 
 def _speaks_0_9_1(python: Path) -> bool:
-    """Whether the plug-in is installed."""
+    """Whether the plug-in for 0-9-1 is installed."""
     command = [str(python), "-P", "-c", "import amqp_rt_amqp091"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -278,7 +282,7 @@ def _own_doors(
 
 @peer("proton")
 def proton() -> Contestant | str:
-    """The library python-qpid-proton, beside us."""
+    """Return python-qpid-proton as installed for this Python."""
     command = (sys.executable, str(ROLES / "on_proton.py"))
     says = identify(command, {})
     if isinstance(says, str):
@@ -295,7 +299,7 @@ def proton() -> Contestant | str:
 
 @peer("rhea")
 def rhea() -> Contestant | str:
-    """The library rhea, which `make peers` installs for the tests."""
+    """Return the library rhea, which `make peers` installs for the tests."""
     node = shutil.which("node")
     if not node:
         return "node is not installed"
@@ -312,7 +316,7 @@ def rhea() -> Contestant | str:
 
 @peer("amqplib")
 def amqplib() -> Contestant | str:
-    """The client of 0-9-1 for node, which `make peers` installs for the tests."""
+    """Return the 0-9-1 client for node, which `make peers` installs for the tests."""
     node = shutil.which("node")
     if not node:
         return "node is not installed"
@@ -329,7 +333,7 @@ def amqplib() -> Contestant | str:
 
 @peer("pika")
 def pika() -> Contestant | str:
-    """The client of 0-9-1 for Python."""
+    """Return the 0-9-1 client for Python."""
     command = (sys.executable, str(ROLES / "on_pika.py"))
     says = identify(command, {})
     if isinstance(says, str):
@@ -340,7 +344,7 @@ def pika() -> Contestant | str:
 
 @peer("pyamqp")
 def pyamqp() -> Contestant | str:
-    """The AMQP implementation inside Azure's Python SDK; only its codec can be measured alone."""
+    """Return the AMQP implementation of Azure's Python SDK, of which only the codec is measured."""
     command = (sys.executable, str(ROLES / "on_pyamqp.py"))
     says = identify(command, {})
     if isinstance(says, str):
@@ -351,7 +355,7 @@ def pyamqp() -> Contestant | str:
 
 @peer("spark")
 def spark() -> Contestant | str:
-    """Apache Spark, which our format and its own sources are measured in."""
+    """Return Apache Spark, in which our format and Spark's own sources are measured."""
     command = (sys.executable, str(ROLES / "on_spark.py"))
     says = identify(command, {})
     if isinstance(says, str):
@@ -367,7 +371,7 @@ def spark() -> Contestant | str:
 
 @peer("proton-c")
 def proton_c() -> Contestant | str:
-    """The example broker of proton, in C, which Debian ships as source."""
+    """Return proton's example broker in C, which Debian ships as source."""
     if not PROTON_C_BROKER.exists():
         return "no proton C examples (Debian: libqpid-proton11-dev-examples)"
     if not shutil.which("cc") or not shutil.which("pkg-config"):
@@ -376,7 +380,7 @@ def proton_c() -> Contestant | str:
     if not version:
         return "no libqpid-proton (Debian: libqpid-proton11-dev)"
     flags = _output("pkg-config", "--cflags", "libqpid-proton").split()
-    # Debian ships no pkg-config file for the proactor, nor a name without the version.
+    # Debian ships no pkg-config file for the proactor, and no library name without the version.
     flags += ["-l:libqpid-proton-core.so.10", "-l:libqpid-proton-proactor.so.1", "-lpthread"]
 
     @contextlib.contextmanager
@@ -406,7 +410,7 @@ def proton_c() -> Contestant | str:
 
 @peer("rabbitmq")
 def rabbitmq() -> Contestant | str:
-    """RabbitMQ with its AMQP 1.0 plug-in, as a node of its own in a scratch folder."""
+    """Return RabbitMQ with its AMQP 1.0 plug-in, run as a separate node in a scratch folder."""
     found = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
     if not found:
         return "rabbitmq-server is not installed"
@@ -467,7 +471,7 @@ def _rabbitmq(server: Path, scratch: Path) -> Iterator[Running]:
         "RABBITMQ_DIST_PORT": str(distribution),
         "ERL_EPMD_PORT": str(epmd),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
-        # Without busy waiting of its schedulers, which would cost us and it CPU while idle.
+        # Without busy waiting of its schedulers, which would use CPU while idle, also at our cost.
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none "
         "-kernel inet_dist_use_interface {127,0,0,1}",
     }
@@ -477,7 +481,7 @@ def _rabbitmq(server: Path, scratch: Path) -> Iterator[Running]:
         "stdout": subprocess.DEVNULL,
         "stderr": subprocess.DEVNULL,
     }
-    # Erlang's port mapper would stay behind if the node started it.
+    # Started here, because a port mapper that the node starts would outlive it.
     mapper = start(["epmd", "-port", str(epmd), "-address", "127.0.0.1"], **quiet)
     process = start([str(server)], **quiet)
     try:
@@ -501,7 +505,11 @@ def free_port() -> int:
 
 
 def wait_for(port: int, process: subprocess.Popen[Any], patience_s: float = 10.0) -> None:
-    """Until somebody listens on *port*."""
+    """Wait until a process listens on *port*.
+
+    Raises:
+        RoleFailed: *process* has ended, or does not listen within *patience_s*.
+    """
     until = time.monotonic() + patience_s
     while time.monotonic() < until:
         if process.poll() is not None:

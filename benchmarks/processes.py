@@ -1,11 +1,11 @@
-"""Running the roles: processes that talk in lines of JSON, measured by /proc, ended by their group.
+"""Processes of the roles: process groups, controlled by lines of JSON, measured by /proc.
 
 A role is started as ``PROGRAM ROLE '{"option": …}'``. It prints ``{"ready": 1}``, a server with its
-``port``, once it can be used, and its result in the end. Servers and consumers end when the parent
-closes their standard input, consumers after as many messages as the line that the parent wrote
-there says. Whatever is started leads a process group, which ends with this process at the latest, however
-this process ends. Times in results are seconds on a clock of the process; ``cpu`` is its processor time
-after the warm-up.
+``port``, once it can be used, and its result at the end. Servers and consumers end when the parent
+closes their standard input; consumers also end after the number of messages that the parent has
+written there as a line. Each process is the leader of a process group, which is killed when this
+process ends at the latest, for any cause of its end. Times in results are seconds on a clock of the
+process; ``cpu`` is its processor time after the warm-up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROC = Path("/proc")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 
 
-#: Kills the process groups that it was told of, and not told to forget, when its parent has ended.
+#: Kills the registered process groups when its parent has ended.
 _GUARD = """
 import os, signal, sys
 for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -46,9 +46,9 @@ _guard: subprocess.Popen[bytes] | None = None
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Start *command* as the leader of a process group; :func:`end` it, or it ends with this process.
+    """Start *command* as the leader of a process group, to be ended by :func:`end`.
 
-    A process of its own watches over that, so it holds after ``kill -9``, too.
+    Otherwise it ends with this process: a guard process ensures this, even after ``kill -9``.
     """
     global _guard  # noqa: PLW0603  # one for all that this process starts
     if _guard is None or _guard.poll() is not None:
@@ -67,9 +67,10 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Handle signals that end this process when the block has ended.
+    """Delay signals that end this process until the end of the block.
 
-    A child that is started and not known to the guard yet would outlive an exception of a handler.
+    A child that is started but not registered with the guard yet would outlive an exception of a
+    signal handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -96,7 +97,7 @@ def _tell_guard(what: str, pid: int) -> None:
 
 
 def end(process: subprocess.Popen[Any], patience_s: float = 0.0) -> None:
-    """End *process*, asking for it first if there is patience, and all that is left of its group."""
+    """Kill the group of *process*, after SIGTERM and up to *patience_s* seconds if set."""
     if patience_s and process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -108,7 +109,7 @@ def end(process: subprocess.Popen[Any], patience_s: float = 0.0) -> None:
 
 
 def exit_on_signals() -> None:
-    """Make SIGTERM and SIGHUP end this process as an exception does, so that scratch folders go, too."""
+    """Make SIGTERM and SIGHUP raise SystemExit, so that scratch folders are removed."""
 
     def leave(number: int, _frame: object) -> None:
         for each in (signal.SIGTERM, signal.SIGHUP):
@@ -124,7 +125,7 @@ class RoleFailed(Exception):
 
 
 class Role:
-    """A process that plays a role in a measurement."""
+    """Process that plays a role in a measurement."""
 
     def __init__(
         self,
@@ -171,7 +172,11 @@ class Role:
         return self.process.pid
 
     def line(self, patience_s: float | None = None) -> dict[str, Any]:
-        """The next line that the role prints."""
+        """Return the next line that the role prints.
+
+        Raises:
+            RoleFailed: The role ended, printed no JSON, or did not answer in time.
+        """
         try:
             line = self._lines.get(timeout=patience_s or self.patience_s)
         except queue.Empty:
@@ -190,33 +195,33 @@ class Role:
         return found
 
     def result(self, patience_s: float | None = None) -> dict[str, Any]:
-        """What a client prints at its end."""
+        """Return the line that a client prints at its end."""
         found = self.line(patience_s)
         self.process.wait(self.patience_s)
         return found
 
     def expect(self, count: int) -> None:
-        """Tell a consumer to end after *count* messages altogether."""
+        """Make a consumer end after *count* messages in total."""
         assert self.process.stdin
         self.process.stdin.write(f"{count}\n".encode())
         self.process.stdin.flush()
 
     def tell(self) -> dict[str, Any]:
-        """Ask a server that is watched what was seen since it was asked before."""
+        """Request from a watched server the values measured since the previous request."""
         assert self.process.stdin
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
         return self.line()
 
     def ask(self, what: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
-        """Tell a server that works on demand what to do, and have what came of it."""
+        """Send a job to a server that works on demand, and return its result."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps(what).encode() + b"\n")
         self.process.stdin.flush()
         return self.line(patience_s)
 
     def end(self) -> dict[str, Any]:
-        """Close a server's input, and have its result."""
+        """Close a server's input, and return its result."""
         assert self.process.stdin
         self.process.stdin.close()
         return self.result()
@@ -241,14 +246,14 @@ class Role:
 
 
 def kill(pids: Sequence[int]) -> None:
-    """End *pids* as a crash does: no last word, no last write."""
+    """Kill *pids* as in a crash, without any output or write afterwards."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def cpu_s(pids: Sequence[int]) -> float:
-    """Seconds of processor time that *pids* have used, by the scheduler's own count."""
+    """Return the seconds of processor time that *pids* have used, as counted by the scheduler."""
     total = 0
     for pid in pids:
         for task in _tasks(pid):
@@ -274,7 +279,7 @@ def _cpu_ticks_s(pids: Sequence[int]) -> float:
 
 
 def tree_cpu_s(pid: int) -> float:
-    """Seconds of processor time of *pid* and all below it, those that have ended included."""
+    """Return the seconds of processor time of *pid* and its descendants, including ended ones."""
     total = 0
     for each in descendants(pid):
         with contextlib.suppress(OSError):
@@ -284,7 +289,7 @@ def tree_cpu_s(pid: int) -> float:
 
 
 def descendants(pid: int) -> list[int]:
-    """*pid* and the processes below it."""
+    """Return *pid* and its descendants."""
     found = [pid]
     for parent in found:
         for children in (PROC / str(parent) / "task").glob("*/children"):
@@ -294,12 +299,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_bytes(pids: Sequence[int]) -> int:
-    """Bytes that *pids* hold in memory (resident)."""
+    """Return the resident memory of *pids* in bytes."""
     return _status(pids, "VmRSS:")
 
 
 def peak_bytes(pids: Sequence[int]) -> int:
-    """Bytes that *pids* held in memory when they held most."""
+    """Return the highest resident memory of *pids* so far, in bytes."""
     return _status(pids, "VmHWM:")
 
 

@@ -1,4 +1,4 @@
-"""Tables for people, on a terminal and as a page of the documentation."""
+"""Tables of results, for a terminal and as a page of the documentation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import click
 
 from .results import METRICS, Change, Results, Series, Verdict
 
-#: Metrics in the order in which a case shows them: what it costs first, then how fast it is.
+#: Order of the metrics of a case: costs first, then rates.
 ORDER = list(METRICS)
 FIRST = ("cpu_100k_s", "cpu_us", "server_cpu_us")
 
 
 def number(value: float) -> str:
-    """Three digits that matter, with thousands apart."""
+    """Format *value* with three significant digits, and with thousands separators."""
     if value >= 1000:
         return f"{value:,.0f}"
     if value >= 100:
@@ -25,7 +25,7 @@ def number(value: float) -> str:
 
 
 def spread(series: Series) -> str:
-    """Median, and how far the rounds lay apart."""
+    """Format the median and the range of the rounds."""
     text = number(series.median)
     if len(series.values) > 1:
         text += f" [{number(min(series.values))}–{number(max(series.values))}]"
@@ -33,7 +33,7 @@ def spread(series: Series) -> str:
 
 
 def ratios(results: Results, series: Series) -> str:
-    """How *series* compares with us, in words that need no thinking about directions."""
+    """Format the ratios of our numbers, in each mode, to *series*."""
     parts = []
     for mode in ("compiled", "pure"):
         ours = results.get(series.measure, series.case, mode, series.metric)
@@ -47,7 +47,7 @@ def ratios(results: Results, series: Series) -> str:
 
 
 def by_case(results: Results) -> list[tuple[str, list[Series]]]:
-    """Series by measure and case, the costs before the rates."""
+    """Return the series by measure and case, costs before rates."""
 
     def place(series: Series) -> int:
         return (
@@ -91,7 +91,7 @@ def show(results: Results, verdicts: Sequence[Verdict], old: Results | None) -> 
 
 
 def show_changes(changes: Sequence[Change]) -> None:
-    """Print what became of each cost, the worst first."""
+    """Print the change of each cost, the worst first."""
     click.secho("\nAgainst the other checkout", bold=True)
     for change in sorted(changes, key=lambda one: -one.ratio):
         series = change.series
@@ -103,7 +103,7 @@ def show_changes(changes: Sequence[Change]) -> None:
 
 
 def judged(verdict: Verdict) -> str:
-    """One line about one target."""
+    """Return one line about one target."""
     target = verdict.target
     sign = "≥" if METRICS[target.metric].more else "≤"
     against = f" over {target.against}" if target.against else ""
@@ -140,7 +140,7 @@ exit code is 1 if a cost is worse. Calls of Python functions, which no load chan
 
 
 def markdown(results: Results, verdicts: Sequence[Verdict]) -> str:
-    """The page ``docs/benchmarks.md``."""
+    """Return the page ``docs/benchmarks.md``."""
     rounds = max((len(series.values) for series in results), default=0)
     out = [MARKDOWN_HEAD.format(rounds=rounds, **results.environment)]
     out += ["Contestants:\n"]

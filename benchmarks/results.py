@@ -1,4 +1,4 @@
-"""What was measured: samples by case and contestant, their medians, and their ratios."""
+"""Results of a run: samples by case and contestant, with their medians and ratios."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from msgspec import Struct, field
 
 
 class Metric(Struct, frozen=True):
-    """What a number means."""
+    """Meaning of a number."""
 
     title: str
-    #: More is better. Else it is a cost, and less is.
+    #: Whether more is better; otherwise the number is a cost.
     more: bool
 
 
@@ -57,7 +57,7 @@ METRICS: dict[str, Metric] = {
 
 
 class Series(Struct):
-    """The samples of one metric for one contestant in one case, a sample a round."""
+    """Samples of one metric for one contestant in one case, one for each round."""
 
     measure: str
     case: str
@@ -75,15 +75,15 @@ class Series(Struct):
 
 
 class Results:
-    """All series of a run, in the order in which they were first seen."""
+    """All series of a run, in the order of their first samples."""
 
     def __init__(self, environment: Mapping[str, Any], contestants: Mapping[str, str]) -> None:
         self.environment = dict(environment)
-        #: Key → version and everything else that a line carries.
+        #: Version and other details of each contestant by its key.
         self.contestants = dict(contestants)
-        #: Name → why it was not measured.
+        #: Reasons why contestants were not measured, by name.
         self.absent: dict[str, str] = {}
-        #: Case and contestant → why a measurement failed.
+        #: Reasons why measurements failed, by case and contestant.
         self.failures: dict[str, str] = {}
         self._series: dict[tuple[str, str, str, str], Series] = {}
 
@@ -101,10 +101,10 @@ class Results:
         return iter(self._series.values())
 
     def ratio(self, series: Series, against: str) -> float | None:
-        """*series* over the same of *against*: the median of the ratios round by round.
+        """Return the median of the ratios of *series* to that of *against*, round by round.
 
-        Both ran in every round, one after the other, so that a machine that is slower for a
-        minute slows both.
+        Both are measured in every round, one after the other, so a temporary slowdown of the
+        machine affects both.
         """
         other = self.get(series.measure, series.case, against, series.metric)
         if other is None or not all(other.values):
@@ -114,7 +114,7 @@ class Results:
         )
 
     def changes(self, before: str, within: float) -> list[Change]:
-        """What became of the costs of each contestant X since the one called *before* + X."""
+        """Return the changes of each contestant's costs since its namesake with prefix *before*."""
         found = []
         for series in self:
             old = self.get(series.measure, series.case, before + series.contestant, series.metric)
@@ -125,7 +125,7 @@ class Results:
         return found
 
     def write(self, path: Path) -> None:
-        """Save everything as JSON, for ``--compare`` and for those who draw curves."""
+        """Save all results as JSON, for ``--compare`` and for plots."""
         document = {
             "environment": self.environment,
             "contestants": self.contestants,
@@ -162,17 +162,18 @@ class Results:
 
 
 def interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, float]:
-    """An interval that has the median of what *values* were drawn from, with that *confidence*.
+    """Return a confidence interval of the median of the distribution of *values*.
 
-    The values themselves are its ends, so nothing is assumed of how they are spread. With fewer than six no
-    two of them are far enough apart: the interval is everything then.
+    Its ends are two of the values, so nothing is assumed about the distribution. Fewer than six
+    values cannot give an interval at 95 %: it is unbounded then.
     """
     ordered = sorted(values)
     count = len(ordered)
     outside = 0.0
     ends = (0.0, inf)
     for at in range(count // 2):
-        # The median lies below the value at this place if at most so many of *count* coins show heads.
+        # The median lies below the value at this position if at most that many of *count* coins
+        # show heads.
         outside += 2 * comb(count, at) / 2**count
         if outside > 1 - confidence:
             break
@@ -181,41 +182,41 @@ def interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, 
 
 
 class Change(Struct, frozen=True):
-    """A cost now over the same cost before: the median of the ratios of pairs, and its interval."""
+    """Ratio of a cost to that before: the median of the ratios of pairs, and its interval."""
 
     series: Series
     ratio: float
     low: float
     high: float
-    #: How much more it may cost.
+    #: Allowed growth, as a fraction.
     within: float
 
     @property
     def verdict(self) -> str:
-        """``worse`` or ``not worse`` than allowed if the interval decides it, ``unclear`` otherwise."""
+        """``worse`` or ``not worse`` if the interval is decisive, ``unclear`` otherwise."""
         allowed = 1 + self.within
         return "worse" if self.low > allowed else "not worse" if self.high <= allowed else "unclear"
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """A line of ``targets.toml``."""
+    """Target of ``targets.toml``."""
 
     measure: str
     case: str
     metric: str
-    #: "compiled" or "pure", or whoever else is judged.
+    #: Contestant that is judged: "compiled", "pure" or another.
     of: str
-    #: Whose number divides ours. Without it the number itself is judged, which is a ratio (a
-    #: slope), a count of bytes, or a time that somebody has to wait.
+    #: Contestant whose number divides the judged one. None judges the number itself, which is a
+    #: ratio (a slope), a count of bytes, or a time that a user waits.
     against: str | None = None
-    #: The release gate.
+    #: Bound for a release.
     floor: float
-    #: The aim.
+    #: Bound to aim at.
     stretch: float | None = None
 
 
 class Verdict(Struct, frozen=True):
-    """What a run says about a target."""
+    """Result of a run for a target."""
 
     target: Target
     #: None if the run did not measure it.
@@ -238,7 +239,7 @@ class Verdict(Struct, frozen=True):
 
 
 def judge(results: Results, targets: Iterable[Target]) -> list[Verdict]:
-    """Hold *results* against *targets*."""
+    """Compare *results* with *targets*."""
     verdicts = []
     for target in targets:
         series = results.get(target.measure, target.case, target.of, target.metric)

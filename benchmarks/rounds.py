@@ -12,7 +12,7 @@ from msgspec import Struct
 from .processes import RoleFailed
 from .results import METRICS, Results
 
-#: A sample is taken again when the machine's speed moved by more than this while it was taken.
+#: A sample is repeated if the machine's speed changed by more than this fraction during it.
 DRIFT_MAX = 0.25
 REDO_MAX = 2
 
@@ -20,16 +20,16 @@ Sample = Mapping[str, float]
 
 
 class Case(Struct):
-    """One thing that is measured, and how each contestant does it."""
+    """Case of a measure, with a function for each contestant."""
 
     measure: str
     name: str
-    #: Contestant → one sample.
+    #: Functions that take one sample, by contestant.
     runs: Mapping[str, Callable[[], Sample]]
 
 
 def calibrate() -> float:
-    """Seconds for a fixed piece of interpreted work: how fast the machine is now."""
+    """Return the seconds for a fixed piece of interpreted work: the machine's speed now."""
     best = float("inf")
     for _ in range(3):
         started = time.perf_counter()
@@ -41,7 +41,7 @@ def calibrate() -> float:
 
 
 class Progress:
-    """One line on standard error that says what is being measured."""
+    """Line on standard error that shows the current measurement."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -63,9 +63,10 @@ class Progress:
 
 
 def run(case: Case, results: Results, rounds: int, progress: Progress) -> None:
-    """Measure *case* in *rounds*: A B C, C B A. A contestant that fails is left out of the rest.
+    """Measure *case* in *rounds*: A B C, C B A. A contestant that fails is omitted from then on.
 
-    Every other round goes backwards: a machine that gets slower by and by favours neither end.
+    Every other round runs in reverse order, so that a gradual slowdown of the machine favours no
+    contestant.
     """
     runs = dict(case.runs)
     for number in range(rounds):
@@ -83,7 +84,7 @@ def run(case: Case, results: Results, rounds: int, progress: Progress) -> None:
 
 
 def _steady(measure: Callable[[], Sample]) -> Sample:
-    """A sample during which the machine's speed did not move much, if there is such a time."""
+    """Take a sample while the machine's speed is steady, or the last of a few attempts."""
     sample: Sample = {}
     for _ in range(REDO_MAX + 1):
         before = calibrate()

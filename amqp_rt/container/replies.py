@@ -864,8 +864,8 @@ class Relay:
         batch, target.waiting = target.waiting or [], None
         self._window.freed(len(batch), sum([len(each.payload) for each in batch]))
         if self._over:
-            # The peer redelivers messages that it has not settled; settled ones exist only here, and
-            # messages posted in a transaction belong to it.
+            # The peer redelivers messages that it has not settled; settled ones exist only here,
+            # and messages posted in a transaction belong to it.
             batch = [each for each in batch if each.settled or _is_posted(each)]
             if not batch:
                 return

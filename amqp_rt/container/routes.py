@@ -212,9 +212,9 @@ class Binding:
 class Context:
     """Message on its way to a handler, as middleware gets it.
 
-    ``payload`` may be replaced before the handler is called. For sources and handlers of whole links
-    there is no message: ``delivery`` and ``message`` are None, and ``payload`` is the link's
-    :class:`SourceLink`, sender or receiver.
+    ``payload`` may be replaced before the handler is called. For sources and handlers of whole
+    links there is no message: ``delivery`` and ``message`` are None, and ``payload`` is the link's
+    :class:`~amqp_rt.container.serving.SourceLink`, sender or receiver.
     """
 
     __slots__ = ("binding", "deadline", "delivery", "message", "payload")

@@ -1,4 +1,4 @@
-"""What is measured: each module names its cases, and how a contestant takes a sample of one."""
+"""Measures: each module defines its cases, and how a sample of a contestant is taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..contestants import Contestant, Field, Running
 
 
 class Settings(Struct, frozen=True):
-    """How much is measured."""
+    """Extent of the measurements."""
 
     seconds: float
     sizes: tuple[int, ...]
@@ -18,7 +18,7 @@ class Settings(Struct, frozen=True):
 
 
 class Plan:
-    """What the cases of one measure need: settings, contestants, and brokers kept running."""
+    """Context of the cases of one measure: settings, contestants, and running brokers."""
 
     def __init__(self, settings: Settings, field: Field, stack: ExitStack) -> None:
         self.settings = settings
@@ -29,14 +29,14 @@ class Plan:
         self._091: dict[tuple[str, bool], Running] = {}
 
     def broker(self, contestant: Contestant) -> Running:
-        """The broker of *contestant*, started when it is first used and stopped at the end."""
+        """Return the broker of *contestant*, started on first use and stopped at the end."""
         if contestant.key not in self._brokers:
             assert contestant.broker
             self._brokers[contestant.key] = self.stack.enter_context(contestant.broker())
         return self._brokers[contestant.key]
 
     def durable_broker(self, contestant: Contestant) -> Running:
-        """The same with a store."""
+        """Return the broker of *contestant* with a store."""
         if contestant.durable_broker == contestant.broker:
             return self.broker(contestant)
         if contestant.key not in self._durable:
@@ -45,7 +45,7 @@ class Plan:
         return self._durable[contestant.key]
 
     def broker091(self, contestant: Contestant, *, durable: bool) -> Running:
-        """The broker of *contestant* for 0-9-1, with a store or without."""
+        """Return the broker of *contestant* for 0-9-1, with a store or without."""
         key = contestant.key, durable
         if key not in self._091:
             assert contestant.broker091
@@ -54,5 +54,5 @@ class Plan:
 
 
 def size_name(size: int) -> str:
-    """100 B, 1 KiB, 64 KiB."""
+    """Format a size: 100 B, 1 KiB, 64 KiB."""
     return f"{size // 1024} KiB" if size >= 1024 and size % 1024 == 0 else f"{size} B"

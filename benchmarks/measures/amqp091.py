@@ -1,10 +1,10 @@
 """AMQP 0-9-1 through a broker: one producer, one queue, one consumer with a prefetch of 1000.
 
-The same clients for all brokers, amqplib and pika, each used as its documentation does: pika waits for
-every single confirm, amqplib has up to a thousand on the way. *transient* messages are published
-without confirms; *persistent* ones go into a durable queue and are confirmed. With *bindings*, messages go
-through a topic exchange in which each fits one of so many patterns. The broker's processor time is
-the system's count for its processes.
+The clients are the same for all brokers, amqplib and pika, each used as in its documentation: pika
+waits for every single confirm, amqplib has up to a thousand pending. *transient* messages are
+published without confirms; *persistent* ones go into a durable queue and are confirmed. With
+*bindings*, messages go through a topic exchange with that number of patterns, of which each message
+matches one. The broker's processor time is that of its processes as counted by the system.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..rounds import Case, Sample
 from . import Plan, size_name
 
 BINDINGS = (10, 1_000, 100_000)
-#: Bodies for which it is measured.
+#: Sizes of the bodies measured.
 SIZES = (100, 1024)
-#: Seconds for which a sample is taken at the most, when shorter ones showed nothing.
+#: Longest duration of a sample in seconds, if shorter ones contain no measured message.
 LONGEST_S = 20.0
 
 _numbers = itertools.count()
@@ -52,14 +52,14 @@ def cases(plan: Plan) -> list[Case]:
 
 
 def sample(plan: Plan, one: Contestant, client: Contestant, size: int, *, durable: bool) -> Sample:
-    """Messages of *size* through a queue of its own, as fast as it goes."""
+    """Send messages of *size* through a new queue, as fast as possible."""
     running = plan.broker091(one, durable=durable)
     found = None
     seconds = plan.settings.seconds
     while found is None:
         options = {"port": running.port, "address": f"bench-{next(_numbers)}", "durable": durable}
         found = _hop(running.pids, client, seconds, {**options, "size": size, "confirmed": durable})
-        # On a busy machine all of it may have come before the clock ran.
+        # On a busy machine all messages may have arrived during the warm-up.
         seconds *= 4
         if found is None and seconds > LONGEST_S:
             raise RoleFailed(f"nothing came after the first {WARMUP_S} s")
@@ -67,7 +67,7 @@ def sample(plan: Plan, one: Contestant, client: Contestant, size: int, *, durabl
 
 
 def routed(plan: Plan, one: Contestant, client: Contestant, bindings: int) -> Sample:
-    """Messages through a topic exchange with so many *bindings*, of which each fits one."""
+    """Send messages through a topic exchange, each matching one of *bindings* bindings."""
     running = plan.broker091(one, durable=False)
     number = next(_numbers)
     options: dict[str, Any] = {
@@ -96,7 +96,7 @@ def _hop(
         spent = cpu_s(pids) - before
     if heard["n"] != sent["n"]:
         raise RoleFailed(f"{heard['n']} of {sent['n']} messages arrived")
-    # Its last acknowledgements are on their way.
+    # The last acknowledgements are under way.
     time.sleep(0.05)
     if not heard["measured"]:
         return None

@@ -1,9 +1,9 @@
-"""The event loop of our broker while somebody attacks it and somebody else works.
+"""Event loop of our broker under attack, while a regular client is working.
 
-Each attack runs over four connections against a broker with the limits it has by default, while a good
-client sends messages through a queue, one after the other. *step_ms* is the longest step of a task in
-the broker, by the processor time of its thread: how long the loop itself kept everybody waiting.
-What the machine's other processes made of it stands beside it, by the wall's clock.
+Each attack runs over four connections against a broker with default limits, while a regular client
+sends messages through a queue, one after the other. *step_ms* is the longest step of a task in the
+broker, in processor time of its thread: how long the loop itself delayed all other tasks. The
+elapsed time, which includes the influence of other processes of the machine, is given beside it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..processes import Role
 from ..rounds import Case, Sample
 from . import Plan
 
-#: Name in the role → what it is called here.
+#: Titles of the attacks by their names in the role.
 ATTACKS = {
     "": "nobody attacks",
     "logins": "failed logins",
@@ -55,11 +55,11 @@ _OVER_0_9_1 = (
     "topics", "headers", "fan_out", "nacks", "tables", "unacked", "deletions", "purges"
 )  # fmt: skip
 _OVER_WEB = ("pings", "fragments")
-#: Messages in the queue of those who take without reading.
+#: Messages in the queue for attackers that take without reading.
 _FULL = 5_000
-#: Small ones in the queue of those who give all of them back.
+#: Small messages in the queue for attackers that return all of them.
 _MANY = 50_000
-#: Nodes that management is asked about; declaring them takes a while.
+#: Nodes for attacks by management queries; declaring them takes a while.
 _NODES = 99_000
 
 _numbers = itertools.count()
@@ -88,7 +88,7 @@ def sample(plan: Plan, one: Contestant, name: str, servers: dict[str, Role]) -> 
         servers[one.key] = server = plan.stack.enter_context(one.role("guarded", nodes=nodes))
         fill(one, server.port, "full", _FULL, 1024)
         fill(one, server.port, "many", _MANY, 8)
-        # What is loaded when it is first needed has been.
+        # Load lazily imported modules before the measurement.
         with one.role("attack", what="selectors", port=server.port, seconds=0.2) as first:
             first.result()
     server = servers[one.key]
@@ -97,7 +97,7 @@ def sample(plan: Plan, one: Contestant, name: str, servers: dict[str, Role]) -> 
     good = {"address": f"good-{next(_numbers)}", "connections": 0, "active": 1}
     with ExitStack() as stack:
         client = stack.enter_context(one.role("idle", port=server.port, seconds=seconds, **good))
-        server.tell()  # what the beginning took is forgotten
+        server.tell()  # Discard the values of the start
         if name:
             attacker = stack.enter_context(
                 one.role("attack", what=name, port=port, seconds=seconds)

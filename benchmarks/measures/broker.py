@@ -1,8 +1,8 @@
-"""Through a broker: one producer, one queue, one consumer, credit 1000, unsettled.
+"""Messages through a broker: one producer, one queue, one consumer, credit 1000, unsettled.
 
-The same clients for all brokers, so that only the broker differs: rhea's, as an ordinary client,
-and our own, which are fast enough to load a broker to its limit. The broker's processor time is
-the system's count for its processes.
+The clients are the same for all brokers, so that only the broker differs: rhea's, as ordinary
+clients, and our own, which are fast enough to load a broker to its limit. The broker's processor
+time is that of its processes as counted by the system.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..processes import RoleFailed, cpu_s
 from ..rounds import Case, Sample
 from . import Plan, size_name
 
-#: Messages a second, for what a broker costs that mostly waits.
+#: Messages per second, to measure the cost of a broker that is mostly idle.
 PACES = (500, 3000)
 
-#: Seconds for which a sample is taken at the most, when shorter ones showed nothing.
+#: Longest duration of a sample in seconds, if shorter ones contain no measured message.
 LONGEST_S = 20.0
 
 _numbers = itertools.count()
@@ -60,12 +60,12 @@ def hop(
     *,
     durable: bool = False,
 ) -> Sample:
-    """Messages of *size* through a queue of its own, at *pace* a second or as fast as it goes."""
+    """Send messages of *size* through a new queue, at *pace* per second or as fast as possible."""
     sample = None
     seconds = plan.settings.seconds
     while sample is None:
         sample = _hop(running, client, size, pace, seconds, durable=durable)
-        # On a busy machine all of it may have come before the clock ran.
+        # On a busy machine all messages may have arrived during the warm-up.
         seconds *= 4
         if sample is None and seconds > LONGEST_S:
             raise RoleFailed(f"nothing came after the first {WARMUP_S} s")
@@ -80,7 +80,7 @@ def _hop(
     if durable and running.terminus_durability:
         common["terminus_durability"] = running.terminus_durability
     with client.role("consume", credit=CREDIT, latency=bool(pace), **common) as consumer:
-        time.sleep(0.1)  # the consumer's credit is with the broker
+        time.sleep(0.1)  # The consumer's credit has reached the broker
         before = cpu_s(running.pids)
         with client.role(
             "source",

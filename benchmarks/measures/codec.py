@@ -1,7 +1,7 @@
-"""The codec alone: nanoseconds to encode and decode what an application or a connection codes.
+"""Codec alone: nanoseconds to encode and decode messages and frequent frames.
 
 The message has five properties, three application-properties and 100 bytes of data, the same for
-everybody. Those whose frames are coded in C below their interface have no row for frames.
+all contestants. Contestants that encode frames in C below their interface have no rows for frames.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def cases(plan: Plan) -> list[Case]:
 
 
 def _samples(plan: Plan, contestant: Contestant) -> dict[str, Callable[[], Sample]]:
-    """One process measures all rows of a round; the rows then take what it found."""
+    """Return functions that take the samples of each row from one process for each round."""
     found: dict[str, list[float]] = {}
 
     def measure() -> None:

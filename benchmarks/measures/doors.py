@@ -1,7 +1,7 @@
-"""What the ways in cost: our broker and our clients over plain TCP, TLS, WebSocket and both.
+"""Costs of transports: our broker and our clients over plain TCP, TLS, WebSocket and both.
 
-In each sample plain TCP comes first, in the same minute: *over_tcp* is the broker's processor time
-over what it took there.
+Each sample also measures plain TCP first, within the same minute: *over_tcp* is the ratio of the
+broker's processor time to that over plain TCP.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..processes import RoleFailed, cpu_s
 from ..rounds import Case, Sample
 from . import Plan, size_name
 
-#: Scheme → what it is called. Plain TCP is the first.
+#: Titles by scheme, plain TCP first.
 WAYS = {"amqp": "TCP", "amqps": "TLS", "ws": "WebSocket", "wss": "WebSocket over TLS"}
 LISTENERS = ["amqp://127.0.0.1:0", "amqps://127.0.0.1:0", "ws://127.0.0.1:0/", "wss://127.0.0.1:0/"]
-#: Messages of each size in a sample for each second of it.
+#: Messages of each size for each second of a sample.
 MESSAGES = {100: 30_000, 65_536: 1_500}
 
 _numbers = itertools.count()
 
 
 class House:
-    """Our brokers, with all their doors open."""
+    """Our brokers, each with a listener for every scheme."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -90,13 +90,13 @@ def hop(plan: Plan, house: House, one: Contestant, scheme: str, size: int) -> Sa
 def _hop(
     plan: Plan, doors: Doors, ca: str, scheme: str, size: int, count: int
 ) -> tuple[float, float]:
-    """Seconds of the broker for *count* messages, and messages a second."""
+    """Return the broker's seconds for *count* messages, and messages per second."""
     common: dict[str, Any] = {
         "url": doors.urls[scheme], "ca": ca, "sasl": True, "address": f"doors-{next(_numbers)}",
     }  # fmt: skip
     client = _client(plan)
     with client.role("consume", credit=CREDIT, **common) as consumer:
-        time.sleep(0.1)  # the consumer's credit is with the broker
+        time.sleep(0.1)  # The consumer's credit has reached the broker
         consumer.expect(count)
         before = cpu_s(doors.pids)
         started = time.perf_counter()
@@ -121,7 +121,7 @@ def setup(plan: Plan, house: House, one: Contestant, scheme: str) -> Sample:
 
 
 def _dial(plan: Plan, doors: Doors, ca: str, scheme: str) -> tuple[float, float]:
-    """Seconds of the broker for a connection, and connections a second."""
+    """Return the broker's seconds for a connection, and connections per second."""
     seconds = plan.settings.seconds
     options = {"url": doors.urls[scheme], "ca": ca, "sasl": True, "address": "doors"}
     before = cpu_s(doors.pids)

@@ -1,7 +1,7 @@
 """Durable messages through a broker: one producer, one queue, one consumer, credit 1000, unsettled.
 
-Every message is on the disk before it is accepted. Beside each durable run the same broker takes
-messages that are not durable, in the same round: *kept* is what durability leaves of its rate.
+Every message is on disk before it is accepted. In the same round as each durable run, the same
+broker receives messages that are not durable: *kept* is the ratio of the rates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def cases(plan: Plan) -> list[Case]:
         for size in plan.settings.sizes:
             if client is None or not size:
                 continue
-            # Of our client's queues others keep nothing: it asks for no terminus-durability.
+            # Other brokers keep nothing in queues of our client, which requests no
+            # terminus-durability.
             rivals = [
                 one
                 for one in able

@@ -1,7 +1,7 @@
-"""How costs grow: each is measured small and large in one process, and the quotient is judged.
+"""Growth of costs: each is measured small and large in one process, and the quotient is judged.
 
-Only ourselves: a slope needs no peer. The hop is a message through a broker without sockets:
-transfer in, queue, transfer out, disposition in, range of dispositions out.
+Only amqp_rt is measured: a slope needs no peer. The hop is a message through a broker without
+sockets: transfer in, queue, transfer out, disposition in, range of dispositions out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..processes import cpu_s
 from ..rounds import Case, Sample
 from . import Plan
 
-#: Name in the role → what it is called here.
+#: Titles by the names in the role.
 SLOPES = {
     "depth": "queue depth 10 → 1M, enqueue and dequeue",
     "links": "links on a connection 1 → 10k, one active",
@@ -79,7 +79,7 @@ def pause(plan: Plan, one: Contestant) -> Sample:
 
 
 def idle(plan: Plan, one: Contestant) -> Sample:
-    """Broker CPU for a message through 16 busy pairs, beside many idle connections and alone."""
+    """Compare the broker's CPU for a message of 16 busy pairs beside idle connections and alone."""
     running = plan.broker(one)
     seconds = plan.settings.seconds
     alone, crowded = (

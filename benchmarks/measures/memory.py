@@ -1,7 +1,7 @@
-"""What idle things weigh: growth of a broker's resident memory per connection and per message.
+"""Memory of idle objects: growth of a broker's resident memory per connection and per message.
 
-Each sample has a broker of its own, since memory that one sample gave back would serve the next.
-A connection has a session and a link that receives from an empty queue. Messages have 100 bytes of
+Each sample has a new broker, since memory released after one sample would be reused by the next. A
+connection has a session and a link that receives from an empty queue. Messages have 100 bytes of
 data and wait in one queue.
 """
 
@@ -77,7 +77,7 @@ def started(one: Contestant) -> AbstractContextManager[Running]:
 
 
 def settled(running: Running) -> int:
-    """The broker's memory, once it has stopped moving or a second has passed."""
+    """Return the broker's memory once it is stable, after at most a second."""
     seen = memory_bytes(running.pids)
     for _ in range(10):
         time.sleep(0.1)

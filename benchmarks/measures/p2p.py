@@ -1,7 +1,7 @@
-"""One link between two processes of the same library, over loopback TCP.
+"""Link between two processes of the same library, over loopback TCP.
 
-All send a message-id and a data section, decode the body, grant a credit of 1000, and set
-TCP_NODELAY. Unsettled: the receiver accepts each message. The rate is the receiver's, from the
+All contestants send a message-id and a data section, decode the body, grant a credit of 1000, and
+set TCP_NODELAY. Unsettled: the receiver accepts each message. The rate is the receiver's, from the
 first message to the last.
 """
 

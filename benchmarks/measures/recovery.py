@@ -1,11 +1,12 @@
-"""A broker whose store has many messages: how soon it is back after ``kill -9``, and what it costs then.
+"""Brokers with many stored messages: time of a restart after ``kill -9``, and costs afterwards.
 
-Each contestant fills a store once, as clients do, and is killed; what is timed is the start of the
-next process, until a durable message of a client is accepted. It is killed again, so that every start
-is one after a crash. *peak* is its highest memory until then over what it comes to.
+Each contestant fills a store once, using clients, and is killed; the measured time is from the
+start of the next process until it accepts a durable message of a client. It is killed again, so
+that every start follows a crash. *peak* is the ratio of its highest memory until then to its memory
+afterwards.
 
-Then, for ourselves, what a durable message costs the broker with a few and with a million waiting
-before it, and what those that wait take in memory.
+For amqp_rt alone, the cost of a durable message for the broker is measured with a few and with a
+million messages waiting before it, and so is the memory of those that wait.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ from .memory import settled
 
 SIZE = 256
 QUEUE = "kept"
-#: Messages → what it is called.
+#: Titles by number of messages.
 COUNTS = {
     0: "an empty store",
     60_000: "60,000 messages of 256 B",
     1_000_000: "1,000,000 messages of 256 B",
 }
 QUICK_MAX = 60_000
-#: More than these take the others minutes to fill.
+#: Other brokers take minutes to fill more messages than these.
 OTHERS_MAX = 60_000
 DEPTH = "durable depth 10 → 1M, enqueue and dequeue"
 MEMORY = "durable messages queued 60k → 1M, memory"
-#: As many as fill what a queue may have in memory.
+#: Number of messages that fill the memory allowed for a queue.
 FULL = 60_000
-#: Messages through a queue for which the broker's time is taken.
+#: Messages sent through a queue to measure the broker's CPU.
 THROUGH = 20_000
 _PATIENCE_S = 120.0
 
 
 class Stores:
-    """What each contestant has filled, and left when it was killed."""
+    """Stores that each contestant has filled before it was killed."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._folders: dict[tuple[str, int], Path] = {}
 
     def folder(self, one: Contestant, count: int) -> Path:
-        """Of *one*, whose queue has *count* messages."""
+        """Return the store of *one* with *count* messages in its queue."""
         found = self._folders.get((one.key, count))
         if found is None:
             made = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -122,7 +123,7 @@ async def _send_one(running: Running) -> None:
 
 
 def send(client: Contestant, running: Running, count: int, queue: str = QUEUE) -> None:
-    """Let *client* send durable messages."""
+    """Send *count* durable messages with *client*."""
     with client.role(
         "source",
         port=running.port,
@@ -143,13 +144,13 @@ def most(plan: Plan) -> int:
 
 
 def depth(plan: Plan, stores: Stores, one: Contestant) -> Sample:
-    """Broker CPU for a message that is sent and one that is received, with a million between."""
+    """Compare the broker's CPU for a message in and out, with a million waiting and with ten."""
     few = through(plan, stores, one, 10)
     return {"slope": through(plan, stores, one, most(plan)) / few}
 
 
 def through(plan: Plan, stores: Stores, one: Contestant, count: int) -> float:
-    """Seconds of the broker for a message in and a message out of a queue that has *count*."""
+    """Return the broker's seconds for a message in and one out of a queue with *count*."""
     folder = stores.folder(one, count)
     client = plan.field.present.get("compiled") or plan.field.present["pure"]
     assert one.kept_broker
@@ -170,7 +171,7 @@ def through(plan: Plan, stores: Stores, one: Contestant, count: int) -> float:
 
 
 def memory(plan: Plan, stores: Stores, one: Contestant) -> Sample:
-    """Memory with a million messages over that with as many as fill what a queue may have there."""
+    """Compare the memory with a million messages to that with as many as fill a queue's memory."""
     found = []
     for count in (FULL, most(plan)):
         assert one.kept_broker

@@ -1,4 +1,4 @@
-"""Requests and replies between two processes of the same library, 100 bytes each way."""
+"""Requests and replies between two processes of the same library, 100 bytes in each direction."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How long the simulation takes for a seed: the world of the tests, with its faults, again and again.
+"""Duration of the simulation: the simulated world of the tests with its faults, for many seeds.
 
-A share of 1,000 seeds is run, and what all of them would have taken of one processor is told.
+Some of 1,000 seeds are run, and the processor time of all of them is extrapolated.
 """
 
 from __future__ import annotations

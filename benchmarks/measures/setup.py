@@ -1,7 +1,7 @@
-"""Connections: connect, session, link, close, one after the other.
+"""Connection setup: connect, session, link, close, one after the other.
 
-First with both ends of the same library, then our client against each broker, for what a
-connection costs the broker.
+Both ends use the same library first; then our client runs against each broker, for the broker's
+cost of a connection.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Rows a second that Spark reads and writes through our format, and what a micro-batch costs.
+"""Spark: rows per second read and written through our format, and the duration of a micro-batch.
 
-Beside them in the same run: *direct*, the same rows made by the same code in one process without
-Spark, which is what decoding allows; and Spark by itself: for batches a data source in Python whose
-batches are there already, with the same columns and contents, for streams its rate source, which is no Python
-at all. Each of ours has a broker, and a session whose workers run it.
+In the same run two others are measured. *direct* makes the same rows by the same code in one
+process without Spark, which shows the limit set by decoding. Spark alone uses, for batches, a data
+source in Python with prepared batches of the same columns and contents, and for streams its rate
+source, which needs no Python. Each form of amqp_rt has a broker, and a session whose workers run
+that form.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from ..processes import Role, RoleFailed, cpu_s, tree_cpu_s
 from ..rounds import Case, Sample
 from . import Plan
 
-#: Messages of 256 B in a sample, for each second of it: a query costs half a second whatever it reads.
+#: Messages of 256 B for each second of a sample: the fixed cost of a query is half a second.
 ROWS = 150_000
-#: One in so many of them where plain Python makes all columns, or where each is put into a queue first.
+#: Divisor of that number where plain Python makes all columns, or where the messages are put into a
+#: queue first.
 FEWER = 3
-#: The compiled form reads the log so many times in one query, which costs as much as some 100,000 rows
-#: before it begins.
+#: Times that the compiled form reads the log in one query, whose fixed cost is that of about
+#: 100,000 rows.
 TIMES = 4
 ALL: dict[str, str] = {}
 #: Micro-batches in a sample.
@@ -35,12 +37,12 @@ TRIMMED = {"columns": "offset,body"}
 PATIENCE_S = 180.0
 
 LOG = "logs-in"
-#: Rows before anything is measured.
+#: Rows processed before the measurement.
 WARM_ROWS = 2_000
 
 
 class Sessions:
-    """Sessions of Spark, started when they are first used."""
+    """Sessions of Spark, started on first use."""
 
     def __init__(self, plan: Plan, spark: Contestant) -> None:
         self.rows = max(2_000, int(ROWS * plan.settings.seconds))
@@ -51,7 +53,7 @@ class Sessions:
         self._path = ""
 
     def ask(self, one: Contestant, job: str, **options: Any) -> dict[str, Any]:
-        """What came of *job*, and how many seconds of the processor the session and the broker took."""
+        """Return the result of *job*, with the processor time of the session and of the broker."""
         if one.key not in self._started:
             self._started[one.key] = self._start(one)
         role = self._started[one.key]
@@ -65,11 +67,11 @@ class Sessions:
         return done
 
     def name(self, prefix: str) -> str:
-        """The address of a node that is new."""
+        """Return a new node address."""
         return f"{prefix}-{next(self._numbers)}"
 
     def _start(self, one: Contestant) -> Role:
-        # Workers are started in this folder, whose plain modules are not to be found before others.
+        # Workers are started in this folder, whose modules must not shadow installed ones.
         env, options = {"PYTHONSAFEPATH": "1"}, {}
         python = self._spark.command[0]
         if one.broker is not None:
@@ -88,7 +90,7 @@ class Sessions:
             raise RoleFailed(
                 f"the workers of {one.key} would run another form: {codec=}, {columns=} are compiled there"
             )
-        # Until the first queries have ended, one measures Java's compiler.
+        # Until the first queries have ended, Java's compiler would be measured.
         warm: list[dict[str, Any]] = [
             {"job": "own_python", "rows": WARM_ROWS},
             {"job": "own_rate", "rows": WARM_ROWS},
@@ -108,7 +110,7 @@ class Sessions:
         return role
 
     def _packages(self) -> str:
-        """A folder with Spark and Arrow, and nothing else, for a Python that has neither."""
+        """Return a folder with only Spark and Arrow, for a Python that has neither."""
         if not self._path:
             folder = Path(self._plan.stack.enter_context(tempfile.TemporaryDirectory()))
             for package in self._spark.packages:
@@ -172,7 +174,7 @@ def _beside(done: dict[str, Any], direct: dict[str, Any]) -> Sample:
 
 
 def _until(rows: int) -> dict[str, str]:
-    """The first *rows* of the log, which has two partitions."""
+    """Return the option for the first *rows* of the log, which has two partitions."""
     return {"endingOffsets": json.dumps({LOG: dict.fromkeys(("0", "1"), rows // 2)})}
 
 

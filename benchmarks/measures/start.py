@@ -1,7 +1,7 @@
-"""A broker for one test: from nothing to the first message that has gone through it.
+"""Start of a broker for one test, until the first message has passed through it.
 
-Ours runs in the process of the test, on a thread of its own; the others are started as the processes
-that they are. The client is the same for all of them, in one process that runs already.
+Our broker runs in the process of the test, on its own thread; the others are started as processes.
+The client is the same for all of them, in a process that is running already.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..contestants import Contestant, Running
 from ..rounds import Case, Sample
 from . import Plan
 
-#: Starts of ours in one sample; one of the others takes long enough.
+#: Starts of our broker in one sample; a single start of another broker takes long enough.
 _STARTS = 20
 _PATIENCE_S = 60.0
 
@@ -30,9 +30,9 @@ def cases(plan: Plan) -> list[Case]:
     runs: dict[str, Callable[[], Sample]] = {}
     for one in plan.field.brokers():
         assert one.broker
-        # Whatever has to be built or read from a disk once has been when the clock runs.
+        # Start it once before, so that nothing is built or first read from disk during the sample.
         runs[one.key] = partial(warm_sample, plan, one)
-    # The fixture is the interpreter's that runs this, not that of another mode.
+    # The fixture runs in this interpreter, so it has no sample in the other mode.
     if "pure" in plan.field.present:
         runs["pure"] = partial(sample, loopback, _STARTS)
     return [Case("start", "a broker, and one message through it", runs)]
@@ -40,7 +40,7 @@ def cases(plan: Plan) -> list[Case]:
 
 @contextlib.contextmanager
 def loopback() -> Iterator[Running]:
-    """The broker of the fixture ``amqp_broker``."""
+    """Run the broker of the fixture ``amqp_broker``."""
     with LoopbackBroker(auto_create=["queue:*"]) as broker:
         yield Running(broker.port, ())
 

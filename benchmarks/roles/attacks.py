@@ -1,7 +1,8 @@
-"""What a hostile client says, again and again, without listening to reason (the rows of the threat table).
+"""Attacks by hostile clients, which ignore the answers (surfaces: tests/abuse/test_threats.py).
 
-Each attack is the octets of a beginning, sent once on each connection, and those of a round, sent
-for as long as the server lets them in. A connection that was ended is replaced at once.
+Each attack consists of octets that are sent once at the start of each connection, and of those of a
+round, repeated as long as the server accepts them. A connection that the server ends is replaced at
+once.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from amqp_rt.values import Symbol
 _U32 = 2**32 - 1
 #: Connections that attack at the same time.
 _CONNECTIONS = 4
-#: Rounds that are sent at once.
+#: Octets of rounds that are sent at once.
 _BATCH = 65_536
 
 
 class Attack(Struct):
-    """What is said on each connection."""
+    """Octets sent on each connection, and how the client treats the answers."""
 
     begin: bytes
-    #: Again and again after it; nothing waits for the server to end the connection.
+    #: Repeated after the start, without waiting for the server to end the connection.
     round: bytes = b""
-    #: Nobody reads what the server answers.
+    #: Whether the client reads no answers.
     deaf: bool = False
-    #: Over a WebSocket.
+    #: Whether the attack uses a WebSocket.
     web: bool = False
-    #: Octets after which the client hangs up, without a word; 0 for never.
+    #: Received octets after which the client closes the socket without a close; 0 for never.
     hears_max: int = 0
-    #: What is said before that, each part once the server has said something to the one before.
+    #: Parts sent before the start, each after an answer to the previous one.
     handshake: tuple[bytes, ...] = ()
 
 
@@ -89,7 +90,7 @@ def credit(count: int, **fields: Any) -> bytes:
 
 
 def nested(depth: int) -> Raw:
-    """A list in a list in a list."""
+    """Encode nested lists."""
     found = b"\x45"
     for _ in range(depth):
         found = b"\xd0" + struct.pack(">II", len(found) + 4, 1) + found
@@ -97,7 +98,7 @@ def nested(depth: int) -> Raw:
 
 
 def nothings(count: int) -> Raw:
-    """An array of many nulls, which takes no room."""
+    """Encode an array of many nulls, which have no octets."""
     return Raw(b"\xf0" + struct.pack(">II", 5, count) + b"\x40")
 
 
@@ -116,7 +117,7 @@ def selected(selector: str) -> Any:
 
 
 def masked(code: int, payload: bytes, *, last: bool = True) -> bytes:
-    """A WebSocket frame of a client, with a mask of zeros."""
+    """Encode a WebSocket frame of a client, with a mask of zeros."""
     head = bytes((code | (0x80 if last else 0),))
     size = len(payload)
     said = bytes((0x80 | size,)) if size < 126 else b"\xfe" + struct.pack(">H", size)
@@ -124,7 +125,7 @@ def masked(code: int, payload: bytes, *, last: bool = True) -> bytes:
 
 
 def _unsettled() -> Attack:
-    # All that is unsettled is meant each time, and none of it is settled.
+    # Each disposition covers all unsettled deliveries, and settles none of them.
     everything = frame(
         "disposition", role=True, first=0, last=_U32 // 2, settled=False,
         state=composite("received", section_number=0, section_offset=0),
@@ -147,13 +148,13 @@ def _sessions() -> Attack:
 
 
 def _partings() -> Attack:
-    # As much as a session may have unsettled, given back by a detach.
+    # As many deliveries as a session may have unsettled, requeued by a detach.
     rounds = receiver("many", 0, "p") + credit(5_000) + frame("detach", handle=0, closed=True)
     return Attack(begun(), rounds)
 
 
 def _losses() -> Attack:
-    # The same in each of 64 sessions, given back by the end of the connection.
+    # The same in each of 64 sessions, requeued by the end of the connection.
     sessions = [
         encode_frame(
             composite(
@@ -207,7 +208,7 @@ def _links() -> Attack:
 
 
 def _delays() -> Attack:
-    # All of them are due, and expire, at about the same time.
+    # All messages become due, and expire, at about the same time.
     delayed = Message(
         b"", ttl_s=1.0, message_annotations={Symbol("x-opt-delivery-delay"): 500}
     ).encode()
@@ -224,7 +225,7 @@ def _selectors() -> Attack:
 
 
 def _fragments() -> Attack:
-    # Two octets of a frame in each message, two messages of no octets between them.
+    # Each message has two octets of a frame, and is followed by a ping and an empty message.
     said = b"".join(
         masked(2, begun()[at : at + 2]) + masked(9, b"") + masked(2, b"")
         for at in range(0, len(begun()), 2)
@@ -233,7 +234,7 @@ def _fragments() -> Attack:
 
 
 def _queries() -> Attack:
-    # There is no topic: each of them looks at every node, and answers little.
+    # There is no topic: each query visits every node, and returns few or no rows.
     asked = Message(
         b"",
         reply_to="answers",
@@ -250,7 +251,7 @@ def _queries() -> Attack:
 
 
 def _on_0_9_1(declared: list[Any], rounds: bytes, queues: int = 0) -> Attack:
-    """An attack over 0-9-1, which begins with what is declared."""
+    """Create an attack over 0-9-1, whose start declares *declared*."""
     from amqp_rt_amqp091 import methods as m
     from amqp_rt_amqp091.frames import PROTOCOL_HEADER, method_frame
 
@@ -278,8 +279,8 @@ def _published(exchange: str, key: str, headers: dict[str, object] | None = None
 
 
 def _topics() -> Attack:
-    # A word of the key goes on at two places of each place, so that the last one is at all of them, and
-    # that for each of a hundred keys.
+    # At each position a word of the key matches in two ways, so that the last word is reached on
+    # all paths, for each of a hundred keys.
     from amqp_rt_amqp091 import methods as m
 
     patterns = [
@@ -294,7 +295,7 @@ def _topics() -> Attack:
 
 
 def _headers() -> Attack:
-    # All bindings want the same long header, which is none of theirs.
+    # All bindings compare the same long header, and none of them matches.
     from amqp_rt_amqp091 import methods as m
 
     bindings = [
@@ -339,7 +340,7 @@ def _unacked() -> Attack:
 
 
 def _taken_away(method: Any) -> Attack:
-    """A queue is filled, and all of it is gone again."""
+    """Create an attack that fills a queue and then removes all its messages by *method*."""
     from amqp_rt_amqp091 import methods as m
     from amqp_rt_amqp091.frames import method_frame
 
@@ -433,7 +434,7 @@ class _Connection:
         self.socket.recv(4096)
 
     def turn(self, events: int) -> bool:
-        """Say more. Whether the server still listens."""
+        """Read and send further octets; return whether the server is still connected."""
         try:
             if events & selectors.EVENT_READ and not self.attack.deaf:
                 heard = len(self.socket.recv(262_144))
@@ -465,7 +466,7 @@ def attack(what: str, port: int, seconds: float) -> dict[str, float]:
                     held.append(_Connection(chosen, port, found))
                     made += 1
                 except OSError:
-                    time.sleep(0.01)  # not let in now
+                    time.sleep(0.01)  # Not accepted at the moment
                     break
             for key, events in found.select(0.05):
                 one: _Connection = key.data

@@ -1,7 +1,7 @@
-"""A broker and its connections without sockets, of which only the broker's work is timed.
+"""Broker and connections without sockets, of which only the broker's work is timed.
 
-Clients are engines too where connections are set up; once messages flow, their frames are made
-beforehand and their input is thrown away, so that nothing but the broker runs while the clock does.
+Clients are engines too while connections are set up; afterwards their frames are made in advance
+and their input is discarded, so that only the broker runs during the measured time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ clock = time.thread_time_ns
 
 
 class Mute:
-    """An endpoint of a client that listens to nothing."""
+    """Endpoint of a client that ignores events."""
 
     def __init__(self, credit: int = 0) -> None:
         self.credit = credit
@@ -64,7 +64,7 @@ class Mute:
 
 
 class Connection:
-    """A connection of a client to the broker."""
+    """Connection of a client to the broker."""
 
     def __init__(self, broker: Broker, limits: Limits = LIMITS) -> None:
         self.broker = broker
@@ -76,12 +76,12 @@ class Connection:
         broker.servers.append(self.server)
         self.pump()
         self.session = self.client.begin(window=WINDOW, window_bytes=WINDOW)
-        #: Deliveries that the client has sent, and that it has been sent.
+        #: Deliveries that the client has sent, and those sent to it that it has settled.
         self.sent = 0
         self.settled = 0
 
     def pump(self) -> None:
-        """Carry bytes both ways until nobody has more to say."""
+        """Transfer bytes in both directions until neither side has output."""
         while True:
             up, down = b"".join(self.client.take()), b"".join(self.server.take())
             if not up and not down:
@@ -110,7 +110,7 @@ class Connection:
         return link
 
     def transfers(self, count: int, payload: bytes = PAYLOAD, handle: int = 0) -> bytes:
-        """Frames of *count* messages on the link with *handle*."""
+        """Return frames of *count* messages on the link with *handle*."""
         first = self.sent
         self.sent += count
         size = len(payload)
@@ -121,7 +121,7 @@ class Connection:
         )
 
     def outcomes(self, count: int, each: int) -> bytes:
-        """Frames that accept the next *count* deliveries, *each* of them with one frame."""
+        """Return frames that accept the next *count* deliveries, *each* of them at a time."""
         first = self.settled
         self.settled += count
         return b"".join(
@@ -133,7 +133,7 @@ class Connection:
 
 
 class Broker:
-    """What is measured."""
+    """Broker that is measured."""
 
     def __init__(self) -> None:
         self.host = BrokerHost(limits=LIMITS, auto_create=Queue)
@@ -142,7 +142,7 @@ class Broker:
         self.spent = 0
 
     def take(self, connection: Connection, data: bytes, *others: Connection) -> None:
-        """Let the broker have *data*, and say what it has to say, on the clock."""
+        """Pass *data* to the broker and take its output, and count the time."""
         connections = (connection, *others)
         before = clock()
         connection.server.receive(data, 0.0)
@@ -152,7 +152,7 @@ class Broker:
 
 
 def pair(broker: Broker, address: str = "q", credit: int = WINDOW) -> tuple[Connection, Connection]:
-    """A producer and a consumer of one queue."""
+    """Create a producer and a consumer of one queue."""
     producer, consumer = Connection(broker), Connection(broker)
     producer.sender(address)
     consumer.receiver(address, credit)
@@ -168,7 +168,7 @@ def flow(
     payload: bytes = PAYLOAD,
     acks: int = CHUNK,
 ) -> float:
-    """Nanoseconds of the broker for a message, over *count* of them."""
+    """Return the broker's nanoseconds for a message, over *count* messages."""
     broker.spent = 0
     for _ in range(count // CHUNK):
         broker.take(producer, producer.transfers(CHUNK, payload), consumer)
@@ -177,13 +177,13 @@ def flow(
 
 
 def steady(measure: Callable[[], float], times: int = 5) -> float:
-    """The lowest of a few measurements: what it costs when nothing disturbs."""
+    """Return the lowest of a few measurements, which is the least disturbed."""
     measure()
     return min(measure() for _ in range(times))
 
 
 def hop(acks: int, seconds: float) -> dict[str, float]:
-    """A message through the broker: nanoseconds, and what one that waits keeps in memory."""
+    """Measure a message through the broker: nanoseconds, and memory of a queued message."""
     broker = Broker()
     producer, consumer = pair(broker)
     flow(broker, producer, consumer, 2_000, acks=acks)
@@ -196,7 +196,7 @@ def hop(acks: int, seconds: float) -> dict[str, float]:
 
 
 def loop_ns() -> float:
-    """Nanoseconds for one turn of the loop that the runs are calibrated by."""
+    """Return the nanoseconds of one iteration of the calibration loop."""
     best = float("inf")
     for _ in range(5):
         before = clock()
@@ -208,7 +208,7 @@ def loop_ns() -> float:
 
 
 def kept() -> float:
-    """Bytes that a queued message keeps, its payload included."""
+    """Return the bytes that a queued message takes, its payload included."""
     broker = Broker()
     producer = Connection(broker)
     producer.sender("q")
@@ -233,7 +233,7 @@ def kept() -> float:
 
 
 def depth(messages: int) -> float:
-    """Enqueue and dequeue with *messages* waiting."""
+    """Measure enqueueing and dequeueing with *messages* waiting."""
     broker = Broker()
     producer, consumer = Connection(broker), Connection(broker)
     producer.sender("q")
@@ -257,7 +257,7 @@ def depth(messages: int) -> float:
 
 
 def fill(producer: Connection, messages: int) -> None:
-    """Let *messages* wait in the producer's queue."""
+    """Put *messages* into the producer's queue."""
     while messages > 0:
         count = min(messages, CHUNK)
         producer.server.receive(producer.transfers(count), 0.0)
@@ -266,7 +266,7 @@ def fill(producer: Connection, messages: int) -> None:
 
 
 def links(count: int) -> float:
-    """A message, with *count* links on either connection of which one is active."""
+    """Measure a message, with *count* links on either connection of which one is active."""
     broker = Broker()
     producer, consumer = pair(broker)
     for number in range(1, count):
@@ -285,7 +285,7 @@ def links(count: int) -> float:
 
 
 def consumers(count: int) -> float:
-    """A message, with *count* consumers who all have credit."""
+    """Measure a message, with *count* consumers that all have credit."""
     broker = Broker()
     producer, consumer = pair(broker)
     for number in range(1, count):
@@ -294,7 +294,7 @@ def consumers(count: int) -> float:
 
 
 def slow(count: int) -> float:
-    """A message, beside *count* - 1 consumers that take a hundred messages and keep them."""
+    """Measure a message, beside *count* - 1 consumers that keep a hundred messages each."""
     broker = Broker()
     producer, consumer = pair(broker)
     lazy = Connection(broker)
@@ -305,7 +305,7 @@ def slow(count: int) -> float:
         broker.spent = 0
         for _ in range(100):
             broker.take(producer, producer.transfers(CHUNK), consumer, lazy)
-            # How many of them went to the fast one is known by the ids it was sent.
+            # The delivery-ids show how many of them were sent to the fast consumer.
             sent = consumer.server.sessions[0].next_outgoing_id
             broker.take(consumer, consumer.outcomes(sent - consumer.settled, CHUNK), producer)
         return broker.spent
@@ -314,7 +314,7 @@ def slow(count: int) -> float:
 
 
 def unsettled(count: int, which: str) -> float:
-    """An outcome for one of *count* unsettled deliveries."""
+    """Measure an outcome for one of *count* unsettled deliveries."""
     broker = Broker()
     producer, consumer = pair(broker)
     fill(producer, count)
@@ -349,7 +349,7 @@ def unsettled(count: int, which: str) -> float:
 
 
 def addresses(count: int) -> float:
-    """Finding a node among *count*."""
+    """Measure finding a node among *count*."""
     broker = Broker()
     for number in range(count):
         broker.host.declare(Queue(f"region/{number % 7}/orders/{number}"))
@@ -369,7 +369,7 @@ def addresses(count: int) -> float:
 
 
 def wide_range(last: int) -> float:
-    """One outcome for 1000 deliveries, in a range that goes on to *last* after them."""
+    """Measure one outcome for 1000 deliveries, whose range extends to *last* behind them."""
     broker = Broker()
     producer, consumer = pair(broker)
 
@@ -387,7 +387,7 @@ def wide_range(last: int) -> float:
 
 
 def properties(count: int) -> float:
-    """A message with *count* application-properties, which the broker has no business to read."""
+    """Measure a message with *count* application-properties, which the broker need not read."""
     broker = Broker()
     producer, consumer = pair(broker)
     named = {f"property-{number:03}": number for number in range(count)}
@@ -396,7 +396,7 @@ def properties(count: int) -> float:
 
 
 def frames(size: int) -> float:
-    """A byte of a message of *size* bytes that comes in frames of 512."""
+    """Measure a byte of a message of *size* bytes that arrives in frames of 512."""
     limits = Limits(
         frame_size_max=512,
         message_size_max=64 * MIB,
@@ -425,7 +425,7 @@ def frames(size: int) -> float:
 
 
 def collection(messages: int) -> float:
-    """Milliseconds that a full collection takes longer for *messages* that wait."""
+    """Measure the milliseconds that *messages* waiting messages add to a full collection."""
 
     def collect() -> float:
         def once() -> float:
@@ -448,7 +448,7 @@ def slope(measure: Callable[[int], float], sizes: Iterable[int]) -> dict[str, fl
     return {"slope": measure(large) / measure(small)}
 
 
-#: What grows → how it is measured, from what to what, and to what in quick runs.
+#: Function, small and large sizes, and the large size of quick runs, by name.
 GROWTH: dict[str, tuple[Callable[[int], float], int, int, int]] = {
     "depth": (depth, 10, 1_000_000, 100_000),
     "links": (links, 1, 10_000, 1_000),
@@ -465,7 +465,7 @@ GROWTH: dict[str, tuple[Callable[[int], float], int, int, int]] = {
 
 
 def growth(what: str, quick: bool) -> dict[str, float]:
-    """The quotient of a cost with much and with little of *what*."""
+    """Return the quotient of the large and the small cost of the measurement *what*."""
     if what == "pause":
         return {"pause_ms": collection(100_000 if quick else 1_000_000)}
     measure, small, large, quick_large = GROWTH[what]

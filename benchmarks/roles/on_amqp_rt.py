@@ -1,6 +1,6 @@
-"""The measured roles on amqp_rt, written as its users would write them (see processes.py).
+"""Measured roles on amqp_rt, written as a user would write them (see processes.py).
 
-Only ``idle``, which holds more connections than one would, stands on the engine and plain sockets.
+Only ``idle``, which holds an unusual number of connections, uses the engine and plain sockets.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def filler(size: int) -> bytes:
 
 
 class Tally:
-    """Counts messages, and times those that come after the warm-up."""
+    """Counter of messages, which times those after the warm-up."""
 
     def __init__(self, options: Options) -> None:
         self.warmup = options["warmup"]
@@ -69,7 +69,7 @@ class Tally:
                 self.cpu = time.process_time()
 
     def end(self) -> None:
-        """No more will come. Asking for the processor's time costs more than a message does."""
+        """Stop counting. Reading the processor time costs more than a message does."""
         self.result["cpu"] = time.process_time() - self.cpu
 
 
@@ -78,7 +78,7 @@ def url(options: Options) -> str:
 
 
 def door(options: Options) -> dict[str, Any]:
-    """How a client gets in."""
+    """Return the options of a client for logging in and for TLS."""
     ca = options.get("ca")
     return {"sasl": options.get("sasl", False), **({"tls": ClientTls(ca)} if ca else {})}
 
@@ -92,7 +92,7 @@ async def served(container: Container, tally: Tally) -> None:
 
 
 async def sink(options: Options) -> None:
-    """A server that accepts what comes."""
+    """Run a server that accepts all messages."""
     tally = Tally(options)
 
     @node("bench", prefetch=options["credit"])
@@ -105,7 +105,7 @@ async def sink(options: Options) -> None:
 
 
 async def source(options: Options) -> None:
-    """A client that sends for a while, or a number of messages, as fast as credit allows."""
+    """Run a client that sends for a while, or a number of messages, as fast as credit allows."""
     body = filler(options["size"])
     seconds, warmup, wanted = options["seconds"], options["warmup"], options.get("count", 0)
     durable = options.get("durable", False)
@@ -156,7 +156,7 @@ async def send_all(out: Sender, messages: Iterator[Message], rate: float) -> int
 
 
 async def consume(options: Options) -> None:
-    """A client that receives from a broker as many messages as a line of its input says."""
+    """Run a client that receives as many messages as a line of its input gives."""
     tally = Tally(options)
     expected: list[int] = []
     async with (
@@ -186,7 +186,7 @@ async def consume(options: Options) -> None:
 
 
 async def echo(options: Options) -> None:
-    """A server that sends requests back."""
+    """Run a server that returns requests as replies."""
     tally = Tally(options)
 
     @rpc("echo", prefetch=options["credit"])
@@ -200,7 +200,7 @@ async def echo(options: Options) -> None:
 
 
 async def call(options: Options) -> None:
-    """A client with a number of requests in flight."""
+    """Run a client with a number of requests in flight."""
     body = filler(options["size"])
     latencies: list[float] = []
     started = warm = cpu = 0.0
@@ -219,7 +219,7 @@ async def call(options: Options) -> None:
                 warm, cpu = now, time.process_time()
 
     async with Container("call") as container, container.connect(url(options), sasl=False) as peer:
-        await peer.call("echo", body, reply=bytes)  # the links are there
+        await peer.call("echo", body, reply=bytes)  # The links are attached now
         say(ready=1)
         started = time.monotonic()
         async with trio.open_nursery() as nursery:
@@ -237,7 +237,7 @@ async def call(options: Options) -> None:
 
 
 async def dial(options: Options) -> None:
-    """A client that connects, attaches a sender and closes, again and again."""
+    """Run a client that repeatedly connects, attaches a sender and closes."""
     count = 0
     async with Container("dial") as container:
         say(ready=1)
@@ -255,7 +255,7 @@ async def dial(options: Options) -> None:
 
 
 class Wire:
-    """A client's engine on a blocking socket, with one session and one receiving link."""
+    """Client engine on a blocking socket, with one session and one link."""
 
     def __init__(self, options: Options, *, sending: bool = False) -> None:
         self.engine = amqp10.client(
@@ -283,7 +283,7 @@ class Wire:
             self.turn()
 
     def turn(self) -> None:
-        """Send what there is, and hear what comes."""
+        """Send pending output, and process input."""
         self.flush()
         data = self.socket.recv(65_536)
         if not data:
@@ -314,7 +314,7 @@ class Wire:
 
 
 def idle(options: Options) -> None:
-    """Holds connections that do nothing, beside some that send and receive if asked to."""
+    """Hold idle connections, and optionally some that send and receive."""
     held = [Wire(options) for _ in range(options["connections"])]
     for wire in held:
         wire.flush()
@@ -334,7 +334,7 @@ def idle(options: Options) -> None:
 
 
 def mill(pairs: list[tuple[Wire, Wire]], seconds: float) -> dict[str, float]:
-    """One message at a time through each pair, in turn."""
+    """Send one message at a time through each pair, in turn."""
     payload = Message(bytes(100)).encode()
     count, longest = 0, 0.0
     now = time.monotonic()
@@ -360,7 +360,7 @@ def mill(pairs: list[tuple[Wire, Wire]], seconds: float) -> dict[str, float]:
 
 
 def codec(options: Options) -> None:
-    """Nanoseconds for the message and the frames that everybody codes."""
+    """Measure nanoseconds for the message and the frames that all contestants encode and decode."""
     body = filler(100)
     named = {"region": "eu", "attempt": 3, "urgent": True}
 
@@ -419,7 +419,7 @@ def codec(options: Options) -> None:
 
 
 def nanoseconds(operation: Any, seconds: float) -> float:
-    """What one call costs, over about *seconds*."""
+    """Return the nanoseconds of one call, measured over about *seconds*."""
     for _ in range(1_000):
         operation()
     done, started = 0, time.process_time()
@@ -431,14 +431,14 @@ def nanoseconds(operation: Any, seconds: float) -> float:
 
 
 class Watch(trio.abc.Instrument):
-    """Times every step of the event loop: what it takes until others have their turn."""
+    """Instrument that times every step of the event loop, until other tasks can run."""
 
     def __init__(self) -> None:
         self.forget()
         self._cpu = self._wall = 0
 
     def forget(self) -> None:
-        #: Nanoseconds of the longest, by the thread's own time and by the wall's.
+        #: Nanoseconds of the longest step, in processor time of the thread and in elapsed time.
         self.cpu = self.wall = 0
         self.where = ""
 
@@ -453,7 +453,10 @@ class Watch(trio.abc.Instrument):
 
 
 async def guarded(options: Options) -> None:
-    """A broker as it is by default, whose event loop is watched: a line for each line of its input."""
+    """Run a broker with default limits and a watched event loop.
+
+    For each line of input it prints a line of results.
+    """
     watch = Watch()
     trio.lowlevel.add_instrument(watch)
     async with (
@@ -465,7 +468,7 @@ async def guarded(options: Options) -> None:
             fronts=["amqp091"] if importlib.util.find_spec("amqp_rt_amqp091") else [],
         ) as broker,
     ):
-        # For those who ask about all of them. A few may be made on use beside them.
+        # For queries of all of them. A few more may be created on first use.
         await broker.declare(*(Queue(f"node-{number}") for number in range(options["nodes"])))
         plain, web = await broker.listen("amqp://127.0.0.1:0", "ws://127.0.0.1:0/")
         # As ``amqp-rt serve`` does.
@@ -490,7 +493,7 @@ def attack(options: Options) -> None:
 
 
 def seeds(options: Options) -> None:
-    """Simulated worlds of the tests, one seed after the other."""
+    """Run the simulated worlds of the tests, one seed after the other."""
     sys.path.insert(0, options["tests"])
     from worlds import trade
 

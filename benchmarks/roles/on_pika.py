@@ -1,4 +1,4 @@
-"""The measured roles of 0-9-1 on pika's blocking connection, as its own examples are (see processes.py)."""
+"""Measured roles of 0-9-1 on pika's blocking connection (see processes.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def dial(options):
 
 
 def source091(options):
-    """Publishes for a while; with confirms each message is waited for."""
+    """Publish for a while; with confirms, wait for each message."""
     connection, channel = dial(options)
     if options.get("confirmed"):
         channel.confirm_delivery()
@@ -42,7 +42,7 @@ def source091(options):
 
 
 def consume091(options):
-    """Takes from a queue, which it declares, as many messages as a line of its input says."""
+    """Declare a queue, and consume the number of messages given by a line of input."""
     connection, channel = dial(options)
     channel.queue_declare(options["address"], durable=bool(options.get("durable")))
     channel.basic_qos(prefetch_count=options["credit"])

@@ -1,4 +1,4 @@
-"""The measured roles on python-qpid-proton, written as its own examples are (see processes.py)."""
+"""Measured roles on python-qpid-proton, written like its examples (see processes.py)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Role(MessagingHandler):
         say(ready=1, port=acceptor._selectable._delegate.getsockname()[1])
 
     def end_with_input(self, container):
-        """Let the end of standard input, which the parent closes, end the role."""
+        """End the role when the parent closes standard input."""
         self.container = container
         injector = EventInjector()
         container.selectable(injector)
@@ -57,7 +57,7 @@ class Role(MessagingHandler):
         self.container.stop()
 
     def count(self):
-        """Count a message; those that come after the warm-up are timed."""
+        """Count a message, and time it after the warm-up."""
         result = self.result
         now = time.monotonic()
         result["n"] += 1
@@ -71,12 +71,12 @@ class Role(MessagingHandler):
                 self.cpu = time.process_time()
 
     def end(self):
-        """No more will come."""
+        """Stop counting."""
         self.result["cpu"] = time.process_time() - self.cpu
 
 
 class Sink(Role):
-    """A server that accepts what comes."""
+    """Server that accepts all messages."""
 
     def __init__(self, options):
         super().__init__(options, prefetch=options["credit"])
@@ -97,7 +97,7 @@ class Sink(Role):
 
 
 class Source(Role):
-    """A client that sends for a while, as fast as credit allows."""
+    """Client that sends for a while, as fast as credit allows."""
 
     def on_start(self, event):
         connection = self.dial(event)
@@ -139,7 +139,7 @@ class Source(Role):
 
 
 class Consume(Role):
-    """A client that receives from a broker as many messages as a line of its input says."""
+    """Client that receives from a broker the number of messages given by a line of its input."""
 
     def __init__(self, options):
         super().__init__(options, prefetch=options["credit"])
@@ -173,7 +173,7 @@ class Consume(Role):
 
 
 class Echo(Role):
-    """A server that sends requests back to their reply-to."""
+    """Server that returns requests to their reply-to."""
 
     def __init__(self, options):
         super().__init__(options, prefetch=options["credit"])
@@ -207,7 +207,7 @@ class Echo(Role):
 
 
 class Call(Role):
-    """A client with a number of requests in flight."""
+    """Client with a number of requests in flight."""
 
     def __init__(self, options):
         super().__init__(options, prefetch=options["credit"])
@@ -267,7 +267,7 @@ class Call(Role):
 
 
 class Dial(Role):
-    """A client that connects, attaches a sender and closes, again and again."""
+    """Client that repeatedly connects, attaches a sender and closes."""
 
     def on_start(self, event):
         self.container = event.container
@@ -294,7 +294,7 @@ class Dial(Role):
 
 
 class Broker(Role):
-    """Queues in memory, in the manner of proton's example broker."""
+    """Broker with queues in memory, like proton's example broker."""
 
     def __init__(self, options):
         super().__init__(options, prefetch=options["credit"], auto_accept=True)
@@ -343,7 +343,7 @@ class Broker(Role):
 
 
 def codec(options):
-    """Nanoseconds to make and encode, and to decode, the message that everybody codes."""
+    """Measure nanoseconds to make and encode, and to decode, the message of all contestants."""
 
     def encode():
         return Message(
@@ -373,7 +373,7 @@ def codec(options):
 
 
 def nanoseconds(operation, seconds):
-    """What one call costs, over about *seconds*."""
+    """Return the nanoseconds of one call, measured over about *seconds*."""
     for _ in range(100):
         operation()
     done, started = 0, time.process_time()

@@ -1,4 +1,4 @@
-"""The codec inside Azure's Python SDK, which has no other name than its private one."""
+"""Codec of Azure's Python SDK, which is available only under private names."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def codec(package, options):
 
 
 def nanoseconds(operation, seconds):
-    """What one call costs, over about *seconds*."""
+    """Return the nanoseconds of one call, measured over about *seconds*."""
     for _ in range(200):
         operation()
     done, started = 0, time.process_time()

@@ -1,6 +1,6 @@
-"""A session of Spark that does what it is told, a line of JSON at a time (see processes.py).
+"""Session of Spark that runs jobs given as lines of JSON (see processes.py).
 
-It stands for two contestants: our format ``amqp``, in whose workers this Python has amqp_rt installed,
+It serves two contestants: our format ``amqp``, in whose workers this Python has amqp_rt installed,
 and Spark by itself.
 """
 
@@ -29,7 +29,7 @@ CONF = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
 }
-#: What the rows of all sinks are made of.
+#: Columns of the rows of all sinks.
 ROWS = (
     "cast(repeat('x', 256) as binary) body",
     "'departed' subject",
@@ -42,7 +42,7 @@ def say(**line: Any) -> None:
 
 
 def version(options: Options) -> None:
-    """What there is, or the sentence that says what is missing."""
+    """Print the versions, or which requirement is missing."""
     try:
         import pyarrow
         import pyspark
@@ -65,7 +65,7 @@ def version(options: Options) -> None:
 
 
 class Jobs:
-    """What a session can be told to do. Each answers with numbers."""
+    """Jobs of a session. Each returns numbers."""
 
     def __init__(self, options: Options, folder: Path) -> None:
         from amqp_rt_spark.java import session
@@ -83,7 +83,7 @@ class Jobs:
         return {"url": self.url, "address": address, **more}
 
     def fill(self, address: str, rows: int) -> Options:
-        """Put *rows* messages where they are read from."""
+        """Put *rows* messages into the node at *address*."""
         from amqp_rt_spark import wire
         from amqp_rt_spark.options import SINK, read_options
 
@@ -97,7 +97,7 @@ class Jobs:
         return {"n": out.count}
 
     def direct_read(self, address: str, options: dict[str, str]) -> Options:
-        """Rows of a log, as batches of Arrow, in one process and for nobody."""
+        """Make the rows of a log as Arrow batches, in one process, without using them."""
         from amqp_rt_spark.columnar import batches
         from amqp_rt_spark.options import SOURCE, read_options
         from amqp_rt_spark.reading import Batch
@@ -114,23 +114,23 @@ class Jobs:
         return timed(rows, started, cpu)
 
     def read(self, address: str, rows: int, options: dict[str, str], times: int = 1) -> Options:
-        """The same *rows* as a batch of Spark's, which reads them so many *times*."""
+        """Read the same *rows* as a Spark batch, *times* times."""
         given = self._options(address, **options)
         found = self.spark.read.format("amqp").options(**given).load()
         return self._batch(reduce(type(found).union, [found] * times), rows * times)
 
     def stream(self, address: str, options: dict[str, str]) -> Options:
-        """The same as one micro-batch; of a queue, whose messages are gone then."""
+        """Read the same as one micro-batch, which removes the messages of a queue."""
         given = self._options(address, minPartitions="2", **options)
         return self._stream(self.spark.readStream.format("amqp").options(**given).load())
 
     def ticks(self, address: str, batches: int) -> Options:
-        """Micro-batches of two messages each, one of each partition, which one task reads."""
+        """Run micro-batches of two messages each, one from each partition, read by one task."""
         given = self._options(address, maxMessagesPerTrigger="2", minMessagesPerPartition="2")
         return self._ticks(self.spark.readStream.format("amqp").options(**given).load(), batches)
 
     def direct_write(self, address: str, rows: int) -> Options:
-        """Rows as messages, in one process."""
+        """Send rows as messages, in one process."""
         from amqp_rt_spark import wire
         from amqp_rt_spark.options import SINK, read_options
         from amqp_rt_spark.rows import payload_of
@@ -148,7 +148,7 @@ class Jobs:
         return timed(out.count, started, cpu)
 
     def write(self, address: str, rows: int, staged: bool) -> Options:
-        """The same as a batch of Spark's, as they come or published in one step."""
+        """Write the same as a Spark batch, directly or published in one step."""
         given = self._options(address, durable="false")
         if staged:
             given["producer"] = f"bench-{next(self._numbers)}"
@@ -160,7 +160,7 @@ class Jobs:
     # --- Spark by itself ---
 
     def own_python(self, rows: int, columns: str = "offset,body") -> Options:
-        """A Python data source whose batches are there already; of *columns*, or of all."""
+        """Read a Python data source with prepared batches; of *columns*, or of all."""
         if columns not in self._ready:
             self._ready[columns] = ready_made(columns)
         self.spark.dataSource.register(self._ready[columns])
@@ -168,11 +168,11 @@ class Jobs:
         return self._batch(found, rows)
 
     def own_rate(self, rows: int) -> Options:
-        """The rate source, in one micro-batch."""
+        """Read the rate source, in one micro-batch."""
         return self._stream(self._rate(rows))
 
     def own_ticks(self, batches: int) -> Options:
-        """The rate source, with two rows in each micro-batch."""
+        """Read the rate source, with two rows in each micro-batch."""
         return self._ticks(self._rate(2), batches)
 
     def _rate(self, rows: int) -> Any:
@@ -217,7 +217,7 @@ class Jobs:
         return {"n": len(took) - WARM, "median_ms": median(took[WARM:])}
 
 
-#: Micro-batches at the beginning that are not counted.
+#: Micro-batches at the start that are not counted.
 WARM = 3
 
 
@@ -230,7 +230,7 @@ def timed(rows: int, started: float, cpu: float) -> Options:
 
 
 def said(number: int) -> dict[str, Any]:
-    """What each message of a log says beside its body."""
+    """Return the properties of a log's message with *number*."""
     return {
         "message_id": number,
         "subject": "departed",
@@ -240,7 +240,7 @@ def said(number: int) -> dict[str, Any]:
 
 
 def ready_batch(columns: str) -> tuple[str, bytes]:
-    """The columns as DDL, and one batch of them, encoded; made here, so that no task has to."""
+    """Return the columns as DDL and one encoded batch, prepared here so that no task has to."""
     import pyarrow
     from amqp_rt_spark.arrow import ROWS
     from amqp_rt_spark.columnar import batches
@@ -312,7 +312,7 @@ def ready_made(columns: str) -> type:
 
 
 def forms_here(_: object) -> list[bool]:
-    """Whether the codec, and the decoder of columns, are compiled here."""
+    """Return whether the codec and the decoder of columns are compiled in this process."""
     from amqp_rt_spark import columnar
 
     import amqp_rt
@@ -325,7 +325,7 @@ def session(options: Options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         jobs = Jobs(options, Path(folder))
         try:
-            # What its workers import, which need not be what is imported here.
+            # The modules that its workers import, which may differ from those of this process.
             forms = jobs.spark.sparkContext.parallelize([0], 1).map(forms_here).collect()
             say(ready=1, compiled=forms[0])
             for line in sys.stdin:

@@ -199,6 +199,8 @@ class Outbox:
         self.remembered_s = remembered_s
         self._lock = trio.Lock()
         self._work = trio.Event()
+        #: Links of runs that were cancelled, whose detach the peer may not have answered yet.
+        self._left: list[_Link] = []
         #: Tasks that wait until less is left to be sent.
         self._progress = trio.lowlevel.ParkingLot()
         for statement in _TABLES:
@@ -221,20 +223,33 @@ class Outbox:
         nobody run meanwhile.
 
         Raises:
-            LocalProtocolError: The database has another transaction open.
+            LocalProtocolError: The database has another transaction open; or, after the commit, a
+                delivery was given another outcome in the block.
         """
         _require_trio()
         async with self._lock:
             if self.database.in_transaction:
                 raise LocalProtocolError("the database has a transaction open: commit it first")
             work = Work(self)
-            with _Transaction(self.database):
-                yield work
-        for delivery in work.deliveries:
-            # On a link that has gone it is in vain: it comes again, and is known then.
-            delivery.accept()
+            try:
+                with _Transaction(self.database):
+                    yield work
+            except BaseException:
+                # flush() may have seen rows that are not there any more.
+                self._progress.unpark_all()
+                raise
         if work.sends:
             self._work.set()
+        faults: list[LocalProtocolError] = []
+        for delivery in work.deliveries:
+            try:
+                # Has no effect on a link that has gone: the message comes again, and is known then.
+                delivery.accept()
+            except LocalProtocolError as error:
+                # The others are committed as well, and are to be accepted.
+                faults.append(error)
+        if faults:
+            raise faults[0]
 
     def pending(self) -> int:
         """Messages that are committed and not accepted yet."""
@@ -295,6 +310,10 @@ class Outbox:
             ConnectionLost: The connection is over for good.
         """
         _require_trio()
+        for left in self._left:
+            # Its name is free once the peer has answered the detach.
+            await left.wait_left()
+        self._left.clear()
         await peer.wait_open()
         links: dict[str, _Link] = {}
         await self._forget()
@@ -313,6 +332,7 @@ class Outbox:
         finally:
             for link in links.values():
                 link.suspend()
+            self._left += links.values()
 
     async def _record(self, links: Mapping[str, _Link]) -> None:
         """Write down what became of messages, and only then let the peer forget them."""
@@ -357,6 +377,8 @@ class Outbox:
                 durable = link is None or not link.was_refused or not link.is_durable
                 if link is not None and durable and trio.current_time() < link.over_at + RETRY_S:
                     continue
+                # While it is dialled again it is not known who the peer is, and what it remembers.
+                await peer.wait_open()
                 tried = self._rows(address, _TRIED, -1)
                 link = links[address] = _Link(
                     peer.default_session,
@@ -368,16 +390,14 @@ class Outbox:
                 )
                 link.on_change = self._changed
                 peer.default_session.add(link)
-            room = WINDOW - link.pending
-            rows = self._rows(address, _WAITING, room) if room > 0 else []
-            now = trio.current_time()
-            rows = [row for row in rows if link.retries.get(row[0], now) <= now]
-            if rows:
+            if self._due(link):
                 # Before they leave: what an earlier process may have sent is asked for, not sent.
                 async with self._writing():
                     if link.is_over:
                         # It has ended while the application had the database.
                         continue
+                    # The application may have rolled back rows that were there before.
+                    rows = self._due(link)
                     for row, _ in rows:
                         self.database.execute(
                             "UPDATE amqp_outbox SET state = ? WHERE id = ?", (_TRIED, row)
@@ -387,6 +407,18 @@ class Outbox:
 
     def _changed(self) -> None:
         self._work.set()
+
+    def _due(self, link: _Link) -> list[_Row]:
+        """The rows that may be sent on *link* now."""
+        room = WINDOW - link.pending
+        if room <= 0:
+            return []
+        now = trio.current_time()
+        return [
+            row
+            for row in self._rows(link.row_address, _WAITING, room)
+            if link.retries.get(row[0], now) <= now
+        ]
 
     def _rows(self, address: str, state: int, count: int) -> list[_Row]:
         found: list[_Row] = self.database.execute(
@@ -475,6 +507,8 @@ class _Link(Sender):
             rcv_settle_mode=RCV_SECOND,
             in_doubt="resend",
         )
+        #: The address in its rows; the link may be redirected to another one.
+        self.row_address = address
         self.is_durable = durable
         if durable:
             self._asked = Target(address=address, durable=DURABLE_UNSETTLED, expiry_policy="never")
@@ -522,6 +556,10 @@ class _Link(Sender):
         if not self.closed:
             self.is_over = True
             self._say_detach(closed=False)
+
+    async def wait_left(self) -> None:
+        """Wait until the peer has answered :meth:`suspend`, if it does. Cancelled: no trace."""
+        await self._detach(closed=False)
 
     def _transfer(self, link: SendingLink, receipt: Receipt) -> None:
         try:

@@ -1,7 +1,7 @@
-"""The compiled decoder of columns beside what defines it: ``rows.py``, message by message.
+"""Compare the compiled decoder of columns with its definition, ``rows.py``, message by message.
 
-It is the installed one, or is compiled here from its source. ``AMQP_RT_SANITIZE=1`` compiles it with the
-checks of memory and of undefined behaviour, which the process has to have loaded
+The decoder is the installed one, or is compiled here from its source. ``AMQP_RT_SANITIZE=1`` compiles it with
+the checks of memory and of undefined behaviour, which the process must have loaded
 (``LD_PRELOAD=$(cc -print-file-name=libasan.so)``).
 """
 
@@ -52,7 +52,7 @@ SCALARS: Final = {
     "message": "o",
 }
 
-#: What changes how a message is decoded, and each column alone: others are to be left undecoded then.
+#: Options that change how a message is decoded, and each column alone: others must be left undecoded then.
 CHOICES: Final = (
     Options(),
     Options(raw=True),
@@ -63,7 +63,7 @@ CHOICES: Final = (
     Options(body="text", columns=("body",)),
     Options(body="json", columns=("body_variant",)),
 )
-#: What depends on whether the time of a record is said beside it.
+#: Options whose result depends on whether the time of a record is given beside it.
 TIMED: Final = (
     Options(),
     *(Options(columns=(name,)) for name in ("enqueued_time", "message_annotations")),
@@ -96,7 +96,7 @@ def module() -> Any:
         made = built.with_name(f"{os.getpid()}{suffix}")
         include = f"-I{sysconfig.get_path('include')}"
         command = [*compiler, *flags, include, str(SOURCE), "-o", str(made)]
-        # Leaks are looked for at the end of the compiler, too, if the checks are loaded.
+        # With the checks loaded, the compiler itself would be checked for leaks at its end.
         environ = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         subprocess.run(command, check=True, timeout=100, env=environ)
         made.rename(built)
@@ -109,7 +109,7 @@ def module() -> Any:
 
 
 def table(options: Options, rows: int = 100, octets: int = 1 << 30) -> Any:
-    """Return a table of the columns that *options* ask for."""
+    """Return a table of the columns that *options* request."""
     return module().Table(
         columns_of(options),
         rows=rows,
@@ -134,12 +134,12 @@ def parsed_if_json(octets: bytes) -> tuple[bytes, bytes] | None:
 
 @cache
 def kept_table(options: Options) -> Any:
-    """Return a table that is used again and again: what a row leaves behind would be seen."""
+    """Return a table for repeated use, which would show remains of earlier rows."""
     return table(options)
 
 
 def check(payload: bytes) -> set[Options]:
-    """Compare what both make of *payload*; return the options with which the compiled decoder took it."""
+    """Decode *payload* in both ways and compare; return the options with which the compiled decoder did it."""
     taken = set()
     for options, offsets, times in (
         (Options(), None, None),
@@ -166,7 +166,7 @@ def check(payload: bytes) -> set[Options]:
 
 
 def plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return *row* with octets for texts, so that both kinds compare."""
+    """Return *row* with texts as octets, as the compiled decoder has them."""
     return tuple(
         plain(each) if type(each) is tuple else each.encode() if isinstance(each, str) else each
         for each in row
@@ -174,7 +174,7 @@ def plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def rows_of(columns: list[Any], count: int, options: Options) -> list[tuple[Any, ...]]:
-    """Read the buffers of Arrow."""
+    """Return the rows in the Arrow buffers of *columns*."""
     found = []
     for name, parts in zip(columns_of(options), columns, strict=True):
         fields = FIELDS.get(name)

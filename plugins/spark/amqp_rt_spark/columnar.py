@@ -1,9 +1,8 @@
-"""Encoded messages as batches of Arrow, by the compiled decoder where there is one.
+"""Encoded messages as Arrow record batches, by the compiled decoder where available.
 
-``_columnar`` (C) decodes messages that are well-formed and usual straight into the buffers of columns. All
-others, and all where it is not there, become rows first (:mod:`.rows`) and columns afterwards
-(:mod:`.arrow`): what a column means is defined there, and the compiled decoder is held to it by a
-differential test.
+``_columnar`` (C) decodes well-formed, usual messages directly into the buffers of columns. All others, and all
+without the compiled decoder, become rows first (:mod:`.rows`) and columns afterwards (:mod:`.arrow`): these
+define the columns, and a differential test holds the compiled decoder to them.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ try:
 except ImportError:
     Table = None  # type: ignore[assignment, misc]
 
-#: Whether the decoder in C is there.
+#: Whether the decoder in C is available.
 COMPILED: Final = Table is not None
 
 
 def batches(
     found: Iterable[Records], options: Options, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield *found* by the columns of *schema*, in batches of at most ``ROWS`` messages, closed earlier when
+    """Yield *found* with the columns of *schema*, in batches of at most ``ROWS`` messages, closed earlier when
     their messages have ``BATCH_OCTETS``.
 
     Raises:
-        DecodeError: A message is malformed, and is not to be a row.
+        DecodeError: A message is malformed, and ``onUndecodable`` is not ``row``.
     """
     compiled = Table is not None and _is_ours(schema, options)
     batch = (_Compiled if compiled else _Plain)(options, schema)
@@ -50,7 +49,7 @@ def batches(
 
 
 class _Plain:
-    """A batch that is made of rows."""
+    """A batch made of rows."""
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         self._maker = RowMaker(options)
@@ -78,7 +77,7 @@ class _Plain:
 
 
 class _Compiled:
-    """A batch that the compiled decoder makes, but for its odd messages, which are made of rows."""
+    """A batch made by the compiled decoder, except for unusual messages, which become rows."""
 
     def __init__(self, options: Options, schema: pa.Schema) -> None:
         all_json = options.body == "json"
@@ -93,7 +92,7 @@ class _Compiled:
         )
         self._schema = schema
         self._odd = _Plain(options, schema)
-        #: Places of the odd messages in the batch.
+        #: Indexes of the unusual messages in the batch.
         self._places: list[int] = []
 
     @property
@@ -136,7 +135,7 @@ class _Compiled:
 
 
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
-#: Types of the columns, and of the fields of those that are structs, as the compiled decoder makes them.
+#: Types of the columns, and of the fields of struct columns, as the compiled decoder makes them.
 _TYPES: Final[dict[str, tuple[pa.DataType, ...]]] = {
     "address": (pa.string(),),
     "partition": (pa.int32(),),
@@ -157,8 +156,8 @@ _TYPES: Final[dict[str, tuple[pa.DataType, ...]]] = {
 
 
 def _is_ours(schema: pa.Schema, options: Options) -> bool:
-    """Return whether the compiled decoder has all columns of *schema*, and they are of the types that it makes:
-    buffers are taken for what their type says."""
+    """Return whether the compiled decoder has all columns of *schema*, with the types that it makes: buffers are
+    interpreted by the type of the schema."""
     names = columns_of(options)
     if len(names) != len(schema):
         return False
@@ -184,7 +183,7 @@ def _merged(usual: pa.RecordBatch, odd: pa.RecordBatch, places: list[int]) -> pa
 
 
 def _array(parts: tuple[Any, ...], count: int, kind: pa.DataType) -> pa.Array:
-    """Return the array of the buffers that the compiled decoder has made."""
+    """Return the array of buffers from the compiled decoder."""
     nulls, valid, *values = parts
     bits = None if valid is None else pa.py_buffer(valid)
     if not pa.types.is_struct(kind):
@@ -204,13 +203,13 @@ def _parsed(octets: bytes) -> tuple[bytes, bytes]:
     """Parse a body of JSON.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The body is not JSON.
     """
     return variant.encode(json.loads(octets))
 
 
 def _parsed_if_json(octets: bytes) -> tuple[bytes, bytes] | None:
-    """Parse a body that only says that it is JSON."""
+    """Parse a body whose content-type is JSON; return None if it is something else."""
     try:
         return _parsed(octets)
     except ValueError:

@@ -1,14 +1,13 @@
-"""What a query reads: ranges of logs, planned by their offsets, and what waits in a queue.
+"""Input of queries: ranges of logs, planned by their offsets, and messages in queues.
 
-Nothing here knows Spark. The methods of :class:`LogStream` and :class:`Batch` are those that Spark calls,
-in its spelling and its order (:mod:`.source` gives them its base classes), so that they can be
-driven without it.
+This module does not depend on Spark. The methods of :class:`LogStream` and :class:`Batch` are those that Spark
+calls, under its names and in its order (:mod:`.source` adds its base classes), so they can be driven without
+it.
 
-An offset, as a checkpoint keeps it, names the log by its incarnation beside its address: a log that was
-deleted and made again is another one, whose offsets mean other records. Its keys are in order, since
-Spark compares the text of two offsets. Beside each number is the era of the record before it, which changes
-when the broker is started: a store that is restored from a backup gives numbers to new records that others had
-before.
+An offset for a checkpoint identifies the log by its incarnation beside its address: a log that was deleted
+and created again is a different one, whose offsets denote other records. Its keys are sorted, since Spark
+compares the texts of two offsets. Beside each number is the era of the record before it, which changes when
+the broker is started: a store restored from a backup gives new records numbers that other records had before.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from .wire import DataLost
 _log = logging.getLogger("amqp_rt_spark")
 
 _VERSION: Final = 1
-#: A broker's conditions for a log that is not the one that was meant, or is being deleted.
+#: A broker's conditions for a log of another incarnation, or one that is being deleted.
 _ANOTHER_LOG: Final = ("amqp:precondition-failed", "amqp:resource-deleted")
 
 
 class Span(Struct, frozen=True):
-    """Records of one partition of a log, from *start* on and before *end*: what one task reads."""
+    """Records of one partition of a log, from *start* on and before *end*: the input of one task."""
 
     address: str
     partition: int
@@ -50,14 +49,14 @@ class Span(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """What waits in a queue, *most* messages at most: what one task browses."""
+    """Messages in a queue, *most* at most: the input of one browsing task."""
 
     address: str
     most: int | None
 
 
 class Part(Struct, frozen=True):
-    """How far a partition goes: its oldest offset, the next one, and the bytes in between."""
+    """Bounds of a partition: its oldest offset, the next one, and the bytes in between."""
 
     first: int
     next: int
@@ -65,20 +64,20 @@ class Part(Struct, frozen=True):
 
     @property
     def mean(self) -> int:
-        """Bytes of a record, on average."""
+        """Mean bytes of a record."""
         return self.bytes // max(self.next - self.first, 1)
 
 
 class LogState(Struct, frozen=True):
-    """A log as its broker describes it."""
+    """Description of a log by its broker."""
 
     incarnation: str
     parts: dict[int, Part]
-    #: Id of each era, and of each partition its first offset; the latest one last.
+    #: Id of each era, and its first offset in each partition; the latest era last.
     eras: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def era(self, number: int, offset: int) -> str:
-        """The era of the record before *offset* in partition *number*; empty if it is not known."""
+        """Return the era of the record before *offset* in partition *number*; empty if unknown."""
         for id_, starts in reversed(self.eras):
             if starts[number] < offset:
                 return id_
@@ -92,7 +91,7 @@ Eras = dict[tuple[str, int], str]
 
 
 def offset_of(positions: Positions, eras: Eras | None = None) -> dict[str, Any]:
-    """*positions*, and their *eras* as far as they are known, as a checkpoint keeps them."""
+    """Return *positions*, and their *eras* as far as known, as an offset for the checkpoint."""
     found: dict[str, Any] = {}
     for address, (incarnation, parts) in sorted(positions.items()):
         known = {
@@ -107,7 +106,7 @@ def offset_of(positions: Positions, eras: Eras | None = None) -> dict[str, Any]:
 
 
 def eras_of(offset: Mapping[str, Any]) -> Eras:
-    """The eras that :func:`offset_of` has noted; older checkpoints have none."""
+    """Return the eras in *offset*, which :func:`offset_of` made; older checkpoints have none."""
     return {
         (str(address), int(part)): str(era)
         for address, each in offset["logs"].items()
@@ -116,10 +115,10 @@ def eras_of(offset: Mapping[str, Any]) -> Eras:
 
 
 def positions_of(offset: Mapping[str, Any]) -> Positions:
-    """What :func:`offset_of` has said.
+    """Return the positions in *offset*, which :func:`offset_of` made.
 
     Raises:
-        ValueError: It is the offset of something else.
+        ValueError: The offset is not one of logs.
     """
     if offset.get("v") != _VERSION or not isinstance(offset.get("logs"), Mapping):
         raise ValueError(f"the checkpoint holds no offset of logs, but {str(offset)[:200]}")
@@ -133,11 +132,11 @@ def positions_of(offset: Mapping[str, Any]) -> Positions:
 
 
 def log_state(options: Options, address: str) -> LogState:
-    """How far the log *address* goes.
+    """Query the state of the log *address*.
 
     Raises:
-        AmqpError: There is no such node.
-        ValueError: It is no log.
+        AmqpError: The node does not exist.
+        ValueError: The node is not a log.
     """
     dialect = dialect_of(options)
     node, (endpoint, address) = address, options.place(address)
@@ -165,13 +164,13 @@ def log_state(options: Options, address: str) -> LogState:
 
 
 class _Reading:
-    """What streams and batches have in common. Making one connects nowhere."""
+    """Base of streams and batches. The constructor makes no connection."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
 
     def _addresses(self) -> tuple[str, ...]:
-        """The nodes to read, as things are now."""
+        """Return the nodes to read at the moment."""
         pattern = self.options.address_pattern
         if not pattern:
             return self.options.nodes
@@ -186,13 +185,13 @@ class _Reading:
         )
 
     def _states(self) -> dict[str, LogState]:
-        """The logs to read; one that has gone since it was named is left out if a pattern named it."""
+        """Return the states of the logs to read, without those that a pattern matched and that are gone."""
         found = {address: self._log_state(address) for address in self._addresses()}
         return {address: state for address, state in found.items() if state is not None}
 
     def _log_state(self, address: str) -> LogState | None:
-        """None if the log *address* is gone, and only a pattern has named it; or if it is at a broker that is
-        not asked any more."""
+        """Return the state of the log *address*; None if it is gone and only a pattern matched it, or if its
+        broker is no longer among the URLs."""
         if not self._is_reached(address):
             return None
         try:
@@ -203,12 +202,12 @@ class _Reading:
             return None
 
     def _is_reached(self, address: str) -> bool:
-        """Whether the log *address* of a checkpoint is at a broker that is asked."""
+        """Return whether the log *address* of a checkpoint is at a broker among the URLs."""
         several = len(self.options.urls) > 1 or "://" in address
         return not several or address in self.options.nodes
 
     def _at_time(self, address: str, state: LogState, moment_ms: int) -> dict[int, int]:
-        """The first offsets from a time on."""
+        """Return the first offset at or after a time, for each partition."""
         moment = Timestamp(moment_ms)
         spelling = spelling_of(self.options)
         endpoint, address = self.options.place(address)
@@ -228,7 +227,7 @@ class _Reading:
         return {int(part): int(offset) for part, offset in found.items()}
 
     def _begin(self, address: str, state: LogState) -> dict[int, int]:
-        """Where the options say to begin, as things are now."""
+        """Return the start that the options select at the moment."""
         wanted = self.options.starting_offsets
         first = {number: part.first for number, part in state.parts.items()}
         if self.options.starting_timestamp is not None:
@@ -243,9 +242,9 @@ class _Reading:
         return _named(address, state, wanted, "startingOffsets", first)
 
     def _check_named(self, given: Mapping[str, Any], option: str) -> None:
-        """Refuse offsets of logs that are not read: they would be passed over."""
+        """Refuse offsets of logs that are not read, which would be ignored."""
         if self.options.address_pattern:
-            # They may come to be.
+            # Logs that match the pattern may be created later.
             return
         for name in given:
             if name not in self.options.nodes:
@@ -255,7 +254,7 @@ class _Reading:
                 )
 
     def _spans(self, begin: Positions, end: Positions, states: dict[str, LogState]) -> list[Span]:
-        """Tasks for what lies between *begin* and *end*."""
+        """Return tasks for the records between *begin* and *end*."""
         ranges = []
         for address, (incarnation, parts) in sorted(end.items()):
             starts = begin[address][1]
@@ -269,7 +268,11 @@ class _Reading:
         return list(cut(ranges, self.options.min_partitions, self.options.max_per_partition))
 
     def _there(self, address: str, number: int, start: int, stop: int, part: Part) -> int:
-        """*start*, or where the records that are left begin."""
+        """Return *start*, or the beginning of the records that are left.
+
+        Raises:
+            DataLost: Records are lost, and ``failOnDataLoss`` is set.
+        """
         node = f"{address}/partitions/{number}"
         if start < min(stop, part.first):
             text = wire.lost(node, start, min(stop, part.first))
@@ -283,14 +286,14 @@ class _Reading:
         return min(part.first, stop) if start < part.first else start
 
     def read(self, span: Any) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of *span*, the same ones whenever it is asked; raises what :meth:`records` does."""
+        """Yield the rows of *span*, the same ones on every call; raises the errors of :meth:`records`."""
         return RowMaker(self.options).rows(self.records(span))
 
     def records(self, span: Any) -> Iterator[Records]:
-        """Yield the encoded messages of *span*, the same ones whenever it is asked.
+        """Yield the encoded messages of *span*, the same ones on every call.
 
         Raises:
-            AmqpError: They cannot be read, or are not there any more (:class:`DataLost`).
+            AmqpError: They cannot be read, or are gone (:class:`DataLost`).
         """
         if span is None:
             return
@@ -314,7 +317,7 @@ class _Reading:
             span.partition,
             span.start,
             span.end,
-            # Others say neither which log it is, nor why an offset has no record.
+            # Other brokers report neither the log's incarnation, nor the reason of gaps in offsets.
             incarnation=span.incarnation if ours and options.fail_on_data_loss else "",
             selector=options.selector,
             credit=options.credit,
@@ -326,10 +329,10 @@ class _Reading:
 
 
 def renamed(offset: Mapping[str, Any], states: Mapping[str, LogState]) -> Mapping[str, Any]:
-    """Return *offset*, as a checkpoint has it, with the names that logs have now.
+    """Return *offset*, from a checkpoint, with the current names of its logs.
 
-    A log has another name when there is one broker and there were several, or the reverse, and when a broker is
-    reached under another URL. Its incarnation stays.
+    A log gets another name when one broker becomes several, or the reverse, and when a broker is reached
+    under another URL. Its incarnation stays.
     """
     now = {state.incarnation: name for name, state in states.items() if state.incarnation}
     known = offset["logs"]
@@ -338,29 +341,33 @@ def renamed(offset: Mapping[str, Any], states: Mapping[str, LogState]) -> Mappin
         for name, each in known.items()
     }
     if len(set(names.values())) < len(names):
-        # Two of them would be one; what that means is said where it is read.
+        # Two logs would become one; the reader of the offset reports that.
         return offset
     return {**offset, "logs": {names[name]: each for name, each in known.items()}}
 
 
 def release_hold(endpoint: wire.Endpoint, address: str, holder: str) -> None:
-    """Give retention what *holder* holds of the log *address*, if it does."""
+    """Release the hold of *holder* on the log *address* for retention, if there is one."""
     try:
         wire.call(endpoint, address, "HOLD", {}, holder=holder, seconds=0)
     except AmqpError as error:
-        # It ends by itself after its time.
+        # The hold also ends after its time.
         _log.warning("the hold of %r on %s is not released: %s", holder, address, error)
 
 
 def _is_like(name: str, pattern: str) -> bool:
-    """Whether *pattern* means *name*. What the broker has for itself has to be meant by its first letter."""
+    """Return whether *pattern* matches *name*. The broker's own nodes need a pattern that begins with "$"."""
     return fnmatchcase(name, pattern) and (pattern[0] == "$" or not name.startswith("$"))
 
 
 def _named(
     address: str, state: LogState, given: Any, option: str, other: dict[int, int]
 ) -> dict[int, int]:
-    """The offsets that an option names, and *other* ones for partitions that it does not."""
+    """Return the offsets given in an option, and those in *other* for the remaining partitions.
+
+    Raises:
+        ValueError: The option names a partition that does not exist.
+    """
     named: dict[int, int] = given.get(address, {})
     for number in named:
         if number not in state.parts:
@@ -369,7 +376,7 @@ def _named(
 
 
 def cut(ranges: list[Span], least: int, most: int | None) -> Iterator[Span]:
-    """*ranges* in *least* pieces at least, of *most* records at most, as equal as it goes."""
+    """Yield *ranges* in *least* pieces at least, of *most* records at most, as equal as possible."""
     total = sum(span.end - span.start for span in ranges)
     size = total
     if len(ranges) < least:
@@ -390,14 +397,14 @@ def cut(ranges: list[Span], least: int, most: int | None) -> Iterator[Span]:
 
 
 def joined(spans: Iterable[Any], options: Options) -> list[tuple[Any, ...]]:
-    """Return *spans* as tasks, each with what it reads in turn: small ones have a task together, of
+    """Return *spans* as tasks, each with the spans that it reads in turn: small ones share a task, of
     ``minMessagesPerPartition`` at least."""
     alone = [(span,) for span in spans]
     found: list[tuple[Any, ...]] = []
     missing = 0
     for task in alone:
         (span,) = task
-        # How many messages the others have is not known before they are read.
+        # The sizes of other spans are unknown before they are read.
         size = span.end - span.start if isinstance(span, Span) else options.min_per_partition
         if missing > 0:
             found[-1] += task
@@ -411,7 +418,7 @@ def joined(spans: Iterable[Any], options: Options) -> list[tuple[Any, ...]]:
 
 
 class Stream(_Reading, ABC):
-    """What streams have in common."""
+    """Base of streams."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -421,18 +428,18 @@ class Stream(_Reading, ABC):
             )
         if options.mode == "browse":
             raise ValueError("a queue is browsed by a batch, spark.read, not by a stream")
-        #: What the broker was told last to be done.
+        #: Offset that was last settled at the broker.
         self._settled: Any = None
         self._waiting_since: float | None = None
-        #: Batches that were planned: each begins with another partition or queue.
+        #: Number of planned batches: each begins with another partition or queue.
         self._turn = 0
         self._now: Callable[[], float] = time.monotonic
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Everything before *end* has been written: the broker is told, once.
+        """Settle everything before *end* at the broker, once.
 
-        Spark says so when the next batch has been planned, and never of the last one. But it asks for
-        the next one only when the one before is noted as done, so that is taken as saying so, too.
+        Spark calls this when the next batch has been planned, and never for the last one. But it requests
+        the next offset only after noting the previous batch as done, so that request commits its start, too.
         """
         if end != self._settled:
             self._settle(end)
@@ -440,13 +447,13 @@ class Stream(_Reading, ABC):
 
     @abstractmethod
     def _settle(self, end: dict[str, Any]) -> None:
-        """Tell the broker."""
+        """Settle everything before *end* at the broker."""
 
     def stop(self) -> None:
-        """The connection goes with the process."""
+        """Do nothing: the connection ends with the process."""
 
     def _enough(self, available: int, *, ends: bool) -> bool:
-        """Whether there is enough for a batch, or it has been waited for long enough."""
+        """Return whether a batch should be planned: enough messages are available, or ``maxTriggerDelay`` is over."""
         if ends or not available or available >= self.options.min_messages:
             self._waiting_since = None
             return True
@@ -460,16 +467,16 @@ class Stream(_Reading, ABC):
 
 
 class StartRemembered(Stream):
-    """Plans batches for Spark before 4.2, which does not say where the next one starts.
+    """Plans batches for Spark before 4.2, which does not pass the start of the next one.
 
-    It begins where the last planned one ends. After a restart Spark asks for the tasks of an empty batch
-    at the last planned end first, and then does that batch again if it is not done.
+    A batch starts at the end of the last planned one. After a restart, Spark first requests the tasks of an empty
+    batch at the last planned end, and then repeats that batch if it is not done.
     """
 
     _planned_end: dict[str, Any] | None = None
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where the next batch ends, within the bounds of the options."""
+        """Return the end of the next batch, within the bounds of the options."""
         start = self._planned_end
         if start is None:
             start = self.initialOffset()  # type: ignore[attr-defined]
@@ -477,19 +484,18 @@ class StartRemembered(Stream):
         return found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
-        """The tasks of the batch between two offsets."""
+        """Return the tasks of the batch between two offsets, and remember its end."""
         found: list[Any] = super().partitions(start, end)  # type: ignore[misc]
         self._planned_end = end
         return found
 
 
 class LogStream(Stream):
-    """A stream of the records of logs.
+    """Stream of the records of logs.
 
-    Every batch is a range of offsets, which Spark keeps in its checkpoint before anything is read, so
-    that a batch that is done again has the same records. With a ``group`` the broker keeps how far
-    the stream has got, which is also where a start that moves, ``latest`` or a time, is remembered:
-    Spark asks for it more than once.
+    Every batch is a range of offsets, which Spark keeps in its checkpoint before anything is read, so a
+    repeated batch has the same records. With a ``group`` the broker stores the position of the stream, and
+    also a start that depends on the time of asking, ``latest`` or a time: Spark asks for it more than once.
     """
 
     def __init__(self, options: Options) -> None:
@@ -505,7 +511,7 @@ class LogStream(Stream):
                     f"a stream of logs={options.logs} does not start at latest, since nobody would keep where "
                     "that was: give startingTimestamp, or offsets"
                 )
-            # A time is found again as long as its records are there.
+            # A time gives the same records again as long as they are kept.
             moving = False
         if moving and not options.group:
             raise ValueError(
@@ -514,18 +520,18 @@ class LogStream(Stream):
             )
         self._moving = moving
         self._holder = f"spark:{options.group or uuid4()}"
-        #: Whether something may be held: with a group an earlier run has perhaps left a hold.
+        #: Whether there may be a hold: with a group, an earlier run may have left one.
         self._holds = bool(options.group)
-        #: What there was when the query that ends by itself began.
+        #: States of the logs when a query with ``availableNow`` began.
         self._until: dict[str, LogState] | None = None
         self._latest: dict[str, LogState] | None = None
-        #: Where the batch begins that was planned last.
+        #: Start of the last planned batch.
         self._started: Positions = {}
 
-    # --- what Spark calls, in its spelling ---
+    # --- Called by Spark, under its names ---
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a query without a checkpoint begins; the same whenever it is asked."""
+        """Return the start of a query without a checkpoint, the same on every call."""
         return offset_of(
             {
                 address: (state.incarnation, self._initial(address, state))
@@ -534,7 +540,11 @@ class LogStream(Stream):
         )
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
-        """Where the next batch ends, within the bounds of the options; *start* if it has to wait."""
+        """Return the end of the next batch, within the bounds of the options; *start* if it has to wait.
+
+        Raises:
+            DataLost: Records are lost or logs are gone, and ``failOnDataLoss`` is set.
+        """
         if start is not None:
             self.commit(start)
         states = self._latest = self._states()
@@ -548,16 +558,16 @@ class LogStream(Stream):
         waiting: dict[tuple[str, int], tuple[int, int, int]] = {}
         pattern = self.options.address_pattern
         for address in begin.keys() - states.keys():
-            # One that is not asked for any more is not missed.
+            # Logs that are no longer requested may be missing.
             if pattern and _is_like(address, pattern):
                 self._gone(address)
         for address, state in states.items():
             known = begin.get(address)
             if known is None and pattern:
                 if self._until is not None and address not in self._until:
-                    # A query that ends by itself does not know it.
+                    # A query with availableNow ignores logs created after its begin.
                     continue
-                # It is new. Where it begins is noted first, and read from there in the next batch.
+                # A new log: its start is recorded first, and the next batch reads from there.
                 end[address] = state.incarnation, {n: part.first for n, part in state.parts.items()}
                 continue
             starts = self._initial(address, state) if known is None else known[1]
@@ -594,10 +604,10 @@ class LogStream(Stream):
         return planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far the logs went when that was asked last: the lag is from there.
+        """Return the ends of the logs as last queried, from which Spark computes the lag.
 
-        For those who look at the progress of a query (:mod:`.listening`) it has the mean sizes of records, and
-        where the batch begins, too.
+        For observers of the query's progress (:mod:`.listening`) it also contains the mean sizes of records
+        and the start of the batch.
         """
         if self._latest is None:
             return None
@@ -618,20 +628,20 @@ class LogStream(Stream):
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """From now on there is nothing but what there is now."""
+        """Limit the query to the records that exist now."""
         self._until = self._states()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Span]:
-        """The tasks of the batch between two offsets, which were logged before.
+        """Return the tasks of the batch between two offsets, which were logged before.
 
         Raises:
-            DataLost: Some of its records are not there any more.
+            DataLost: Some of its records are gone.
             ValueError: It ends before it begins.
         """
         begin, stop = positions_of(start), positions_of(end)
         names = begin.keys() | stop.keys()
         if not self.options.address_pattern and names - set(self.options.nodes):
-            # The checkpoint was begun with one broker and there are several now, or the reverse.
+            # The number of brokers has changed between one and several since the checkpoint began.
             there = self._states()
             start, end = dict(renamed(start, there)), dict(renamed(end, there))
             begin, stop = positions_of(start), positions_of(end)
@@ -665,10 +675,10 @@ class LogStream(Stream):
         self._hold(begin, stop)
         return self._spans(begin, stop, states)
 
-    # --- inside ---
+    # --- Internals ---
 
     def _settle(self, end: dict[str, Any]) -> None:
-        """The group goes on at *end*."""
+        """Set the group's cursors to *end*."""
         if not self.options.group or self.options.logs != OURS:
             return
         for address, (incarnation, parts) in positions_of(end).items():
@@ -685,8 +695,8 @@ class LogStream(Stream):
                     incarnation=incarnation,
                 )
             except AmqpError as error:
-                # The log may be gone if a pattern has named it, or another one may have its name by now.
-                # What that means is said when more is planned, where failOnDataLoss is looked at.
+                # The log may be gone, which is permitted with a pattern, or replaced by another one.
+                # The next planning handles both according to failOnDataLoss.
                 gone = bool(self.options.address_pattern) and error.condition == "amqp:not-found"
                 if not gone and error.condition not in _ANOTHER_LOG:
                     raise
@@ -696,7 +706,7 @@ class LogStream(Stream):
             return self._begin(address, state)
         found = self._cursor(address)
         if set(found) < set(state.parts):
-            # Once and for all: this is asked again when the first batch is done again.
+            # Stored once and for all: Spark asks again when the first batch is repeated.
             found = self._begin(address, state) | found
             endpoint, name = self.options.place(address)
             wire.call(
@@ -710,7 +720,7 @@ class LogStream(Stream):
         return found
 
     def _last(self, address: str, state: LogState) -> dict[int, int]:
-        """Where a query that ends by itself has to end."""
+        """Return the ends at which a query with ``availableNow`` stops."""
         if self._until is None or address not in self._until:
             return {}
         known = self._until[address]
@@ -739,10 +749,10 @@ class LogStream(Stream):
     def _check_eras(
         self, address: str, offsets: dict[int, int], eras: Eras, state: LogState
     ) -> None:
-        """Check that the records before *offsets* are those that the checkpoint is about.
+        """Check that the records before *offsets* are those of the checkpoint.
 
         Raises:
-            DataLost: They are not: the log went on from an earlier place.
+            DataLost: They are others, since the log continued from an earlier state.
         """
         for number, offset in offsets.items():
             known, there = eras.get((address, number)), state.era(number, offset)
@@ -763,7 +773,7 @@ class LogStream(Stream):
         for number, stop in end.items():
             start = begin.get(number, 0)
             part = state.parts.get(number)
-            # A first batch that is done again begins with what is left: that is a loss, not a muddle.
+            # A first batch that is repeated begins with the records left: a loss, not a mix-up.
             if start > stop and not (part is not None and start == part.first):
                 raise ValueError(
                     f"a batch of {address!r}, partition {number}, begins at {start} and ends at "
@@ -775,13 +785,13 @@ class LogStream(Stream):
     def _admitted(
         self, waiting: dict[tuple[str, int], tuple[int, int, int]], limit: Any
     ) -> dict[tuple[str, int], int]:
-        """Where the batch ends in each partition: each has its share of what is allowed.
+        """Return the end of the batch in each partition, which gets its share of the limits.
 
         Each batch begins with the next partition, since there may be fewer messages than partitions.
         """
         rows = getattr(limit, "max_rows", None)
         octets = getattr(limit, "max_bytes", None)
-        # Spark knows one bound at a time. With none of ours it wants everything (Trigger.Once).
+        # Spark passes one bound at a time. One of another kind means everything (Trigger.Once).
         if limit is None or rows is not None or octets is not None:
             rows = self.options.max_messages if rows is None else rows
             octets = self.options.max_bytes if octets is None else octets
@@ -798,14 +808,14 @@ class LogStream(Stream):
         turn = self._turn % max(len(order), 1)
         self._turn += 1
         for key, (at, stop, _) in order[turn:] + order[:turn]:
-            # Something from each, so that none waits for ever, as far as it goes.
+            # At least one from each, as far as the limit permits, so that no partition starves.
             count = min(stop - at, max(int((stop - at) * share), 1), left)
             ends[key] = at + count
             left -= count
         return ends
 
     def _hold(self, begin: Positions, end: Positions) -> None:
-        """Keep retention away from what is read now."""
+        """Keep the records of the batch from retention."""
         if not self.options.hold or self.options.logs != OURS:
             return
         self._holds = True
@@ -826,13 +836,13 @@ class LogStream(Stream):
                     incarnation=incarnation,
                 )
             except AmqpError as error:
-                # It would only be a precaution: what is lost is noticed in any case.
+                # The hold is only a precaution: lost records are noticed in any case.
                 _log.warning("retention is not kept away from %s: %s", address, error)
 
     def _let_go(self, addresses: Iterable[str]) -> None:
-        """Give retention what was held: all that was planned is written, and no more is planned now.
+        """Release the holds: all planned batches are written, and no other is planned now.
 
-        A query that ends by itself asks once more after its last batch, so its hold ends with it. One that is
+        A query with ``availableNow`` asks once more after its last batch, so its hold ends with it. One that is
         stopped or killed leaves the hold of its last batch, which may have to be read again.
         """
         if not self._holds or self.options.logs != OURS:
@@ -843,7 +853,7 @@ class LogStream(Stream):
 
 
 class Bounds(Struct):
-    """What a filter leaves of the rows: everything that a batch need not read."""
+    """Bounds that filters set on the rows; a batch need not read rows outside."""
 
     addresses: set[str] | None = None
     partitions: set[int] | None = None
@@ -855,7 +865,7 @@ class Bounds(Struct):
 
 
 class Batch(_Reading):
-    """What there is in logs, between two places; or what waits in queues, which stays there."""
+    """Records of logs between two positions, or messages of queues, which are browsed."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -866,7 +876,7 @@ class Batch(_Reading):
         self.bounds = Bounds()
 
     def partitions(self) -> list[Span | Snapshot]:
-        """The tasks."""
+        """Return the tasks."""
         addresses = [
             address
             for address in self._addresses()
@@ -893,11 +903,11 @@ class Batch(_Reading):
         return spans + self._spans(begin, end, states)
 
     def only_logs(self) -> bool:
-        """Whether nothing else is read: rows of queues have no offsets."""
+        """Return whether only logs are read: rows of queues have no offsets."""
         return all(self._queue(address) is None for address in self._addresses())
 
     def _queue(self, address: str) -> int | None:
-        """How many messages a queue has, -1 if its broker does not say; None if it is a log."""
+        """Return the number of messages in a queue, -1 if its broker does not report it; None for a log."""
         options = self.options
         if options.mode == "log" or options.address_pattern or options.logs != OURS:
             return None
@@ -905,7 +915,7 @@ class Batch(_Reading):
         try:
             found = wire.call(endpoint, address, "READ")
         except AmqpError:
-            # A broker without this kind of management: there, only queues are read.
+            # A broker without this management: only browsing is possible there.
             if self.options.mode == "browse":
                 return -1
             raise
@@ -913,7 +923,7 @@ class Batch(_Reading):
             if self.options.mode == "browse":
                 raise ValueError(f"{address!r} is a log: read it with mode=log")
             return None
-        # As it is now, or else a queue that is busy would never end.
+        # Limited to the present number, or reading a busy queue would never end.
         return int(found["available"]) + int(found["acquired"])
 
     def _end(self, address: str, state: LogState) -> dict[int, int]:
@@ -933,7 +943,7 @@ class Batch(_Reading):
         return found
 
     def _narrow(self, begin: Positions, end: Positions, states: dict[str, LogState]) -> None:
-        """Leave out what the filters do not want."""
+        """Remove the rows that the filters exclude."""
         bounds = self.bounds
         for address, state in states.items():
             starts, stops = begin[address][1], end[address][1]

@@ -1,7 +1,7 @@
-"""Messages as rows, and rows as messages.
+"""Conversion of messages to rows, and of rows to messages.
 
-A row is a plain tuple in the order of the columns. Times are microseconds since 1970, and a VARIANT is
-the pair of its octets and those of its names; what Spark makes of them is up to its side.
+A row is a plain tuple in the order of the columns. Times are microseconds since 1970, and a VARIANT is the
+pair of its octets and those of its metadata; their Spark types are up to the caller.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .malformed import decoded
 from .options import Options
 from .schema import COLUMNS, columns_of
 
-#: Annotations that say a record's place in its log. A row has columns for it, and a message that is sent
-#: elsewhere another place.
+#: Annotations with a record's position in its log. A row has columns for these, and a message that is sent
+#: elsewhere gets another position.
 PLACE: Final = frozenset(
     (
         "x-opt-offset",
@@ -51,32 +51,32 @@ _MS: Final = dt.timedelta(milliseconds=1)
 
 
 class Place(Struct, frozen=True):
-    """Where a message was found."""
+    """Position of a message."""
 
     address: str
     partition: int | None = None
     offset: int | None = None
     broker: str = ""
-    #: When its log got it, if that is known without its annotations.
+    #: Time at which its log got it, if known without decoding its annotations.
     time_ms: int | None = None
-    #: It has no annotations but those that say its place.
+    #: Whether it has no annotations but those of its position.
     bare: bool = False
 
 
 class Records(Struct):
-    """Encoded messages that were found at one place, in order."""
+    """Encoded messages from one node or partition, in order."""
 
     address: str
     payloads: list[bytes]
     partition: int | None = None
-    #: As many as there are payloads.
+    #: One for each payload.
     offsets: list[int] | None = None
     broker: str = ""
-    #: When their log got them, if that is said beside them (milliseconds since 1970).
+    #: Times at which their log got them, if delivered beside them (milliseconds since 1970).
     times: list[int] | None = None
 
     def place(self, at: int) -> Place:
-        """Return where the message with the index *at* was found."""
+        """Return the position of the message with the index *at*."""
         if self.offsets is None:
             return Place(self.address, self.partition, None, self.broker)
         offset = self.offsets[at]
@@ -90,7 +90,7 @@ class Records(Struct):
 
 _HEADER_BEGIN: Final = b"\x00\x53\x70\xc0"
 _ANNOTATIONS_BEGIN: Final = b"\x00\x53\x72\xc1"
-#: The map of annotations of a record that has no others, as our broker writes it, from its count on.
+#: Annotations map of a record without other annotations, as amqp_rt's broker writes it, from its count on.
 _ONLY_PLACE: Final = re.compile(
     rb"\x0a\xa3\x0cx-opt-offset\xa1(.)([0-9]*)"
     rb"\xa3\x15x-opt-sequence-number\x81.{8}"
@@ -102,8 +102,8 @@ _ONLY_PLACE: Final = re.compile(
 
 
 def time_at_its_place(payload: bytes) -> int | None:
-    """Return when a log got the record *payload*, in milliseconds since 1970, if its annotations say its
-    place and nothing else, as those of most records do: then the map need not be decoded."""
+    """Return the time at which a log got the record *payload*, in milliseconds since 1970, if its annotations
+    are those of its position only, as for most records: then the map need not be decoded."""
     at = 5 + payload[4] if payload.startswith(_HEADER_BEGIN) and len(payload) > 4 else 0
     if not payload.startswith(_ANNOTATIONS_BEGIN, at) or len(payload) < at + 5:
         return None
@@ -118,7 +118,7 @@ def time_at_its_place(payload: bytes) -> int | None:
 
 
 class RowMaker:
-    """Makes rows with the columns that *options* ask for."""
+    """Makes rows with the columns that *options* request."""
 
     def __init__(self, options: Options) -> None:
         self._columns = columns_of(options)
@@ -132,17 +132,17 @@ class RowMaker:
         """Yield the row of each message.
 
         Raises:
-            DecodeError: One is malformed, and is not to be a row.
+            DecodeError: A message is malformed, and ``onUndecodable`` is not ``row``.
         """
         for records in found:
             for at, payload in enumerate(records.payloads):
                 yield self.row(decoded(payload), records.place(at))
 
     def row(self, message: Message, place: Place) -> tuple[Any, ...]:
-        """The row of *message*.
+        """Return the row of *message*.
 
         Raises:
-            DecodeError: It is malformed, and is not to be a row.
+            DecodeError: The message is malformed, and ``onUndecodable`` is not ``row``.
         """
         try:
             return tuple([get(message, place) for get in self._getters])
@@ -155,8 +155,8 @@ class RowMaker:
         return tuple([self._as_far(name, message, place) for name in self._columns])
 
     def _as_far(self, name: str, message: Message, place: Place) -> Any:
-        """The column *name* of a message that cannot be decoded as a whole: what it says elsewhere is
-        how one finds out who sent it, and why it lies where it does."""
+        """Return the column *name* of an undecodable message: readable parts help to find out its sender, and
+        why it is there."""
         if name == "body":
             octets = message.encode()
             return octets.decode("utf-8", "backslashreplace") if self._text else octets
@@ -191,7 +191,7 @@ def _enqueued(message: Message, place: Place) -> int | None:
 
 
 def _key(message: Message, place: Place) -> str | None:
-    """Return the partition key, of which brokers keep text or octets."""
+    """Return the partition key, which brokers store as text or octets."""
     found = message.message_annotations.get(_PARTITION_KEY)
     if isinstance(found, bytes):
         return found.decode("utf-8", "backslashreplace")
@@ -225,7 +225,7 @@ def _parsed(message: Message, place: Place) -> tuple[bytes, bytes] | None:
 
 
 def _typed(message: Message, place: Place) -> tuple[bytes, bytes] | None:
-    """The body with its types: a value or a sequence as it is, and data that says it is JSON."""
+    """Return the body with its types: a value or a sequence as it is, and data with a content-type of JSON."""
     if message.body_kind in ("value", "sequence"):
         return variant.encode(message.body)
     content_type = message.content_type or ""
@@ -233,7 +233,7 @@ def _typed(message: Message, place: Place) -> tuple[bytes, bytes] | None:
         try:
             return _parsed(message, place)
         except ValueError:
-            # It only said so. Its octets are in the column beside.
+            # The content-type is wrong. The octets are in the column body.
             return None
     return None
 
@@ -281,7 +281,7 @@ def _properties(message: Message, place: Place) -> tuple[Any, ...]:
 
 
 def _string(value: str | None) -> str | None:
-    """Symbols as the strings that they are."""
+    """Return symbols as strings."""
     return None if value is None else str(value)
 
 
@@ -320,7 +320,7 @@ _GETTERS: Final[dict[str, Callable[[Message, Place], Any]]] = {
     "timestamp": _enqueued,
     "broker": lambda message, place: place.broker,
 }
-#: What the option ``body`` changes.
+#: Functions for columns that the option ``body`` changes.
 _BODIES: Final[dict[tuple[str, str], Callable[[Message, Place], Any]]] = {
     ("body", "text"): _text_body,
     ("body_variant", "json"): _parsed,
@@ -331,17 +331,17 @@ _BODIES: Final[dict[tuple[str, str], Callable[[Message, Place], Any]]] = {
 
 
 def check_columns(names: Iterable[str], options: Options) -> None:
-    """Refuse rows that no message can be made of, or whose columns would get lost.
+    """Refuse rows that make no message, or that have columns which would be ignored.
 
     Raises:
-        ValueError: One sentence says what to do.
+        ValueError: One sentence gives the remedy.
     """
     given = list(names)
     if not {"message", "body", "body_variant"} & set(given):
         meant = "; rename its column 'value' to 'body'" if "value" in given else ""
         raise ValueError(f"rows for amqp need a column body (or message, or body_variant){meant}")
     known = {*COLUMNS, *_PROPERTIES, *_HEADER, "message_id_type", "correlation_id_type"}
-    # Where a row was read is not where it goes, and a time is a property by another name.
+    # The address of a row is its origin, not its destination, and times are properties under other names.
     known -= {"address", "timestamp", "broker"}
     chosen = {"orderingKey": options.ordering_key, "dedupColumn": options.dedup_column}
     for option, name in chosen.items():
@@ -353,7 +353,7 @@ def check_columns(names: Iterable[str], options: Options) -> None:
             "the column message holds messages that are sent as they are: dedupColumn cannot name them"
         )
     if options.ordering_key not in ("", "key"):
-        # One of the two would be passed over.
+        # One of the two columns would be ignored.
         known.discard("key")
         if options.dedup_column == "key":
             known.add("key")
@@ -368,7 +368,7 @@ def check_columns(names: Iterable[str], options: Options) -> None:
         raise ValueError(f"{meant}: drop it, or set ignoreUnknownColumns=true")
 
 
-#: Columns that a user may believe in, and what to say of them.
+#: Refused columns that users may expect to work, with the error text.
 _REFUSED: Final = {
     "address": (
         "the column 'address' says where a row was read, and not where it goes, which is up to the option "
@@ -385,17 +385,16 @@ _REFUSED: Final = {
 def payload_of(
     row: Mapping[str, Any], options: Options, named_by: str = "", body_type: Any = None
 ) -> bytes:
-    """The encoded message that *row* says.
+    """Return the encoded message of *row*.
 
     Args:
-        row: By names of columns.
-        options: What the user has said.
-        named_by: The application property, if there is one, by which the broker knows messages that it
-            has had.
+        row: Values by column.
+        options: The user's options.
+        named_by: Application property by which the broker detects duplicates, if there is one.
         body_type: Spark's type of the column body, if it is known.
 
     Raises:
-        ValueError: A value has the wrong type; one sentence says which.
+        ValueError: A value has the wrong type; one sentence names it.
     """
     given: dict[str, Any] = {"durable": options.durable}
     header = row.get("header")
@@ -410,11 +409,11 @@ def payload_of(
         given["message_annotations"] = annotations
     bare = row.get("message")
     if bare is not None:
-        # Octet for octet: nothing of it is looked at.
+        # Copied octet for octet, without decoding.
         return Message(**given).encode_front() + bytes(bare)
     properties = row.get("properties")
     for name in _PROPERTIES:
-        # Most rows have few of them, and no struct of all.
+        # Most rows have few properties as columns, and no struct of all.
         if properties is None and name not in row:
             continue
         value = _of(row, properties, name)
@@ -440,7 +439,7 @@ def payload_of(
 
 
 def _of(row: Mapping[str, Any], nested: Any, name: str) -> Any:
-    """A field that is a column of its own, or else one of the column beside."""
+    """Return a field from its own column, or else from the struct *nested*."""
     value = row.get(name)
     if value is None and nested is not None:
         value = nested.get(name) if isinstance(nested, Mapping) else getattr(nested, name, None)
@@ -461,7 +460,7 @@ def _property(name: str, value: Any, kind: Any) -> Any:
     if name in _MOMENTS:
         if not isinstance(value, dt.datetime):
             raise ValueError(f"{name} takes a timestamp, not {type(value).__name__}")
-        # AMQP's times are milliseconds: what is below them is cut, as Spark cuts when it casts.
+        # AMQP's times are milliseconds: smaller units are truncated, as in Spark's casts.
         return Timestamp((value - _EPOCH if value.tzinfo else value.astimezone() - _EPOCH) // _MS)
     if name == "user_id":
         return value.encode() if isinstance(value, str) else bytes(value)
@@ -490,7 +489,7 @@ def _annotations_of(row: Mapping[str, Any], options: Options) -> dict[Any, Any]:
     annotations = {Symbol(key): each for key, each in found.items() if key not in PLACE}
     value = row.get(options.ordering_key or "key")
     if value is not None:
-        # Partitions are chosen by the octets of either.
+        # Brokers choose the partition by the octets of either type.
         octets = isinstance(value, bytes | bytearray)
         annotations[_PARTITION_KEY] = bytes(value) if octets else str(value)
     return annotations

@@ -1,9 +1,9 @@
-"""AMQP in the calling thread: what the processes that Spark starts need, and no event loop.
+"""Blocking AMQP connections for the processes that Spark starts, without an event loop.
 
-A reader lives in a short-lived process that is forked, runs plain calls, and is killed without
-notice. So this is the engine over a blocking socket (:mod:`amqp_rt.net.blocking`); nothing here
-imports trio, unless the URL says TLS. A process keeps the connections it has made and uses them
-again: a task is then not charged a handshake.
+A reader runs in a short-lived process that is forked, makes plain calls, and is killed without notice. So
+this module runs the engine over a blocking socket (:mod:`amqp_rt.net.blocking`); nothing here imports
+trio, unless the URL requires TLS. A process keeps its connections and reuses them, which saves tasks the
+handshake.
 """
 
 from __future__ import annotations
@@ -50,47 +50,47 @@ except ImportError:
     _compiled_numbers = None
     _compiled_records = read_records
 
-#: ``x-opt-incarnation``: the property of a log's links that tells it from others of its name.
+#: ``x-opt-incarnation``: property of a log's links that distinguishes it from others of its name.
 INCARNATION: Final = Symbol("x-opt-incarnation")
 SEQUENCE_NUMBER: Final = "x-opt-sequence-number"
 
-#: Messages on the way to a reader; half of them are asked for again when they have come.
+#: Messages on the way to a reader; credit is renewed when half of them have come.
 CREDIT: Final = 1_000
-#: Bytes of those, as far as the sizes of messages tell: large messages get less credit.
+#: Bytes of those, estimated from recent sizes: large messages get less credit.
 CREDIT_BYTES: Final = 16 * 1024 * 1024
-#: Credit of a link before the first message has told how large its messages are.
+#: Credit of a link until the first messages have shown their size.
 _FIRST_CREDIT: Final = 16
 
-#: Properties of a link that stages messages, without their prefix: the request that asks how much of them
+#: Properties of a link that stages messages, without their prefix: the request for how much of the stage
 #: has arrived has the same fields.
 _PREFIX: Final = "amqp_rt:"
 _STAGE_FIELDS: Final = ("producer", "run", "epoch", "part", "attempt")
 PRODUCER: Final = "amqp_rt:producer"
-#: Of a link that goes on with what an earlier one has staged.
+#: Property of a link that continues a stage of an earlier link.
 _RESUMES: Final = "amqp_rt:resumes"
 
 _log = logging.getLogger("amqp_rt_spark")
 
-#: ``snd-settle-mode`` of a link whose messages are all settled by their sender (Part 2 §2.8.2).
+#: ``snd-settle-mode`` of a link whose sender sends all messages settled (Part 2 §2.8.2).
 SND_SETTLED: Final = 1
 
 _CLOCK: Final = SystemClock()
-#: After so many seconds without use, a connection is looked at for as many before it is used again: the
-#: peer may have said meanwhile that it is over.
+#: Seconds without use after which a connection is polled before reuse, and seconds of that poll: the peer
+#: may have closed it meanwhile.
 _IDLE_S: Final = 1.0
 _GLANCE_S: Final = 0.01
-#: For an answer that some brokers do not give.
+#: Time limit for an answer that some brokers do not give.
 _ECHO_S: Final = 1.0
 
 
 class DataLost(AmqpError):
-    """Messages that were to be read are not there any more."""
+    """Messages to read are gone."""
 
     default_condition = "amqp:not-found"
 
 
 class Endpoint(Struct, frozen=True):
-    """Where a broker is, and who we are there. It holds no secret, only where one is kept."""
+    """Address of a broker, and the login there. Contains no secret, only the place of one."""
 
     url: str
     credentials_file: str = ""
@@ -101,12 +101,12 @@ class Endpoint(Struct, frozen=True):
     tls_key: str = ""
     container_id: str = ""
     timeout_s: float = 30.0
-    #: Seconds for which a loss of the broker is borne; 0 for not at all.
+    #: Seconds to retry after a loss of the broker; 0 for not at all.
     retry_s: float = 120.0
 
 
 def _secret(endpoint: Endpoint) -> tuple[str, str] | None:
-    """User and password, from where they are kept: one line, ``user:password``."""
+    """Read user and password from their place: one line, ``user:password``."""
     if endpoint.credentials_file:
         try:
             with open(endpoint.credentials_file, encoding="utf-8") as file:
@@ -147,7 +147,7 @@ def _mechanism(endpoint: Endpoint) -> amqp10.ClientMechanism:
 
 
 class _End:
-    """One end of a link: hears it, and says what became of it."""
+    """Endpoint of a link, which keeps its state for the calling code."""
 
     def __init__(self) -> None:
         self.error: Error | None = None
@@ -167,14 +167,14 @@ class _End:
 
 
 class Window:
-    """Credit by messages and by bytes: how many messages to ask for next.
+    """Credit limited by messages and by bytes.
 
-    Credit counts messages, and a reader has to have room for their bytes. So the sizes of those that came
-    last tell how many more there may be.
+    Credit counts messages, but a reader must have room for their bytes. So the sizes of the last messages
+    determine how many more to request.
 
     Args:
-        most: Messages at most; it may be changed.
-        max_bytes: Bytes of them, or else one message.
+        most: Most messages; may be changed.
+        max_bytes: Most bytes of these, or else one message.
     """
 
     def __init__(self, most: int, max_bytes: int = CREDIT_BYTES) -> None:
@@ -183,36 +183,36 @@ class Window:
         self._mean = 0.0
 
     def note(self, count: int, size: int) -> None:
-        """Learn from *count* messages of *size* bytes together."""
+        """Update the mean size by *count* messages of *size* bytes together."""
         if count:
             mean = size / count
-            # Larger ones count at once, smaller ones little by little.
+            # Larger messages count at once, smaller ones gradually.
             self._mean = mean if mean > self._mean else (3 * self._mean + mean) / 4
 
     @property
     def credit(self) -> int:
-        """Messages to ask for."""
+        """Messages to request."""
         if not self._mean:
             return min(self.most, _FIRST_CREDIT)
         return max(min(self.most, int(self._max_bytes / self._mean)), 1)
 
 
 class _Inbox(_End):
-    """Keeps what comes, until it is taken. Whatever is not settled is answered with *outcome*."""
+    """Stores payloads until they are taken. Unsettled deliveries are settled with *outcome*."""
 
     def __init__(self, outcome: Any, credit: int = CREDIT) -> None:
         super().__init__()
         self.ready: deque[bytes] = deque()
         self.window = Window(credit)
-        #: Everything there is has been asked for, up to so many messages, and so many came of it.
+        #: Credit of the last drain, and messages that came for it.
         self.asked = 0
         self.came = 0
-        #: The sender has spoken of its credit.
+        #: Whether the sender has sent a flow.
         self.answered = False
         self._outcome = outcome
 
     def take(self) -> list[bytes]:
-        """Return what is ready, and remove it."""
+        """Return the stored payloads, and remove them."""
         found = list(self.ready)
         self.ready.clear()
         return found
@@ -228,60 +228,60 @@ class _Inbox(_End):
                     delivery.settle(self._outcome)
 
     def on_data(self, link: Any, deliveries: list[Any]) -> None:
-        """Nothing is streamed here."""
+        """Ignore partial deliveries: nothing is streamed here."""
 
     def on_settled(self, link: Any, deliveries: list[Any]) -> None:
-        """Nobody waits for it."""
+        """Ignore settlement: no code waits for it."""
 
     def on_flow(self, link: Any) -> None:
         self.answered = True
 
 
 class _Basket(_End):
-    """Keeps deliveries until they are taken, and says nothing of them."""
+    """Stores deliveries until they are taken, and leaves them unsettled."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ready: list[Any] = []
-        #: The broker has spoken of the credit that was granted last.
+        #: Whether the broker has sent a flow since credit was last granted.
         self.answered = False
 
     def deliver(self, link: Any, deliveries: list[Any]) -> None:
         self.ready += deliveries
 
     def on_data(self, link: Any, deliveries: list[Any]) -> None:
-        """Nothing is streamed here."""
+        """Ignore partial deliveries: nothing is streamed here."""
 
     def on_settled(self, link: Any, deliveries: list[Any]) -> None:
-        """What the broker has settled by itself is answered all the same, in vain."""
+        """Ignore settlement by the broker: the delivery is settled later all the same, without effect."""
 
     def on_flow(self, link: Any) -> None:
         self.answered = True
 
 
 class _Outbox(_End):
-    """Only its link is looked at."""
+    """Endpoint of a sending link, whose state is polled."""
 
     def on_credit(self, link: Any) -> None:
-        """Whoever waits for credit looks at the link."""
+        """Do nothing: senders poll the link's credit."""
 
     def on_outcomes(self, link: Any, deliveries: list[Any]) -> None:
-        """Whoever waits for outcomes looks at the deliveries."""
+        """Do nothing: senders poll the deliveries."""
 
 
 class Outlet:
-    """Sends messages that are encoded already.
+    """Sends encoded messages.
 
-    At most *max_in_flight* messages and *max_bytes* bytes are unanswered, or else one message. Until its
-    answer a message is kept: the bound is what a task takes in memory, and what is sent again if the
-    broker is lost. Of a link that stages messages the broker says what it has, so that each is staged
-    once; of any other, messages whose answer was lost are sent twice.
+    At most *max_in_flight* messages and *max_bytes* bytes are unsettled, or else one message. A message
+    is kept until it is settled: the limit bounds the memory of a task, and the messages to send again if the
+    broker is lost. For a link that stages messages, the broker reports those that it has, so each is staged
+    once; on any other link, messages whose disposition was lost are sent twice.
 
     Attributes:
         count: Messages that were accepted.
         crc: CRC-32 over those, in order.
-        refused: Messages that were not, if they may be.
-        refusals: The last of those, with what the broker has said, until somebody takes them away.
+        refused: Messages that were not accepted, if that is permitted.
+        refusals: The last of those, with the broker's error, until the caller removes them.
     """
 
     def __init__(
@@ -311,11 +311,11 @@ class Outlet:
         self._credit_s = timeout_s if credit_s is None else credit_s
         self._skip = skip
         self._unanswered: deque[tuple[Any, bytes]] = deque()
-        #: What has to be sent again, in order, after what is unanswered.
+        #: Messages to send again, in order, after the unsettled ones.
         self._unsent: deque[bytes] = deque()
         self._patience = Patience(wire.endpoint.retry_s)
         self._attach(wire, self._claim)
-        #: What the broker says of the link, and what it can do.
+        #: Properties and capabilities from the broker's attach.
         self.properties: Mapping[Any, Any] = self._link.properties
         self.capabilities: tuple[str, ...] = self._link.offered_capabilities
 
@@ -323,9 +323,9 @@ class Outlet:
         """Send *payload* as soon as there is room for it.
 
         Raises:
-            DeliveryRejected: The broker did not take one of those that were sent.
-            LinkDetached: The link is over.
-            AmqpError: The broker stays away, or has no room, for too long.
+            DeliveryRejected: The broker has not accepted an earlier message.
+            LinkDetached: The link has ended.
+            AmqpError: The broker is lost, or has no room, for too long.
         """
         try:
             self._give(payload)
@@ -334,12 +334,12 @@ class Outlet:
             self._resume(error)
 
     def finish(self) -> None:
-        """Wait until everything has been answered, and let the link go.
+        """Wait until all messages are settled, and detach the link.
 
         Raises:
-            DeliveryRejected: The broker did not take one of those that were sent.
-            LinkDetached: The link is over.
-            AmqpError: The broker stays away for too long.
+            DeliveryRejected: The broker has not accepted a message.
+            LinkDetached: The link has ended.
+            AmqpError: The broker is lost for too long.
         """
         while True:
             try:
@@ -350,8 +350,8 @@ class Outlet:
         self.close()
 
     def close(self) -> None:
-        """Let the link go."""
-        # All that counts has been answered: whoever uses the connection next notices its end.
+        """Detach the link."""
+        # All messages that count are settled: a lost connection is noticed at its next use.
         with contextlib.suppress(AmqpError):
             if not self._end.over and not self._wire.gone:
                 self._link.detach()
@@ -363,7 +363,7 @@ class Outlet:
             wire.name(), end, target=Target(address=self._address), properties=properties or None
         )
         wire.wait(lambda: end.over or end.attached, self._timeout_s)
-        # A refusal is an attach without a target, and a detach after it (Part 2 §2.6.3).
+        # A refusal is an attach without a target, followed by a detach (Part 2 §2.6.3).
         if end.over or link.target is None:
             wire.wait(lambda: end.over, self._timeout_s)
             raise wire.ended(end, f"cannot send to {self._address!r}", LinkRefused)
@@ -387,7 +387,7 @@ class Outlet:
         """Wait until a message of *size* bytes may be sent.
 
         Raises:
-            DeadlineExceeded: The broker gives no credit, or no answer to what was sent.
+            DeadlineExceeded: The broker grants no credit, or does not settle the messages sent.
         """
         link = self._link
 
@@ -433,16 +433,16 @@ class Outlet:
             )
 
     def _resume(self, error: AmqpError) -> None:
-        """Attach again after a loss of the broker, and send what it does not have.
+        """Attach again after a loss of the broker, and send the messages that it does not have.
 
         Raises:
-            AmqpError: *error* is no loss, or the broker stays away for too long; or the broker has not
-                kept what it had accepted.
+            AmqpError: *error* is no loss, or the broker is lost for too long; or it has lost messages that
+                it had accepted.
         """
         endpoint = self._wire.endpoint
         while True:
             if not self._staged and isinstance(error, DeadlineExceeded):
-                # The broker is there, and slow: it may have all of it.
+                # The broker is slow rather than lost, and may have all messages.
                 raise error
             self._patience.bear(error, (self.count, self.refused))
             forget(endpoint)
@@ -459,8 +459,8 @@ class Outlet:
                 error = again
 
     def _take_back(self) -> None:
-        """Put what was unanswered when the link ended in front of what has to be sent again, but for
-        what the broker has of it."""
+        """Put the messages that were unsettled at the link's end in front of those to send again, except those
+        that the broker has."""
         self._settled()
         self._unsent.extendleft(payload for _, payload in reversed(self._unanswered))
         self._unanswered.clear()
@@ -487,7 +487,11 @@ class Outlet:
             )
 
     def _settled(self) -> int:
-        """Look at the oldest ones; how many have no answer yet."""
+        """Process the oldest settled messages; return how many are unsettled.
+
+        Raises:
+            DeliveryRejected: A message was not accepted, which is not permitted.
+        """
         while self._unanswered and self._unanswered[0][0].settled:
             delivery, payload = self._unanswered.popleft()
             self._room += min(len(payload), self._max_bytes)
@@ -511,14 +515,14 @@ class Outlet:
 
 
 class Drain:
-    """Takes what waits in a queue, and leaves it unsettled until it is said what becomes of it.
+    """Receives the messages of a queue, and leaves them unsettled for the caller to settle.
 
-    The link has a session of its own, with which it goes: some brokers keep what is unsettled on a link
-    that is gone until its session ends (RabbitMQ 3), and all give it back then.
+    The link has a session of its own, which ends with it: some brokers keep unsettled deliveries of a
+    detached link until its session ends (RabbitMQ 3), and all release them then.
 
     Raises:
         LinkRefused: The queue cannot be read.
-        AmqpError: The broker knows no selector, and would give messages that are not wanted.
+        AmqpError: The broker ignores the selector, and would send unwanted messages; or it sends settled.
     """
 
     def __init__(self, wire: Wire, address: str, *, selector: str = "") -> None:
@@ -536,7 +540,7 @@ class Drain:
                 Source(address=address, filter=filters),
                 session=self._session,
             )
-            # RabbitMQ before 4.0 says yes to any filter, and has none.
+            # RabbitMQ before 4.0 echoes any filter, and supports none.
             known = not wire.engine.peer_miscounts and (self._link.source.filter or {})
             if selector and not (known and Symbol("selector") in known):
                 raise AmqpError(
@@ -560,19 +564,19 @@ class Drain:
 
     @property
     def over(self) -> bool:
-        """The link has ended: others get what was taken and not settled."""
+        """Whether the link has ended: unsettled deliveries are redelivered to others."""
         return self._basket.over or self._wire.over
 
     def take(self, most: int) -> list[Any]:
-        """Up to *most* deliveries: fewer only if the queue had no more when it was asked.
+        """Receive up to *most* deliveries: fewer only if the queue was empty in between.
 
         Raises:
             LinkDetached: The link has ended.
         """
         link, basket = self._link, self._basket
         basket.answered = False
-        # RabbitMQ before 4.0 ends the session when it has less than it is to drain; but it says how much
-        # there is.
+        # RabbitMQ before 4.0 ends the session when fewer messages are available than are to be drained;
+        # but its flow reports how many there are.
         crashes = self._wire.engine.peer_miscounts
         link.grant(most, echo=crashes)
         if not crashes:
@@ -591,28 +595,28 @@ class Drain:
         return found
 
     def close(self) -> None:
-        """Let the link go; what has no outcome goes back. What was settled is settled afterwards."""
+        """Detach the link and end its session, which releases unsettled deliveries; settled ones stay so."""
         connection = self._wire.connection
         if connection.over:
             return
         try:
             if not self._basket.over and self._basket.attached:
-                # The answer says that everything before it has been heard.
+                # The peer's detach shows that it has processed everything before.
                 self._link.detach()
                 self._wire.wait(lambda: self._basket.over, self._wire.endpoint.timeout_s)
             self._session.end()
             connection.flush(timeout_s=self._wire.endpoint.timeout_s)
         except AmqpError:
-            # Whoever uses the connection next will see that.
+            # The next use of the connection notices the loss.
             pass
 
 
 class Wire:
-    """A connection to the broker at *endpoint*, and what is done there.
+    """A connection to the broker at *endpoint*, with its operations.
 
     Raises:
-        ConnectFailed: One sentence says where, and why not.
-        ValueError: The endpoint is not one.
+        ConnectFailed: The connection failed; one sentence names the address and the reason.
+        ValueError: The endpoint is invalid.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -634,7 +638,7 @@ class Wire:
         self.endpoint = endpoint
         name = endpoint.container_id or f"spark-{socket.gethostname()}"
         options = amqp10.ClientOptions(
-            # Links of one container and name are one link (Part 2 §2.6.1): each connection is another.
+            # Links of equal name between equal containers are one link (Part 2 §2.6.1), so make each unique.
             container_id=f"{name}-{os.getpid()}-{secrets.token_hex(4)}",
             hostname=url.virtual_host or url.host or None,
             mechanisms=(_mechanism(endpoint),),
@@ -659,15 +663,15 @@ class Wire:
         self.connection.drop()
 
     def name(self) -> str:
-        """A name for a link."""
+        """Return a new name for a link."""
         return f"spark-{next(self._numbers)}"
 
     def wait(self, done: Any, timeout_s: float) -> None:
-        """Let the connection go on until *done()*.
+        """Run the connection until *done()*.
 
         Raises:
-            DeadlineExceeded: It was not in time.
-            ConnectionLost: The connection ended before.
+            DeadlineExceeded: The time is up.
+            ConnectionLost: The connection has ended.
         """
         self.connection.run_until(done, timeout_s=timeout_s)
         self._used_at = _CLOCK.monotonic()
@@ -678,8 +682,8 @@ class Wire:
         return self.connection.over or self.engine.finished
 
     def ended(self, end: _End, what: str, kind: type[AmqpError]) -> AmqpError:
-        """Return the error of a link that is over: one of *kind*, or :class:`ConnectionLost` if its
-        connection has ended and the link with it."""
+        """Return the error of a link that has ended: one of *kind*, or :class:`ConnectionLost` if the
+        connection has ended, too."""
         if not self.gone:
             return end.failure(what, kind)
         error = self.connection.error or Error("amqp:connection:forced", "the connection has ended")
@@ -689,14 +693,14 @@ class Wire:
 
     @property
     def named_by(self) -> str:
-        """The application property by which the broker knows messages that it has had; empty if it goes by
-        the ``message-id``, or does not know them."""
+        """Application property by which the broker detects duplicates; empty if it uses the ``message-id``,
+        or detects none."""
         product = self.engine.peer.properties.get("product")
         return "_AMQ_DUPL_ID" if product == "apache-activemq-artemis" else ""
 
     @property
     def over(self) -> bool:
-        """Nothing can be done with it any more."""
+        """Whether the connection can no longer be used."""
         if not self.connection.over and _CLOCK.monotonic() - self._used_at > _IDLE_S:
             self.connection.run_for(_GLANCE_S)
         # Some brokers end the session where others refuse a link.
@@ -705,15 +709,15 @@ class Wire:
     # --- requests ---
 
     def call(self, address: str, operation: str, body: Any = None, **given: Any) -> Any:
-        """The answer of ``<address>/$management`` to *operation*.
+        """Send *operation* to ``<address>/$management``, and return the body of the answer.
 
         Raises:
-            AmqpError: It cannot be done; the condition is the broker's.
+            AmqpError: The operation failed; the condition is the broker's.
         """
         try:
             return self._call(address, operation, body, given)
         except (LinkRefused, DeadlineExceeded) as error:
-            # Ours says nothing of a product, unless somebody has it say so.
+            # amqp_rt sends no product by default, so a product means another broker.
             product = self.engine.peer.properties.get("product")
             if product is None:
                 raise
@@ -773,11 +777,11 @@ class Wire:
         return reply.body
 
     def ask(self, node: str, properties: Mapping[str, Any]) -> Any:
-        """The answer of *node* to a request with *properties*, at a broker without dynamic addresses: the
-        name of our target is what it answers to.
+        """Send a request with *properties* to *node*, and return the body of the answer, at a broker without
+        dynamic addresses: it answers to the address of our target.
 
         Raises:
-            AmqpError: It cannot be done.
+            AmqpError: The request failed.
         """
         timeout_s = self.endpoint.timeout_s
         inbox, outbox, number = _Inbox(ACCEPTED), _Outbox(), self.name()
@@ -824,10 +828,10 @@ class Wire:
         return reply.body
 
     def names(self, kind: str) -> Iterator[str]:
-        """The names of the nodes of *kind*, such as ``amqp_rt.log``, which we may manage.
+        """Yield the names of the nodes of *kind*, such as ``amqp_rt.log``, which we may manage.
 
         Raises:
-            AmqpError: The broker does not say.
+            AmqpError: The broker refuses the query.
         """
         asked = 0
         while True:
@@ -855,7 +859,7 @@ class Wire:
     def read(
         self, address: str, partition: int, start: int, end: int, **how: Any
     ) -> Iterator[tuple[int, Message]]:
-        """Yield what :meth:`records` yields, one record at a time and decoded."""
+        """Yield the records of :meth:`records`, one at a time and decoded."""
         for offsets, payloads, _ in self.records(address, partition, start, end, **how):
             for offset, payload in zip(offsets, payloads, strict=True):
                 yield offset, decoded(payload)
@@ -877,16 +881,16 @@ class Wire:
         """Yield the records of a log from offset *start* on and before *end*, with their offsets, as many at
         a time as have arrived.
 
-        It ends by the offset, not by a count: a record is left out only if *selector* refuses it.
+        The end is found by offset, not by a count: a record may be missing only if *selector* excludes it.
 
-        With *batches* the broker is asked to send many records in one message. Where it does, records are as
-        they are kept, without the annotations that say their place, and their times are beside them (in
+        With *batches* the broker is asked to send many records in one message. If it does, the records are as
+        stored, without the annotations of their position, and their times are returned beside them (in
         milliseconds since 1970).
 
         Raises:
-            DecodeError: What the broker has sent is not a batch.
-            DataLost: The log is another one by now, or retention was faster, unless it *may_lose*
-                records.
+            DecodeError: A message is not a valid batch.
+            DataLost: The log was replaced by another one, or retention has removed records, unless it
+                *may_lose* records.
             AmqpError: The log cannot be read.
         """
         if start >= end:
@@ -912,10 +916,10 @@ class Wire:
                     f"offsets are of {incarnation}"
                 )
             expected = start
-            # Records and messages that have come: what is in a message, on average.
+            # Records and messages received so far, for the average of records in a message.
             records = messages = 0
             while expected < end:
-                # What comes behind the end would be sent for nothing.
+                # Records behind the end would be sent for nothing.
                 wanted = end - expected
                 if batches:
                     wanted = max(wanted * messages // max(records, 1), 1)
@@ -945,8 +949,8 @@ class Wire:
     def probe(
         self, address: str, partition: int, position: Any, *, spelling: Spelling | None = None
     ) -> int | None:
-        """The offset of the first record at *position*, as ``rabbitmq:stream-offset-spec`` takes it;
-        None if there is none yet."""
+        """Return the offset of the first record at *position*, a ``rabbitmq:stream-offset-spec``; None if
+        there is none yet."""
         with contextlib.closing(self.from_(address, partition, position, 1, spelling)) as found:
             return next(found, None)
 
@@ -958,7 +962,7 @@ class Wire:
         credit: int = CREDIT,
         spelling: Spelling | None = None,
     ) -> Generator[int]:
-        """The offsets of the records from *position* on, as far as there are some."""
+        """Yield the offsets of the records from *position* on, until no more are available."""
         spelling = spelling or OURS
         node = spelling.node(address, partition)
         inbox = _Inbox(ACCEPTED, credit)
@@ -973,20 +977,20 @@ class Wire:
             self._leave(link, inbox)
 
     def browse(self, address: str, **how: Any) -> Iterator[Message]:
-        """Yield what :meth:`browsed` yields, one message at a time and decoded."""
+        """Yield the messages of :meth:`browsed`, one at a time and decoded."""
         for payloads in self.browsed(address, **how):
             yield from map(decoded, payloads)
 
     def browsed(
         self, address: str, *, selector: str = "", most: int | None = None, credit: int = CREDIT
     ) -> Iterator[list[bytes]]:
-        """Yield copies of what waits in a queue, *most* of them at most; nothing is taken away.
+        """Yield copies of the messages in a queue, *most* of them at most; none is removed.
 
-        Without *most* it is as many as the broker says that there are, if it says so; else it ends when
-        there are no more for a moment.
+        Without *most*, the limit is the number that the broker reports as available; if it reports none,
+        reading ends when the queue is empty for a moment.
 
         Raises:
-            AmqpError: The queue cannot be read, or not without taking messages away.
+            AmqpError: The queue cannot be read, or not without removing messages.
         """
         filters: dict[Any, Any] = {}
         if selector:
@@ -996,7 +1000,7 @@ class Wire:
         link = self.receive(address, inbox, source)
         taken = 0
         try:
-            # RabbitMQ before 4.0 says yes to this, too, and takes them.
+            # RabbitMQ before 4.0 echoes this mode, too, and removes the messages.
             if link.source.distribution_mode != COPY or self.engine.peer_miscounts:
                 raise AmqpError(
                     f"{address!r} cannot be browsed: the broker would take messages away",
@@ -1019,7 +1023,7 @@ class Wire:
     def leased(
         self, address: str, properties: Mapping[Any, Any], *, credit: int = CREDIT
     ) -> Iterator[list[bytes]]:
-        """Yield copies of messages that a group has leased; *properties* say which ones."""
+        """Yield copies of messages that a group has leased; *properties* select them."""
         inbox = _Inbox(ACCEPTED, credit)
         source = Source(address=address, distribution_mode=COPY)
         link = self.receive(address, inbox, source, properties)
@@ -1042,8 +1046,8 @@ class Wire:
         session: Any = None,
         capabilities: tuple[str, ...] = (),
     ) -> Any:
-        """A link from *source* to *inbox*: a basket is sent nothing that is settled already, others are
-        sent nothing else.
+        """Attach a link from *source* to *inbox*: a basket requests unsettled deliveries, any other endpoint
+        settled ones.
 
         Raises:
             LinkRefused: *what* cannot be read.
@@ -1064,7 +1068,7 @@ class Wire:
         return link
 
     def _available(self, link: Any, inbox: _Inbox) -> int | None:
-        """How many messages there are for *link*, if its sender says so."""
+        """Return how many messages are available for *link*, None if its sender does not report it."""
         link.grant(0, echo=True)
         with contextlib.suppress(DeadlineExceeded):
             self.wait(lambda: inbox.over or inbox.answered, _ECHO_S)
@@ -1079,10 +1083,10 @@ class Wire:
         draining: bool,
         short: bool = False,
     ) -> None:
-        """Wait until something is ready, or with *draining* until there is nothing; with *short* until
-        there was nothing once.
+        """Wait until messages are ready, or with *draining* until the source is empty; with *short*, a drain that
+        was not filled counts as empty.
 
-        No more is read from the socket than it takes: what is on its way waits there.
+        No more is read from the socket than needed: data on its way stays there.
         """
 
         def drained() -> bool:
@@ -1111,14 +1115,14 @@ class Wire:
         try:
             self.wait(lambda: inbox.over, self.endpoint.timeout_s)
         except AmqpError:
-            # Whoever uses the connection next will see that.
+            # The next use of the connection notices the loss.
             pass
 
 
 def _taken(
     inbox: _Inbox, spelling: Spelling, *, batches: bool
 ) -> Iterator[tuple[list[int], list[bytes], list[int] | None]]:
-    """Yield the offsets, the octets and the times of what is ready, which is single messages or *batches*.
+    """Yield the offsets, the octets and the times of the received records, which come in *batches* or singly.
 
     Raises:
         DecodeError: A batch is malformed, or the annotations of a message are.
@@ -1127,21 +1131,21 @@ def _taken(
         payloads = inbox.take()
         yield spelling.numbers(payloads), payloads, None
         return
-    # One at a time, so that few records are there twice.
+    # One batch at a time, so that few records are in memory twice.
     while inbox.ready:
         offsets, times, payloads = _compiled_records(inbox.ready.popleft())
         yield offsets, payloads, times
 
 
 class Spelling:
-    """How a broker spells its logs. This is ours; those of others are in :mod:`.dialects`."""
+    """Addresses and annotations of logs at amqp_rt's broker; those of others are in :mod:`.dialects`."""
 
     def node(self, address: str, partition: int) -> str:
-        """The address of a partition."""
+        """Return the address of a partition."""
         return f"{address}/partitions/{partition}"
 
     def begin(self, position: Any) -> dict[Any, Any]:
-        """Filters of a source that begins at *position*: an offset, a timestamp, ``first`` or ``last``."""
+        """Return the filters of a source that begins at *position*: an offset, a timestamp, ``first`` or ``last``."""
         return {Symbol("start"): offset_spec(position)}
 
     def number(self, message: Message) -> int:
@@ -1158,23 +1162,23 @@ class Spelling:
 
 
 class _Ours(Spelling):
-    """The spelling of our broker, which puts the number of a record at a place that can be looked at."""
+    """Spelling of amqp_rt's broker, with offsets at a fixed place, from which they can be read directly."""
 
     def numbers(self, payloads: list[bytes]) -> list[int]:
         return numbers(payloads)
 
 
-#: Our own.
+#: Spelling of amqp_rt's logs.
 OURS: Final = _Ours()
 
 
 def offset_spec(position: Any) -> Described:
-    """Where in a log to begin, as RabbitMQ spells it for its streams."""
+    """Return *position* as the filter value by which RabbitMQ selects the start in its streams."""
     return Described(Symbol("rabbitmq:stream-offset-spec"), position)
 
 
 def selector_filter(selector: str) -> Described:
-    """A filter by an SQL-like condition."""
+    """Return a filter by an SQL-like condition."""
     return Described(Symbol("apache.org:selector-filter:string"), selector)
 
 
@@ -1185,10 +1189,10 @@ _SECOND_KEY: Final = b"\xa3\x15x-opt-sequence-number"
 
 
 def numbers(payloads: list[bytes]) -> list[int]:
-    """Return the number that our broker has given to each record of a log, or message of a lease.
+    """Return the number that amqp_rt's broker has given to each record of a log, or message of a lease.
 
     Raises:
-        DecodeError: The annotations of one are malformed.
+        DecodeError: The annotations of a message are malformed.
     """
     found = (
         map(number_at_its_place, payloads)
@@ -1202,18 +1206,18 @@ def numbers(payloads: list[bytes]) -> list[int]:
 
 
 def number_at_its_place(payload: bytes) -> int | None:
-    """Return the number of a record whose annotations are, or begin with, those of our broker.
+    """Return the number of a record whose annotations begin with those of amqp_rt's broker; None for others.
 
-    Most records have these and no other, so that the map need not be decoded. ``numbers`` of the compiled
-    module does the same.
+    Most records have only these, so the map need not be decoded. ``numbers`` of the compiled module does
+    the same.
     """
     at = 5 + payload[4] if payload.startswith(_HEADER_BEGIN) and len(payload) > 4 else 0
     if payload.startswith(_ANNOTATIONS_BEGIN, at) and payload.startswith(_FIRST_KEY, at + 6):
-        # Past the first key, and its text with its size.
+        # Skip the first key, and its text with the octet of its size.
         at += 21
         at += 1 + int.from_bytes(payload[at : at + 1])
         if payload.startswith(_SECOND_KEY, at):
-            # A long, or a small one.
+            # A long or a smalllong.
             for constructor, width in ((b"\x81", 8), (b"\x55", 1)):
                 number = payload[at + 24 : at + 24 + width]
                 if payload.startswith(constructor, at + 23) and len(number) == width:
@@ -1222,22 +1226,22 @@ def number_at_its_place(payload: bytes) -> int | None:
 
 
 def lost(node: str, first: int, end: int) -> str:
-    """The sentence about records that are gone."""
+    """Return the error text for lost records."""
     return (
         f"{node}: the records from {first} to {end - 1} are gone, since retention was faster; "
         "failOnDataLoss=false goes on without them"
     )
 
 
-#: The connections of this process. A fork has to make its own.
+#: Connections by process id and endpoint. A forked process must make its own.
 _WIRES: Final[dict[tuple[int, Endpoint], Wire]] = {}
 
 
 def wire(endpoint: Endpoint) -> Wire:
-    """This process's connection to *endpoint*, made if there is none that lives.
+    """Return this process's connection to *endpoint*, made if there is no usable one.
 
     Raises:
-        ConnectFailed: One sentence says where, and why not.
+        ConnectFailed: The connection failed; one sentence names the address and the reason.
     """
     key = os.getpid(), endpoint
     found = _WIRES.get(key)
@@ -1260,10 +1264,10 @@ Found = TypeVar("Found")
 
 
 def retried(endpoint: Endpoint, work: Callable[[Wire], Found]) -> Found:
-    """Do *work* with this process's connection to *endpoint*, again after each loss of the broker.
+    """Call *work* with this process's connection to *endpoint*, again after each loss of the broker.
 
     Raises:
-        AmqpError: It cannot be done, or the broker stays away for longer than ``retry_s``.
+        AmqpError: The work failed, or the broker is lost for longer than ``retry_s``.
     """
     patience = Patience(endpoint.retry_s)
     while True:
@@ -1275,8 +1279,8 @@ def retried(endpoint: Endpoint, work: Callable[[Wire], Found]) -> Found:
 
 
 def call(endpoint: Endpoint, address: str, operation: str, body: Any = None, **given: Any) -> Any:
-    """Return the answer of ``<address>/$management``, asked again after each loss of the broker: for
-    operations that may be done again.
+    """Call ``<address>/$management`` and return the answer, again after each loss of the broker: only for
+    operations that may be repeated.
 
     Raises:
         AmqpError: As for :func:`retried`.
@@ -1287,7 +1291,7 @@ def call(endpoint: Endpoint, address: str, operation: str, body: Any = None, **g
 def records(
     endpoint: Endpoint, address: str, partition: int, start: int, end: int, **how: Any
 ) -> Iterator[tuple[list[int], list[bytes], list[int] | None]]:
-    """Yield what :meth:`Wire.records` yields; after a loss of the broker it goes on at the next offset.
+    """Yield the records of :meth:`Wire.records`; after a loss of the broker, continue at the next offset.
 
     Raises:
         AmqpError: As for :meth:`Wire.records` and :func:`retried`.
@@ -1296,7 +1300,7 @@ def records(
     while start < end:
         try:
             for found in wire(endpoint).records(address, partition, start, end, **how):
-                # Before the lists are given away.
+                # Computed before the yield, since the caller may change the lists.
                 after = found[0][-1] + 1
                 yield found
                 start = after
@@ -1307,9 +1311,9 @@ def records(
 
 
 def browsed(endpoint: Endpoint, address: str, **how: Any) -> Iterator[list[bytes]]:
-    """Yield what :meth:`Wire.browsed` yields; a loss of the broker before the first message is borne.
+    """Yield the messages of :meth:`Wire.browsed`; retry after a loss of the broker before the first message.
 
-    A queue has no place to go on at, so that a later one ends the task, which is then done again.
+    A queue has no position at which to continue, so a later loss ends the task, which Spark then repeats.
 
     Raises:
         AmqpError: As for :meth:`Wire.browsed` and :func:`retried`.

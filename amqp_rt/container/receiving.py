@@ -1,8 +1,8 @@
-"""Receiving: deliveries, and the links they come on.
+"""Receivers and their deliveries.
 
-What the peer sends lies in a plain list, bounded by the credit that was given for it
-(decision 26). Taking from it is no checkpoint as long as something is there, except every so
-often, so that a loop over a busy receiver does not starve the others.
+Arrived deliveries wait in a plain list, whose length is bounded by the credit given (decision
+0004). Taking one is not a checkpoint as long as the list has some, except at intervals, so that a
+loop over a busy receiver does not starve other tasks.
 """
 
 from __future__ import annotations
@@ -51,40 +51,43 @@ __all__ = ["CREDIT", "Delivery", "Receiver", "ReceiverOptions", "gone"]
 
 T = TypeVar("T")
 
-#: Deliveries without an outcome that a receiver holds or has asked for, unless said otherwise.
+#: Default number of deliveries without an outcome that a receiver holds or has given credit for.
 CREDIT: Final = 500
-#: Name and descriptor of the filter that is a selector.
+#: Name and descriptor of the selector filter.
 _SELECTOR: Final = Symbol("apache.org:selector-filter:string")
 _SELECTOR_CODE: Final = ULong(0x0000_468C_0000_0004)
-#: Deliveries taken in a row, and seconds, before a receiver lets others run.
+#: Deliveries taken in succession, and seconds, before a receiver lets other tasks run.
 _TURN_MESSAGES: Final = 100
 _TURN_S: Final = 0.001
 
 
 class ReceiverOptions(TypedDict, total=False):
-    """What ``peer.receiver(address, …)`` takes.
+    """Options of ``peer.receiver(address, …)``.
 
-    * ``name``: of the link; made up if left out. Without an address, and not ``dynamic``, it is what a
-      subscription is found by that was left with :meth:`Receiver.suspend`: to close it for good.
-    * ``credit``: deliveries without an outcome that may be here or on their way; at most 8 MiB of
-      them wait. 0 asks for nothing: see :meth:`Receiver.get` and :meth:`Receiver.start`.
+    * ``name``: name of the link; generated if omitted. Without an address, and not ``dynamic``, it
+      identifies a subscription that was left with :meth:`Receiver.suspend`, so that it can be
+      closed.
+    * ``credit``: deliveries without an outcome that may be here or under way; at most 8 MiB of them
+      wait. 0 gives no credit: see :meth:`Receiver.get` and :meth:`Receiver.start`.
     * ``mode``: ``"move"`` takes messages from the node, ``"copy"`` browses (Part 3 §3.5.7).
-    * ``filter``: filters by name, see Part 3 §3.5.8; what the peer applies is in ``source.filter``.
-    * ``selector``: a condition for messages, such as ``"kind = 'a' AND JMSPriority > 4"``, as one
-      more filter (``apache.org:selector-filter:string``). A peer that does not put it in place is
-      refused with ``LinkRefused``, since everything would come.
-    * ``dynamic``: the peer makes a node; its address is ``receiver.address``. It lives as long as the
-      link: after a lost connection there is another one.
-    * ``durable``: 1 or 2: the subscription outlives the link (Part 3 §3.5.5). Give it a ``name``, and
-      leave with :meth:`Receiver.suspend`.
-    * ``timeout``: seconds that the peer is asked to keep its side of the link while a lost connection
-      is dialled again (Part 3 §3.5.3). If it does, deliveries in hand can still be settled then.
+    * ``filter``: filters by name, see Part 3 §3.5.8; those that the peer applies are in
+      ``source.filter``.
+    * ``selector``: a condition for messages, such as ``"kind = 'a' AND JMSPriority > 4"``, as a
+      further filter (``apache.org:selector-filter:string``). If the peer does not apply it, the
+      link is refused with ``LinkRefused``, since all messages would arrive.
+    * ``dynamic``: the peer creates a node, whose address is ``receiver.address``. It exists as long
+      as the link: after a lost connection there is another one.
+    * ``durable``: 1 or 2: the subscription outlives the link (Part 3 §3.5.5). Give it a ``name``,
+      and leave it with :meth:`Receiver.suspend`.
+    * ``timeout``: seconds that the peer is asked to keep its side of the link while a lost
+      connection is dialled again (Part 3 §3.5.3). If it does, deliveries that we hold can still be
+      settled afterwards.
     * ``snd_settle_mode``: 1 asks for settled messages, 0 for unsettled ones.
-    * ``rcv_settle_mode``: 1 says outcomes and lets the sender settle (Part 2 §2.8.3).
-    * ``streaming``: deliveries are handed out as they begin; read them with ``chunks``.
-    * ``capabilities``: of the source, for example ``"queue"``.
-    * ``properties``: of the link.
-    * ``target``: our own address, for peers that look at it.
+    * ``rcv_settle_mode``: 1 sends outcomes and lets the sender settle first (Part 2 §2.8.3).
+    * ``streaming``: deliveries are returned as soon as they begin; read them with ``chunks``.
+    * ``capabilities``: capabilities of the source, for example ``"queue"``.
+    * ``properties``: properties of the link.
+    * ``target``: our own address, for peers that use it.
     """
 
     name: str
@@ -104,19 +107,19 @@ class ReceiverOptions(TypedDict, total=False):
 
 
 class Delivery:
-    """One message as it was delivered, and what we say of it (Part 3 §3.4).
+    """Delivery of a message, with methods that set its outcome (Part 3 §3.4).
 
-    The outcomes are said at once and do not wait. ``async with delivery:`` (or ``with``) says one
-    by how the block ends, unless one was said in it: at its end *accepted*; if it was cancelled
-    *released*; ``Reject``, ``Release`` and ``Modify`` are what they are called, and stop at the
-    block; any other exception is *modified (delivery-failed)*, a ``DecodeError`` *rejected*, and
-    goes on.
+    Setting an outcome sends it at once and does not wait. ``async with delivery:`` (or ``with``)
+    sets one at the end of the block, unless the block has set one: *accepted* at its normal end,
+    and *released* if it was cancelled. ``Reject``, ``Release`` and ``Modify`` set the outcome of
+    that name, and are not raised further. Any other exception is raised further, and sets *modified
+    (delivery-failed)*, or *rejected* for a ``DecodeError``.
     """
 
     __slots__ = ("_message", "raw")
 
     def __init__(self, raw: IncomingDelivery) -> None:
-        #: What the link delivered.
+        #: The delivery of the engine's link.
         self.raw = raw
         self._message: Message | None = None
 
@@ -124,11 +127,11 @@ class Delivery:
 
     @property
     def message(self) -> Message:
-        """The message, its sections decoded when they are used.
+        """Message, whose sections are decoded on first use.
 
         Raises:
-            DecodeError: The payload is no message.
-            LocalProtocolError: It is being streamed: use :meth:`head` and :meth:`chunks`.
+            DecodeError: The payload is not a message.
+            LocalProtocolError: The message is being streamed: use :meth:`head` and :meth:`chunks`.
         """
         if self._message is None:
             if self.raw.message_format != MESSAGE_FORMAT:
@@ -142,27 +145,30 @@ class Delivery:
 
     @property
     def body(self) -> Any:
-        """The body of the message as it stands there: bytes, a sequence, or a value."""
+        """Body of the message without conversion: bytes, a sequence, or a value."""
         return self.message.body
 
     @property
     def payload(self) -> bytes:
-        """The encoded message, whatever its format."""
+        """Encoded message, in any format."""
         return self.raw.payload
 
     def decode(self, kind: type[T]) -> T:
-        """The body as *kind*, by the message's content-type.
+        """Decode the body as *kind*, according to the message's content-type.
 
         Raises:
-            DecodeError: It is not one; the reason names the field.
+            DecodeError: The body is not a valid *kind*; the reason names the field.
         """
         found: T = decode_payload(self.message, kind)
         return found
 
     def chunks(self) -> ByteStream:
-        """The body of a streamed message as it arrives, to be iterated once.
+        """Return the body of a streamed message as it arrives, to be iterated over once.
 
         Waiting for the next chunk may be cancelled: nothing is lost.
+
+        Raises:
+            LocalProtocolError: The receiver is not streaming.
         """
         stream = _stream_of(self.raw)
         if stream is None:
@@ -170,13 +176,13 @@ class Delivery:
         return stream
 
     async def head(self) -> Message:
-        """The message without its body, of a streamed message once the body begins.
+        """Return the message without its body; if it is streamed, once the body begins.
 
-        Cancelled, nothing is lost.
+        Cancelling loses nothing.
 
         Raises:
-            DecodeError: It is malformed.
-            AmqpError: The sender gave up the message, or the link is gone.
+            DecodeError: The message is malformed.
+            AmqpError: The sender aborted the message, or the link has ended.
         """
         stream = _stream_of(self.raw)
         if stream is None:
@@ -188,38 +194,38 @@ class Delivery:
 
     @property
     def tag(self) -> bytes:
-        """The delivery-tag (Part 2 §2.8.7)."""
+        """Delivery-tag (Part 2 §2.8.7)."""
         return self.raw.tag
 
     @property
     def message_format(self) -> int:
-        """0 for messages of Part 3; anything else is the sender's own."""
+        """Message-format: 0 for messages of Part 3, else a format of the sender's own."""
         return self.raw.message_format
 
     @property
     def link(self) -> ReceivingLink:
-        """The link that it came on."""
+        """Link of the delivery."""
         return self.raw.link
 
     @property
     def presettled(self) -> bool:
-        """The sender has settled: it does not hear what we say."""
+        """Whether the sender has settled: then it does not get our outcome."""
         return self.raw.settled
 
     @property
     def outcome(self) -> Outcome | None:
-        """What we have said of it, in a transaction perhaps; None as long as nothing was said."""
+        """Outcome that we have set, possibly in a transaction; None if there is none."""
         said = self.raw.local_state
         if type(said) is TransactionalState:
             said = said.outcome
         return cast("Outcome | None", said)
 
     def accept(self, *, transaction: Transaction | None = None) -> None:
-        """Processed; the sender may forget it."""
+        """Set the outcome *accepted*: the message is processed, and the sender may forget it."""
         self.settle(ACCEPTED, transaction=transaction)
 
     def release(self, *, transaction: Transaction | None = None) -> None:
-        """Not processed, and nothing changed; somebody may get it again."""
+        """Set the outcome *released*: not processed and not changed, to be delivered again."""
         self.settle(RELEASED, transaction=transaction)
 
     def modify(
@@ -230,12 +236,12 @@ class Delivery:
         annotations: Mapping[object, object] | None = None,
         transaction: Transaction | None = None,
     ) -> None:
-        """Not processed, and changed thus (Part 3 §3.4.5).
+        """Set the outcome *modified*: not processed, and changed as given (Part 3 §3.4.5).
 
         Args:
-            failed: The attempt counts: ``delivery-count`` grows.
-            undeliverable_here: Do not send it to this link again.
-            annotations: Merged into the message annotations.
+            failed: The attempt counts: ``delivery-count`` is increased.
+            undeliverable_here: The message is not to be sent to this link again.
+            annotations: Entries to merge into the message annotations.
             transaction: As for :meth:`settle`.
         """
         self.settle(
@@ -250,24 +256,24 @@ class Delivery:
         info: Mapping[object, object] | None = None,
         transaction: Transaction | None = None,
     ) -> None:
-        """Invalid; it will never be processed. The sender is told why."""
+        """Set the outcome *rejected*: invalid, never to be processed; the sender gets the error."""
         self.settle(
             Rejected(Error(Symbol(condition), description or None, info)), transaction=transaction
         )
 
     def settle(self, outcome: Outcome, *, transaction: Transaction | None = None) -> None:
-        """Say *outcome*. Saying the same again changes nothing; on a link that is gone it is in vain.
+        """Set *outcome*. Setting the same one again, or on a link that has ended, has no effect.
 
         Args:
-            outcome: What is to become of it.
-            transaction: The outcome holds when this is committed. Until then, and if it is rolled
-                back, the delivery stays in our hands, and another outcome can be said afterwards.
+            outcome: The outcome.
+            transaction: The outcome takes effect when this is committed. Until then, and if it is
+                rolled back, we still hold the delivery, and can set another outcome afterwards.
 
         Raises:
-            LocalProtocolError: Another outcome has been said, or *transaction* is not open or of
-                another connection.
-            TransactionRolledBack: *transaction* is of no use any more.
-            LinkDetached: The link is gone, so that nothing can be said within *transaction*.
+            LocalProtocolError: Another outcome has been set, or *transaction* is not open or
+                belongs to another connection.
+            TransactionRolledBack: *transaction* cannot be committed any more.
+            LinkDetached: The link has ended, so that no outcome can be set within *transaction*.
         """
         if transaction is not None:
             transaction.retire(self, outcome)
@@ -276,7 +282,7 @@ class Delivery:
         self._let_go()
 
     def unsay(self, txn_id: bytes) -> bool:
-        """Forget what was said in a transaction that is over; whether that was the last word."""
+        """Remove the outcome set in the transaction *txn_id*; return whether there was one."""
         said = self.raw.local_state
         if type(said) is not TransactionalState or said.txn_id != txn_id:
             return False
@@ -284,7 +290,7 @@ class Delivery:
         return True
 
     def _let_go(self) -> None:
-        """It has its outcome: there is room for another, and what is still to come is dropped."""
+        """Free the room of a delivery with an outcome, and drop the rest of a streamed message."""
         context = self.raw.context
         if type(context) is Receiver:
             context.freed(self.raw)
@@ -293,14 +299,14 @@ class Delivery:
             context.receiver.freed(self.raw)
 
     async def settled(self) -> None:
-        """Wait until the sender has settled; at once where we settle with our outcome.
+        """Wait until the sender has settled; returns at once if we settle with our outcome.
 
-        Cancelled, the outcome stands as it was said.
+        If cancelled, the outcome remains as it was sent.
 
         Raises:
-            LinkDetached: The link is gone before the sender settled: whether it has heard our
-                outcome is in doubt.
-            ConnectionLost: So is the connection.
+            LinkDetached: The link ended before the sender settled: whether it received our outcome
+                is in doubt.
+            ConnectionLost: The connection was lost, with the same doubt.
         """
         await trio.lowlevel.checkpoint()
         raw = self.raw
@@ -313,12 +319,12 @@ class Delivery:
     # --- as a block ----------------------------------------------------------------------
 
     def _end(self, error: BaseException | None) -> bool:
-        """Say what the end of the block says; whether *error* was meant for us alone."""
+        """Set the outcome for the end of the block; return whether *error* goes no further."""
         from .routes import RaisedOutcome  # which needs this module
 
         meant = isinstance(error, RaisedOutcome)
         if type(self.raw.local_state) is TransactionalState:
-            # Its transaction says how this ends.
+            # The end of its transaction decides.
             return meant
         if self.outcome is not None or self.raw.settled:
             self._let_go()
@@ -346,7 +352,7 @@ class Delivery:
         return self._end(error)
 
     async def __aenter__(self) -> Delivery:
-        """Not a checkpoint."""
+        """Return the delivery. Not a checkpoint."""
         return self
 
     async def __aexit__(
@@ -355,7 +361,7 @@ class Delivery:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Say the outcome. Not a checkpoint: it cannot be cancelled."""
+        """Set the outcome. Not a checkpoint: this cannot be cancelled."""
         return self._end(error)
 
     def __repr__(self) -> str:
@@ -363,7 +369,7 @@ class Delivery:
 
 
 class _Streamed:
-    """What a streaming receiver keeps with a delivery."""
+    """Context of a delivery of a streaming receiver."""
 
     __slots__ = ("receiver", "stream")
 
@@ -376,7 +382,7 @@ def _stream_of(raw: IncomingDelivery) -> ByteStream | None:
     context = raw.context
     if isinstance(context, _Streamed):
         return context.stream
-    # A node that was declared streaming keeps the stream itself.
+    # A node that was declared with streaming=True keeps the stream itself.
     return context if isinstance(context, ByteStream) else None
 
 
@@ -388,21 +394,21 @@ def _receiver_of(raw: IncomingDelivery) -> Receiver | None:
 
 
 class Receiver(LinkHandle):
-    """A link on which the peer sends to us; made by ``peer.receiver(...)``, used in ``async with``.
+    """Link on which the peer sends to us, created by ``peer.receiver(...)``; use ``async with``.
 
-    ``async for delivery in receiver`` takes deliveries as they come, and ends when we close the
-    receiver. If the peer ends the link for good, it raises what :meth:`receive` does: ``LinkEnded`` for a
-    source that has come to its end. Several tasks may take from one receiver.
+    ``async for delivery in receiver`` takes deliveries as they arrive, and ends when we close the
+    receiver. If the peer ends the link permanently, it raises the error of :meth:`receive`:
+    ``LinkEnded`` for a source that has come to its end. Several tasks may take from one receiver.
 
-    Each delivery wants an outcome, said by hand or by ``async with delivery:``. Credit is given
-    again as outcomes are said, so ``credit`` bounds what is being worked on (decision 26).
+    Each delivery needs an outcome, set explicitly or by ``async with delivery:``. Credit is given
+    again as outcomes are set, so ``credit`` bounds the deliveries in processing (decision 0004).
 
-    While a lost connection is dialled again, taking waits. Where the peer keeps its side of the
-    link meanwhile (``timeout``, ``durable``, or what it answered of its own accord), the deliveries
-    of the old connection that had no outcome stay as they are: one that is said in between is heard
-    when the link is resumed. With ``rcv_settle_mode=1`` nothing is delivered twice.
+    While a lost connection is dialled again, taking waits. If the peer keeps its side of the link
+    meanwhile (because of ``timeout`` or ``durable``, or by its own choice), deliveries of the old
+    connection without an outcome remain valid: an outcome set in between is sent when the link is
+    resumed. With ``rcv_settle_mode=1`` no message is delivered twice.
 
-    Elsewhere they will be delivered again; saying an outcome is in vain.
+    Otherwise they will be delivered again; setting their outcome has no effect.
     """
 
     def __init__(
@@ -450,9 +456,9 @@ class Receiver(LinkHandle):
             capabilities=tuple(Symbol(each) for each in capabilities),
         )
         if address is None and not dynamic:
-            # Whatever the peer has kept for a link of this name.
+            # Request the source that the peer has kept for a link of this name.
             self._asked = None
-        #: As the peer answered it.
+        #: The source in the peer's attach.
         self._answered: Source | None = None
         self._target = Target(address=target)
         self._credit = credit
@@ -461,17 +467,18 @@ class Receiver(LinkHandle):
         self._properties = properties
         self._window: CreditWindow | None = None
         self._inbox: deque[IncomingDelivery] = deque()
-        #: Deliveries that count against the credit: here, or in the application's hands.
+        #: Deliveries that count against the credit: waiting here, or held by the application.
         self._held: set[IncomingDelivery] = set()
-        #: Deliveries of a link before this one, which is to be resumed or has been.
+        #: Deliveries of an earlier link that is to be resumed or has been.
         self._suspended: set[IncomingDelivery] = set()
-        #: Those of them that nobody has taken.
+        #: Those of them that the application has not taken.
         self._untaken: list[IncomingDelivery] = []
         self._takers: list[trio.lowlevel.Task] = []
         self._getting = False
-        #: No credit is given until it is started again.
+        #: Whether no credit is given until the next start.
         self._stopped = False
-        #: The peer has ended the link without an error.
+        #: Whether iteration ends without an error: after :meth:`finish`, or when the peer has
+        #: detached a link that it had attached.
         self._ended = False
         self._turn = 0
         self._since = 0.0
@@ -480,10 +487,10 @@ class Receiver(LinkHandle):
 
     @property
     def source(self) -> Source:
-        """The source as the peer answered it: filters that are in place, mode, capabilities.
+        """Source in the peer's attach: filters in effect, mode, capabilities.
 
         Raises:
-            LinkDetached: The link has not been attached yet, or never was.
+            LinkDetached: The link is not attached yet, or never was.
         """
         if self._answered is None:
             self._refuse_if_over()
@@ -492,39 +499,39 @@ class Receiver(LinkHandle):
 
     @property
     def credit(self) -> int:
-        """Deliveries that the peer may still send."""
+        """Number of deliveries that the peer may still send."""
         return self._raw.credit if self._stage == "attached" else 0
 
     @property
     def available(self) -> int:
-        """Deliveries that the peer said it has waiting."""
+        """Number of deliveries that the peer has reported as waiting."""
         return self._raw.available if self._stage == "attached" else 0
 
     @property
     def waiting(self) -> int:
-        """Deliveries that have arrived and were not taken."""
+        """Number of deliveries that have arrived and not been taken."""
         return len(self._inbox)
 
     @property
     def limits(self) -> Limits:
-        """The bounds of the connection."""
+        """Limits of the connection."""
         return self._session.limits
 
     # --- taking --------------------------------------------------------------------------
 
     async def receive(self, *, within: float | None = None) -> Delivery:
-        """The next delivery, waiting for it if there is none.
+        """Return the next delivery, waiting for one if necessary.
 
-        Cancelled while it waits, nothing has been taken.
+        If cancelled while waiting, nothing has been taken.
 
         Args:
-            within: Seconds to wait; the credit stays given, see :meth:`get` to take it back.
+            within: Seconds to wait; the credit remains given: see :meth:`get` to take it back.
 
         Raises:
-            DeadlineExceeded: Nothing came within *within* seconds.
-            LinkDetached: The link is gone; what had arrived was given out before. ``LinkEnded`` if
-                the peer gave no error.
-            ConnectionLost: So is its connection, for good.
+            DeadlineExceeded: Nothing arrived within *within* seconds.
+            LinkDetached: The link has ended, and all arrived deliveries were taken. ``LinkEnded``
+                if the peer gave no error.
+            ConnectionLost: The connection has ended permanently.
         """
         if self._inbox:
             self._turn += 1
@@ -543,15 +550,15 @@ class Receiver(LinkHandle):
         return self._take()
 
     def receive_nowait(self) -> Delivery | None:
-        """The next delivery, or None if none has arrived."""
+        """Return the next delivery, or None if none has arrived."""
         return self._take() if self._inbox else None
 
     async def receive_batch(
         self, most: int = 100, *, within: float | None = None
     ) -> list[Delivery]:
-        """At least one and at most *most* deliveries: those that are there.
+        """Return at least one and at most *most* deliveries: those that have arrived.
 
-        Cancelled while it waits, nothing has been taken. Raises what :meth:`receive` does.
+        If cancelled while waiting, nothing has been taken. Raises the errors of :meth:`receive`.
         """
         found = [await self.receive(within=within)]
         inbox = self._inbox
@@ -560,17 +567,18 @@ class Receiver(LinkHandle):
         return found
 
     async def get(self, *, within: float = 0.0) -> Delivery | None:
-        """One delivery if the node has one, or gets one within *within* seconds (Part 2 §2.6.10).
+        """Return one delivery if the node has one within *within* seconds (Part 2 §2.6.10).
 
-        Asks for one if no credit is out, and takes unused credit back with a drain before it says
-        None, so that nothing comes unasked. One task at a time.
+        Gives credit for one if none is given, and takes unused credit back with a drain before it
+        returns None, so that nothing arrives unrequested. Only one task at a time may call it.
 
-        Cancelled, the credit may still bring a delivery, which the next call returns; a receiver with
-        credit of its own goes on as before.
+        If cancelled, the credit may still bring a delivery, which the next call returns; a receiver
+        with its own credit continues as before.
 
         Raises:
-            LinkDetached: The link is gone.
-            ConnectionLost: So is its connection, for good.
+            LinkDetached: The link has ended.
+            ConnectionLost: The connection has ended permanently.
+            BusyResourceError: Another task is in this method.
         """
         if self._getting:
             raise trio.BusyResourceError("another task is in get()")
@@ -589,7 +597,7 @@ class Receiver(LinkHandle):
                     try:
                         await self.drain()
                     finally:
-                        # A drain that was cancelled must not leave the receiver without credit.
+                        # A cancelled drain must not leave the receiver without credit.
                         if not stopped:
                             self.start()
         finally:
@@ -597,15 +605,16 @@ class Receiver(LinkHandle):
         return self._take() if self._inbox else None
 
     async def drain(self) -> None:
-        """Let the peer use its credit now or give it back, and wait for that (Part 2 §2.6.7).
+        """Make the peer use its credit now or return it, and wait for that (Part 2 §2.6.7).
 
-        What it still sent can be taken. No new credit is given before :meth:`start`.
+        Deliveries that it sends until then can be taken. No new credit is given before
+        :meth:`start`.
 
-        Cancelled, the drain goes on.
+        If cancelled, the drain continues.
 
         Raises:
-            LinkDetached: The link is gone.
-            ConnectionLost: So is its connection, for good.
+            LinkDetached: The link has ended.
+            ConnectionLost: The connection has ended permanently.
         """
         await trio.lowlevel.checkpoint()
         await self.wait_attached()
@@ -620,7 +629,7 @@ class Receiver(LinkHandle):
         self._refuse_if_over()
 
     def stop(self) -> None:
-        """Take the credit back: nothing more is asked for. What is on its way still comes."""
+        """Take the credit back. Deliveries that are under way still arrive."""
         self._stopped = True
         if self._window is not None:
             self._window.close()
@@ -628,7 +637,7 @@ class Receiver(LinkHandle):
             self._raw.grant(0)
 
     def start(self, credit: int | None = None) -> None:
-        """Give credit again after :meth:`stop` or :meth:`drain`, or other credit than so far."""
+        """Give credit again after :meth:`stop` or :meth:`drain`, or change the credit."""
         if credit is not None:
             if credit < 0:
                 raise ValueError(f"credit must not be negative, it is {credit}")
@@ -638,7 +647,7 @@ class Receiver(LinkHandle):
             self._open_window(self._raw)
 
     def finish(self) -> None:
-        """Ask for nothing more, give back what was not taken, and let iterating end.
+        """Take the credit back, release untaken deliveries, and let iterations end.
 
         Deliveries that were taken may still be settled.
         """
@@ -652,7 +661,7 @@ class Receiver(LinkHandle):
         return self
 
     async def __anext__(self) -> Delivery:
-        """The next delivery. Cancelled while it waits, nothing has been taken."""
+        """Return the next delivery. If cancelled while waiting, nothing has been taken."""
         if not self._inbox:
             try:
                 return await self.receive()
@@ -666,13 +675,13 @@ class Receiver(LinkHandle):
         return self._take() if self._inbox else await self.__anext__()
 
     async def _take_turns(self) -> None:
-        """Let others run: taking what is here is no checkpoint."""
+        """Let other tasks run, since taking arrived deliveries is not a checkpoint."""
         await trio.lowlevel.checkpoint()
         self._turn = 0
         self._since = trio.current_time()
 
     async def _arrival(self) -> None:
-        """Until something is there to be taken."""
+        """Wait until a delivery can be taken."""
         task = trio.lowlevel.current_task()
 
         def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
@@ -700,7 +709,7 @@ class Receiver(LinkHandle):
         return Delivery(raw)
 
     def freed(self, raw: IncomingDelivery) -> None:
-        """A delivery has its outcome: there is room for another."""
+        """Free the room of *raw*, which has its outcome."""
         held = self._held
         if raw in held:
             held.discard(raw)
@@ -708,7 +717,13 @@ class Receiver(LinkHandle):
                 self._window.freed(1, len(raw.payload))
 
     async def wait_settled(self, raw: IncomingDelivery) -> None:
-        """Wait until the sender has settled something, *raw* perhaps. Cancelled: no trace."""
+        """Wait until the sender has settled a delivery, *raw* or another.
+
+        Cancelling changes nothing.
+
+        Raises:
+            ConnectionLost: *raw* is of an earlier connection, and not resumed.
+        """
         if not raw.link.attached and raw not in self._suspended:
             self._refuse_if_over()
             raise ConnectionLost(
@@ -720,25 +735,25 @@ class Receiver(LinkHandle):
     # --- ending --------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Detach for good: what was not taken is released, a durable subscription ends.
+        """Detach permanently: untaken deliveries are released, and a durable subscription ends.
 
-        Cancelled, the detach still goes out.
+        If cancelled, the detach is still sent.
         """
         self._give_back()
         await self._detach()
         await trio.lowlevel.checkpoint()
 
     async def suspend(self) -> None:
-        """Detach without closing: a durable subscription stays and gathers messages (X23).
+        """Detach without closing: a durable subscription remains and collects messages.
 
-        Cancelled, the detach still goes out.
+        If cancelled, the detach is still sent.
         """
         self._give_back()
         await self._detach(closed=False)
         await trio.lowlevel.checkpoint()
 
     def abandon(self) -> None:
-        """Detach at once; what was not taken is released."""
+        """Detach at once; untaken deliveries are released."""
         if not self.closed:
             self._give_back()
         super().abandon()
@@ -749,7 +764,7 @@ class Receiver(LinkHandle):
                 raw.settle(RELEASED)
         self._inbox.clear()
 
-    # --- what the session and the link say --------------------------------------------------
+    # --- called by the session and the link -------------------------------------------------
 
     def _ask(self, core: Any) -> Any:
         return core.attach_receiver(
@@ -770,7 +785,7 @@ class Receiver(LinkHandle):
             self._asked.address = address
 
     def on_attached(self, link: Any) -> None:
-        """Both sides are attached."""
+        """Handle that both sides are attached; refuse a link without the requested selector."""
         if self._selects and _SELECTOR not in (link.source.filter or {}) and not self.closed:
             link.detach()
             self.lost(
@@ -788,7 +803,8 @@ class Receiver(LinkHandle):
         self._answered = link.source or Source()
         memory = self._resumed_as(link, link.source)
         if memory is not None:
-            # Those are settled, or come again under another tag.
+            # Deliveries unknown to the peer are settled, or will be delivered again with another
+            # tag.
             lost = link.unknown if link.resumed else memory.values()
             self._drop({entry.delivery for entry in lost})
             self._inbox += [raw for raw in self._untaken if raw in self._suspended]
@@ -797,7 +813,7 @@ class Receiver(LinkHandle):
         self._open_window(link)
 
     def _drop(self, gone: set[Any]) -> None:
-        """The sender has done with these: what was not taken need not be."""
+        """Drop deliveries that the sender has forgotten."""
         self._inbox = deque(raw for raw in self._inbox if raw not in gone)
         self._held -= gone
         self._suspended -= gone
@@ -815,7 +831,7 @@ class Receiver(LinkHandle):
             window.opened()
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Messages have arrived; on a streaming receiver they have begun."""
+        """Queue messages that have arrived, or on a streaming receiver have begun."""
         if self.closed or self._error is not None:
             for each in deliveries:
                 if not each.settled:
@@ -830,36 +846,36 @@ class Receiver(LinkHandle):
         if self._takers:
             self._wake(len(deliveries))
         if self._changes and not link.credit:
-            # A drain that was answered with as many messages as it could be: no flow follows.
+            # If messages use all of the credit of a drain, no flow follows.
             self._changes.unpark_all()
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Streamed messages have gone on."""
+        """Pass on further data of streamed messages."""
         for each in deliveries:
             if isinstance(each.context, _Streamed):
                 each.context.stream.on_data()
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """The sender has settled these; what was said in a transaction holds then."""
+        """Handle deliveries settled by the sender: outcomes in transactions are final then."""
         for each in deliveries:
             if each.settled and type(each.local_state) is TransactionalState:
                 self.freed(each)
         aborted = {each for each in deliveries if each.aborted}
         if aborted:
-            # Resumed only to say that they come again, as new ones.
+            # Resumed and aborted: the sender will send them again as new deliveries.
             for each in aborted:
                 self.freed(each)
             self._drop(aborted)
         self._changes.unpark_all()
 
     def on_flow(self, link: ReceivingLink) -> None:
-        """A drain is answered, or the sender spoke of what it has."""
+        """Handle the answer to a drain, or a report of available messages."""
         if self._window is not None:
             self._window.freed(0, 0)
         self._changes.unpark_all()
 
     def _interrupted(self, error: Error | None) -> None:
-        """What has no outcome is resumed, or will be delivered again on the next connection."""
+        """Keep deliveries without an outcome for resuming; others will be delivered again."""
         self._suspended = {entry.delivery for entry in (self._memory or {}).values()}
         self._untaken += [raw for raw in self._inbox if not raw.settled]
         self._inbox = deque(raw for raw in self._inbox if raw.settled)

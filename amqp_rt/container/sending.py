@@ -1,8 +1,8 @@
-"""Sending: messages out, outcomes back.
+"""Senders, and the outcomes of their messages.
 
-A message that has no credit yet waits in the sender and leaves in order as credit comes. Outcomes
-arrive a batch at a time, and wake only tasks that wait for them: nothing here costs a task, a
-channel or an event per message.
+A message without credit waits in the sender, and messages leave in order as credit arrives.
+Outcomes arrive in batches, and wake only tasks that wait for them: no message costs a task, a
+channel or an event.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ if TYPE_CHECKING:
     from .links import Owner
     from .transactions import Transaction
 
-#: What becomes of messages whose outcome a lost connection kept from us: the caller hears
+#: Treatment of messages whose outcome was lost with the connection: the caller gets
 #: ``ConnectionLost``, or they are sent again and may arrive twice.
 InDoubt = Literal["raise", "resend"]
 
-#: Messages without an outcome that a sender holds, unless said otherwise.
+#: Default number of messages without an outcome that a sender holds.
 PENDING_MAX: Final = 1000
-#: Messages that a loop of sends may submit before others get their turn.
+#: Messages that a loop of sends may submit before other tasks run.
 _TURN_MESSAGES: Final = 64
-#: Bytes of a streamed body handed to the link at a time.
+#: Bytes of a streamed body passed to the link at a time.
 _PIECE_MAX: Final = 65_536
 
 
 class MessageProperties(TypedDict, total=False):
-    """What can be said of a message beside its body; see :class:`~amqp_rt.message.Message`."""
+    """Properties of a message besides its body; see :class:`~amqp_rt.message.Message`."""
 
     body_kind: BodyKind | None
     durable: bool
@@ -87,21 +87,23 @@ class MessageProperties(TypedDict, total=False):
 
 
 class SenderOptions(TypedDict, total=False):
-    """What ``peer.sender(address, …)`` takes.
+    """Options of ``peer.sender(address, …)``.
 
-    * ``name``: of the link; made up if left out.
+    * ``name``: name of the link; generated if omitted.
     * ``max_pending``: messages without an outcome that it holds, waiting for credit or sent.
-    * ``settled``: True sends everything settled (at most once, no outcomes), False nothing.
+    * ``settled``: True sends all messages settled (at most once, no outcomes), False none.
     * ``rcv_settle_mode``: 1 asks the receiver to wait for us to settle (Part 2 §2.8.3).
-    * ``in_doubt``: ``"resend"`` sends again what a lost connection left without an outcome.
-    * ``dynamic``: the peer makes a node and its address.
+    * ``in_doubt``: ``"resend"`` sends messages again that a lost connection left without an
+      outcome.
+    * ``dynamic``: the peer creates a node and its address.
     * ``durable``: 1 or 2, see Part 3 §3.5.5.
-    * ``timeout``: seconds that the peer is asked to keep its side of the link while a lost connection
-      is dialled again (Part 3 §3.5.4). If it does, unsettled messages are resumed, and none is in doubt.
-    * ``capabilities``: of the target, for example ``"queue"``.
-    * ``properties``: of the link.
-    * ``source``: our own address, for peers that look at it.
-    * ``outcomes``: the outcomes that we understand, such as ``"amqp:accepted:list"``; by default all.
+    * ``timeout``: seconds that the peer is asked to keep its side of the link while a lost
+      connection is dialled again (Part 3 §3.5.4). If it does, unsettled messages are resumed, and
+      none is in doubt.
+    * ``capabilities``: capabilities of the target, for example ``"queue"``.
+    * ``properties``: properties of the link.
+    * ``source``: our own address, for peers that use it.
+    * ``outcomes``: the outcomes that we support, such as ``"amqp:accepted:list"``; by default all.
     """
 
     name: str
@@ -119,7 +121,7 @@ class SenderOptions(TypedDict, total=False):
 
 
 class Receipt:
-    """A message that was sent, or waits to be; tells its outcome."""
+    """Receipt of a message that was sent or is queued, which gets its outcome."""
 
     __slots__ = (
         "_error",
@@ -143,14 +145,14 @@ class Receipt:
         transaction: Transaction | None = None,
     ) -> None:
         self._sender = sender
-        #: What is to be sent; dropped when it cannot be needed any more.
+        #: Encoded message to send; dropped when it cannot be needed any more.
         self.payload = payload
         self.message_format = message_format
-        #: The delivery, once it has left.
+        #: The delivery; None until the message has left.
         self.raw: OutgoingDelivery | None = None
-        #: The payload is only the beginning of the message.
+        #: Whether the payload is only the beginning of the message.
         self.unfinished = unfinished
-        #: What it is sent in, as long as it has no outcome.
+        #: Transaction of the message, until it has an outcome.
         self.transaction = transaction
         self._outcome: Outcome | None = None
         self._error: AmqpError | None = None
@@ -158,22 +160,22 @@ class Receipt:
 
     @property
     def done(self) -> bool:
-        """The outcome, or why there is none, is known."""
+        """Whether the outcome, or the cause of its absence, is known."""
         return self._outcome is not None or self._error is not None
 
     @property
     def said(self) -> Outcome | None:
-        """The outcome, if it is known."""
+        """Outcome, if it is known."""
         return self._outcome
 
     async def outcome(self) -> Outcome:
-        """Wait for the outcome, whatever it is. A message sent settled counts as accepted.
+        """Wait for the outcome, of any kind. A message sent settled counts as accepted.
 
-        Cancelled, the message stays sent, or in line; its outcome can be asked for again.
+        If cancelled, the message remains sent or queued, and its outcome can be awaited again.
 
         Raises:
-            LinkDetached: The link went before the outcome came: it is in doubt.
-            ConnectionLost: So did the connection.
+            LinkDetached: The link ended before the outcome arrived: the message is in doubt.
+            ConnectionLost: The connection was lost, with the same doubt.
         """
         await self._wait()
         if self._error is not None:
@@ -182,11 +184,11 @@ class Receipt:
         return self._outcome
 
     async def accepted(self) -> Outcome:
-        """Wait for the outcome, and raise if it is not *accepted*. Cancelled: as :meth:`outcome`.
+        """Wait for the outcome, and raise if it is not *accepted*. Cancelling: see :meth:`outcome`.
 
         Raises:
-            DeliveryRejected: The message is invalid to the receiver, which says why.
-            DeliveryNotAccepted: It was released or modified.
+            DeliveryRejected: The receiver rejected the message as invalid, with a reason.
+            DeliveryNotAccepted: The message was released or modified.
             LinkDetached: See :meth:`outcome`.
             ConnectionLost: See :meth:`outcome`.
         """
@@ -211,13 +213,13 @@ class Receipt:
             await trio.lowlevel.wait_task_rescheduled(abort)
 
     def withdraw(self) -> bool:
-        """Take the message back if it has not left yet; whether it was taken back."""
+        """Withdraw the message if it has not left yet; return whether it was withdrawn."""
         return self._sender.withdraw(self)
 
     def give_up(self) -> None:
-        """Take the message back, or if it has left, settle it without waiting for its outcome.
+        """Withdraw the message, or if it has left, settle it without waiting for its outcome.
 
-        The receiver hears that nobody waits any more: the handler of a request is cancelled.
+        Settling makes the receiver of a request cancel its handler.
         """
         if self.done or self._sender.withdraw(self):
             return
@@ -226,13 +228,13 @@ class Receipt:
         self.fail(LinkDetached("the sender gave up the message", condition="amqp:not-allowed"))
 
     def finish(self, outcome: Outcome) -> None:
-        """The outcome is known."""
+        """Set the outcome."""
         if self._outcome is None and self._error is None:
             self._outcome = outcome
             self._settle()
 
     def fail(self, error: AmqpError) -> None:
-        """The outcome will not be known."""
+        """Set the error for which the outcome will never be known."""
         if self._outcome is None and self._error is None:
             self._error = error
             self._settle()
@@ -261,7 +263,10 @@ class Receipt:
 
 
 def refusal(outcome: Outcome) -> AmqpError:
-    """The exception that says that *outcome* is not *accepted*; ``info["outcome"]`` holds it."""
+    """Return the exception for an *outcome* other than *accepted*.
+
+    For released and modified messages ``info["outcome"]`` holds it.
+    """
     if isinstance(outcome, Rejected):
         if outcome.error is None:
             return DeliveryRejected(
@@ -277,19 +282,19 @@ def refusal(outcome: Outcome) -> AmqpError:
 
 
 class Sender(LinkHandle):
-    """A link on which we send; made by ``peer.sender(...)``, used in ``async with``.
+    """Link on which we send; created by ``peer.sender(...)``, used in ``async with``.
 
     Several tasks may send at once; messages leave in the order of the calls. Leaving the block
     waits until every message has its outcome; leaving it with an exception does not.
 
-    While a lost connection is dialled again, messages wait. Where the peer keeps its side of the
-    link meanwhile (``timeout``, or what it answered of its own accord), those that had left are
-    resumed: an outcome that the peer knows is heard, what it has in part is completed, and what it
-    has no record of is sent again, so that nothing is lost or doubled.
+    While a lost connection is dialled again, messages wait. If the peer keeps its side of the link
+    meanwhile (because of ``timeout``, or by its own choice), messages that had left are resumed:
+    outcomes known to the peer are received, partly received messages are completed, and messages
+    without a record are sent again, so that nothing is lost or duplicated.
 
-    Elsewhere those that had left and have no outcome are *in doubt*: the peer may have taken them or
-    not. Their senders hear ``ConnectionLost``, unless the sender was made with
-    ``in_doubt="resend"``. So is a streamed message that was unfinished.
+    Otherwise messages that had left and have no outcome are *in doubt*: the peer may or may not
+    have received them. Their senders get ``ConnectionLost``, unless the sender was created with
+    ``in_doubt="resend"``; for an incomplete streamed message they always do.
     """
 
     def __init__(
@@ -324,7 +329,7 @@ class Sender(LinkHandle):
             timeout=timeout,
             capabilities=tuple(Symbol(each) for each in capabilities),
         )
-        #: As the peer answered it.
+        #: The target in the peer's attach.
         self._answered: Target | None = None
         self._source = Source(address=source, outcomes=tuple(Symbol(each) for each in outcomes))
         self._settled = settled
@@ -333,18 +338,18 @@ class Sender(LinkHandle):
             rcv_settle_mode,
         )
         self._resends = in_doubt == "resend"
-        #: What had not left when the connection was lost goes out on the next one.
+        #: Whether messages that had not left when the connection was lost are sent on the next one.
         self._keep_waiting = keep_waiting
         self._properties = properties
-        #: ``to`` decides where a message goes.
+        #: Whether messages are routed by their ``to``.
         self._anonymous = address is None and not dynamic
         #: Messages that wait for credit.
         self._queue: deque[Receipt] = deque()
         #: Messages that have left and have no outcome, in the order in which they left.
         self._unsettled: dict[Receipt, None] = {}
-        #: The streamed message that is being written: nothing else can leave meanwhile.
+        #: The streamed message that is being written: no other message can leave meanwhile.
         self._unfinished: Receipt | None = None
-        #: Tasks that wait to submit a message, and how many.
+        #: Tasks that wait to submit a message, and their number.
         self._room = trio.lowlevel.ParkingLot()
         self._crowd = 0
         self._turn = 0
@@ -353,10 +358,10 @@ class Sender(LinkHandle):
 
     @property
     def target(self) -> Target:
-        """The target as the peer answered it.
+        """Target in the peer's attach.
 
         Raises:
-            LinkDetached: The link has not been attached yet, or never was.
+            LinkDetached: The link is not attached yet, or never was.
         """
         if self._answered is None:
             self._refuse_if_over()
@@ -365,12 +370,12 @@ class Sender(LinkHandle):
 
     @property
     def credit(self) -> int:
-        """Messages that the peer takes now."""
+        """Number of messages that the peer accepts now."""
         return self._raw.credit if self._stage == "attached" else 0
 
     @property
     def pending(self) -> int:
-        """Messages without an outcome: those that wait for credit and those that have left."""
+        """Number of messages without an outcome, waiting for credit or sent."""
         return len(self._queue) + len(self._unsettled)
 
     # --- sending -------------------------------------------------------------------------
@@ -385,27 +390,27 @@ class Sender(LinkHandle):
         """Send a message and wait for its outcome, which is *accepted*.
 
         Args:
-            transaction: Nobody is to see the message before this is committed; the outcome is the
+            message: A :class:`~amqp_rt.message.Message`, or a payload to create one from.
+            transaction: The message is delivered only when this is committed; the outcome is the
                 one that it will have then.
-            message: A :class:`~amqp_rt.message.Message`, or a payload to make one of.
-            properties: Whatever :class:`~amqp_rt.message.Message` takes, for example
-                ``ttl_s``, ``priority``, ``durable``, ``subject``, ``application_properties``.
+            properties: Arguments of :class:`~amqp_rt.message.Message`, for example ``ttl_s``,
+                ``priority``, ``durable``, ``subject``, ``application_properties``.
 
-        Cancelled while the message waits for credit, it is taken back: nothing was sent. Cancelled
-        after it left, it stays sent, and its outcome is not heard.
+        If cancelled while the message waits for credit, it is withdrawn: nothing was sent. If
+        cancelled after it has left, it remains sent, and its outcome is dropped.
 
         Raises:
-            DeliveryRejected: The message is invalid to the receiver, which says why.
-            DeliveryNotAccepted: It was released or modified.
-            LocalProtocolError: It is larger than the peer allows; nothing was sent.
-            LinkDetached: The link went before the outcome came: it is in doubt.
-            ConnectionLost: So did the connection.
-            TransactionRolledBack: The transaction is of no use any more.
+            DeliveryRejected: The receiver rejected the message as invalid, with a reason.
+            DeliveryNotAccepted: The message was released or modified.
+            LocalProtocolError: The message is larger than the peer allows; nothing was sent.
+            LinkDetached: The link ended before the outcome arrived: the message is in doubt.
+            ConnectionLost: The connection was lost, with the same doubt.
+            TransactionRolledBack: The transaction cannot be committed any more.
         """
         return await self._send(self.encode(message, properties), 0, transaction)
 
     async def send_payload(self, payload: Payload, *, message_format: int = 0) -> Outcome:
-        """Send an encoded message as it is, of whatever format; otherwise as :meth:`send`."""
+        """Send an encoded message without changes, in any format; otherwise like :meth:`send`."""
         return await self._send(payload, message_format)
 
     async def _send(
@@ -437,21 +442,21 @@ class Sender(LinkHandle):
         transaction: Transaction | None = None,
         **properties: Unpack[MessageProperties],
     ) -> Receipt:
-        """Send a message, or put it in line for credit, without waiting.
+        """Send a message, or queue it for credit, without waiting.
 
-        Takes what :meth:`send` takes; the receipt tells the outcome. The end of a transaction's
-        block waits for it.
+        The arguments are those of :meth:`send`; the receipt gets the outcome. The end of a
+        transaction's block waits for it.
 
         Raises:
             WouldBlock: ``max_pending`` messages have no outcome yet. Nothing was sent.
             LocalProtocolError: The message is larger than the peer allows.
-            LinkDetached: The sender is closed, or its link is gone for good.
-            ConnectionLost: So is its connection.
+            LinkDetached: The sender is closed, or its link has ended permanently.
+            ConnectionLost: The connection has ended permanently.
         """
         return self._send_nowait(self.encode(message, properties), 0, transaction)
 
     def send_payload_nowait(self, payload: Payload, *, message_format: int = 0) -> Receipt:
-        """Send an encoded message as it is; otherwise as :meth:`send_nowait`."""
+        """Send an encoded message without changes; otherwise like :meth:`send_nowait`."""
         return self._send_nowait(payload, message_format)
 
     def _send_nowait(
@@ -471,18 +476,18 @@ class Sender(LinkHandle):
     async def send_many(
         self, messages: Iterable[object], **properties: Unpack[MessageProperties]
     ) -> int:
-        """Send messages one behind the other, up to ``max_pending`` at a time without an outcome.
+        """Send messages in order, with up to ``max_pending`` at a time without an outcome.
 
         Returns the number of messages, once all are accepted.
 
-        Cancelled, those that have left stay sent and the others were not.
+        If cancelled, messages that have left remain sent, and the others are not sent.
 
         Raises:
-            DeliveryRejected: One was rejected. No further message is taken from *messages*;
-                those behind it that had left stay sent, and the others were not.
-            DeliveryNotAccepted: One was released or modified; otherwise the same.
-            LinkDetached: The link is gone; outcomes are in doubt.
-            ConnectionLost: So is the connection.
+            DeliveryRejected: A message was rejected. No further message is taken from *messages*;
+                later ones that had left remain sent, and the others are not sent.
+            DeliveryNotAccepted: A message was released or modified; otherwise the same.
+            LinkDetached: The link has ended; outcomes are in doubt.
+            ConnectionLost: The connection was lost; outcomes are in doubt.
         """
         receipts: deque[Receipt] = deque()
         count = 0
@@ -494,7 +499,8 @@ class Sender(LinkHandle):
                 if receipts and receipts[0].done:
                     break
                 if len(receipts) >= self.max_pending:
-                    # Outcomes out of order: what waits for the first one is bounded too.
+                    # Outcomes may arrive out of order: this bounds the receipts behind the first
+                    # one as well.
                     await receipts[0].accepted()
                 if len(self._queue) + len(self._unsettled) >= self.max_pending:
                     await self._wait_for_room()
@@ -515,16 +521,15 @@ class Sender(LinkHandle):
     def stream(
         self, message: Message | None = None, **properties: Unpack[MessageProperties]
     ) -> StreamedMessage:
-        """A message whose body is written piece by piece and never whole in memory.
+        """Create a message whose body is written in pieces and never held in memory as a whole.
 
-        ``async with sender.stream(content_type="video/mp4") as body: await body.write(chunk)``.
-        At the end of the block the message is complete, and its outcome was waited for as by
-        :meth:`send`. An exception in the block aborts it: the receiver drops what it has
-        (Part 2 §2.7.5).
+        ``async with sender.stream(content_type="video/mp4") as body: await body.write(chunk)``. The
+        end of the block completes the message and waits for its outcome like :meth:`send`. An
+        exception in the block aborts it: the receiver drops the received part (Part 2 §2.7.5).
 
         Args:
-            message: What surrounds the body; its own body is not sent.
-            properties: As those of :meth:`send`.
+            message: Message with the sections around the body; its own body is not sent.
+            properties: As for :meth:`send`.
         """
         if message is None:
             front = Message(b"", **properties)
@@ -534,11 +539,11 @@ class Sender(LinkHandle):
         return StreamedMessage(self, front)
 
     def encode(self, message: object, properties: MessageProperties | Mapping[str, Any]) -> Payload:
-        """The encoded message for a payload and its properties.
+        """Encode a payload and its properties as a message.
 
         Raises:
             EncodeError: A value has no encoding.
-            LocalProtocolError: The anonymous terminus is used without ``to``.
+            LocalProtocolError: The message is for the anonymous terminus and has no ``to``.
         """
         if isinstance(message, Message):
             built = message.replace(**properties) if properties else message
@@ -556,16 +561,17 @@ class Sender(LinkHandle):
             )
 
     async def wait_for_room(self) -> None:
-        """Wait until fewer than ``max_pending`` messages have no outcome. Cancelled: no trace.
+        """Wait until fewer than ``max_pending`` messages have no outcome.
 
-        Reserves nothing: another task may have used the room by the time that a message is sent.
+        Cancelling changes nothing. No room is reserved: another task may have used the room by the
+        time that a message is sent.
 
         Raises:
-            LinkDetached: The link is gone for good.
-            ConnectionLost: So is its connection.
+            LinkDetached: The link has ended permanently.
+            ConnectionLost: The connection has ended permanently.
         """
         await self._wait_for_room()
-        # Whether the caller will use the room is unknown: the next in line looks as well.
+        # The caller may not use the room, so the next waiting task checks as well.
         self._notify_room()
 
     async def _wait_for_room(self) -> None:
@@ -580,23 +586,23 @@ class Sender(LinkHandle):
             self._refuse_if_over()
 
     def _notify_room(self) -> None:
-        """Let the next task in line for room look whether there is some."""
+        """Wake the next task that waits for room, so that it checks for some."""
         if self._crowd:
             self._room.unpark()
 
     async def _take_turns(self) -> None:
-        """Now and then let others run: a message that needs no waiting is no checkpoint."""
+        """Let other tasks run at intervals, since sending without waiting is not a checkpoint."""
         self._turn += 1
         if self._turn >= _TURN_MESSAGES:
             self._turn = 0
             await trio.lowlevel.checkpoint()
 
     def submit(self, receipt: Receipt) -> None:
-        """Send a message, or put it in line.
+        """Send a message, or queue it.
 
         Raises:
-            LinkDetached: The sender is closed, or its link is gone for good.
-            ConnectionLost: So is its connection.
+            LinkDetached: The sender is closed, or its link has ended permanently.
+            ConnectionLost: The connection has ended permanently.
         """
         if self._stage != "attached":
             self._refuse_if_over()
@@ -637,21 +643,21 @@ class Sender(LinkHandle):
             return
         self._unsettled[receipt] = None
         if not self._resends and self._keeper is None and raw.delivery_id >= 0:
-            # It is not sent again. What still waits for the session's window may be.
+            # The payload is not sent again, unless it still waits for the session's window.
             receipt.payload = b""
 
     def _pump(self, link: SendingLink) -> None:
-        """Send what credit and room allow; give back the credit if the peer drains."""
+        """Send as much as credit and room allow; return the credit if the peer drains."""
         queue = self._queue
         while queue and self._unfinished is None and link.credit > 0 and link.writable:
             self._transfer(link, queue.popleft())
         link.offer(len(queue))
         if link.draining and (link.credit <= 0 or not (queue or self._unfinished)):
-            # Said even if there is no credit left to give back: the peer waits for the answer.
+            # Also if there is no credit left to return: the peer waits for the answer.
             link.drained()
 
     def withdraw(self, receipt: Receipt) -> bool:
-        """Take back a message that waits for credit; whether it was still here."""
+        """Withdraw a message that waits for credit; return whether it was still queued."""
         if receipt.raw is not None or receipt.done:
             return False
         try:
@@ -662,7 +668,7 @@ class Sender(LinkHandle):
         return True
 
     def done(self, receipt: Receipt) -> None:
-        """A receipt is done: there is room for another message."""
+        """Free the room of a receipt that is done."""
         self._unsettled.pop(receipt, None)
         if self._crowd:
             self._room.unpark()
@@ -671,7 +677,7 @@ class Sender(LinkHandle):
             self._changes.unpark_all()
 
     def end_stream(self, receipt: Receipt) -> None:
-        """The streamed message is complete or aborted: others may leave."""
+        """Let other messages leave, after a streamed message that is complete or aborted."""
         if self._unfinished is receipt:
             self._unfinished = None
             if self._stage == "attached":
@@ -682,11 +688,12 @@ class Sender(LinkHandle):
     async def flush(self) -> None:
         """Wait until every message has its outcome, and those sent settled have left.
 
-        Outcomes other than *accepted* do not raise here; ask the receipts. Cancelled: no trace.
+        Outcomes other than *accepted* raise no error here; see the receipts. Cancelling changes
+        nothing.
 
         Raises:
-            LinkDetached: The link is gone for good; outcomes are in doubt.
-            ConnectionLost: So is its connection.
+            LinkDetached: The link has ended permanently; outcomes are in doubt.
+            ConnectionLost: The connection has ended permanently.
         """
         while self.pending or (self._stage == "attached" and not self._raw.writable):
             await self._changes.park()
@@ -695,19 +702,19 @@ class Sender(LinkHandle):
     async def close(self) -> None:
         """Wait until every message has its outcome or is in doubt, then detach.
 
-        Cancelled, the link is detached at once: messages that have left without an outcome are in
-        doubt, and those that wait for credit are not sent.
+        If cancelled, the link is detached at once: messages that have left without an outcome are
+        in doubt, and those that wait for credit are not sent.
         """
         try:
             if not self.closed:
                 await self.flush()
         except AmqpError:
-            pass  # whoever waits for an outcome has heard of it
+            pass  # Tasks that wait for an outcome have got the error
         finally:
             self.abandon()
         await self._detach()
 
-    # --- what the session and the link say --------------------------------------------------
+    # --- called by the session and the link -------------------------------------------------
 
     def _ask(self, core: Any) -> Any:
         return core.attach_sender(
@@ -750,32 +757,32 @@ class Sender(LinkHandle):
             if entry.context.transaction is None:
                 entry.payload = entry.context.payload
             else:
-                # It went with its transaction.
+                # The message was rolled back with its transaction.
                 del memory[tag]
 
     def on_credit(self, link: SendingLink) -> None:
-        """There is credit or room again, or the peer drains."""
+        """Send more, after new credit or room, or when the peer drains."""
         self._pump(link)
         if self._changes:
             self._changes.unpark_all()
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
-        """The receiver spoke of these messages."""
+        """Handle states that the receiver has sent for these messages."""
         for each in deliveries:
             state = each.state
             if type(state) is TransactionalState:
-                # What it will be when the transaction is committed.
+                # The outcome that the message will have when the transaction is committed.
                 state = state.outcome
             if each.remote_settled:
-                # Settled without a state: the default outcome holds (Part 3 §3.5.3).
+                # Settled without a state: the default outcome applies (Part 3 §3.5.3).
                 each.context.finish(RELEASED if state is None else state)
             elif state is not None and not isinstance(state, Received):
-                # The receiver settles second: after us (Part 2 §2.8.3).
+                # The receiver settles second, after us (Part 2 §2.8.3).
                 each.settle()
                 each.context.finish(state)
 
     def _interrupted(self, error: Error | None) -> None:
-        """The connection is gone: what has left is resumed, or in doubt, or sent again."""
+        """Handle a lost connection: messages that have left are resumed, in doubt, or resent."""
         why = "the peer closed it" if error is None else error.description or str(error.condition)
         kept = {entry.context for entry in (self._memory or {}).values()}
         doubtful: list[Receipt] = []
@@ -801,7 +808,7 @@ class Sender(LinkHandle):
                 receipt.fail(ConnectionLost(f"the connection was lost before it was sent ({why})"))
 
     def _doubt(self, receipts: list[Receipt], why: str, condition: str | None) -> None:
-        """Whether these have arrived cannot be found out."""
+        """Fail or resend messages of which it is unknown whether they have arrived."""
         again: list[Receipt] = []
         for receipt in receipts:
             if receipt.done:
@@ -819,7 +826,7 @@ class Sender(LinkHandle):
         self._again(again)
 
     def _again(self, receipts: list[Receipt]) -> None:
-        """Send these again, before what waits."""
+        """Queue messages to be sent again, before those that wait."""
         again = [receipt for receipt in receipts if not receipt.done]
         for receipt in again:
             receipt.raw = None
@@ -841,7 +848,7 @@ class Sender(LinkHandle):
 
 
 class StreamedMessage:
-    """A message that is being written; see :meth:`Sender.stream`.
+    """Message that is being written; see :meth:`Sender.stream`.
 
     Memory is bounded: ``write`` waits while the session's window is closed or the output full.
     """
@@ -854,7 +861,7 @@ class StreamedMessage:
         self._over = False
 
     async def __aenter__(self) -> Self:
-        """Wait for credit, behind messages that wait already. Cancelled, nothing was sent."""
+        """Wait for credit, after messages that wait already. If cancelled, nothing was sent."""
         if self._receipt is not None:
             raise LocalProtocolError("a stream is one message: ask for another")
         sender = self._sender
@@ -867,7 +874,7 @@ class StreamedMessage:
                 await sender._changes.park()
         except trio.Cancelled:
             if not sender.withdraw(receipt) and sender._unfinished is receipt:
-                # Credit came in the same pass as the cancellation: the message has begun.
+                # Credit arrived in the same pass as the cancellation: the message has begun.
                 self._over = True
                 self._abort(receipt)
             raise
@@ -878,14 +885,14 @@ class StreamedMessage:
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send *data* as the next part of the body, as one data section (Part 3 §3.2.6).
 
-        Cancelled while it waits, part of *data* may have been sent; the message can then only be
+        If cancelled while waiting, part of *data* may have been sent; the message can then only be
         aborted, which leaving the block with the cancellation does.
 
         Raises:
-            DeliveryRejected: The receiver does not want the rest of it.
-            DeliveryNotAccepted: The same.
-            LinkDetached: The link is gone.
-            ConnectionLost: The connection is gone.
+            DeliveryRejected: The receiver has rejected the message before its end.
+            DeliveryNotAccepted: The receiver has released or modified it before its end.
+            LinkDetached: The link has ended.
+            ConnectionLost: The connection was lost.
         """
         raw, receipt = self._writing()
         view = memoryview(data).cast("B")
@@ -930,7 +937,7 @@ class StreamedMessage:
     ) -> None:
         """Complete the message and wait for its outcome; after an exception, abort it.
 
-        Cancelled while it waits, the message stays sent and its outcome is not heard.
+        If cancelled while waiting, the message remains sent and its outcome is dropped.
         """
         receipt = self._receipt
         sender = self._sender
@@ -953,14 +960,14 @@ class StreamedMessage:
         await receipt.accepted()
 
     def _abort(self, receipt: Receipt) -> None:
-        """Give up the message that has begun, and let others leave."""
+        """Abort the message that has begun, and let others leave."""
         assert receipt.raw is not None
         receipt.raw.abort()
         self._sender.end_stream(receipt)
         receipt.fail(LinkDetached("the message was aborted", condition="amqp:not-allowed"))
 
     def _tail(self) -> bytes:
-        """What follows the body; before it an empty section, if nothing was written."""
+        """Return the sections after the body, led by an empty one if nothing was written."""
         front = self._front
         tail = front.encode()[len(front.encode_front()) :]
         empty = bytearray()
@@ -969,12 +976,12 @@ class StreamedMessage:
 
 
 def make_message(payload: object, properties: MessageProperties | Mapping[str, Any]) -> Message:
-    """A message for a typed payload: its body and content-type follow from what it is.
+    """Create a message for a typed payload, whose type determines body and content-type.
 
-    With ``body_kind`` among the properties the payload is the body as it stands.
+    With ``body_kind`` among the properties the payload is the body without conversion.
 
     Raises:
-        EncodeError: It has no encoding.
+        EncodeError: The payload has no encoding.
     """
     if "body_kind" in properties:
         return Message(payload, **properties)
@@ -982,5 +989,5 @@ def make_message(payload: object, properties: MessageProperties | Mapping[str, A
     content_type, body, kind = encode_payload(payload, given)
     if content_type == given:
         return Message(body, body_kind=kind, **properties)
-    # What goes on the wire is what the body is: AMQP_VALUE is our word for having none.
+    # Use the content-type of the encoded body: AMQP_VALUE is our own word for having none.
     return Message(body, body_kind=kind, **{**properties, "content_type": content_type})

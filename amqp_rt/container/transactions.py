@@ -1,7 +1,7 @@
-"""Transactions as an application holds them: sends and outcomes that happen together (Part 4).
+"""Transactions of an application: messages and outcomes that take effect together (Part 4).
 
-``async with connection.transaction() as txn:`` declares one, and the end of the block discharges it.
-All transactions of a session share one control link to the peer's coordinator.
+``async with connection.transaction() as txn:`` declares one, and the end of the block discharges
+it. All transactions of a session share one control link to the peer's coordinator.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ if TYPE_CHECKING:
     from .links import Owner
     from .receiving import Delivery
 
-#: Outcomes that a control link can hear.
+#: Outcomes that a control link supports.
 _OUTCOMES = tuple(Symbol(each) for each in (*STANDARD_OUTCOMES, "amqp:declared:list"))
-#: Transactions of a session that may wait for an answer.
+#: Declarations and discharges of a session that may wait for an answer.
 _PENDING_MAX = 10_000
 
 
 class Transaction:
-    """What is sent and said in it takes effect together when its block ends, or not at all.
+    """Transaction whose messages and outcomes take effect when its block ends, or not at all.
 
-    Made by ``connection.transaction()`` or ``session.transaction()``, used in ``async with``::
+    Created by ``connection.transaction()`` or ``session.transaction()``, used in ``async with``::
 
         async with connection.transaction() as txn:
             await out.send(invoice, transaction=txn)
             delivery.accept(transaction=txn)
 
-    At the end of the block it is committed, and that is waited for. An exception rolls it back:
-    nobody ever sees the messages, and the deliveries are in our hands as before. So does a message
-    that is refused, even if the exception was caught, and a lost connection. The peer may give it
-    up as well, for example because it takes too long; the end of the block says so.
+    The end of the block commits it, and waits for the answer. An exception rolls it back: the
+    messages are never delivered, and we still hold the deliveries as before. It is also rolled back
+    if a message is refused, even if that exception was caught, and if the connection is lost. The
+    peer may roll it back too, for example because it takes too long; then the end of the block
+    raises.
 
-    Senders and receivers of the whole connection may take part; those of other sessions only if
-    the peer can do that.
+    Senders and receivers of the whole connection may take part; those of other sessions only if the
+    peer supports that.
 
-    Cancelled in the block, or while the end of it waits for messages to leave, it is rolled back.
-    Cancelled later, while the end waits for the peer's answer, it has been discharged and will be
-    committed unless the peer refuses; no exception says which. Once the answer is here, deliveries
-    have their outcome, or are in our hands as before.
+    If cancelled in the block, or while its end waits for messages to leave, it is rolled back. If
+    cancelled later, while the end waits for the peer's answer, it has been discharged and will be
+    committed unless the peer refuses; no exception reports which. Once the answer has arrived,
+    deliveries have their outcome, or we hold them as before.
     """
 
     def __init__(self, control: ControlLink) -> None:
@@ -61,22 +62,22 @@ class Transaction:
         self._id = b""
         #: Messages without an outcome.
         self._pending: set[Receipt] = set()
-        #: Deliveries of which something was said, and what.
+        #: Deliveries with an outcome set in the transaction, and the outcomes.
         self._retired: dict[Delivery, Outcome] = {}
-        #: Why it cannot be committed.
+        #: Cause why it cannot be committed; None if it can.
         self._error: AmqpError | None = None
-        #: The peer does not know it: not yet, not any more.
+        #: Whether the transaction is not declared yet, or has ended.
         self._over = True
         self._changes = trio.lowlevel.ParkingLot()
 
     # --- the block -----------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Declare it. Cancelled, there is none.
+        """Declare the transaction. If cancelled, there is none.
 
         Raises:
             LinkRefused: The peer has no transactions.
-            AmqpError: It allows no more of them, or the link or connection went.
+            AmqpError: The peer allows no more of them, or the link or connection was lost.
         """
         if self._id:
             raise LocalProtocolError("a transaction has one block: ask for another")
@@ -103,12 +104,13 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Commit and wait for that; after an exception roll back without waiting.
+        """Commit and wait for the answer; after an exception roll back without waiting.
 
         Raises:
-            TransactionRolledBack: Nothing of it has happened.
-            LinkDetached: The link went before the answer came: whether it was committed is in doubt.
-            ConnectionLost: So did the connection.
+            TransactionRolledBack: Nothing of the transaction has taken effect.
+            LinkDetached: The link ended before the answer arrived: whether it was committed is in
+                doubt.
+            ConnectionLost: The connection was lost, with the same doubt.
         """
         if error is not None:
             self._roll_back()
@@ -143,13 +145,13 @@ class Transaction:
             raise refused.raised_as(TransactionRolledBack)
 
     def _roll_back(self) -> None:
-        """Nothing of it is to happen. Says so, and does not wait."""
+        """Roll back: send the discharge, and do not wait."""
         if not self._over:
             unsay(self._end(), self._id)
             self._control.say(Discharge(self._id, True))
 
     def _end(self) -> dict[Delivery, Outcome]:
-        """It is over for us; what was said of deliveries in it."""
+        """End the transaction on our side, and return the outcomes set in it."""
         self._over = True
         self._control.declared.discard(self)
         for receipt in list(self._pending):
@@ -161,21 +163,21 @@ class Transaction:
     # --- work ----------------------------------------------------------------------------
 
     def state(self, outcome: Outcome | None = None) -> TransactionalState:
-        """What a transfer or a disposition says to be part of it (§4.5.8)."""
+        """Return the state for a transfer or disposition within the transaction (§4.5.8)."""
         return TransactionalState(self._id, outcome)
 
     def add(self, receipt: Receipt, link: Link) -> None:
-        """A message that is to be sent on *link* takes part.
+        """Add a message that is to be sent on *link*.
 
         Raises:
-            TransactionRolledBack: It is of no use any more.
+            TransactionRolledBack: The transaction cannot be committed any more.
             LocalProtocolError: Its block has ended, or *link* is of another connection.
         """
         self._check(link)
         self._pending.add(receipt)
 
     def done(self, receipt: Receipt, error: AmqpError | None) -> None:
-        """The outcome of a message is known, or why it never will be."""
+        """Remove a message that has its outcome, or whose outcome was lost with *error*."""
         if receipt in self._pending:
             self._pending.discard(receipt)
             if error is not None and self._error is None:
@@ -183,13 +185,13 @@ class Transaction:
             self._changes.unpark_all()
 
     def retire(self, delivery: Delivery, outcome: Outcome) -> None:
-        """Say *outcome* of *delivery*, provided that the transaction is committed.
+        """Set *outcome* of *delivery* for the commit of the transaction.
 
         Raises:
-            TransactionRolledBack: It is of no use any more.
-            LocalProtocolError: Its block has ended, *delivery* is of another connection, or it has
-                an outcome or needs none.
-            LinkDetached: The link of *delivery* is gone, and nothing can be said of it.
+            TransactionRolledBack: The transaction cannot be committed any more.
+            LocalProtocolError: Its block has ended, *delivery* is of another connection, or has an
+                outcome or needs none.
+            LinkDetached: The link of *delivery* has ended, and no outcome can be set.
         """
         link = delivery.link
         if not link.attached:
@@ -207,7 +209,7 @@ class Transaction:
             raise LocalProtocolError("the link is of another connection than the transaction")
 
     def lost(self, error: AmqpError) -> None:
-        """The control link has gone, and the transaction with it."""
+        """End the transaction, because its control link has ended."""
         self._error = TransactionRolledBack(
             f"its control link is gone: {error.description or error.condition}",
             info={"condition": error.condition},
@@ -221,13 +223,13 @@ class Transaction:
 
 
 def unsay(retired: Iterable[Delivery], txn_id: bytes) -> None:
-    """Take back what was said of deliveries in a transaction that was not committed."""
+    """Remove the outcomes set in a transaction that was not committed."""
     for delivery in retired:
         delivery.unsay(txn_id)
 
 
 class ControlLink(Sender):
-    """The way to the peer's coordinator, for all transactions of a session (Part 4 §4.1)."""
+    """Link to the peer's coordinator, for all transactions of a session (Part 4 §4.1)."""
 
     def __init__(self, session: Owner, name: str) -> None:
         super().__init__(
@@ -235,20 +237,20 @@ class ControlLink(Sender):
         )
         self._asked = Coordinator(capabilities=(Symbol("amqp:local-transactions"),))
         self._source = Source(outcomes=_OUTCOMES)
-        #: Transactions that were not discharged.
+        #: Transactions that were declared and not discharged.
         self.declared: set[Transaction] = set()
-        #: Declarations whose tasks were cancelled: what they declare is rolled back.
+        #: Declarations whose tasks were cancelled: the transactions they declare are rolled back.
         self.unwanted: set[Receipt] = set()
         #: Deliveries that get their outcome with the answer to a discharge, even if the task that
         #: waited for the answer was cancelled.
         self._retiring: dict[Receipt, tuple[bytes, dict[Delivery, Outcome]]] = {}
 
     def say(self, body: Declare | Discharge) -> Receipt:
-        """Send *body*; the receipt tells the answer.
+        """Send *body*; the receipt gets the answer.
 
         Raises:
-            LinkDetached: The link is gone.
-            ConnectionLost: So is its connection.
+            LinkDetached: The link has ended.
+            ConnectionLost: The connection has ended permanently.
         """
         return self.send_payload_nowait(Message(body).encode())
 
@@ -256,8 +258,8 @@ class ControlLink(Sender):
         """Commit a transaction; *retired* get their outcomes if the peer agrees.
 
         Raises:
-            LinkDetached: The link is gone.
-            ConnectionLost: So is its connection.
+            LinkDetached: The link has ended.
+            ConnectionLost: The connection has ended permanently.
         """
         receipt = self.say(Discharge(txn_id, False))
         if retired:
@@ -267,7 +269,7 @@ class ControlLink(Sender):
         return receipt
 
     def disown(self, receipt: Receipt) -> None:
-        """Roll back what a declaration declares, or has declared already."""
+        """Roll back the transaction of a declaration, which may still be unanswered."""
         if receipt.done:
             self._undeclare(receipt)
         else:

@@ -45,7 +45,7 @@ class LifeCycles(Struct, frozen=True, kw_only=True):
 
     Args:
         addresses: Addresses of the nodes to record; ``*`` stands for any characters.
-        every: Record every so-manieth message of a node, with all its events there.
+        every: Record every N-th message of a node, with all its events there.
         per_second: Events recorded per second in each virtual host.
         max_age_s: Seconds after which events are deleted.
         max_bytes: Bytes of events that are kept.

@@ -1,13 +1,13 @@
-"""Found by Spark: it imports every top-level module named ``pyspark_*``, and takes its DefaultSource.
+"""Entry point for Spark, which imports every top-level module named ``pyspark_*`` and registers its DefaultSource.
 
-An import that fails here would take every Python data source of the session with it, so nothing does.
+An error here would break every Python data source of the session, so errors become warnings.
 """
 
 from __future__ import annotations
 
 try:
     from amqp_rt_spark.source import AmqpDataSource as DefaultSource
-except Exception as _error:  # whatever it is, others must not suffer
+except Exception as _error:  # of any kind: other data sources must keep working
     import warnings
 
     warnings.warn(

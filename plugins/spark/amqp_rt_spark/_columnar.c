@@ -1,17 +1,17 @@
 /* Decode encoded messages of AMQP 1.0 into the buffers of Arrow columns.
 
-The meaning of every column is defined by rows.py and variant.py, and this file is a faster way to the
-same result. It decodes what is well-formed and usual, and returns every other message to its caller
-as "odd": malformed octets, descriptors that are symbols, arrays, described values, maps with keys that are
-no text, deep nesting. The caller makes those rows with rows.py, so that errors, their texts and rare types
-exist once. What is decoded here must therefore equal what rows.py makes of it, and any doubt is "odd".
+The columns are defined by rows.py and variant.py, and this file is a faster way to the same result. It
+decodes well-formed, usual messages, and returns every other one to its caller as "odd": malformed octets,
+descriptors that are symbols, arrays, described values, maps with keys that are not text, deep nesting. The
+caller makes those rows with rows.py, so that errors, their texts and rare types are implemented once. The
+results here must therefore equal those of rows.py, and any doubt is "odd".
 
 Sections and their sizes are those of Part 3 section 3.2, constructors those of Part 1 section 1.6, and VARIANT
-is that of Parquet. No octet is read before the distance to the end of the payload has been compared; a row
-that turns out to be odd leaves nothing behind, because columns are written at the number of the row and the
-number is counted at the end.
+is that of Parquet. No octet is read before the distance to the end of the payload has been checked. A row
+that turns out to be odd leaves no trace, because columns are written at the number of the row, and the
+number is incremented at the end.
 
-Only the limited API of Python 3.11 is used: one build serves all later versions. */
+Only the limited API of Python 3.11 is used, so one build serves all later versions. */
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -19,7 +19,7 @@ Only the limited API of Python 3.11 is used: one build serves all later versions
 #include <stdint.h>
 #include <string.h>
 
-/* Outcome of a step. ODD is no error: the caller makes the row. RAISED has set a Python exception. */
+/* Outcome of a step. ODD is not an error: the caller makes the row. RAISED has set a Python exception. */
 typedef enum { OK, ODD, RAISED } Outcome;
 
 #define TRY(step)                                                                                  \
@@ -28,8 +28,8 @@ typedef enum { OK, ODD, RAISED } Outcome;
         if (outcome_ != OK) return outcome_;                                                       \
     } while (0)
 
-/* Bounds, all of them below what the codec in Python accepts, so that what exceeds them is "odd" here and judged
-   there. Names are compared one by one, hence few. */
+/* Bounds, all of them lower than those of the codec in Python, so that a message beyond them is "odd" here and
+   checked there. Names are compared one by one, hence few. */
 enum {
     NAMES_MAX = 64,
     ELEMENTS_MAX = 1024,
@@ -46,7 +46,7 @@ typedef struct {
     size_t size, room;
 } Buffer;
 
-/* Offsets of Arrow have 32 bits, so no buffer exceeds what they reach. */
+/* Arrow's offsets have 32 bits, so no buffer may grow beyond their range. */
 static Outcome reserve(Buffer *buffer, size_t more) {
     if (more <= buffer->room - buffer->size) return OK;
     if (more > (size_t)INT32_MAX - buffer->size) return ODD;
@@ -97,7 +97,7 @@ static uint64_t big(const uint8_t *at, int width) {
     return number;
 }
 
-/* A size or count of *width* octets. */
+/* Read a size or count of *width* octets. */
 static Outcome take_number(Cursor *cursor, int width, uint64_t *number) {
     if (left(cursor) < (size_t)width) return ODD;
     *number = big(cursor->at, width);
@@ -131,7 +131,7 @@ static int is_ascii(Cursor text) {
     return 1;
 }
 
-/* UTF-8 as Python's strict decoder takes it: shortest forms, no surrogates, nothing above U+10FFFF. */
+/* UTF-8 as accepted by Python's strict decoder: shortest forms, no surrogates, nothing above U+10FFFF. */
 static int is_utf8(Cursor text) {
     if (is_ascii(text)) return 1;
     while (text.at < text.end) {
@@ -159,7 +159,7 @@ static int is_utf8(Cursor text) {
     return 1;
 }
 
-/* A text that has been judged: a string, or a symbol where those are taken for strings. */
+/* Read and check a text: a symbol, or also a string if *strings*. */
 static Outcome take_text(Cursor *cursor, int strings, Cursor *text) {
     if (cursor->at == cursor->end) return ODD;
     uint8_t code = *cursor->at++;
@@ -174,12 +174,12 @@ static Outcome take_text(Cursor *cursor, int strings, Cursor *text) {
     return ODD;
 }
 
-/* A list or map, whose constructor has been read: its elements, and how many there are. */
+/* Open a list or map whose constructor has been read: its elements and their count. */
 static Outcome take_compound(Cursor *cursor, uint8_t code, Cursor *content, uint64_t *count) {
     int width = code & 0x10 ? 4 : 1;
     TRY(take_sized(cursor, width, content));
     TRY(take_number(content, width, count));
-    /* Every element has a constructor, so that a larger count is a lie. */
+    /* Every element has a constructor of at least one octet, so a larger count is invalid. */
     return *count <= left(content) ? OK : ODD;
 }
 
@@ -201,14 +201,14 @@ typedef struct {
     int rank;
 } Part;
 
-/* Workspace of one value. It is read twice: first all names are found and everything is judged, since the
-   numbers of names depend on all of them; then the value is written. */
+/* Workspace of one value, which is read twice: first to collect all names and check everything, since the
+   numbers of names depend on all of them; then to write the value. */
 typedef struct {
     Cursor names[NAMES_MAX];
     int name_count;
-    /* Places of the names in the order of their octets, and back. */
+    /* Names in the order of their octets, and the rank of each name. */
     uint8_t order[NAMES_MAX], rank[NAMES_MAX];
-    /* The name of each entry of a map, in the order in which entries come; HIDDEN if it is left out. */
+    /* Name of each map entry, in the order of the entries; HIDDEN if it is left out. */
     uint8_t keys[ELEMENTS_MAX];
     int key_count, key_next;
     int elements;
@@ -244,7 +244,7 @@ static Outcome write_octets(Buffer *out, const uint8_t *octets, size_t size) {
     return append(out, octets, size);
 }
 
-/* A value without parts, by its constructor, which has been read. Written to *out*, unless that is NULL. */
+/* Read a scalar whose constructor has been read. Written to *out*, unless that is NULL. */
 static Outcome scalar(Cursor *cursor, uint8_t code, Buffer *out) {
     Buffer nowhere = {NULL, 0, 0};
     int judge = out == NULL;
@@ -301,7 +301,7 @@ static Outcome scalar(Cursor *cursor, uint8_t code, Buffer *out) {
         return append_little(out, 0, 8);
     case 0x72: WRITE(tagged(out, V_FLOAT, number, 4));
     case 0x82: WRITE(tagged(out, V_DOUBLE, number, 8));
-    case 0x83: { /* timestamp, in milliseconds; what does not fit becomes the last one that does */
+    case 0x83: { /* timestamp, in milliseconds; clamped to the range of microseconds */
         int64_t moment = (int64_t)number;
         if (moment > INT64_MAX / 1000) moment = INT64_MAX;
         else if (moment < INT64_MIN / 1000) moment = INT64_MIN;
@@ -314,7 +314,7 @@ static Outcome scalar(Cursor *cursor, uint8_t code, Buffer *out) {
         if (judge) return OK;
         TRY(tagged(out, V_UUID, 0, 0));
         return append(out, at, 16);
-    default: return ODD; /* char, and what is assigned to no type */
+    default: return ODD; /* char, and unassigned constructors */
     }
 #undef WRITE
 }
@@ -343,13 +343,13 @@ static Outcome spend(Variant *v, uint64_t count) {
 static Outcome gather_entry(Variant *v, Cursor *content, Cursor name, uint64_t *seen, int depth) {
     uint8_t key;
     TRY(find_name(v, name, &key));
-    if (*seen >> key & 1) return ODD; /* twice there */
+    if (*seen >> key & 1) return ODD; /* duplicate name */
     *seen |= UINT64_C(1) << key;
     v->keys[v->key_count++] = key;
     return gather(v, content, depth);
 }
 
-/* Find the names in one value, and judge it. */
+/* Collect the names in one value, and check it. */
 static Outcome gather(Variant *v, Cursor *cursor, int depth) {
     if (cursor->at == cursor->end) return ODD;
     uint8_t code = *cursor->at++;
@@ -381,7 +381,7 @@ static Outcome gather(Variant *v, Cursor *cursor, int depth) {
     return content.at == content.end ? OK : ODD;
 }
 
-/* Give names their numbers, which are their places in the order of their octets. */
+/* Number the names by the order of their octets. */
 static void rank_names(Variant *v) {
     for (int i = 0; i < v->name_count; i++) {
         Cursor name = v->names[i];
@@ -421,7 +421,7 @@ static Outcome write_metadata(const Variant *v, Buffer *out) {
     return OK;
 }
 
-/* Replace the parts from *first* on, which end the stack from *base* on, by the object or array of them. */
+/* Replace the parts from *first* on, whose octets are on the stack from *base* on, by an object or array. */
 static Outcome join(Variant *v, int kind, int first, size_t base) {
     Part *parts = v->parts + first;
     int count = v->part_count - first;
@@ -440,7 +440,7 @@ static Outcome join(Variant *v, int kind, int first, size_t base) {
             parts[place] = part;
         }
     size_t begin = v->stack.size;
-    /* Header, count, names, one offset more than there are parts, and the parts. */
+    /* Header, count, ids of names, one offset more than there are parts, and the parts. */
     TRY(reserve(&v->stack, 5 + (size_t)count * (size_t)(id_width + width) + (size_t)width + total));
     put_little(&v->stack, (uint64_t)(header << 2 | kind), 1);
     put_little(&v->stack, (uint64_t)count, large ? 4 : 1);
@@ -475,7 +475,7 @@ static Outcome write_part(Variant *v, Cursor *cursor, int first, int index, int 
     return OK;
 }
 
-/* Append one value, which *gather* has judged, to the stack. */
+/* Append one value, which *gather* has checked, to the stack. */
 static Outcome write_value(Variant *v, Cursor *cursor) {
     uint8_t code = *cursor->at++;
     int is_list = code == 0xC0 || code == 0xD0;
@@ -510,7 +510,7 @@ static void begin_value(Variant *v) {
     v->stack.size = 0;
 }
 
-/* Names of the last value of a column, in the order in which they came, and what was found out about them:
+/* Names of the last value of a column, in order of appearance, with their ranks and metadata, to be reused:
    values of one application have the same names. */
 typedef struct {
     int count;
@@ -536,7 +536,7 @@ static Outcome find_shape(Variant *v, Shape *shape) {
         memcpy(v->rank, shape->rank, sizeof v->rank);
         return OK;
     }
-    /* None, until all of it is there. */
+    /* Invalid until it is complete. */
     shape->metadata.size = shape->octets.size = 0;
     rank_names(v);
     for (int i = 0; i < v->name_count; i++) {
@@ -550,7 +550,7 @@ static Outcome find_shape(Variant *v, Shape *shape) {
     return outcome;
 }
 
-/* Write the value that *gather* has judged to two buffers. */
+/* Write the value that *gather* has checked to two buffers. */
 static Outcome finish_value(Variant *v, Cursor content, Shape *shape, Buffer *value, Buffer *metadata) {
     TRY(find_shape(v, shape));
     TRY(write_value(v, &content));
@@ -569,7 +569,7 @@ static const char *const NAMES[COLUMNS] = {
     "properties", "application_properties", "message_annotations", "message",
 };
 
-/* Types of arrays of Arrow: b is a bit, i 32 bits, l 64 bits, s a string or binary. */
+/* Types of Arrow arrays: b is a bit, i 32 bits, l 64 bits, s a string or binary. */
 static const char *const LAYOUTS[COLUMNS] = {
     "s", "i", "l", "l", "s", "s", "ss", "bilbl",
     "sss" "sss" "ss" "ss" "ll" "s" "l" "s", "ss", "ss", "s",
@@ -584,8 +584,8 @@ typedef struct {
 } Leaf;
 
 typedef struct {
-    int count;           /* of leaves; 0 if the column is not wanted */
-    uint8_t *valid;      /* of the structs, where it consists of several leaves */
+    int count;           /* of leaves; 0 if the column is not requested */
+    uint8_t *valid;      /* of the structs, if it consists of several leaves */
     Leaf leaves[LEAVES_MAX];
     Shape shape;         /* of a VARIANT */
 } Column;
@@ -595,10 +595,10 @@ typedef struct {
     Column columns[COLUMNS];
     uint8_t order[COLUMNS];
     int column_count;
-    int text;            /* the body has to be text */
-    int all_json;        /* each body is parsed, not only those that say that they are JSON */
+    int text;            /* the body must be text */
+    int all_json;        /* all bodies are parsed, not only those with a content type of JSON */
     PyObject *parse;     /* octets of JSON -> None, or value and metadata of a VARIANT */
-    Buffer hidden[HIDDEN_MAX]; /* annotations that are left out where there is an offset */
+    Buffer hidden[HIDDEN_MAX]; /* annotations that are left out if there is an offset */
     int hidden_count;
     size_t rows_max, octets_max;
     size_t rows, octets;
@@ -621,7 +621,7 @@ static void put_number(Leaf *leaf, size_t row, int64_t number) {
     } else set_bit(leaf->values, row, (int)number);
 }
 
-/* The octets of the row, which have been appended, end here. */
+/* Record the end of the row's octets, which have been appended. */
 static Outcome put_end(Leaf *leaf, size_t row, int valid) {
     int32_t end = (int32_t)leaf->octets.size;
     set_bit(leaf->valid, row, valid);
@@ -663,15 +663,15 @@ static Outcome put_variant(Column *column, size_t row) {
 
 /* --- Sections -------------------------------------------------------------------------------------- */
 
-/* Places of the sections in a message; bodies share one. */
+/* Indexes of the sections of a message; the kinds of bodies share one. */
 enum { P_HEADER, P_DELIVERY, P_MESSAGE, P_PROPERTIES, P_APPLICATION, P_BODY, P_FOOTER, PLACES };
 
 typedef struct {
-    /* From the constructor of its value to its end; all zero where a section is absent. */
+    /* Each from the constructor of its value to its end; all zero if a section is absent. */
     Cursor sections[PLACES];
     const uint8_t *bare, *bare_end;
     int body_code, body_count;
-    /* The data sections, if there are several. */
+    /* The data sections of the body. */
     Cursor data[SECTIONS_MAX];
 } Message;
 
@@ -691,7 +691,7 @@ static int is_assigned(uint8_t constructor) {
     }
 }
 
-/* Step over the value at the cursor by its size, if a section of this descriptor may have it. */
+/* Skip the value at the cursor by its size, if a section of this descriptor may have that type. */
 static Outcome skip_section(Cursor *cursor, int code) {
     if (cursor->at == cursor->end) return ODD;
     uint8_t constructor = *cursor->at++;
@@ -764,7 +764,7 @@ static Outcome open_list(Cursor section, Cursor *fields, uint64_t *count, uint64
     return section.at == section.end && *count <= most ? OK : ODD;
 }
 
-/* The number of a uint, with its three constructors. */
+/* Read a uint in any of its three constructors. */
 static Outcome take_uint(Cursor *fields, uint8_t code, uint64_t *number) {
     switch (code) {
     case 0x43: *number = 0; return OK;
@@ -807,7 +807,7 @@ static Outcome put_header(Column *column, size_t row, Cursor section) {
 
 static const char DIGITS[] = "0123456789abcdef";
 
-/* A message-id or correlation-id as text, and the name of its type (section 3.2.11 and following). */
+/* Write a message-id or correlation-id as text, and the name of its type (section 3.2.11 and following). */
 static Outcome put_id(Leaf *leaf, size_t row, Cursor *fields, uint8_t code) {
     Cursor found;
     switch (code) {
@@ -850,9 +850,9 @@ static Outcome put_id(Leaf *leaf, size_t row, Cursor *fields, uint8_t code) {
     }
 }
 
-/* Judge the properties, write them unless *column* is NULL, and find the content type. */
+/* Check the properties, write them unless *column* is NULL, and find the content type. */
 static Outcome put_properties(Column *column, size_t row, Cursor section, Cursor *content_type) {
-    /* Leaf of each field: an id has two. */
+    /* First leaf of each field: an id has two. */
     static const uint8_t LEAF[] = {0, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14};
     Cursor fields, found;
     uint64_t count, number;
@@ -901,8 +901,8 @@ static Outcome put_properties(Column *column, size_t row, Cursor section, Cursor
     return fields.at == fields.end ? OK : ODD;
 }
 
-/* A map of application properties, or of annotations. Of these one is a column, and with *place* those are left
-   out that say where the message was found, since that is in columns of its own. */
+/* Read a map of application properties, or of annotations. One annotation is a column of its own, and with
+   *place* those with the message's position are left out, since that is in columns of its own. */
 static Outcome put_map(Table *table, Column *column, size_t row, Cursor section, int annotations, int place,
                        Leaf *enqueued) {
     static const char ENQUEUED[] = "x-opt-enqueued-time";
@@ -921,7 +921,7 @@ static Outcome put_map(Table *table, Column *column, size_t row, Cursor section,
             Cursor name;
             TRY(take_text(&content, !annotations, &name));
             if (enqueued && is_same(name, (const uint8_t *)ENQUEUED, sizeof ENQUEUED - 1)) {
-                /* Null, or a time; that it is there once is seen below. */
+                /* Null or a timestamp; duplicates are found below. */
                 Cursor value = content;
                 if (value.at == value.end) return ODD;
                 uint8_t constructor = *value.at++;
@@ -956,7 +956,7 @@ static Outcome put_map(Table *table, Column *column, size_t row, Cursor section,
 
 /* --- Bodies ---------------------------------------------------------------------------------------- */
 
-/* The content of a data section, of which the walk has seen that it is all there. */
+/* Return the content of a data section, whose size the walk has checked. */
 static Cursor data_of(Cursor section) {
     section.at += *section.at == 0xA0 ? 2 : 5;
     return section;
@@ -971,7 +971,7 @@ static Outcome put_body(Leaf *leaf, size_t row, const Message *message, int text
         }
     } else {
         Cursor value = message->sections[P_BODY], found;
-        /* A value that is no text and no binary has no octets; it has been judged by then. */
+        /* Only a value of text or binary has octets; it has been checked before. */
         if (message->body_code != 0x77) return put_null(leaf, row);
         uint8_t code = *value.at;
         if (code == 0xA0 || code == 0xB0) {
@@ -990,7 +990,7 @@ static Outcome put_body(Leaf *leaf, size_t row, const Message *message, int text
     return put_end(leaf, row, 1);
 }
 
-/* Whether a content type ends in "json" before its parameters, as rows.py looks at it. */
+/* Return whether a content type ends in "json" before its parameters, as in rows.py. */
 static Outcome says_json(Cursor type, int *found) {
     if (!is_ascii(type)) return ODD;
     const uint8_t *end = type.at;
@@ -1010,7 +1010,7 @@ static Outcome append_bytes(Buffer *buffer, PyObject *bytes) {
     return append(buffer, octets, (size_t)size);
 }
 
-/* Have JSON parsed in Python, which knows all about numbers, escapes and duplicates. */
+/* Parse JSON in Python, which handles numbers, escapes and duplicate names. */
 static Outcome put_json(Table *table, Column *column, size_t row, const Message *message) {
     PyObject *octets = NULL, *parsed = NULL, *value, *metadata;
     Outcome outcome = RAISED;
@@ -1031,7 +1031,7 @@ static Outcome put_json(Table *table, Column *column, size_t row, const Message 
     parsed = PyObject_CallFunctionObjArgs(table->parse, octets, NULL);
     Py_DECREF(octets);
     if (parsed == NULL) {
-        /* What is wrong is said where the row is made. */
+        /* The error is reported when the caller makes the row. */
         if (!PyErr_ExceptionMatches(PyExc_ValueError)) return RAISED;
         PyErr_Clear();
         return ODD;
@@ -1050,14 +1050,14 @@ static Outcome put_json(Table *table, Column *column, size_t row, const Message 
 
 /* --- Rows ------------------------------------------------------------------------------------------ */
 
-/* Where the rows were found. */
+/* Node and partition of the rows. */
 typedef struct {
     Cursor address;
     int has_partition;
     int64_t partition;
 } Place;
 
-/* Where a record is in its log, and when it came there. */
+/* Offset of a record in its log, and its time. */
 typedef struct {
     int has_offset, has_time;
     int64_t offset, time_ms;
@@ -1134,7 +1134,7 @@ static Outcome put_row(Table *table, Cursor payload, const Place *place, Spot sp
     return OK;
 }
 
-/* Cut off what a row has appended that was not finished. */
+/* Remove the octets that an unfinished row has appended. */
 static void roll_back(Table *table) {
     for (int i = 0; i < table->column_count; i++) {
         Column *column = &table->columns[table->order[i]];
@@ -1155,7 +1155,7 @@ PyDoc_STRVAR(fill_doc,
 "is no room, which ``full`` tells. *offsets* and *times* (milliseconds since 1970, when a log got them) are lists that\n"
 "are as long, or None.");
 
-/* The number at *index* of a list, or of None, which has none. */
+/* Read the number at *index* of a list; None has no numbers. */
 static Outcome take_item(PyObject *list, Py_ssize_t index, int *has, int64_t *number) {
     *has = list != Py_None;
     if (!*has) return OK;
@@ -1189,7 +1189,7 @@ static PyObject *table_fill(PyObject *self, PyObject *args) {
     if (table->busy) return PyErr_Format(PyExc_RuntimeError, "the table is being filled already");
     table->busy = 1;
     int failed = 0;
-    /* The lists may change while JSON is parsed in Python: their sizes are asked for each time. */
+    /* The lists may change while JSON is parsed in Python, so their sizes are checked each time. */
     for (; start < stop && start < PyList_Size(payloads); start++) {
         Spot spot = {0, 0, 0, 0};
         char *octets;
@@ -1197,7 +1197,7 @@ static PyObject *table_fill(PyObject *self, PyObject *args) {
         if (table->rows >= table->rows_max || (table->rows && table->octets >= table->octets_max)) break;
         PyObject *payload = PyList_GetItem(payloads, start);
         if (!PyBytes_Check(payload)) break;
-        /* Ours as well while Python runs. */
+        /* Hold a reference while Python code runs. */
         Py_INCREF(payload);
         if (take_item(offsets, start, &spot.has_offset, &spot.offset) != OK ||
             take_item(times, start, &spot.has_time, &spot.time_ms) != OK) {
@@ -1221,7 +1221,7 @@ static PyObject *table_fill(PyObject *self, PyObject *args) {
     return failed ? NULL : PyLong_FromSsize_t(start);
 }
 
-/* --- What is handed over --------------------------------------------------------------------------- */
+/* --- Results --------------------------------------------------------------------------------------- */
 
 static size_t count_nulls(const uint8_t *valid, size_t rows) {
     size_t nulls = 0;
@@ -1233,7 +1233,7 @@ static PyObject *octets_of(const void *octets, size_t size) {
     return PyBytes_FromStringAndSize(octets, (Py_ssize_t)size);
 }
 
-/* None, or the bits that say which rows are not null, and how many are. */
+/* Return the validity bits and the count of nulls; None for the bits if there are no nulls. */
 static PyObject *validity_of(const uint8_t *valid, size_t rows, Py_ssize_t *nulls) {
     *nulls = (Py_ssize_t)count_nulls(valid, rows);
     if (*nulls == 0) Py_RETURN_NONE;
@@ -1371,7 +1371,7 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     if (rows < 1 || rows > ROWS_MAX || octets < 1)
         return PyErr_Format(PyExc_ValueError, "rows: 1 to %d expected, got %zd", ROWS_MAX, rows);
-    /* All zero, so that what is not allocated is freed as nothing. */
+    /* All zero, so that buffers without memory can be freed, too. */
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Table *table = (Table *)alloc(type, 0);
     if (table == NULL) return NULL;
@@ -1463,7 +1463,7 @@ static PyType_Spec table_spec = {
 
 /* --- Numbers of records ------------------------------------------------------------------------------ */
 
-/* The number of a record, if it has the annotations of a log, and no other before them: a long, or a small one. */
+/* Read the number of a record whose annotations begin with those of a log: a long or a smalllong. */
 static int number_at_its_place(Cursor payload, int64_t *number) {
     static const uint8_t HEADER_BEGIN[] = {0x00, 0x53, 0x70, 0xC0};
     static const uint8_t ANNOTATIONS_BEGIN[] = {0x00, 0x53, 0x72, 0xC1};
@@ -1537,7 +1537,7 @@ static int push(PyObject *list, PyObject *item) {
     return done;
 }
 
-/* Have Python read a batch that is malformed, which says what is wrong with it. */
+/* Read a malformed batch in Python, which raises a specific error. */
 static PyObject *read_in_python(PyObject *batch) {
     PyObject *module = PyImport_ImportModule("amqp_rt.batches");
     if (module == NULL) return NULL;

@@ -568,7 +568,7 @@ class Drain:
         return self._basket.over or self._wire.over
 
     def take(self, most: int) -> list[Any]:
-        """Receive up to *most* deliveries: fewer only if the queue was empty in between.
+        """Receive up to *most* deliveries: fewer only if the queue runs empty.
 
         Raises:
             LinkDetached: The link has ended.

@@ -8,10 +8,11 @@ import column_twins
 import pytest
 from amqp_rt_spark.options import Options
 from amqp_rt_spark.rows import Records, RowMaker
-from amqp_rt_spark.schema import columns_of
+from amqp_rt_spark.schema import COLUMNS, columns_of
 
 from amqp_rt import Message
-from amqp_rt.values import Char
+from amqp_rt.broker.logs import Record, dress
+from amqp_rt.values import Char, Symbol
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (make .venv/spark)")
 
@@ -69,12 +70,19 @@ ODD = Message(Char("x")).encode()
 BROKEN = b"\x00\x53\x75\xa0\x05ab"
 
 
+#: Columns that the compiled decoder does not have.
+NAMED = {"key": pa.string(), "timestamp": pa.timestamp("us", tz="UTC"), "broker": pa.string()}
+
+
 def schema_of(options: Options) -> Any:
     """As Spark says it, but for the names of fields."""
     from amqp_rt_spark.columnar import _TYPES
 
     fields = []
     for name in columns_of(options):
+        if name in NAMED:
+            fields.append(pa.field(name, NAMED[name]))
+            continue
         types = _TYPES[name]
         kind = types[0]
         if name == "body" and options.body == "text":
@@ -155,3 +163,45 @@ def test_another_schema_is_not_filled_with_octets_of_ours(columnar: Any) -> None
     short = pa.schema([pa.field("offset", pa.int64())])
     with pytest.raises(ValueError, match=r"shorter|longer"):
         list(columnar.batches(records([Message(b"x").encode()], 1), options, short))
+
+
+KEYS = ["k", b"octets", b"\xff", Symbol("s"), "", 7, None]
+
+
+@pytest.mark.parametrize("named", [*[(name,) for name in NAMED], tuple(NAMED)], ids="-".join)
+def test_columns_that_only_rows_have_change_no_other_one(
+    columnar: Any, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...]
+) -> None:
+    """A table with one of them is made of rows. The others are what the compiled decoder makes without it."""
+    payloads = [*USUAL, ODD, BROKEN]
+    for number, key in enumerate(KEYS * 3):
+        said: dict[Any, Any] = {} if key is None else {Symbol("x-opt-partition-key"): key}
+        if number % 2:
+            said[Symbol("x-opt-a")] = number
+        message = Message(f"{number}", message_annotations=said or None)
+        found = dress(1, number, Record(1_700_000_000_000 + number, message.encode()))
+        payloads.append(b"".join(found) if isinstance(found, list) else found)
+    some = Records("n", payloads, 1, list(range(len(payloads))), "amqp://one:5672")
+    others = tuple(name for name in COLUMNS if name not in NAMED)
+
+    def made(columns: tuple[str, ...]) -> Any:
+        options = Options(columns=columns, on_undecodable="row")
+        found = list(columnar.batches([some], options, schema_of(options)))
+        return pa.Table.from_batches(found).combine_chunks()
+
+    alone = made(others)
+    # First and last: what a column means does not depend on those before it.
+    for columns in (others + named, named + others):
+        both = made(columns)
+        both.validate(full=True)
+        assert both.select(others).equals(alone, check_metadata=True)
+    # And without a decoder in C they are the same.
+    with monkeypatch.context() as plain:
+        plain.setattr(columnar, "Table", None)
+        assert made(named + others).equals(both, check_metadata=True)
+    expected = {
+        "key": [None] * 62 + ["k", "octets", "\\xff", "s", "", "7", None] * 3,
+        "timestamp": alone["enqueued_time"].to_pylist(),
+        "broker": ["amqp://one:5672"] * len(payloads),
+    }
+    assert both.select(named).to_pydict() == {name: expected[name] for name in named}

@@ -21,7 +21,7 @@ AMQP091 := plugins/amqp091
 # What is distributed with compiled modules.
 COMPILED := . $(patsubst %/setup.py,%,$(wildcard plugins/*/setup.py))
 PLAIN := $(filter-out $(COMPILED),$(PLUGINS))
-SOURCES := $(shell find amqp_rt $(wildcard plugins/*/amqp_rt_*) -name '*.py' -o -name '*.c') README.md LICENSE \
+SOURCES := $(shell find amqp_rt $(wildcard plugins/*/amqp_rt_*) -name '*.py' -o -name '*.c') README.md LICENSE $(wildcard plugins/*/README.md) \
   $(addsuffix /pyproject.toml,$(COMPILED)) $(addsuffix /setup.py,$(COMPILED))
 
 comma := ,

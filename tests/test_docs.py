@@ -1,4 +1,4 @@
-"""Runs every Python block of README.md and docs/, so that what is written is what works.
+"""Runs every Python block of the files README.md and of docs/, so that what is written is what works.
 
 The blocks of a page are one program, from the top down, in one namespace and one process. A block
 with ``await`` at its top level runs under trio; any other runs as a module would, with a
@@ -23,7 +23,7 @@ import amqp_rt
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     page
-    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    for page in [ROOT / "README.md", *ROOT.glob("plugins/*/README.md"), *ROOT.glob("docs/**/*.md")]
     if not {"_build", "changes"} & set(page.relative_to(ROOT).parts)
 )
 TIME_LIMIT_S = 100  # below pytest's own, so that the page's output is shown

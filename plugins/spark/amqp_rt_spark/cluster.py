@@ -68,18 +68,23 @@ def check(
 ) -> tuple[Machine, ...]:
     """Ask the executors of *spark* whether they can read and write AMQP.
 
+    A job of Spark's runs meanwhile, for about a second if all is well; a broker that does not answer takes
+    its ``connectTimeout`` (30 seconds by default). The job changes nothing, so it may be cancelled as any other one, which
+    raises ``NotReady`` here.
+
     Args:
         spark: A session, of Spark Connect too.
         endpoint: The broker that they have to reach: the options of the format (``url`` and those
-            that log in), or an :class:`Endpoint`. Without it only what is installed is looked at.
+            that log in), or an :class:`Endpoint`; with several URLs, all of them. Without it only what is
+            installed is looked at.
         tasks: How many tasks ask, which Spark spreads over the executors; by default one for each core
-            that it has.
+            that it has, ``TASKS_MAX`` at most.
 
     Returns:
         What each task has found.
 
     Raises:
-        NotReady: They cannot.
+        NotReady: They cannot: one sentence says where, what is missing, and what to do.
         ValueError: The options are no options of the format.
     """
     if isinstance(endpoint, Mapping):

@@ -50,9 +50,9 @@ class Metrics(Struct, frozen=True):
         query: Its id, which its checkpoint keeps.
         name: Its ``queryName``, empty without one.
         batch: The number of the micro-batch.
-        rows: That Spark has counted.
-        rows_per_second: At which it did so.
-        partitions: What there is to say of each place.
+        rows: Rows that Spark has counted, those of other sources of the query among them.
+        rows_per_second: Rows a second, over the whole micro-batch.
+        partitions: Each partition of the logs, and each queue; empty if the query reads nothing of ours.
     """
 
     query: str
@@ -64,17 +64,17 @@ class Metrics(Struct, frozen=True):
 
     @property
     def behind(self) -> int | None:
-        """Messages that wait."""
+        """Messages that wait in all partitions, None if that is not known of any."""
         return _sum(each.behind for each in self.partitions)
 
     @property
     def behind_bytes(self) -> int | None:
-        """Bytes that those have."""
+        """Bytes of the messages that wait, by mean sizes, None if they are not known of any partition."""
         return _sum(each.behind_bytes for each in self.partitions)
 
     @property
     def bytes(self) -> int | None:
-        """Bytes that the messages of the batch have."""
+        """Bytes of the messages of the micro-batch, by mean sizes, None if they are not known of any partition."""
         return _sum(each.bytes for each in self.partitions)
 
 
@@ -85,7 +85,11 @@ def _sum(numbers: Iterator[int | None]) -> int | None:
 
 
 class MetricsListener(StreamingQueryListener):
-    """Hears of each micro-batch of a session: ``spark.streams.addListener(MetricsListener())``.
+    """Metrics of each micro-batch of a session: ``spark.streams.addListener(MetricsListener())``.
+
+    Spark calls it after the micro-batch, in the driver, one call after another: a *report* that takes long delays later ones,
+    and no query. A query that is stopped, fails, or dies with its driver reports nothing more, and keeps its last
+    metrics here; what was being done then is in no report.
 
     Args:
         report: Called with the metrics of each micro-batch of a query that reads ``format("amqp")``, in a
@@ -105,7 +109,10 @@ class MetricsListener(StreamingQueryListener):
             return dict(self._last)
 
     def openmetrics(self) -> str:
-        """Return the last metrics as text for Prometheus."""
+        """Return the last metrics as text for Prometheus: gauges of messages, bytes and offsets, without times.
+
+        Labels are the ``query`` (its name, or its id), the ``address`` and the ``partition``.
+        """
         lines = []
         for name, attribute in _GAUGES.items():
             lines.append(f"# TYPE {name} gauge")

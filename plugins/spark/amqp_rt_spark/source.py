@@ -62,7 +62,14 @@ class AmqpCommitMessage(WriterCommitMessage):
 class AmqpDataSource(DataSource):
     """AMQP nodes as tables and streams: ``spark.read.format("amqp")``.
 
-    The options are in :mod:`.options`, the columns in :mod:`.schema`.
+    The options are in :mod:`.options`, the columns in :mod:`.schema`. Options that are wrong raise ``ValueError`` when
+    a table or a stream is loaded, or a query starts, which Spark shows as its own ``PySparkException`` with our sentence
+    first. A broker that cannot be reached for ``retryTimeout``, and records that are gone, end the task or the query in
+    the same way.
+
+    When a query is stopped or cancelled, or a task or the driver is killed, nothing has to be undone. What a task has read
+    is read again: a log keeps its records, leased messages stay with their group, spooled ones are in files. What it
+    has staged is not visible, and the broker drops it. Only ``delivery=at-least-once`` sends some messages again.
     """
 
     @classmethod
@@ -217,7 +224,11 @@ def _written(messages: list[WriterCommitMessage | None]) -> list[Any]:
 
 @sentence_first
 class AmqpWriter(DataSourceWriter):
-    """Writes what a batch has made."""
+    """Writes what a batch has made.
+
+    With ``producer`` all rows become visible by one commit, after the last task; without it each message when it is
+    sent, and a task that is done again sends its rows again.
+    """
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._sink = _sink(options, schema, streaming=False)
@@ -229,12 +240,15 @@ class AmqpWriter(DataSourceWriter):
         self._sink.publish(_written(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing is to be done: what is staged is not visible, and the broker forgets it."""
+        """Leave what is staged to the broker: it is not visible, and is dropped."""
 
 
 @sentence_first
 class AmqpStreamWriter(DataSourceStreamWriter):
-    """Writes what the micro-batches of a stream have made."""
+    """Writes what the micro-batches of a stream have made, each visible by one commit.
+
+    A driver that is killed around the commit does the micro-batch again, and the broker skips it if it has it.
+    """
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._sink = _sink(options, schema, streaming=True)
@@ -246,4 +260,4 @@ class AmqpStreamWriter(DataSourceStreamWriter):
         self._sink.publish(_written(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing is to be done, and nothing may be: the commit may have taken effect."""
+        """Leave all as it is: the commit may have taken effect, and what is staged without one is dropped."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,24 @@ PAGES = sorted(
 TIME_LIMIT_S = 100  # below pytest's own, so that the page's output is shown
 #: A session of Spark takes long to start.
 SPARK_LIMIT_S = 280
+
+#: Starts a Java of Spark that lives until its input ends, and prints how other processes find it.
+SPARK_JAVA = """
+import json, os, sys
+from amqp_rt_spark.java import java_home
+from pyspark import SparkConf
+from pyspark.java_gateway import launch_gateway
+
+os.environ |= {"JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
+# Pages that live for seconds gain nothing from the second compiler.
+conf = SparkConf(loadDefaults=False)
+conf.set("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+conf.set("spark.sql.shuffle.partitions", "2")
+there = launch_gateway(conf).java_parameters
+print(json.dumps({"PYSPARK_GATEWAY_PORT": str(there.port), "PYSPARK_GATEWAY_SECRET": there.auth_token}))
+sys.stdout.flush()
+sys.stdin.read()
+"""
 
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<ticks>`{3,}|~{3,}|:{3,})(?P<info>.*)$")
 
@@ -83,28 +103,87 @@ def blocks(text: str) -> list[tuple[int, str]]:
     return found
 
 
+def environment() -> dict[str, str]:
+    """The variables of this process, without the address of a broker."""
+    return {name: value for name, value in os.environ.items() if name != "AMQP_URL"}
+
+
+class SparkJava:
+    """The Java in which pages start Spark, one after the other: its own start takes as long as a page.
+
+    Spark resolves relative paths there, so all of them run in its folder, which each finds empty.
+    """
+
+    def __init__(self, python: list[str], folder: Path) -> None:
+        self._python = python
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
+        self._environment: dict[str, str] = {}
+
+    def start(self) -> tuple[Path, dict[str, str]]:
+        """Start it if it does not run. Return its folder, and the variables by which Spark finds it."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [*self._python, "-c", SPARK_JAVA],
+                cwd=self._folder,
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert self._process.stdout is not None
+            self._environment = json.loads(self._process.stdout.readline())
+        for each in self._folder.iterdir():
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        return self._folder, self._environment
+
+    def stop(self) -> None:
+        """End it, and the session that a page may have left."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+
+@pytest.fixture(scope="module")
+def spark_java(
+    spark_python: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkJava]:
+    java = SparkJava(spark_python, tmp_path_factory.mktemp("spark"))
+    yield java
+    java.stop()
+
+
 @pytest.mark.timeout(SPARK_LIMIT_S + 20)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if not (program := blocks(page.read_text("utf-8"))):
         return
-    command, limit = [sys.executable], TIME_LIMIT_S
+    command, limit, folder, environ = [sys.executable], TIME_LIMIT_S, tmp_path, environment()
+    java: SparkJava | None = None
     if any("amqp_rt_spark" in text for _, text in program):
         if amqp_rt.COMPILED:
             pytest.skip("Spark runs with the editable tree")
         command, limit = request.getfixturevalue("spark_python"), SPARK_LIMIT_S
-    environment = {name: value for name, value in os.environ.items() if name != "AMQP_URL"}
-    run = subprocess.run(
-        [*command, "-W", "error", "-c", RUNNER, str(page)],
-        input=json.dumps(program),
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+        java = request.getfixturevalue("spark_java")
+        folder, found = java.start()
+        environ |= found
+    try:
+        run = subprocess.run(
+            [*command, "-W", "error", "-c", RUNNER, str(page)],
+            input=json.dumps(program),
+            cwd=folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+    except BaseException:
+        # The next page gets another one.
+        if java is not None:
+            java.stop()
+        raise
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

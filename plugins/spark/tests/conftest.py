@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from amqp_rt import Message, sync
 from amqp_rt.broker import Log, Queue
 from amqp_rt.limits import Limits
+from amqp_rt.net import carrier
 
 # As in the tests of the runtime, whose configuration does not apply when these run alone.
 settings.register_profile(
@@ -91,8 +92,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
+#: The optimizing compiler and a parallel collector take half of what a short-lived JVM spends.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 #: Settings of sessions in tests: small, quiet, and on this machine only.
 CONF = {
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+    # Spark Connect, where a test starts it, takes a free port.
+    "spark.connect.grpc.binding.port": "0",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.host": "127.0.0.1",
@@ -122,6 +130,17 @@ def spark_conf() -> dict[str, str]:
 def long_run_here() -> bool:
     """Whether this is a long run, with time for thorough tests."""
     return os.environ.get("AMQP_RT_LONG") == "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _brokers_end_quickly() -> Iterator[None]:
+    """Shorten the time for which a broker keeps a closed connection whose peer does not close it.
+
+    Spark's workers do not: each test with Spark would end a second later.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carrier, "_LINGER_S", 0.05)
+        yield
 
 
 @pytest.fixture

@@ -25,14 +25,21 @@ import amqp_rt
 
 COUNT = 40
 
-#: Reads, streams and writes; *spark* and *url* are there already.
-COPY = """
+#: Names for the programs below, which have *spark* and *url* by then.
+THERE = """
 def there(it, address, **more):
     return it.format("amqp").options(url=url, address=address, **more)
+"""
 
+BATCH = """
 log = there(spark.read, "log", body="text").load()
 assert log.where("partition < 2").count() == 40, log.count()
-there(log.selectExpr("concat('batch ', body) body").write, "out").mode("append").save()
+rows = log.selectExpr("concat('batch ', body) body")
+for _ in range(2):
+    there(rows.write, "out", producer="batch").mode("append").save()
+"""
+
+STREAM = """
 source = there(spark.readStream, "log", body="text", minPartitions="3").load()
 query = (
     there(source.selectExpr("concat('stream ', body) body").writeStream, "out")
@@ -44,13 +51,24 @@ assert query.awaitTermination(240)
 assert query.exception() is None, query.exception()
 """
 
+#: A job; by *table_format* its batches are written by tasks (parquet), or by the driver (delta).
+INGEST = """
+from amqp_rt_spark.jobs.ingest import Ingest, ingest
+from amqp_rt_spark.jobs.lake import read_table
+
+job = Ingest(url=url, address="log", table=folder + "/lake", table_format=table_format, once=True)
+facts = ingest(spark, job).facts
+bodies = sorted(bytes(row.body).decode() for row in read_table(spark, job.table).collect())
+ingested = [facts["rows"], facts["quarantined"], bodies]
+"""
+
 CLUSTER = f"""
 import json, sys
 from amqp_rt_spark.cluster import NotReady, check
 from amqp_rt_spark.java import session
 from amqp_rt_spark.source import AmqpDataSource
 
-url, folder, conf, archive = sys.argv[1:]
+url, folder, copies, conf, archive = sys.argv[1:]
 conf = json.loads(conf)
 spark = session(conf.pop("spark.master"), conf=conf)
 said = []
@@ -64,10 +82,13 @@ for wanted in (None, {{"url": "amqp://127.0.0.1:1"}}):
 found = check(spark, {{"url": url}})
 # A format has the archives that were there when it was registered.
 spark.dataSource.register(AmqpDataSource)
-{COPY}
+{THERE}
+exec(copies)
+table_format = "parquet"
+{INGEST}
 rows = spark.sparkContext.parallelize(range(2), 2)
 loaded = rows.map(lambda _: sorted({{"trio", "amqp_rt_spark"}} & set(__import__("sys").modules))).collect()
-print(json.dumps([said, len(found), loaded]))
+print(json.dumps([said, len(found), loaded, ingested]))
 """
 
 CONNECT = f"""
@@ -75,16 +96,14 @@ import json, sys
 from pyspark.sql import SparkSession
 from amqp_rt_spark.cluster import check
 
-url, folder, conf = sys.argv[1:]
-builder = SparkSession.builder
-for name, value in json.loads(conf).items():
-    builder = builder.config(name, value)
-spark = builder.remote("local[2]").getOrCreate()
+url, folder, copies, server = sys.argv[1:]
+spark = SparkSession.builder.remote(server).getOrCreate()
 found = check(spark, {{"url": url}})
-{COPY}
-from amqp_rt_spark.jobs.ingest import Ingest, ingest
-facts = ingest(spark, Ingest(url=url, address="log", table=folder + "/lake", once=True)).facts
-print(json.dumps([type(spark).__module__, len(found), facts["rows"], facts["quarantined"]]))
+{THERE}
+exec(copies)
+table_format = "delta"
+{INGEST}
+print(json.dumps([type(spark).__module__, len(found), ingested]))
 """
 
 
@@ -101,11 +120,15 @@ def run(program: str, environ: dict[str, str], *said: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def copied(served: Any) -> Counter[str]:
-    return Counter(str(body) for body in served.bodies("out"))
+def check_copies(served: Any, copies: str) -> None:
+    ways = [name for name, copy in (("batch", BATCH), ("stream", STREAM)) if copy in copies]
+    assert Counter(str(body) for body in served.bodies("out")) == Counter(
+        f"{way} {number}" for way in ways for number in range(COUNT)
+    )
 
 
-EXPECTED = Counter(f"{how} {number}" for how in ("batch", "stream") for number in range(COUNT))
+#: Rows, rows in quarantine, and bodies in the table.
+INGESTED = [COUNT, 0, sorted(str(number) for number in range(COUNT))]
 
 
 @pytest.mark.spark
@@ -159,7 +182,7 @@ def test_what_spark_says_of_executors_is_one_sentence(said: str, sentence: str) 
 
 
 @contextmanager
-def standalone(folder: Path, environ: dict[str, str]) -> Iterator[str]:
+def standalone(folder: Path, environ: dict[str, str], options: str) -> Iterator[str]:
     """A cluster of Spark's own: a master and one worker with two cores, in processes of their own."""
     import pyspark
 
@@ -171,6 +194,7 @@ def standalone(folder: Path, environ: dict[str, str]) -> Iterator[str]:
         "JAVA_HOME": str(java_home()),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": options,
     }
 
     def start(name: str, *said: str) -> tuple[subprocess.Popen[bytes], Path]:
@@ -209,14 +233,15 @@ def standalone(folder: Path, environ: dict[str, str]) -> Iterator[str]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@pytest.mark.req("K1", "K2", "K3")
+@pytest.mark.req("K1", "K2", "K3", "K7")
 def test_a_cluster_that_gets_our_python_sent_along(
-    served: Any, spark_conf: dict[str, str], tmp_path: Path
+    served: Any, spark_conf: dict[str, str], tmp_path: Path, long_run_here: bool
 ) -> None:
     """Executors of ``spark://`` have msgspec and pyarrow, and no trio: the rest comes as an archive."""
     import pyarrow
 
     served.send("log", *(str(number) for number in range(COUNT)))
+    copies = BATCH + STREAM if long_run_here else STREAM
     archive, there = tmp_path / "ours.zip", tmp_path / "there"
     package(str(archive))
     there.mkdir()
@@ -227,7 +252,7 @@ def test_a_cluster_that_gets_our_python_sent_along(
         "PYSPARK_PYTHON": getattr(sys, "_base_executable", sys.executable),
         "PYTHONPATH": str(there),
     }
-    with standalone(tmp_path, environ) as master:
+    with standalone(tmp_path, environ, spark_conf["spark.driver.extraJavaOptions"]) as master:
         conf = {
             **spark_conf,
             "spark.master": master,
@@ -236,30 +261,44 @@ def test_a_cluster_that_gets_our_python_sent_along(
         }
         # Streams are planned by a Python of the driver, which Spark sends nothing.
         environ["PYTHONPATH"] += f"{os.pathsep}{archive}"
-        said, tasks, loaded = run(
-            CLUSTER, environ, served.url, str(tmp_path), json.dumps(conf), str(archive)
+        said, tasks, loaded, ingested = run(
+            *(CLUSTER, environ, served.url, str(tmp_path), copies),
+            *(json.dumps(conf), str(archive)),
         )
     missing, unreached = said
     assert "2 of 2 tasks ran has no amqp-rt and amqp-rt-spark for its Python" in missing
     assert unreached.endswith(": cannot connect to amqp://127.0.0.1:1: nobody listens there")
     assert tasks == 2
-    assert copied(served) == EXPECTED
+    check_copies(served, copies)
+    assert ingested == INGESTED
     assert "trio" not in {each for modules in loaded for each in modules}
+
+
+@pytest.fixture(scope="session")
+def connect_server(spark: Any) -> Iterator[str]:
+    """A server of Spark Connect, in the Java that the tests have already."""
+    package = spark._jvm.org.apache.spark.sql.connect.service
+    service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
+    service.start(spark._jsc.sc())
+    yield f"sc://127.0.0.1:{service.localPort()}"
+    nothing = spark._jvm.scala.Option.empty()
+    service.stop(nothing, nothing)
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.req("K1", "K2", "K3", "K7")
-def test_spark_connect(served: Any, spark_conf: dict[str, str], tmp_path: Path) -> None:
+def test_spark_connect(
+    connect_server: str, served: Any, tmp_path: Path, long_run_here: bool
+) -> None:
+    """The client is a process of its own, which has no Java."""
     missing = [each for each in ("grpc", "pandas", "zstandard") if find_spec(each) is None]
     if missing and os.environ.get("CI") != "true":
         pytest.skip(f"{missing[0]} is not installed (make .venv/spark)")
     served.send("log", *(str(number) for number in range(COUNT)))
-    # Of a server that is there already, a client may not set what the whole server has.
-    conf = {**spark_conf, "spark.local.dir": str(tmp_path)}
-    environ = {"PYSPARK_PYTHON": sys.executable}
-    module, tasks, *ingested = run(CONNECT, environ, served.url, str(tmp_path), json.dumps(conf))
+    copies = BATCH + STREAM if long_run_here else BATCH
+    module, tasks, ingested = run(CONNECT, {}, served.url, str(tmp_path), copies, connect_server)
     assert ".connect." in module
     assert tasks == 2
-    assert ingested == [COUNT, 0]
-    assert copied(served) == EXPECTED
+    assert ingested == INGESTED
+    check_copies(served, copies)

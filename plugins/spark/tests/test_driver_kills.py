@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -17,45 +18,42 @@ from amqp_rt import Message
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-MESSAGES = 400
 
-DRIVER = """
+def writer(spark: Any, url: str, folder: str, mode: str, slots: int) -> Any:
+    """The query, before it starts, in micro-batches of 20 messages and *slots* tasks."""
+    options = {"url": url, "raw": "true", "columns": "body", "maxMessagesPerTrigger": "20"}
+    options["address"] = "log" if mode == "log" else "in"
+    if mode == "lease":
+        options |= {"mode": mode, "group": "g"}
+    elif mode == "spool":
+        options |= {"mode": mode, "spoolDir": folder + "/spool"}
+    source = spark.readStream.format("amqp").options(minPartitions=str(slots), **options)
+    sink = source.load().repartition(slots).writeStream.format("amqp")
+    return sink.options(url=url, address="out", checkpointLocation=folder + "/checkpoint")
+
+
+DRIVER = f"""
 import json, sys
+from typing import Any
 from amqp_rt_spark.java import session
 
-url, checkpoint, mode, conf, once, slots = sys.argv[1:]
+{inspect.getsource(writer)}
+
+conf, url, folder, mode, slots = sys.argv[1:]
 spark = session("local[2,2]", conf=json.loads(conf))
-source = (
-    spark.readStream.format("amqp")
-    .option("url", url)
-    .option("raw", "true")
-    .option("columns", "body")
-    .option("maxMessagesPerTrigger", "20")
-    .option("minPartitions", slots)
-)
-if mode == "lease":
-    source = source.option("address", "in").option("mode", "lease").option("group", "g")
-elif mode == "spool":
-    source = source.option("address", "in").option("mode", "spool")
-    source = source.option("spoolDir", checkpoint + "-spool")
-else:
-    source = source.option("address", "log")
-rows = source.load().repartition(int(slots))
-writer = rows.writeStream.format("amqp").option("url", url).option("address", "out")
-writer = writer.option("checkpointLocation", checkpoint)
-trigger = {"availableNow": True} if once == "once" else {"processingTime": "0 seconds"}
-query = writer.trigger(**trigger).start()
+query = writer(spark, url, folder, mode, int(slots)).trigger(processingTime="0 seconds").start()
 query.awaitTermination()
 """
 
 
-def start(served: Any, conf: dict[str, str], folder: Path, *said: str) -> subprocess.Popen[bytes]:
+def start(
+    served: Any, conf: dict[str, str], folder: Path, mode: str, slots: int
+) -> subprocess.Popen[bytes]:
     """The driver, in a group of processes of its own; its workers are in another one."""
     # Spark tidies up when it ends by itself only.
     conf = {**conf, "spark.local.dir": str(folder / "scratch")}
-    arguments = [served.url, str(folder / "checkpoint"), said[0], json.dumps(conf), *said[1:]]
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, *arguments],
+        [sys.executable, "-c", DRIVER, json.dumps(conf), served.url, str(folder), mode, str(slots)],
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -71,21 +69,22 @@ def start(served: Any, conf: dict[str, str], folder: Path, *said: str) -> subpro
     ],
 )
 def test_nothing_is_lost_and_nothing_doubled(
+    spark: Any,
     served: Any,
     spark_conf: dict[str, str],
     tmp_path: Path,
     long_run_here: bool,
     mode: str,
 ) -> None:
+    kills, count = (3, 400) if long_run_here else (1, 120)
+    bodies = [str(number) for number in range(count)]
     address = "log" if mode == "log" else "in"
-    bodies = [str(number) for number in range(MESSAGES)]
     served.send(address, *(Message(body, message_id=body, durable=True) for body in bodies))
-    kills = 3 if long_run_here else 1
     for kill in range(kills):
-        driver = start(served, spark_conf, tmp_path, mode, "on", str(2 + kill))
+        driver = start(served, spark_conf, tmp_path, mode, 2 + kill)
         try:
             # In the middle: some batches are out, and others are not.
-            wanted = MESSAGES * (kill + 1) // (kills + 2)
+            wanted = count * (kill + 1) // (kills + 2)
             while len(served.bodies("out")) < wanted:
                 assert driver.poll() is None, "the driver has ended by itself"
                 try:
@@ -95,6 +94,9 @@ def test_nothing_is_lost_and_nothing_doubled(
         finally:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
-    last = start(served, spark_conf, tmp_path, mode, "once", "5")
-    assert last.wait(300) == 0
+    assert len(served.bodies("out")) < count
+    # The one that goes on has a Java that runs already.
+    last = writer(spark, served.url, str(tmp_path), mode, 5).trigger(availableNow=True).start()
+    assert last.awaitTermination(300)
+    assert last.exception() is None
     assert Counter(served.bodies("out")) == Counter(bodies)

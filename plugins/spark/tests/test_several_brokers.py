@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from amqp_rt_spark.wire import DataLost
 
 from amqp_rt import sync
 from amqp_rt.broker import Log, Queue
+from amqp_rt.limits import Limits
 
 pytestmark = pytest.mark.req("K1", "K2")
 
@@ -45,7 +47,11 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    with sync.Broker(volatile=True) as one, sync.Broker(volatile=True) as two:
+    # Workers of Spark are not there to answer a close.
+    def broker() -> Any:
+        return sync.Broker(limits=Limits(close_grace_s=0.2), volatile=True)
+
+    with broker() as one, broker() as two:
         found = Pair(one, two)
         yield found
         for url in found.urls:
@@ -184,3 +190,44 @@ def test_offsets_name_the_broker(pair: Pair) -> None:
         ):
             wrong.partitions()
     assert two
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_spark_reads_them_as_one_table_and_says_how_far_it_is(
+    spark: Any, pair: Pair, tmp_path: Path
+) -> None:
+    """Both on one query, since a query of Spark's costs seconds."""
+    from amqp_rt_spark.listening import MetricsListener
+
+    listener = MetricsListener()
+    spark.streams.addListener(listener)
+    try:
+        given = {"url": ",".join(pair.urls), "address": "flights", "body": "text"}
+        source = spark.readStream.format("amqp").options(maxMessagesPerTrigger="12", **given)
+        query = (
+            source.load()
+            .select("broker", "partition", "offset", "body")
+            .writeStream.format("memory")
+            .queryName("flown")
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(200)
+        assert query.exception() is None
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+        found = spark.table("flown").collect()
+    finally:
+        spark.streams.removeListener(listener)
+    assert Counter(row.body for row in found) == ALL
+    assert len({row[:3] for row in found}) == 20
+    assert {row.broker for row in found} == set(pair.urls)
+    told = listener.last[str(query.id)]
+    assert (told.name, told.behind, told.behind_bytes) == ("flown", 0, 0)
+    assert {(each.address, each.partition, each.offset) for each in told.partitions} == {
+        (f"{url}/flights", number, 5) for url in pair.urls for number in range(2)
+    }
+    assert 0 < sum(each.messages for each in told.partitions) < 20
+    assert told.bytes
+    assert "amqp_rt_spark_messages_behind{" in listener.openmetrics()

@@ -23,7 +23,7 @@ FEW = Limits(queue_memory_bytes_max=1_000, queue_memory_messages_max=20)
 
 
 async def in_line(call: Callable[..., Any], *args: Any) -> Any:
-    """Call at once, since virtual time does not wait for threads."""
+    """Run *call* at once, since virtual time does not wait for threads."""
     await trio.lowlevel.checkpoint()
     return call(*args)
 

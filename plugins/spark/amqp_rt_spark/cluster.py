@@ -1,8 +1,8 @@
-"""Whether the machines of a cluster can do what a query will ask of them, found out before it starts.
+"""Check before a query starts whether the machines of a cluster can run its tasks.
 
-A task that lacks something fails with a traceback, four times over, on machines that nobody is logged in
-to. So a job of a few tasks goes first: each says what Python it runs, which versions of ours it finds, and
-whether it reaches the broker, and the first that cannot becomes one sentence.
+A task on a machine that lacks something fails with a traceback, four times over, on machines that users are
+not logged in to. So a job of a few tasks runs first: each reports its version of Python, the versions of our
+packages, and whether it reaches the broker. The first problem is raised as one sentence.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from .wire import Endpoint
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: What tasks import, and how it is called where packages are installed.
+#: Modules that tasks import, and the names of their packages.
 _NEEDED: Final = {
     "msgspec": "msgspec",
     "pyarrow": "pyarrow",
     "amqp_rt": "amqp-rt",
     "amqp_rt_spark": "amqp-rt-spark",
 }
-#: Of these, what has to be the same as on the driver.
+#: Modules of these whose versions must be the same as on the driver.
 _SAME: Final = ("amqp_rt", "amqp_rt_spark")
 
-#: How long a task waits when it is done, so that the others go to other executors.
+#: Seconds that a task waits at its end, so that the others run on other executors.
 _SPREAD_S: Final = 0.3
-#: Tasks at most: a cluster of thousands of cores is not asked on every one.
+#: Most tasks: on a cluster of thousands of cores, not every one is tested.
 TASKS_MAX: Final = 256
 
-#: What Spark says when a worker could not even begin.
+#: Spark's errors when a worker could not even start.
 _NO_MODULE: Final = re.compile(r"No module named '([\w.]+)'")
 _VERSIONS: Final = re.compile(r"different version: ([\d.]+) than that in driver: ([\d.]+),")
-#: Of anything else that it says, so many characters are shown.
+#: Most characters of any other error that are shown.
 _SHOWN_MAX: Final = 500
 _NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
 
 
 class NotReady(RuntimeError):
-    """Tasks cannot do their work; the text says where, why, and what to do."""
+    """Tasks cannot do their work; the text names the machine, the problem and the remedy."""
 
 
 class Machine(Struct, frozen=True):
-    """What a task has found where it ran."""
+    """Findings of a task on its machine."""
 
     host: str
     python: str
-    #: Module → version; none if it is not there.
+    #: Module → version, without missing modules.
     versions: dict[str, str]
-    #: Why the broker could not be reached, or what could not be imported; empty if all is well.
+    #: Error of the connection or of an import; empty if all is well.
     trouble: str = ""
 
 
@@ -66,29 +66,29 @@ def check(
     *,
     tasks: int | None = None,
 ) -> tuple[Machine, ...]:
-    """Ask the executors of *spark* whether they can read and write AMQP.
+    """Check whether the executors of *spark* can read and write AMQP.
 
-    A job of Spark's runs meanwhile, for about a second if all is well; a broker that does not answer takes
-    its ``connectTimeout`` (30 seconds by default). The job changes nothing, so it may be cancelled as any other one, which
+    A Spark job runs meanwhile, for about a second if all is well; a broker that does not answer takes its
+    ``connectTimeout`` (30 seconds by default). The job changes nothing, so it may be cancelled like any other one, which
     raises ``NotReady`` here.
 
     Args:
-        spark: A session, of Spark Connect too.
-        endpoint: The broker that they have to reach: the options of the format (``url`` and those
-            that log in), or an :class:`Endpoint`; with several URLs, all of them. Without it only what is
-            installed is looked at.
-        tasks: How many tasks ask, which Spark spreads over the executors; by default one for each core
+        spark: A session, also of Spark Connect.
+        endpoint: The broker that they must reach: the options of the format (``url`` and those of the
+            login), or an :class:`Endpoint`; with several URLs, all of them. Without it only the
+            installation is checked.
+        tasks: Number of tasks, which Spark spreads over the executors; by default one for each core
             that it has, ``TASKS_MAX`` at most.
 
     Returns:
-        What each task has found.
+        The findings of each task.
 
     Raises:
-        NotReady: They cannot: one sentence says where, what is missing, and what to do.
-        ValueError: The options are no options of the format.
+        NotReady: An executor is not ready: one sentence names the machine, the problem and the remedy.
+        ValueError: The options are invalid.
     """
     if isinstance(endpoint, Mapping):
-        # The address is of no interest here.
+        # A placeholder for the required address, which is not used here.
         options = read_options({"address": "-", **endpoint}, SOURCE)
         endpoints = [options.place(node)[0] for node in options.nodes]
     else:
@@ -109,18 +109,18 @@ def _ask(
 
     count = tasks or _cores(spark)
     given = [msgspec.structs.asdict(endpoint) for endpoint in endpoints]
-    # Plain Python, since Arrow is among what may be missing.
+    # Without Arrow, which may be missing on the executors.
     probe = udf(_probe(tuple(_NEEDED), given, _SPREAD_S), "string", useArrow=False)
     try:
         rows = spark.range(0, count, 1, count).select(probe("id")).collect()
     except Exception as error:
-        # Of Spark, of Java or of the server of Spark Connect: in any case it is not to be.
+        # Raised by Spark, Java or the Spark Connect server: the check has failed in any case.
         raise NotReady(_sentence(str(error))) from error
     return tuple(msgspec.json.decode(row[0], type=Machine) for row in rows)
 
 
 def _cores(spark: SparkSession) -> int:
-    """Cores that Spark has for tasks now: in so many parts it does what is not to be cut otherwise."""
+    """Return Spark's current number of cores, into which it partitions a range by default."""
     rows = spark.range(TASKS_MAX).selectExpr("spark_partition_id()").collect()
     return len({row[0] for row in rows})
 
@@ -128,7 +128,7 @@ def _cores(spark: SparkSession) -> int:
 def _probe(
     modules: tuple[str, ...], endpoints: list[dict[str, Any]], seconds: float
 ) -> Callable[[int], str]:
-    """What a task does. A function within a function goes there as it is, and needs nothing of ours."""
+    """Return the function that tasks run. A nested function is pickled by value, and needs none of our modules."""
 
     def probe(number: int) -> str:
         import importlib
@@ -166,7 +166,7 @@ def _probe(
 
 
 def _wrong(machine: Machine, ours: Mapping[str, str]) -> str:
-    """What is wrong with *machine*, as the sentence goes on after it; empty if nothing is."""
+    """Return the problem of *machine*, as a continuation of its name; empty if there is none."""
     missing = [_NEEDED[name] for name in _NEEDED if name not in machine.versions]
     if missing and not machine.trouble:
         return (
@@ -186,7 +186,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _sentence(said: str) -> str:
-    """What Spark's error about workers that could not begin means."""
+    """Return the meaning of Spark's error about workers that could not start."""
     if found := _NO_PYTHON.search(said):
         return (
             f"the executors have no Python {found[1]!r}: PYSPARK_PYTHON says which one they start"

@@ -1,6 +1,6 @@
-"""Lag and bytes of streams, batch by batch: a listener for a session, in the driver.
+"""Lag and bytes of streams, by micro-batch: a listener for a session, in the driver.
 
-Whatever reads ``format("amqp")`` says with each micro-batch where it has got, and how far its nodes go. This
+Sources of ``format("amqp")`` report with each micro-batch its end, and the ends of their nodes. This module
 turns both into numbers for dashboards and alarms.
 """
 
@@ -17,21 +17,21 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 _log = logging.getLogger("amqp_rt_spark")
 
-#: Queries whose last metrics are kept.
+#: Most queries whose last metrics are kept.
 QUERIES_MAX: Final = 100
 
 
 class Partition(Struct, frozen=True):
-    """How far a query is in one partition of a log, or in a queue.
+    """Progress of a query in one partition of a log, or in a queue.
 
     Attributes:
         address: The node.
-        partition: Its number, None for a queue.
+        partition: Number of the partition, None for a queue.
         offset: The first one that is not read yet; of a queue the number of a lease.
-        behind: Messages that wait there, None if Spark does not say (before 4.2).
-        behind_bytes: Bytes that those have, by the mean size of what the log has; None for a queue.
-        messages: Messages of the batch; with a selector, also those that it has left out.
-        bytes: Bytes that those have, likewise.
+        behind: Messages available there, None if Spark does not report them (before 4.2).
+        behind_bytes: Bytes of those, by the mean size of the log's records; None for a queue.
+        messages: Messages of the batch; with a selector, also those that it has excluded.
+        bytes: Bytes of those, likewise.
     """
 
     address: str
@@ -44,15 +44,15 @@ class Partition(Struct, frozen=True):
 
 
 class Metrics(Struct, frozen=True):
-    """What a query has done in a micro-batch, and how far it is behind.
+    """Result of a micro-batch, and the lag of its query.
 
     Attributes:
-        query: Its id, which its checkpoint keeps.
+        query: Id of the query, which its checkpoint keeps.
         name: Its ``queryName``, empty without one.
-        batch: The number of the micro-batch.
-        rows: Rows that Spark has counted, those of other sources of the query among them.
+        batch: Number of the micro-batch.
+        rows: Rows that Spark has counted, including those of other sources of the query.
         rows_per_second: Rows a second, over the whole micro-batch.
-        partitions: Each partition of the logs, and each queue; empty if the query reads nothing of ours.
+        partitions: Each partition of the logs, and each queue; empty if the query has no ``amqp`` source.
     """
 
     query: str
@@ -64,22 +64,22 @@ class Metrics(Struct, frozen=True):
 
     @property
     def behind(self) -> int | None:
-        """Messages that wait in all partitions, None if that is not known of any."""
+        """Messages available in all partitions, None if unknown for all of them."""
         return _sum(each.behind for each in self.partitions)
 
     @property
     def behind_bytes(self) -> int | None:
-        """Bytes of the messages that wait, by mean sizes, None if they are not known of any partition."""
+        """Bytes of the available messages, by mean sizes, None if unknown for all partitions."""
         return _sum(each.behind_bytes for each in self.partitions)
 
     @property
     def bytes(self) -> int | None:
-        """Bytes of the messages of the micro-batch, by mean sizes, None if they are not known of any partition."""
+        """Bytes of the messages of the micro-batch, by mean sizes, None if unknown for all partitions."""
         return _sum(each.bytes for each in self.partitions)
 
 
 def _sum(numbers: Iterator[int | None]) -> int | None:
-    """Return the sum of what is known, None if nothing is."""
+    """Return the sum of the known numbers, None if there is none."""
     known = [each for each in numbers if each is not None]
     return sum(known) if known else None
 
@@ -87,13 +87,13 @@ def _sum(numbers: Iterator[int | None]) -> int | None:
 class MetricsListener(StreamingQueryListener):
     """Metrics of each micro-batch of a session: ``spark.streams.addListener(MetricsListener())``.
 
-    Spark calls it after the micro-batch, in the driver, one call after another: a *report* that takes long delays later ones,
+    Spark calls it after the micro-batch, in the driver, one call after another: a slow *report* delays later ones,
     and no query. A query that is stopped, fails, or dies with its driver reports nothing more, and keeps its last
-    metrics here; what was being done then is in no report.
+    metrics here; an unfinished micro-batch is in no report.
 
     Args:
         report: Called with the metrics of each micro-batch of a query that reads ``format("amqp")``, in a
-            thread of Spark's. What it raises is logged. By default each is a line of the logger
+            thread of Spark. Its exceptions are logged. By default each is a line of the logger
             ``amqp_rt_spark``, at the level INFO.
     """
 
@@ -104,7 +104,7 @@ class MetricsListener(StreamingQueryListener):
 
     @property
     def last(self) -> dict[str, Metrics]:
-        """The id of a query → what it has done last, of the ``QUERIES_MAX`` queries that did something last."""
+        """Last metrics by query id, of the ``QUERIES_MAX`` queries that reported most recently."""
         with self._lock:
             return dict(self._last)
 
@@ -128,10 +128,10 @@ class MetricsListener(StreamingQueryListener):
                     lines.append(f"{name}{{{said}}} {value}")
         return "\n".join([*lines, "# EOF", ""])
 
-    # --- what Spark calls, in its spelling ---
+    # --- Called by Spark, under its names ---
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        """Nothing has been read."""
+        """Do nothing: no rows have been read."""
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         """Report a micro-batch."""
@@ -149,10 +149,10 @@ class MetricsListener(StreamingQueryListener):
             _log.exception("metrics not reported: query %s", metrics.name or metrics.query)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Nothing has come since the last micro-batch."""
+        """Do nothing: no messages have come since the last micro-batch."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """Keep what it has done last: that it stands still is what an alarm is about."""
+        """Keep the last metrics: an alarm needs to see that they no longer change."""
 
 
 _GAUGES: Final = {
@@ -178,7 +178,7 @@ def _logged(metrics: Metrics) -> None:
 
 
 def metrics_of(progress: Any) -> Metrics:
-    """Return what a ``StreamingQueryProgress`` says of the sources that are ours."""
+    """Return the metrics of the ``amqp`` sources in a ``StreamingQueryProgress``."""
     found: list[Partition] = []
     for source in progress.sources:
         found += _partitions(source)
@@ -196,9 +196,9 @@ def _partitions(source: Any) -> Iterator[Partition]:
     start, end, latest = map(_offset, (source.startOffset, source.endOffset, source.latestOffset))
     for address, each in (end.get("logs") or {}).items():
         there = _of(latest, "logs", address, each["id"])
-        # Spark before 4.2 repeats the end of the batch as the latest offset, which has no means.
+        # Spark before 4.2 repeats the end of the batch as the latest offset, which has no mean sizes.
         known = "mean" in there
-        # Of its first micro-batch Spark does not say where it begins.
+        # For the first micro-batch Spark does not report the start.
         before = _of(start, "logs", address, each["id"]).get("p", there.get("from", {}))
         for number, at in each["p"].items():
             last = there["p"].get(number) if known else None
@@ -220,7 +220,7 @@ def _partitions(source: Any) -> Iterator[Partition]:
 
 
 def _offset(said: Any) -> Mapping[str, Any]:
-    """Return an offset of ours, empty if it is one of another source."""
+    """Return an offset of an ``amqp`` source, empty if it is one of another source."""
     try:
         found = json.loads(said) if isinstance(said, str) else said
     except ValueError:
@@ -230,6 +230,6 @@ def _offset(said: Any) -> Mapping[str, Any]:
 
 
 def _of(offset: Mapping[str, Any], kind: str, address: str, known: str) -> Mapping[str, Any]:
-    """Return what *offset* says of a node, empty if that was another one of its name."""
+    """Return the entry of a node in *offset*, empty if it is of another incarnation."""
     found = (offset.get(kind) or {}).get(address) or {}
     return found if found.get("id") == known else {}

@@ -1,7 +1,7 @@
-"""The format ``amqp`` as Spark finds it: base classes of Spark around what reads and writes.
+"""Data source ``amqp``: Spark's base classes around our readers and writers.
 
-Spark makes these objects more than once, in processes of its own, and pickles them on the way; making
-one connects nowhere. Names of methods and parameters are Spark's.
+Spark makes these objects more than once, in processes of its own, and pickles them on the way; their
+constructors make no connection. Names of methods and parameters are Spark's.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .spooling import SpoolStream
 from .spreading import Spread, SpreadSink
 from .writing import Sink, Task, Written
 
-#: What this pyspark has: conditions that are given to readers (4.1); bounds of batches, and their start (4.2);
-#: and a time zone for types of Arrow, which were always in UTC before.
+#: Features of this pyspark: filters for readers (4.1); bounds of batches, and their start (4.2); and a time
+#: zone for types of Arrow, which were always in UTC before.
 FILTERS: Final = hasattr(datasource, "Filter")
 ADMISSION: Final = find_spec("pyspark.sql.streaming.datasource") is not None
 _ZONE: Final[dict[str, Any]] = (
@@ -48,11 +48,11 @@ _ZONE: Final[dict[str, Any]] = (
 
 
 class AmqpPartition(InputPartition):
-    """What one task reads."""
+    """Input of one task."""
 
 
 class AmqpCommitMessage(WriterCommitMessage):
-    """What one task has written."""
+    """Result of one writing task."""
 
     def __init__(self, written: Written | Spread) -> None:
         self.written = written
@@ -62,14 +62,14 @@ class AmqpCommitMessage(WriterCommitMessage):
 class AmqpDataSource(DataSource):
     """AMQP nodes as tables and streams: ``spark.read.format("amqp")``.
 
-    The options are in :mod:`.options`, the columns in :mod:`.schema`. Options that are wrong raise ``ValueError`` when
-    a table or a stream is loaded, or a query starts, which Spark shows as its own ``PySparkException`` with our sentence
+    The options are in :mod:`.options`, the columns in :mod:`.schema`. Invalid options raise ``ValueError`` when
+    a table or a stream is loaded, or a query starts, which Spark shows as its own ``PySparkException`` with our message
     first. A broker that cannot be reached for ``retryTimeout``, and records that are gone, end the task or the query in
     the same way.
 
-    When a query is stopped or cancelled, or a task or the driver is killed, nothing has to be undone. What a task has read
-    is read again: a log keeps its records, leased messages stay with their group, spooled ones are in files. What it
-    has staged is not visible, and the broker drops it. Only ``delivery=at-least-once`` sends some messages again.
+    When a query is stopped or cancelled, or a task or the driver is killed, nothing has to be undone. The input of a
+    task is read again: a log keeps its records, leased messages stay with their group, spooled ones are in files. Messages
+    that it has staged are not visible, and the broker drops them. Only ``delivery=at-least-once`` sends some messages again.
     """
 
     @classmethod
@@ -83,7 +83,7 @@ class AmqpDataSource(DataSource):
         options = with_schema(read_options(self.options, SOURCE), schema)
         if options.mode == "lease":
             return LeasedReader(options, schema)
-        # Spark refuses a reader that takes filters unless its own switch is on, too.
+        # Spark refuses a reader with pushFilters unless its own switch is on, too.
         if not options.filter_pushdown:
             return AmqpReader(options, schema)
         if not FILTERS:
@@ -125,7 +125,7 @@ def _batches(
 
 @sentence_first
 class AmqpReader(DataSourceReader):
-    """Reads what there is in logs, and browses queues."""
+    """Reads the records of logs, and browses queues."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._batch = Batch(options)
@@ -140,7 +140,7 @@ class AmqpReader(DataSourceReader):
 
 @sentence_first
 class LeasedReader(DataSourceReader):
-    """Reads what a group has of queues."""
+    """Reads the messages that a group holds of queues."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._batch = LeaseBatch(options)
@@ -157,15 +157,15 @@ if TYPE_CHECKING or ADMISSION:
     from .admission import Limited
 
     class _Plans(Stream):
-        """Plans batches from where Spark says that they start."""
+        """Plans batches from the start that Spark passes."""
 
 else:
-    # No bounds are asked for, and no start is said.
+    # Spark neither requests bounds nor passes a start.
     Limited, _Plans = DataSourceStreamReader, StartRemembered
 
 
 class _InBatches(_Plans):
-    """Gives Spark what the class behind it plans and reads: spans as partitions, rows in batches."""
+    """Adapts the next class in the method resolution order to Spark: spans as partitions, rows in batches."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options)
@@ -190,11 +190,11 @@ class LeaseStreamReader(_InBatches, LeaseStream, Limited):
 
 @sentence_first
 class SpoolStreamReader(_InBatches, SpoolStream, Limited):
-    """Streams messages of queues, which are in files by then."""
+    """Streams messages of queues, by way of files."""
 
 
 def _task(epoch: int) -> Task:
-    """The task that is running, which knows the micro-batch by properties of its job."""
+    """Return the running task; properties of its job give the micro-batch."""
     context = TaskContext.get()
     assert context is not None
     number = context.getLocalProperty("streaming.sql.batchId")
@@ -224,10 +224,10 @@ def _written(messages: list[WriterCommitMessage | None]) -> list[Any]:
 
 @sentence_first
 class AmqpWriter(DataSourceWriter):
-    """Writes what a batch has made.
+    """Writes the rows of a batch.
 
     With ``producer`` all rows become visible by one commit, after the last task; without it each message when it is
-    sent, and a task that is done again sends its rows again.
+    sent, and a repeated task sends its rows again.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -240,14 +240,14 @@ class AmqpWriter(DataSourceWriter):
         self._sink.publish(_written(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave what is staged to the broker: it is not visible, and is dropped."""
+        """Do nothing: staged messages are not visible, and the broker drops them."""
 
 
 @sentence_first
 class AmqpStreamWriter(DataSourceStreamWriter):
-    """Writes what the micro-batches of a stream have made, each visible by one commit.
+    """Writes the rows of micro-batches, each visible by one commit.
 
-    A driver that is killed around the commit does the micro-batch again, and the broker skips it if it has it.
+    A driver that is killed around the commit repeats the micro-batch, and the broker skips it if it has it.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -260,4 +260,4 @@ class AmqpStreamWriter(DataSourceStreamWriter):
         self._sink.publish(_written(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Leave all as it is: the commit may have taken effect, and what is staged without one is dropped."""
+        """Do nothing: the commit may have taken effect, and messages staged without one are dropped."""

@@ -92,7 +92,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
-#: The optimizing compiler and a parallel collector take half of what a short-lived JVM spends.
+#: The optimizing compiler and a parallel collector take half of the time of a short-lived JVM.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 #: Settings of sessions in tests: small, quiet, and on this machine only.

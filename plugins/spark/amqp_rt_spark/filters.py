@@ -18,8 +18,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from .readers import AmqpReader
 from .reading import Bounds
-from .source import AmqpReader
 
 
 class FilteredReader(AmqpReader):

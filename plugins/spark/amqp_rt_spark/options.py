@@ -11,13 +11,15 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from . import kafka_names
 from .schema import COLUMNS
-from .wire import Endpoint
+
+if TYPE_CHECKING:
+    from .wire import Endpoint
 
 SOURCE: Final = "source"
 SINK: Final = "sink"
@@ -129,6 +131,9 @@ class Options(Struct, frozen=True, kw_only=True):
         return self._endpoint(self.url)
 
     def _endpoint(self, url: str) -> Endpoint:
+        # Processes of Spark's that ask for the columns only do without the engine.
+        from .wire import Endpoint
+
         return Endpoint(
             url=url,
             credentials_file=self.credentials_file,

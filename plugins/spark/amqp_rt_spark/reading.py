@@ -1,7 +1,7 @@
 """Input of queries: ranges of logs, planned by their offsets, and messages in queues.
 
 This module does not depend on Spark. The methods of :class:`LogStream` and :class:`Batch` are those that Spark
-calls, under its names and in its order (:mod:`.source` adds its base classes), so they can be driven without
+calls, under its names and in its order (:mod:`.readers` adds its base classes), so they can be driven without
 it.
 
 An offset for a checkpoint identifies the log by its incarnation beside its address: a log that was deleted

@@ -160,9 +160,9 @@ def test_each_pitfall_has_its_tests() -> None:
 def test_parameters_have_the_names_that_spark_gives_them() -> None:
     """Some are given by their names, and only when something has failed."""
     pytest.importorskip("pyspark")
-    from amqp_rt_spark import source
+    from amqp_rt_spark import readers, source, writers
 
-    modules = [source]
+    modules = [source, readers, writers]
     if source.FILTERS:
         from amqp_rt_spark import filters
 
@@ -270,7 +270,7 @@ def sink(served: Any) -> Sink:
 def test_abort_takes_back_nothing_that_is_published(served: Any) -> None:
     """Spark aborts a batch whose commit has failed on the way back, with all that was written."""
     pytest.importorskip("pyspark")
-    from amqp_rt_spark.source import AmqpCommitMessage, AmqpStreamWriter
+    from amqp_rt_spark.writers import AmqpCommitMessage, AmqpStreamWriter
     from pyspark.sql.types import StructType
 
     schema = StructType().add("body", "string")

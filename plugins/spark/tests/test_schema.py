@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -49,3 +51,19 @@ def test_columns_are_chosen_by_name() -> None:
 def test_what_a_message_does_not_have(columns: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=f"^schema: .*{why}"):
         with_schema(Options(), schema(**columns))
+
+
+_ASKED = """
+import sys
+from pyspark_amqp_rt import DefaultSource
+source = DefaultSource({"url": "amqp://h", "address": "a"})
+assert source.name() == "amqp" and "body_variant" in source.schema()
+found = sys.modules.keys() & {"pyarrow", "numpy", "amqp_rt.core.engine", "amqp_rt_spark.wire"}
+assert not found, found
+"""
+
+
+@pytest.mark.req("K1")
+def test_name_and_columns_are_found_without_arrow_and_the_engine() -> None:
+    """Spark asks for both in new processes at each ``load``, where importing these would cost most of the time."""
+    subprocess.run([sys.executable, "-c", _ASKED], check=True)

@@ -475,6 +475,10 @@ class Receiver(LinkHandle):
         self._untaken: list[IncomingDelivery] = []
         self._takers: list[trio.lowlevel.Task] = []
         self._getting = False
+        #: Whether a task in get() waits for a delivery for which it has given the credit.
+        self._asking = False
+        #: Link that was asked to drain and has not answered; None after that, or once it has credit again.
+        self._draining: ReceivingLink | None = None
         #: Whether no credit is given until the next start.
         self._stopped = False
         #: Whether iteration ends without an error: after :meth:`finish`, or when the peer has
@@ -585,24 +589,59 @@ class Receiver(LinkHandle):
         self._getting = True
         try:
             await trio.lowlevel.checkpoint()
-            if not self._inbox:
+            deadline = trio.current_time() + within
+            answered = False
+            while not (self._inbox or answered):
                 await self.wait_attached()
-                if not self._raw.credit:
-                    self._raw.grant(1)
-                if within > 0:
-                    with trio.move_on_after(within):
-                        await self._arrival()
-                if not self._inbox:
-                    stopped = self._stopped
-                    try:
-                        await self.drain()
-                    finally:
-                        # A cancelled drain must not leave the receiver without credit.
-                        if not stopped:
-                            self.start()
+                answered = await self._get_from(self._raw, deadline)
         finally:
             self._getting = False
         return self._take() if self._inbox else None
+
+    async def _get_from(self, link: ReceivingLink, deadline: float) -> bool:
+        """Ask *link* for a delivery until *deadline*; whether the peer has answered that it has none.
+
+        It has not if a delivery has arrived, or if the link has gone, and the next one is to be asked.
+        """
+        # The answer to a drain before, of a call that was cancelled, takes the credit back.
+        await self._wait_drained(link)
+        if self._inbox or not link.attached:
+            return False
+        if not link.credit:
+            link.grant(1)
+        if trio.current_time() < deadline:
+            self._asking = True
+            try:
+                with trio.move_on_at(deadline):
+                    await self._arrival()
+            finally:
+                self._asking = False
+        if self._inbox or not self.attached:
+            return False
+        link = self._raw
+        window = self._window
+        if window is not None:
+            window.open = False
+        try:
+            self._drain(link)
+            await self._wait_drained(link)
+        finally:
+            # A drain that was cancelled must not leave the receiver without its own credit, and one
+            # that was stopped meanwhile wants none.
+            if window is not None and window is self._window and not self._stopped:
+                self._draining = None
+                window.opened()
+        return link.attached
+
+    async def _wait_drained(self, link: ReceivingLink) -> None:
+        """Wait until a drain of *link*, if there is one, has been answered or is of no use any more."""
+        while link.attached and link is self._draining and link.credit:
+            await self._changes.park()
+        self._draining = None
+
+    def _drain(self, link: ReceivingLink) -> None:
+        self._draining = link
+        link.drain()
 
     async def drain(self) -> None:
         """Make the peer use its credit now or return it, and wait for that (Part 2 §2.6.7).
@@ -623,9 +662,8 @@ class Receiver(LinkHandle):
             self._window.open = False
         link = self._raw
         if link.credit:
-            link.drain()
-            while link.attached and link.credit:
-                await self._changes.park()
+            self._drain(link)
+            await self._wait_drained(link)
         self._refuse_if_over()
 
     def stop(self) -> None:
@@ -645,6 +683,9 @@ class Receiver(LinkHandle):
         self._stopped = False
         if self._stage == "attached":
             self._open_window(self._raw)
+            self._draining = None
+            # A drain that another task waits for is not answered any more.
+            self._changes.unpark_all()
 
     def finish(self) -> None:
         """Take the credit back, release untaken deliveries, and let iterations end.
@@ -811,6 +852,8 @@ class Receiver(LinkHandle):
             self._wake(len(self._inbox))
         self._untaken.clear()
         self._open_window(link)
+        if self._asking and not self._inbox and not link.credit:
+            link.grant(1)
 
     def _drop(self, gone: set[Any]) -> None:
         """Drop deliveries that the sender has forgotten."""

@@ -858,6 +858,8 @@ class StreamedMessage:
         self._front = front
         self._receipt: Receipt | None = None
         self._written = False
+        #: A write is going on, or was cancelled after the beginning of its section had been sent.
+        self._torn = False
         self._over = False
 
     async def __aenter__(self) -> Self:
@@ -886,26 +888,40 @@ class StreamedMessage:
         """Send *data* as the next part of the body, as one data section (Part 3 §3.2.6).
 
         If cancelled while waiting, part of *data* may have been sent; the message can then only be
-        aborted, which leaving the block with the cancellation does.
+        aborted, which the end of the block does.
 
         Raises:
+            LocalProtocolError: Another task is in ``write``, or one was cancelled in it.
             DeliveryRejected: The receiver has rejected the message before its end.
             DeliveryNotAccepted: The receiver has released or modified it before its end.
             LinkDetached: The link has ended.
             ConnectionLost: The connection was lost.
         """
         raw, receipt = self._writing()
+        self._refuse_if_torn()
         view = memoryview(data).cast("B")
         head = bytearray()
         write_data(head, len(view))
         await self._wait_until_writable(raw, receipt)
+        # Another task may have begun meanwhile.
+        self._refuse_if_torn()
         self._written = True
         first = _PIECE_MAX - len(head)
+        # Until all of it has been sent the section is open, and nothing else may follow.
+        self._torn = True
         raw.write(bytes(head) + bytes(view[:first]))
         for at in range(first, len(view), _PIECE_MAX):
             await self._wait_until_writable(raw, receipt)
             raw.write(bytes(view[at : at + _PIECE_MAX]))
+        self._torn = False
         await trio.lowlevel.checkpoint()
+
+    def _refuse_if_torn(self) -> None:
+        if self._torn:
+            raise LocalProtocolError(
+                "a write() of the stream goes on in another task or was cancelled: the message can"
+                " only be aborted"
+            )
 
     def _writing(self) -> tuple[OutgoingDelivery, Receipt]:
         receipt = self._receipt
@@ -925,7 +941,8 @@ class StreamedMessage:
                     "the receiver has accepted the message before its end",
                     condition="amqp:illegal-state",
                 )
-            if raw.link.writable:
+            # A link that has ended may be waiting for the end of its connection, which says why.
+            if raw.link.attached and raw.link.writable:
                 return
             await self._sender._changes.park()
 
@@ -935,7 +952,8 @@ class StreamedMessage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Complete the message and wait for its outcome; after an exception, abort it.
+        """Complete the message and wait for its outcome; after an exception, or a ``write`` that was
+        cancelled, abort it.
 
         If cancelled while waiting, the message remains sent and its outcome is dropped.
         """
@@ -947,13 +965,18 @@ class StreamedMessage:
                 await receipt.accepted()
             return
         raw = receipt.raw
-        if error is not None:
+        if error is not None or (self._torn and not receipt.done):
             self._abort(receipt)
+            if error is None:
+                self._refuse_if_torn()
             return
         if receipt.done:
             raw.abort()
-        else:
+        elif raw.link.attached:
             raw.write(self._tail(), more=False)
+        else:
+            # It fails once it is known whether the connection of the link ends, too.
+            await receipt.accepted()
         sender.end_stream(receipt)
         if raw.settled:
             receipt.finish(ACCEPTED)

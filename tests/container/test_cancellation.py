@@ -79,7 +79,7 @@ def test_every_wait_says_what_cancelling_it_leaves_and_has_a_test() -> None:
         for name, function in waits().items()
         if not any(
             word in (inspect.getdoc(function) or "")
-            for word in ("ancelled", "checkpoint", "otherwise as :meth:", "As :meth:")
+            for word in ("ancell", "checkpoint", "otherwise like :meth:", "As :meth:")
         )
     ]
     # Ending a block says so in the class, or does nothing that could be cancelled.

@@ -362,6 +362,13 @@ class Journal:
                 self.on_end()
             with trio.move_on_after(LAST_COMMIT_S, shield=True):
                 await self._commit_all(linger=False)
+            left = self._take()
+            if left:
+                _log.error(
+                    "%d changes were not written: there was no room until the end", len(left)
+                )
+            for unit in left:
+                self._refuse(unit, Error("amqp:resource-limit-exceeded", "the store has no room"))
 
     async def _tidy(self) -> None:
         if self.failure is not None:
@@ -382,13 +389,21 @@ class Journal:
                     await self._urgent.wait()
             units = self._take()
             try:
-                await self._commit(units)
-            except (StoreFull, StoreRefused) as error:
-                await self._one_by_one(units, error)
-            except AmqpError as error:
-                await self._reopen(units, error)
+                await self._write(units)
+            finally:
+                # Cancelled while there was no room, what is left is not lost to the last commit.
+                self._waiting[:0] = units
         self._work = trio.Event()
         self._idle.set()
+
+    async def _write(self, units: list[Unit]) -> None:
+        """Write *units*, or refuse those that cannot be written; they are taken out of the list."""
+        try:
+            await self._commit(units)
+        except (StoreFull, StoreRefused) as error:
+            await self._one_by_one(units, error)
+        except AmqpError as error:
+            await self._reopen(units, error)
 
     def _take(self) -> list[Unit]:
         self._loose = None
@@ -475,6 +490,7 @@ class Journal:
             for waiting, why in ((units, doubt), (self._take(), Error.of(again))):
                 for unit in waiting:
                     self._refuse(unit, why)
+            units.clear()
             if self.on_given_up is not None:
                 self.on_given_up(_no_outcomes(again))
 

@@ -673,6 +673,8 @@ class Receiver(LinkHandle):
             self._window.close()
         elif self._stage == "attached":
             self._raw.grant(0)
+            # A drain that another task waits for is not answered any more.
+            self._changes.unpark_all()
 
     def start(self, credit: int | None = None) -> None:
         """Give credit again after :meth:`stop` or :meth:`drain`, or change the credit."""

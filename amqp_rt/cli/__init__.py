@@ -27,6 +27,7 @@ _OURS: Final = {
     "node": ("nodes", "Look at the nodes of a running broker, and tidy them up."),
     "store": ("stores", "Look at a broker's file, copy it, upgrade it."),
     "user": ("users", "Say who may log in."),
+    "limits": ("limit_options", "List the limits of a broker, with their defaults."),
     "trace": ("trace", "Draw the frames of a connection as a ladder."),
 }
 

@@ -32,9 +32,10 @@ def limit_value(name: str, given: object) -> int | float:
         ValueError: There is no such limit, or *given* is not a valid value for it.
     """
     if name not in _TYPES:
-        close = get_close_matches(name, _TYPES, 1)
+        # There always is a closest one.
+        (close,) = get_close_matches(name, _TYPES, 1, 0.0)
         raise ValueError(
-            f"there is no limit {name!r:.60}" + (f"; did you mean {close[0]!r}?" if close else "")
+            f"there is no limit {name!r:.60}; did you mean {close!r}? 'amqp-rt limits' lists all"
         )
     value = _number(given) if isinstance(given, str) else given
     if value is None:
@@ -90,6 +91,16 @@ def limits_of(context: click.Context, texts: Iterable[str]) -> Limits:
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--limit") from None
     return Limits(**values)
+
+
+@click.command()
+def limits() -> None:
+    """List the limits of a broker, each as --limit takes it, with its default.
+
+    What each of them bounds is in the operators' guide.
+    """
+    for field in fields(Limits):
+        click.echo(f"{field.name}={field.default}")
 
 
 class SasRule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

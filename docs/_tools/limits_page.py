@@ -32,7 +32,7 @@ idle_timeout_s = 30
 message_size_max = "64MiB"
 ```
 
-The command line goes before the file. Names that end in `_s` are seconds; whole numbers may be followed by `KiB`,
+`amqp-rt limits` lists them. The command line goes before the file. Names that end in `_s` are seconds; whole numbers may be followed by `KiB`,
 `MiB` or `GiB`. A name that is unknown, a value of another type, NaN, or one that is out of range ends the start with
 one sentence that says so. `python docs/_tools/limits_page.py` writes this page from `amqp_rt/limits.py`.
 

@@ -14,6 +14,7 @@ from msgspec.structs import fields
 
 from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Log, Queue, Topic
+from amqp_rt.cli import main
 from amqp_rt.cli.configured import ConfiguredCommand
 from amqp_rt.cli.limit_options import CbsTable, LimitsTable, cbs_of, limit_value, limits_of
 from amqp_rt.container.container import Container
@@ -84,7 +85,8 @@ def test_units(name: str, text: object, value: float) -> None:
     ("text", "sentence"),
     [
         ("idle_timeout=3", "there is no limit 'idle_timeout'; did you mean 'idle_timeout_s'?"),
-        ("nonsense=3", "there is no limit 'nonsense'"),
+        ("foo=3", "there is no limit 'foo'; did you mean '"),
+        ("nonsense=3", "'amqp-rt limits' lists all"),
         ("idle_timeout_s", "'idle_timeout_s' is not NAME=VALUE, such as idle_timeout_s=30"),
         ("idle_timeout_s=ten", "idle_timeout_s must be a number, got 'ten'"),
         ("idle_timeout_s=10s", "idle_timeout_s must be a number, got '10s'"),
@@ -240,3 +242,12 @@ def test_the_page_of_limits_is_up_to_date() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.PAGE.read_text("utf-8") == module.page(), "run python docs/_tools/limits_page.py"
+
+
+def test_limits_are_listed_as_they_are_given() -> None:
+    listed = CliRunner().invoke(main, ["limits"])
+    assert listed.exit_code == 0
+    given = [line.partition("=") for line in listed.output.splitlines()]
+    assert {name: limit_value(name, value) for name, _, value in given} == {
+        name: getattr(Limits(), name) for name in Limits.__struct_fields__
+    }

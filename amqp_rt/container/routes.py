@@ -314,6 +314,34 @@ def _declare(
     )
 
 
+def _check_form(kind: Kind, function: Any) -> None:
+    """Refuse *function* as a handler of *kind* for what is wrong with it whatever its annotations mean.
+
+    Raises:
+        TypeError: It is.
+    """
+    name = getattr(function, "__qualname__", type(function).__name__)
+    called = _called(function)
+    if kind == "link" and not inspect.iscoroutinefunction(called):
+        raise TypeError(f"{name}: the handler of a link is an `async def` without `yield`")
+    if (
+        kind == "source"
+        and not inspect.isasyncgenfunction(called)
+        and "return" not in getattr(called, "__annotations__", {})
+    ):
+        raise TypeError(f"{name}: a source is an async generator: `async def` with `yield` in it")
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: its signature cannot be read: {error}") from None
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            raise TypeError(
+                f"{name}: nothing is given to *{parameter.name}: name each parameter; a decorator of your"
+                " own keeps them with functools.wraps"
+            )
+
+
 class _Decorators:
     """Base of decorators: they record declarations on functions, or add them to a container."""
 
@@ -322,6 +350,7 @@ class _Decorators:
 
     def _decorator(self, declaration: Declaration) -> Callable[[F], F]:
         def decorate(function: F) -> F:
+            _check_form(declaration.kind, function)
             declaration.names = _names_around(function, sys._getframe(1))
             self.register(function, declaration)
             return function
@@ -766,6 +795,8 @@ class Route:
         self.awaits = inspect.iscoroutinefunction(called)
         #: Whether the result, awaited if necessary, is iterated over.
         self.streams = inspect.isasyncgenfunction(called)
+        # A declaration may have been made without a decorator.
+        _check_form(self.kind, function)
         self._read_signature(called, declaration.names)
         self._payload_only = (
             self.payload is not None
@@ -809,7 +840,7 @@ class Route:
         self._check_kind()
         main: list[Any] = []  # Types of the parameters for the payload or the link
         for parameter in signature.parameters.values():
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            if parameter.kind is parameter.VAR_KEYWORD:
                 continue
             by_name = parameter.kind is parameter.KEYWORD_ONLY
             wanted = hints.get(parameter.name, Any)
@@ -860,7 +891,7 @@ class Route:
             raise TypeError(
                 f"{self.name}: a source is an async generator: `async def` with `yield` in it"
             )
-        if self.kind == "link" and (self.streams or not self.awaits):
+        if self.kind == "link" and self.streams:
             raise TypeError(f"{self.name}: the handler of a link is an `async def` without `yield`")
         if self.kind == "node" and self.streams:
             raise TypeError(f"{self.name}: a node yields nothing: @rpc streams replies")

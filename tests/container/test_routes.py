@@ -241,8 +241,6 @@ def seven(order: Order, other) -> None: ...  # type: ignore[no-untyped-def]
         (node("x", streaming=True), two, "two: with streaming=True, order is an AsyncIterator[bytes]"),
         (node("x"), six, "six: a node yields nothing: @rpc streams replies"),
         (node("x"), seven, "seven: nobody gives 'other': it is no capture of 'x', and has no annotation to find it by"),
-        (source("x"), one, "one: a source is an async generator: `async def` with `yield` in it"),
-        (node.link("x"), six, "six: the handler of a link is an `async def` without `yield`"),
     ],
 )  # fmt: skip
 def test_a_wrong_signature_gets_one_sentence(decorator: Any, handler: Any, sentence: str) -> None:
@@ -253,6 +251,32 @@ def test_a_wrong_signature_gets_one_sentence(decorator: Any, handler: Any, sente
     with pytest.raises(TypeError) as caught:
         Route(handler, declaration, Resources())
     assert str(caught.value) == sentence
+
+
+def plain(order: Order) -> None: ...
+def plain_source(): ...  # type: ignore[no-untyped-def]
+async def any_number(*orders: Order) -> None: ...
+
+
+@pytest.mark.req("A3")
+@pytest.mark.parametrize(
+    ("decorator", "handler", "sentence"),
+    [
+        (source("x"), plain_source, "plain_source: a source is an async generator: `async def` with `yield` in it"),
+        (node.link("x"), plain, "plain: the handler of a link is an `async def` without `yield`"),
+        (node.link("x"), six, "six: the handler of a link is an `async def` without `yield`"),
+        (node("x"), any_number, "any_number: nothing is given to *orders: name each parameter"),
+        (rpc("x"), any_number, "any_number: nothing is given to *orders: name each parameter"),
+    ],
+)  # fmt: skip
+def test_what_can_be_no_handler_is_refused_where_it_is_decorated(
+    decorator: Any, handler: Any, sentence: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        decorator(handler)
+    assert str(caught.value).startswith(sentence)
+    with pytest.raises(TypeError):
+        Container("c").node("y")(any_number)
 
 
 @pytest.mark.req("A1")

@@ -383,11 +383,11 @@ class Management:
         if operation == "CREATE":
             if there:
                 raise _Failed(409, f"there is a {collection.type_name} {name!r:.50} already")
-            await collection.create(name, _attributes(asked.message), host)
+            await collection.create(name, _attributes(asked), host)
         elif not there:
             raise _Failed(404, f"there is no {collection.type_name} {name!r:.50}")
         elif operation == "UPDATE":
-            await collection.update(name, _attributes(asked.message), host)
+            await collection.update(name, _attributes(asked), host)
         elif operation == "DELETE":
             await collection.delete(name, host)
             return 204, {}
@@ -397,14 +397,14 @@ class Management:
     # --- nodes ---------------------------------------------------------------------------------
 
     async def _create(self, asked: Asked) -> tuple[int, Any]:
-        given = _attributes(asked.message)
+        given = _attributes(asked)
         kind = NODE_TYPES.get(_text_or(asked.message, "type"))
         if kind is not None:
             given.setdefault("kind", kind)
         return 201, _node_row(asked.managed.create(await self._planned(asked, given, new=True)))
 
     async def _update(self, asked: Asked) -> tuple[int, Any]:
-        given = _attributes(asked.message)
+        given = _attributes(asked)
         return 200, _node_row(asked.managed.update(await self._planned(asked, given, new=False)))
 
     async def _planned(self, asked: Asked, given: Mapping[str, Any], *, new: bool) -> Declaration:
@@ -650,11 +650,20 @@ _TURN: Final = 200
 _ROW_WORK: Final = 9
 
 
-def _attributes(message: Message) -> dict[str, Any]:
-    given = message.body if message.body is not None else {}
+def _attributes(asked: Asked) -> dict[str, Any]:
+    """Return the attributes in the body, whose name, if there is one, must be that of the request."""
+    given = asked.message.body if asked.message.body is not None else {}
     if not isinstance(given, Mapping):
         raise _Failed(400, "the body must be a map of attributes")
-    return {str(name): value for name, value in given.items()}
+    attributes = {str(name): value for name, value in given.items()}
+    name = attributes.get("name")
+    if name is not None and name != asked.name:
+        raise _Failed(
+            400,
+            f"the attribute name is {name!r:.50}, and the property name of the request is"
+            f" {asked.name!r:.50}: they must be the same",
+        )
+    return attributes
 
 
 def _described(row: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -83,6 +83,14 @@ async def test_the_life_of_a_node() -> None:
         assert (body["name"], body["identity"], body["type"]) == ("new", "new", kind)
         assert (body["max_deliveries"], body["priorities"]) == (5, 4)
         assert (await ask(peer, "CREATE", {}, type=kind, name="new"))[0] == 409
+        # The name is said once, or twice alike.
+        again = {**given, "name": "another"}
+        for operation, name in (("CREATE", "third"), ("UPDATE", "new")):
+            assert (await ask(peer, operation, again, type=kind, name=name))[0] == 400
+        assert not broker.host.has("third")
+        assert not broker.host.has("another")
+        alike = {**given, "name": "new"}
+        assert (await ask(peer, "UPDATE", alike, type=kind, name="new"))[0] == 200
         status, body = await ask(peer, "READ", type=kind, name="new")
         assert (status, body["available"]) == (200, 0)
         assert (await ask(peer, "READ", type="amqp_rt.topic", name="new"))[0] == 404

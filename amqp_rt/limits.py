@@ -185,7 +185,7 @@ class Limits(Struct, frozen=True, gc=False):
     #: Patterns and bindings examined to route one message, a few at a time.
     routing_looks_max: int = 1_000_000
     #: The same for a dead letter, which is routed in one step; also the maximum number of its queues.
-    dead_letter_looks_max: int = 1_000
+    dead_letter_looks_max: int = 250
     #: Bytes of the arguments of one queue, exchange or binding. The memory that they take counts towards
     #: the bytes of the broker.
     arguments_bytes_max: int = 16 * KIB
@@ -209,6 +209,8 @@ class Limits(Struct, frozen=True, gc=False):
     backlog_max: int = 10_000
     #: Bytes of messages waiting for one subscriber of a topic.
     backlog_bytes_max: int = 64 * MIB
+    #: Durable subscriptions of one topic. A message for all of them is written at once.
+    stored_subscriptions_max: int = 1_000
     #: Termini that a broker keeps for links, attached or not, with their unsettled deliveries and the
     #: topic subscriptions that collect messages while no subscriber is attached; and those of one container.
     termini_max: int = 100_000
@@ -271,7 +273,8 @@ class Limits(Struct, frozen=True, gc=False):
     annotations_max: int = 64 * KIB
     #: Undischarged transactions of one session.
     transactions_max: int = 100
-    #: Posts, acquisitions and retirements of one transaction (Part 4 §4.4).
+    #: Posts, acquisitions and retirements of one transaction (Part 4 §4.4). A post to a topic counts once
+    #: for each of its durable subscriptions, and each dead letter of a retirement counts four times.
     transaction_work_max: int = 10_000
     #: Seconds from the declaration of a transaction until it is rolled back.
     transaction_s: float = 60.0

@@ -83,7 +83,7 @@ from .nodes import (
 from .observed import ObservedQueue
 from .pager import STEP, Pager
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
-from .queues import WORK_OF_A_TURN, Memory, MessageQueue
+from .queues import WORK_OF_A_LETTER, WORK_OF_A_TURN, Memory, MessageQueue
 from .selectors import InvalidFilter
 from .staging import Claim, Identity, Part, Staging, claim_of
 from .subscriptions import Subscription
@@ -451,7 +451,7 @@ class BrokerHost:
             journal.on_fault = self.fail
             journal.on_end = self._finish
         self.volatile = volatile
-        self.transactions = Transactions(journal, self.clock.monotonic, limits)
+        self.transactions = Transactions(journal, self.clock.monotonic, limits, self.do_in_turns)
         self.termini = Termini(journal, self.clock, self.transactions, limits)
         self.staging = Staging(
             self.memory, journal, self.clock, limits, self._new_number, self.fail
@@ -1425,6 +1425,8 @@ class BrokerHost:
             entry, declared.name, reason, error, self.clock.wall(), self.limits, moves
         )
         unit = None if self.journal is None else self.journal.joins
+        if unit is not None:
+            unit.letters += 1
         if unit is not None and node.ledger is None:
             # Nothing of a transaction is seen before it is kept.
             unit.then(partial(node.inlet.take, letter))
@@ -1505,6 +1507,9 @@ class BrokerHost:
             entry, declared.name, reason, error, self.clock.wall(), self.limits, moves
         )
         unit = None if self.journal is None else self.journal.joins
+        self.memory.work -= WORK_OF_A_LETTER * len(nodes)
+        if unit is not None:
+            unit.letters += len(nodes)
         for node in nodes:
             if unit is not None and node.ledger is None:
                 unit.then(partial(node.inlet.take, letter.again()))
@@ -1650,8 +1655,24 @@ class BrokerHost:
                 ),
             )
             return True
+        if sending and not goes_on and self._has_too_many(node, terms):
+            most = self.limits.stored_subscriptions_max
+            said = f"{node.declared.name!r} has {most} durable subscriptions already"
+            self._refuse(link, Error("amqp:resource-limit-exceeded", said))
+            return True
         self._accept(node, link, terms, sending, key)
         return True
+
+    def _has_too_many(self, node: _Node, terms: Terms) -> bool:
+        """Return whether *terms* ask for a durable subscription and the topic *node* may have no more."""
+        return (
+            isinstance(node.held, MessageTopic)
+            and self.journal is not None
+            and (terms.keeps or terms.shared)
+            and isinstance(terms.source, Source)
+            and bool(terms.source.durable)
+            and len(node.held.stored) >= self.limits.stored_subscriptions_max
+        )
 
     def recall(self, link: SendingLink) -> Source | None:
         """The source that is kept for *link*, whose peer names none."""
@@ -2752,6 +2773,11 @@ class BrokerHost:
         return None
 
     # --- Time ---
+
+    def do_in_turns(self, steps: Iterator[None]) -> None:
+        """Do *steps*, each of which takes as long as concluding a delivery: as many as this turn may now,
+        the rest in later ones."""
+        _Steps(self, steps, 1).resume()
 
     def go_on_later(self, work: Resumable) -> None:
         """Call ``resume`` of *work* in the next turn, after others have had theirs."""

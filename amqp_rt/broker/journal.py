@@ -31,6 +31,8 @@ _log = logging.getLogger("amqp_rt.store")
 
 #: Bytes of one batch; more waits for the next one.
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Changes that are added to a batch, or followed up, in one turn of the event loop.
+_CHANGES_OF_A_TURN: Final = 500
 #: Seconds for which changes that nobody waits for wait for others to be written with: a consumer's
 #: settlement, mostly, for the next message of the publisher that has just had its answer.
 LINGER_S: Final = 0.002
@@ -78,10 +80,12 @@ class Unit:
             tried again until there is, which is for changes that make room.
     """
 
-    __slots__ = ("_changes", "_follow", "_undo", "appended", "refused")
+    __slots__ = ("_changes", "_follow", "_undo", "appended", "letters", "refused")
 
     def __init__(self, refused: Callable[[Error], None] | None = None) -> None:
         self.refused = refused
+        #: Dead letters in it, if it is that of a transaction.
+        self.letters = 0
         #: What of it goes to logs.
         self.appended: list[Appended] = []
         #: What is called, and whose work it is: a queue, topic or log, None for none of them.
@@ -113,11 +117,21 @@ class Unit:
         """Call what follows, as it is on the disk. What one call raises keeps no other from being
         called: *on_fault* gets it afterwards, with the owner, when all have been answered."""
         faults: list[tuple[object, Exception]] = []
+        gathering: dict[MessageQueue, None] = {}
+        if len(self._changes) > _CHANGES_OF_A_TURN:
+            # Everything is there before the first of it is delivered, and that takes its turns.
+            for _, owner in self._follow:
+                if isinstance(owner, MessageQueue):
+                    gathering[owner] = None
+        for queue in gathering:
+            queue.gather()
         for call, owner in self._follow:
             try:
                 call()
             except Exception as error:
                 faults.append((owner, error))
+        for queue in gathering:
+            queue.deliver_gathered()
         self._forget_calls()
         for owner, fault in faults:
             on_fault(owner, fault)
@@ -137,6 +151,10 @@ class Unit:
         self._follow = []
         self._undo = []
         self._changes = []
+
+    def put_entry(self, node: int, entry: Entry) -> None:
+        """Put *entry*, which nothing changes before this is written."""
+        self._changes.append((_put_entry, (node, entry)))
 
     def put(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
         self._changes.append((Batch.put, (node, sequence, head, payload)))
@@ -184,12 +202,26 @@ class Unit:
         """Whether something follows when it is written."""
         return self.refused is not None or bool(self._follow)
 
+    def __len__(self) -> int:
+        return len(self._changes) + len(self.appended)
+
     def write(self, batch: Batch) -> None:
         """Add the changes to *batch*."""
+        for _ in self.writing(batch):
+            pass
+
+    def writing(self, batch: Batch) -> Iterator[None]:
+        """Add the changes to *batch*, one with each step."""
         for change, args in self._changes:
             change(batch, *args)
+            yield
         for records in self.appended:
             records.write(batch)
+            yield
+
+
+def _put_entry(batch: Batch, node: int, entry: Entry) -> None:
+    batch.put(node, entry.sequence, head_of(entry), entry.payload, spilled=not entry.durable)
 
 
 def _spill(batch: Batch, node: int, sequence: int, head: bytes, payload: bytes) -> None:
@@ -422,9 +454,14 @@ class Journal:
         while units:
             batch = Batch()
             count = 0
+            left = _CHANGES_OF_A_TURN
             for unit in units:
                 try:
-                    unit.write(batch)
+                    if len(unit) <= left:
+                        unit.write(batch)
+                        left -= len(unit)
+                    else:
+                        left = await _write_in_turns(unit, batch, left)
                 except Exception as error:
                     _log.exception("a change cannot be written")
                     raise StoreRefused(f"a change cannot be written: {error!r}") from error
@@ -435,7 +472,13 @@ class Journal:
                 await self._work_on(self.store.commit, batch)
             done = units[:count]
             del units[:count]
+            left = _CHANGES_OF_A_TURN
             for unit in done:
+                left -= len(unit)
+                if left < 0 and unit is not done[0]:
+                    # What has been written stays written: only the process's end may come between.
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    left = _CHANGES_OF_A_TURN
                 unit.kept(self.on_fault)
 
     async def _one_by_one(self, units: list[Unit], error: AmqpError) -> None:
@@ -508,6 +551,16 @@ class Journal:
             unit.refuse(error)
         except Exception as another:
             self.on_fault(None, another)
+
+
+async def _write_in_turns(unit: Unit, batch: Batch, left: int) -> int:
+    """Add *unit* to *batch*, of which *left* changes in this turn. Returns how many are left of the last."""
+    for _ in unit.writing(batch):
+        left -= 1
+        if left <= 0:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            left = _CHANGES_OF_A_TURN
+    return left
 
 
 def _log_fault(owner: object, error: Exception) -> None:
@@ -626,6 +679,32 @@ class QueueLedger:
             self._queue.withhold(entry)
 
         unit.then(partial(self._queue.put, entry), undo, self._queue)
+
+    def receive_all(self, entries: list[Entry]) -> None:
+        """Put *entries*, as :meth:`receive` does each of them; what is written of them is made later."""
+        unit = self._journal.loose
+        queue = self._queue
+        for entry in entries:
+            queue.reserve(entry)
+        paged_from = queue.paged_from
+        for entry in entries:
+            if entry.durable or entry.sequence >= paged_from:
+                if entry.pieces:
+                    self._keep(unit, entry)
+                else:
+                    unit.put_entry(self.number, entry)
+                entry.stored = True
+
+        def put() -> None:
+            for entry in entries:
+                queue.put(entry)
+
+        def undo() -> None:
+            for entry in entries:
+                entry.stored = False
+                queue.withhold(entry)
+
+        unit.then(put, undo, queue)
 
     def _write(self, unit: Unit, entries: list[Entry]) -> None:
         paged_from = self._queue.paged_from

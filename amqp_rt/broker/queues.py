@@ -68,8 +68,12 @@ _DUE: Final = 250
 #: Deliveries of links that have ended, and the like, that are concluded in one turn of the event loop,
 #: over all nodes that share their :class:`Memory`: a few milliseconds.
 WORK_OF_A_TURN: Final = 1_000
-#: As many of them take as long as giving one message up, which may make a dead letter of it.
+#: As many of them take as long as giving one message up, which may make a dead letter of it; and as
+#: each further copy of that.
 _WORK_OF_AN_END: Final = 16
+WORK_OF_A_LETTER: Final = 8
+#: Messages that may come while there is no time to drop those that they replace.
+_UNSHED_MAX: Final = 1_000
 #: Numbers that are freed for that work; a segment of messages takes about as long.
 _FREED: Final = 64
 
@@ -328,8 +332,12 @@ class MessageQueue(DistributionNode):
         #: It is being delivered, or must not be: see :meth:`conclude_left`.
         self._pumping: bool = False
         self._left: deque[_Left] = deque()
+        #: One of them is being concluded.
+        self._concluding: bool = False
         #: As much was delivered as may be in one turn, and when there was as much.
         self._exhausted: bool = False
+        #: Much is put at once, and delivered when all of it is there.
+        self._gathers: bool = False
         self._enough: int = 0
         #: What the queue held when it was deleted, as far as it has not been freed.
         self._trash: list[Any] = []
@@ -358,6 +366,8 @@ class MessageQueue(DistributionNode):
         self._expiry_alarm: float = inf
         #: :meth:`sweep` has left nothing for :meth:`resume`.
         self._swept: bool = True
+        #: Messages that have come since :meth:`_shed` left something for :meth:`resume`.
+        self._unshed: int = 0
         self.lock(lock_s)
 
     def lock(self, lock_s: float) -> None:
@@ -392,7 +402,7 @@ class MessageQueue(DistributionNode):
         if memory.held + size > memory.limit:
             return False
         if self.overflow == DROP_HEAD:
-            return True
+            return self._unshed < _UNSHED_MAX
         if self.overflow == REJECT and self.length_max:
             held = self.available + self.acquired + self.delayed + self.pending + self.held
             if held >= self.length_max:
@@ -407,12 +417,14 @@ class MessageQueue(DistributionNode):
             if self.paged and not self._begins_here():
                 # The first of them are read, and go then.
                 break
-            if not left:
+            if not left or self.memory.work <= 0:
+                self._unshed += 1
                 self._resume_later()
                 break
             left -= 1
-            self.memory.work -= _WORK_OF_AN_END
             self._give_up(self._pop_first(), "overflow", None)
+        else:
+            self._unshed = 0
         self._tell_of_room()
 
     def _is_over(self) -> bool:
@@ -524,8 +536,21 @@ class MessageQueue(DistributionNode):
         if self._ring or self._levels or self.browsers or self.overflow == DROP_HEAD:
             self._came()
 
+    def gather(self) -> None:
+        """Deliver nothing of what is put before :meth:`deliver_gathered`, which follows at once."""
+        self._gathers = self._pumping = True
+
+    def deliver_gathered(self) -> None:
+        """Deliver what was put since :meth:`gather`, from the next turn on."""
+        self._gathers = False
+        if not self.deleted:
+            self._exhausted = True
+            self._resume_later()
+
     def _came(self) -> None:
         """There are messages that were not there before."""
+        if self._gathers:
+            return
         if self.browsers:
             for browser in list(self.browsers.values()):
                 self._browse(browser)
@@ -676,20 +701,25 @@ class MessageQueue(DistributionNode):
                 self._tell_of_room()
         if self._locks is not None:
             overdue = self._locks.overdue(_DUE)
-            self.memory.work -= 2 * len(overdue)
-            for subscription, delivery in overdue:
-                entry = delivery.context
-                # What the peer says from now on comes too late: it is told so, and not heard.
-                delivery.context = RELEASED
-                self.conclude(subscription, entry, RELEASED)
-                self.settle(delivery, entry, RELEASED)
             if overdue:
+                released: list[Any] = []
+                for subscription, delivery in overdue:
+                    released.append((subscription, delivery, delivery.context))
+                    # What the peer says from now on comes too late: it is told so, and not heard.
+                    delivery.context = RELEASED
+                self.conclude_left(released, self._release_locked)
                 self.concluded()
         if self._has_expiring:
             self._expires_at = NEVER
             self._expiry_alarm = inf
             self.sweep()
         self._set_alarm()
+
+    def _release_locked(self, locked: Any) -> None:
+        """Release a delivery that has been unsettled for too long."""
+        subscription, delivery, entry = locked
+        self.conclude(subscription, entry, RELEASED)
+        self.settle(delivery, entry, RELEASED)
 
     def _watch_front(self) -> None:
         """Set an alarm for the time at which the first message expires, if that is the next one to do
@@ -904,7 +934,7 @@ class MessageQueue(DistributionNode):
     def _pump_ring(self, ring: deque[Subscription]) -> None:
         passed = 0
         # Who may have nothing of what there is keeps its place, and is passed over once.
-        while self.available and passed < len(ring):
+        while self.available and passed < len(ring) and not self._exhausted:
             if self.counts.delivered >= self._enough:
                 # The rest comes with the next turn, and nothing before it.
                 self._exhausted = True
@@ -1013,6 +1043,11 @@ class MessageQueue(DistributionNode):
             if entry.expires_at == NEVER or entry.expires_at > self.wall():
                 return entry
             self._expire(entry)
+            if self.memory.work <= 0:
+                # Those behind it expire with the next turn, and nothing is delivered before.
+                self._exhausted = True
+                self._resume_later()
+                return None
 
     def _wanted(self, subscription: Subscription) -> int:
         """The first message never taken that *subscription* wants, -1 for none.
@@ -1210,6 +1245,7 @@ class MessageQueue(DistributionNode):
                 failed = kind is Modified and outcome.delivery_failed and subscription.pauses
                 return _FAILED if failed else _REQUEUED
         # Its copy is written before it is taken away here, and with it.
+        self.memory.work -= _WORK_OF_AN_END
         verdict = DEAD_LETTERED if self.bury(entry, reason, error) else DROPPED
         if ledger is not None:
             ledger.remove(entry)
@@ -1259,6 +1295,10 @@ class MessageQueue(DistributionNode):
         else:
             delivery.settle(outcome)
 
+    def is_busy(self) -> bool:
+        """Return whether what may take long has to wait for a later turn of the event loop."""
+        return self.memory.work <= 0 and not self._concluding
+
     def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
         """Have *finish* conclude each of *deliveries*: as many as this turn may, the rest in later ones.
 
@@ -1285,13 +1325,11 @@ class MessageQueue(DistributionNode):
     def _conclude_some(self) -> None:
         """Conclude what was left, as far as the work of this turn goes."""
         memory = self.memory
-        counts = self.counts
         # Each of them may be held against the filters of all consumers.
         work = 1 + (len(self.consumers) >> 3)
         while self._left:
             left = self._left[0]
             deliveries = left.deliveries
-            ended = counts.dead_lettered + counts.dropped
             while left.done < len(deliveries):
                 if memory.work <= 0:
                     return
@@ -1299,10 +1337,11 @@ class MessageQueue(DistributionNode):
                 # Before anything can go wrong with it: no delivery is concluded twice.
                 left.done += 1
                 memory.work -= work
-                left.finish(delivery)
-                if counts.dead_lettered + counts.dropped != ended:
-                    ended = counts.dead_lettered + counts.dropped
-                    memory.work -= _WORK_OF_AN_END
+                self._concluding = True
+                try:
+                    left.finish(delivery)
+                finally:
+                    self._concluding = False
             self._left.popleft()
 
     def _go_on_concluding(self) -> None:
@@ -1554,6 +1593,7 @@ class MessageQueue(DistributionNode):
 
     def _give_up(self, entry: Entry, reason: str, error: Error | None) -> None:
         # Its copy is written before it is taken away here, and with it.
+        self.memory.work -= _WORK_OF_AN_END
         if self.bury(entry, reason, error):
             self.counts.dead_lettered += 1
         else:
@@ -2239,7 +2279,7 @@ class MessageQueue(DistributionNode):
                 place = heapq.heappop(heap) & _PLACE
                 self._aside.discard(place)
                 self._expire(self._remove(place))
-                left -= 1
+                left = left - 1 if self.memory.work > 0 else 0
             # What has been given up may have come in again, which tidies up too.
             if avoid is not None and not heap and self._apart.get(avoid) is heap:
                 del self._apart[avoid]
@@ -2248,8 +2288,7 @@ class MessageQueue(DistributionNode):
             entry = self._remove(sequence)
             self._step()
             self._expire(entry)
-            left -= 1
-        self.memory.work -= _WORK_OF_AN_END * (_SWEPT - left)
+            left = left - 1 if self.memory.work > 0 else 0
         self._swept = left > 0
         if not self._swept:
             self._resume_later()

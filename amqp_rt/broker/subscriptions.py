@@ -43,6 +43,10 @@ class DistributionNode:
         """Finish a batch of outcomes."""
         raise NotImplementedError
 
+    def is_busy(self) -> bool:
+        """Return whether what may take long has to wait for a later turn of the event loop."""
+        return False
+
     def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
         """Call *finish* for each of *deliveries*, of a large number for some in later turns."""
         raise NotImplementedError
@@ -238,6 +242,7 @@ class Subscription:
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
         node = self.node
+        later: list[Any] = []
         for delivery in deliveries:
             entry = delivery.context
             if not isinstance(entry, Entry):
@@ -269,13 +274,29 @@ class Subscription:
                     )
                 )
                 outcome = self.default_outcome
+            # Nothing that its peer says from now on changes that.
             delivery.context = outcome
+            if type(outcome) is not Accepted and (later or node.is_busy()):
+                # The message may become a dead letter, and that many copies.
+                later.append((delivery, entry, outcome))
+                continue
             node.conclude(self, entry, outcome)
             if self.recorder is not None:
                 self.recorder.ended(delivery)
             if not delivery.settled:
                 node.settle(delivery, entry, outcome)
+        if later:
+            node.conclude_left(later, self._conclude)
         node.concluded()
+
+    def _conclude(self, ended: Any) -> None:
+        """End a delivery of an entry in an outcome, and answer its peer."""
+        delivery, entry, outcome = ended
+        self.node.conclude(self, entry, outcome)
+        if self.recorder is not None:
+            self.recorder.ended(delivery)
+        if not delivery.settled:
+            self.node.settle(delivery, entry, outcome)
 
     # --- End of the link ---
 

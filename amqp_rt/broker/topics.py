@@ -7,13 +7,19 @@ when its queue is full: neither the others nor the publishers wait for it.
 A subscription ends with the terminus of its link, or with the last of its links if they share it;
 until then it gathers, whether anybody is there or not. One that is durable has its queue in the
 store, and a durable message is accepted when all of those have it (:class:`TopicLedger`).
+
+A message for more subscriptions than one turn of the event loop has time for is handed to some of them
+in each turn, in the order in which they were made, and messages behind it wait. It goes to those that
+there were when it was put. Publishers get no credit for more than ``backlog_max`` messages that wait so.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ..fronts.base import IncomingDelivery
 from ..limits import DEFAULT_LIMITS, Limits
@@ -23,6 +29,33 @@ from .journal import Journal, QueueLedger, Unit, accept, refuse
 from .observed import ObservedQueue
 from .queues import Counts, Memory, MessageQueue
 from .subscriptions import Subscription
+
+#: What handing one message to one subscription is worth, in deliveries that are concluded: if it has
+#: filters, and if it is in the store.
+_WORK_OF_A_COPY: Final = 4
+_WORK_OF_FILTERS: Final = 32
+_WORK_OF_A_ROW: Final = 4
+#: Queues that are deleted, or swept, at once.
+_FEW: Final = 50
+
+
+class _Passing:
+    """A message that is being handed to subscriptions.
+
+    Args:
+        entry: The message.
+        copies: Those that have their place in stored queues already; None if none has.
+        last: The number of the newest subscription that is to get it.
+    """
+
+    __slots__ = ("copies", "entry", "last", "seen")
+
+    def __init__(self, entry: Entry, copies: dict[int, Entry] | None, last: int) -> None:
+        self.entry = entry
+        self.copies = copies
+        self.last = last
+        #: The number of the last subscription that was looked at.
+        self.seen = 0
 
 
 def _drop(entry: Entry, reason: str, error: Error | None) -> bool:
@@ -70,8 +103,8 @@ class MessageTopic:
         self.watch: Any = None
         #: Called with the time at which a subscriber's queue has something to do next.
         self.on_alarm: Callable[[MessageQueue, float], None] = _nothing_then
-        #: Called when a subscriber's queue has more work than one turn may take.
-        self.on_unfinished: Callable[[MessageQueue], None] = _no_more
+        #: Called when the topic or a subscriber's queue has more work than one turn may take.
+        self.on_unfinished: Callable[[MessageQueue | MessageTopic], None] = _no_more
         #: Bytes of messages of transactions.
         self._held = 0
         #: The queues of the subscriptions.
@@ -85,6 +118,15 @@ class MessageTopic:
         #: Messages that wait until they are kept.
         self.pending = 0
         self._identities = 0
+        #: The numbers of all subscriptions, in order; None if some have come or gone since.
+        self._order: list[int] | None = None
+        #: What waits for a later turn: messages, calls that stage messages, queues that are to be swept
+        #: or deleted.
+        self._passing: deque[_Passing] = deque()
+        self.staging: deque[Callable[[], None]] = deque()
+        self._swept: list[MessageQueue] = []
+        self._doomed: list[MessageQueue] = []
+        self._unfinished = False
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -130,7 +172,10 @@ class MessageTopic:
             self.memory.tell()
 
     def room(self) -> int:
-        """How many more messages it can take: as many as the memory of all nodes has room for."""
+        """How many more messages it can take: as many as the memory of all nodes has room for; none
+        while too many wait to be handed out."""
+        if len(self._passing) + len(self.staging) >= self.backlog_max:
+            return 0
         return max(0, (self.memory.limit - self.memory.held) // 1024)
 
     def fits(self, size: int) -> bool:
@@ -139,23 +184,106 @@ class MessageTopic:
 
     def put(self, entry: Entry) -> None:
         """Give *entry* to all subscriptions that there are now."""
-        self.hand_out(entry, self._queues)
+        self._pass(entry, None)
 
-    def hand_out(self, entry: Entry, identities: Iterable[int]) -> None:
-        """Give *entry* to those that want it."""
+    def _pass(self, entry: Entry, copies: dict[int, Entry] | None) -> None:
+        """Hand out *entry*, of which there are *copies*: now, if there is time for all of it."""
+        self.counts.enqueued += 1
+        passing = _Passing(entry, copies, self._identities)
+        if self._passing or not self.takes_turn(
+            len(self._queues), _WORK_OF_A_COPY, _WORK_OF_FILTERS * len(self._filters)
+        ):
+            self.hold(entry)
+            self._passing.append(passing)
+            self.go_on_later()
+        else:
+            self._hand_out(passing, list(self._queues))
+
+    def takes_turn(self, count: int, work: int, more: int = 0) -> bool:
+        """Return whether this turn has time to do *count* times *work*, and *more*, which it then has
+        no more. One time is always done: it is what a queue would do."""
+        if count > 1:
+            work = count * work + more
+            if work > self.memory.work:
+                return False
+            self.memory.work -= work
+        return True
+
+    def go_on_later(self) -> None:
+        """Have :meth:`resume` called in the next turn."""
+        if not self._unfinished:
+            self._unfinished = True
+            self.on_unfinished(self)
+
+    def resume(self) -> None:
+        """Go on with what was too much for one turn."""
+        self._unfinished = False
+        memory = self.memory
+        while memory.work > 0:
+            if self._doomed:
+                memory.work -= _WORK_OF_FILTERS
+                self._doomed.pop().delete()
+            elif self.deleted:
+                return
+            elif self.staging:
+                memory.work -= max(1, _WORK_OF_A_ROW * len(self.stored))
+                self.staging.popleft()()
+            elif self._passing:
+                if self._hand_out_some(self._passing[0]):
+                    self.let_go(self._passing.popleft().entry)
+            elif self._swept:
+                memory.work -= _WORK_OF_A_COPY
+                self._swept.pop().sweep()
+            else:
+                break
+        if self._doomed or self.staging or self._passing or self._swept:
+            self.go_on_later()
+        if self.awaited:
+            self.on_room()
+
+    def _hand_out_some(self, passing: _Passing) -> bool:
+        """Hand out a message as far as the work of this turn goes. Returns whether all have it."""
+        memory = self.memory
+        if self._order is None:
+            self._order = list(self._queues)
+        order = self._order
+        at = start = bisect_right(order, passing.seen)
+        last = bisect_right(order, passing.last)
+        while at < last and memory.work > 0:
+            memory.work -= _WORK_OF_FILTERS if order[at] in self._filters else _WORK_OF_A_COPY
+            at += 1
+        if at > start:
+            # Before anything can go wrong: none of them gets it twice.
+            passing.seen = order[at - 1]
+        self._hand_out(passing, order[start:at])
+        return at >= last
+
+    def _hand_out(self, passing: _Passing, identities: Iterable[int]) -> None:
+        """Give a message to those of *identities* that are there and want it."""
+        entry = passing.entry
+        copies = passing.copies
         counts = self.counts
         before = counts.enqueued
         slow: list[int] = []
         for identity in identities:
-            queue = self._queues[identity]
-            wanted = self._filters.get(identity)
-            if wanted is not None and not wanted.matches(entry, entry.publisher):
+            queue = self._queues.get(identity)
+            if queue is None:
+                # It has ended meanwhile.
                 continue
-            queue.put(entry.again())
+            if copies is not None and identity in self.stored:
+                copy = copies.get(identity)
+                if copy is None:
+                    continue
+            else:
+                wanted = self._filters.get(identity)
+                if wanted is not None and not wanted.matches(entry, entry.publisher):
+                    continue
+                copy = entry.again()
+            queue.put(copy)
             if queue.available > self.backlog_max or queue.bytes > self.backlog_bytes_max:
                 slow.append(identity)
         # The queues have counted a copy each.
-        counts.enqueued = before + 1
+        counts.enqueued = before
         for identity in slow:
             self._give_up(identity)
 
@@ -171,21 +299,7 @@ class MessageTopic:
 
     def put_reserved(self, entry: Entry, copies: dict[int, Entry]) -> None:
         """Put what was reserved for *entry*, and give it to the subscriptions that keep nothing."""
-        counts = self.counts
-        before = counts.enqueued
-        slow: list[int] = []
-        for identity, copy in copies.items():
-            queue = self._queues.get(identity)
-            if queue is None:
-                # It has ended meanwhile.
-                continue
-            queue.put(copy)
-            if queue.available > self.backlog_max or queue.bytes > self.backlog_bytes_max:
-                slow.append(identity)
-        counts.enqueued = before
-        for identity in slow:
-            self._give_up(identity)
-        self.hand_out(entry, [each for each in self._queues if each not in self.stored])
+        self._pass(entry, copies)
 
     def withhold(self, copies: dict[int, Entry]) -> None:
         """What was reserved does not come."""
@@ -215,6 +329,7 @@ class MessageTopic:
         self._identities += 1
         identity = self._identities
         self._queues[identity] = queue
+        self._order = None
         if filters is not None:
             # What it does not want never takes room in its backlog.
             self._filters[identity] = filters
@@ -229,6 +344,7 @@ class MessageTopic:
     def close(self, identity: int) -> None:
         """A subscription has ended; what it held is dropped."""
         queue = self._queues.pop(identity, None)
+        self._order = None
         self._filters.pop(identity, None)
         self.given_up.pop(identity, None)
         self.stored.pop(identity, None)
@@ -277,21 +393,38 @@ class MessageTopic:
             on_given_up(error)
 
     def sweep(self) -> None:
-        """Drop what has expired at the front of each subscriber's queue."""
-        for queue in self._queues.values():
-            queue.sweep()
+        """Drop what has expired at the front of each subscriber's queue; of many some later."""
+        if len(self._queues) <= _FEW:
+            for queue in self._queues.values():
+                queue.sweep()
+        elif not self._swept:
+            self._swept = self.queues
+            self.go_on_later()
 
     def delete(self) -> None:
         """The topic is no more."""
         self.deleted = True
         self.memory.held -= self._held
         self._held = 0
-        for queue in self._queues.values():
+        self._passing.clear()
+        self._swept.clear()
+        queues = self.queues
+        self._doomed = queues[_FEW:]
+        for queue in queues[:_FEW]:
             queue.delete()
+        for queue in self._doomed:
+            # What comes late does nothing there.
+            queue.deleted = True
         self._queues.clear()
+        self._order = None
         self._filters.clear()
         self.given_up.clear()
         self.stored.clear()
+        while self.staging:
+            # For no subscription any more: their senders get their answers.
+            self.staging.popleft()()
+        if self._doomed:
+            self.go_on_later()
 
 
 class TopicLedger:
@@ -305,6 +438,11 @@ class TopicLedger:
         self.address = address
         self._journal = journal
         self._topic = topic
+
+    @property
+    def copies(self) -> int:
+        """How many copies of a durable message are stored."""
+        return len(self._topic.stored)
 
     def wants(self, entry: Entry) -> bool:
         """Whether *entry* has to be staged: somebody keeps it, or it is behind one that waits."""
@@ -323,6 +461,26 @@ class TopicLedger:
         note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
     ) -> None:
         """Put *entries* once they are kept, and answer *deliveries* then, which brought them."""
+        topic = self._topic
+        stored = len(topic.stored)
+        if topic.staging or not topic.takes_turn(len(entries) * stored, _WORK_OF_A_ROW):
+            # One message takes one turn at most: ``stored_subscriptions_max`` bounds its copies.
+            for at, entry in enumerate(entries):
+                last = at == len(entries) - 1
+                some = deliveries[at : at + 1]
+                stage = partial(self._stage, [entry], some, done if last else None, note)
+                topic.staging.append(stage)
+            topic.go_on_later()
+        else:
+            self._stage(entries, deliveries, done, note)
+
+    def _stage(
+        self,
+        entries: list[Entry],
+        deliveries: list[IncomingDelivery],
+        done: Callable[[], None] | None,
+        note: Callable[[Unit, list[IncomingDelivery]], None] | None,
+    ) -> None:
         topic = self._topic
 
         def answer(say: Callable[[IncomingDelivery], None]) -> None:
@@ -370,10 +528,11 @@ class TopicLedger:
     def _write(self, unit: Unit, entry: Entry) -> dict[int, Entry]:
         topic = self._topic
         copies = topic.reserve(entry)
-        if entry.durable:
+        if entry.durable and copies:
+            # All copies have the same.
+            head = head_of(entry.again())
             for identity, copy in copies.items():
-                number = topic.stored[identity]
-                unit.put(number, copy.sequence, head_of(copy), copy.payload)
+                unit.put(topic.stored[identity], copy.sequence, head, copy.payload)
                 copy.stored = True
         return copies
 
@@ -382,7 +541,7 @@ def _nothing() -> None:
     """Do nothing: no publisher waits for room."""
 
 
-def _no_more(queue: MessageQueue) -> None:
+def _no_more(held: MessageQueue | MessageTopic) -> None:
     """Do nothing: no later turn is scheduled."""
 
 

@@ -305,15 +305,25 @@ class Topologies:
         names: dict[str, None] = {}
         for work in exchanges.routing(name, (key,), headers, names):
             left -= work * LOOKS_OF_A_FRAME
+            self.host.memory.work -= work
             if left <= 0:
-                _log.warning(
-                    "dead letter not sent to all queues: exchange %r: the search was ended after %d"
-                    " bindings; use fewer bindings for dead letters",
-                    name,
-                    self.host.limits.dead_letter_looks_max,
-                )
+                self._log_shortened(virtual_host, name)
                 break
         return list(names)
+
+    def _log_shortened(self, virtual_host: str, name: str) -> None:
+        """Warn that a dead letter does not go to all queues of the exchange *name*."""
+        left_out = self.log_limiter.admit(
+            ("dead letter", virtual_host, name), self.host.clock.wall()
+        )
+        if left_out is not None:
+            _log.warning(
+                "dead letter not sent to all queues: exchange %.200r: the search was ended after %d"
+                " bindings; use fewer bindings for dead letters%s",
+                name,
+                self.host.limits.dead_letter_looks_max,
+                left_out,
+            )
 
     def takes_no_letters(self, virtual_host: str, address: str) -> bool:
         """Return whether *address* is that of a system exchange, which has no queues."""

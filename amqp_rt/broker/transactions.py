@@ -13,7 +13,7 @@ same connection may use it; links of other connections cannot name it, whatever 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +31,7 @@ from .entries import NEVER, Entry
 from .journal import InDoubt, Journal, QueueLedger, Unit
 from .queues import MessageQueue
 from .subscriptions import DistributionNode, Enlisted, Subscription
+from .topics import TopicLedger
 
 if TYPE_CHECKING:
     from .duplicates import Arrived, Duplicates
@@ -56,6 +57,12 @@ TOO_MUCH: Final = rejected(
     "amqp:resource-limit-exceeded", "there is no room for the message in its transaction"
 )
 
+#: Posts, and retirements, that are put or carried out at once. More of them are there at once, too, but
+#: are delivered and answered in turns.
+_FEW: Final = 100
+#: What a dead letter counts.
+_WORK_OF_A_LETTER: Final = 4
+
 _ROLLBACK: Final = "amqp:transaction:rollback"
 _REJECTED: Final = "amqp:rejected:list"
 
@@ -63,6 +70,24 @@ _REJECTED: Final = "amqp:rejected:list"
 def _has_come(entry: Entry) -> bool:
     """Whether a posted *entry* came in pieces, and has its place."""
     return entry.sequence >= 0
+
+
+def _accept(delivery: IncomingDelivery) -> None:
+    """Answer *delivery*, which was posted, unless it has been settled."""
+    if not delivery.settled:
+        delivery.settle(ACCEPTED)
+
+
+def _accepting(deliveries: list[IncomingDelivery]) -> Iterator[None]:
+    """Answer each of *deliveries*, one with each step."""
+    for delivery in deliveries:
+        _accept(delivery)
+        yield
+
+
+def _do_all(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
 
 
 class Transaction:
@@ -75,6 +100,7 @@ class Transaction:
         deadline: float,
         journal: Journal | None,
         work_max: int,
+        do_in_turns: Callable[[Iterator[None]], None],
     ) -> None:
         self.control = control
         self.id = txn_id
@@ -93,15 +119,18 @@ class Transaction:
         self._end: Callable[[], None] | None = None
         self._journal = journal
         self._work_max = work_max
+        self._do_in_turns = do_in_turns
         #: What was posted, where, and the delivery if its sender waits to settle it after us.
         self._posts: list[tuple[Inlet, Entry, IncomingDelivery | None]] = []
+        #: Copies of posts for durable subscriptions, beyond one of each.
+        self._copies = 0
         self._work: dict[Enlisted, None] = {}
         self._acquiring: dict[Subscription, None] = {}
 
     @property
     def has_room(self) -> bool:
         """There may be more work in it."""
-        return len(self._posts) + len(self._work) < self._work_max
+        return len(self._posts) + self._copies + len(self._work) < self._work_max
 
     # --- Work ---
 
@@ -113,6 +142,8 @@ class Transaction:
         """
         if not _has_come(entry):
             inlet.node.hold(entry)
+        if isinstance(inlet.ledger, TopicLedger):
+            self._copies += max(0, inlet.ledger.copies - 1)
         waits = delivery.second and not delivery.settled
         self._posts.append((inlet, entry, delivery if waits else None))
         delivery.settle(TransactionalState(self.id, ACCEPTED))
@@ -268,11 +299,20 @@ class Transaction:
         #: The ids of what was posted to queues that remember them.
         arrived: dict[Duplicates, Arrived] = {}
         if journal is None:
+            gathering: dict[MessageQueue, None] = {}
+            if len(self._posts) > _FEW:
+                for inlet, _, _ in self._posts:
+                    if isinstance(inlet.node, MessageQueue):
+                        gathering[inlet.node] = None
+            for queue in gathering:
+                queue.gather()
             for inlet, entry, _ in self._posts:
                 if self._comes_again(inlet, entry, arrived):
                     self._give_room(inlet, entry)
                 else:
                     self._put(inlet, entry)
+            for queue in gathering:
+                queue.deliver_gathered()
             for each in arrived.values():
                 each.kept()
             self._finish({}, done)
@@ -293,6 +333,9 @@ class Transaction:
             done(error if isinstance(error, InDoubt) else Error(_ROLLBACK, why))
 
         unit = Unit(refused)
+        #: What comes to each queue that has its messages in the store.
+        received: dict[QueueLedger, list[Entry]] = {}
+        letters_max = self._work_max // _WORK_OF_A_LETTER
         with journal.joined(unit):
             for inlet, entry, _ in self._posts:
                 if self._comes_again(inlet, entry, arrived):
@@ -306,9 +349,14 @@ class Transaction:
                     )
                 elif _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
                     inlet.ledger.make(entry)
+                elif isinstance(inlet.ledger, QueueLedger):
+                    inlet.node.let_go(entry)
+                    received.setdefault(inlet.ledger, []).append(entry)
                 else:
                     inlet.node.let_go(entry)
                     inlet.ledger.receive(entry)
+            for ledger, entries in received.items():
+                ledger.receive_all(entries)
             for each in arrived.values():
                 each.note(unit)
             for enlisted in self._work:
@@ -317,6 +365,17 @@ class Transaction:
                 if enlisted.outcome is not None and entry.stored and isinstance(node, MessageQueue):
                     before[enlisted] = copy(entry)
                     verdicts[enlisted] = node.judge(enlisted.subscription, entry, enlisted.outcome)
+                    if unit.letters > letters_max:
+                        break
+        if unit.letters > letters_max:
+            unit.refuse(
+                Error(
+                    "amqp:resource-limit-exceeded",
+                    f"the messages that it gives up would make more than {letters_max} dead letters:"
+                    " discharge smaller transactions",
+                )
+            )
+            return
         unit.then(partial(self._finish, verdicts, done))
         journal.add(unit)
 
@@ -368,21 +427,43 @@ class Transaction:
         # Deliveries refer to their transaction and their link: no cycle is to keep either.
         posts, self._posts = self._posts, []
         work, self._work = self._work, {}
+        waiting: list[IncomingDelivery] = []
         for inlet, entry, delivery in posts:
             if entry.expires_at != NEVER:
                 inlet.on_expiring()
-            if delivery is not None and not delivery.settled:
-                # The outcome depends on nothing any more.
-                delivery.settle(ACCEPTED)
-        journal = self._journal
-        for enlisted in work:
-            try:
-                self._retire(enlisted, verdicts.get(enlisted))
-            except Exception as error:
-                if journal is None:
-                    raise
-                journal.on_fault(enlisted.subscription.node, error)
+            if delivery is not None:
+                waiting.append(delivery)
+        # The outcome depends on nothing any more.
+        if len(waiting) <= _FEW:
+            for delivery in waiting:
+                _accept(delivery)
+        else:
+            self._do_in_turns(_accepting(waiting))
+        retire = partial(self._retire_or_log, verdicts)
+        if len(work) <= _FEW:
+            for enlisted in work:
+                retire(enlisted)
+        else:
+            retired: dict[DistributionNode, list[Enlisted]] = {}
+            for enlisted in work:
+                if enlisted.outcome is None and not enlisted.left:
+                    # Its consumer may say its outcome as soon as the discharge is answered.
+                    retire(enlisted)
+                else:
+                    retired.setdefault(enlisted.subscription.node, []).append(enlisted)
+            for node, some in retired.items():
+                node.conclude_left(some, retire)
         self._tell(work)
+
+    def _retire_or_log(self, verdicts: dict[Enlisted, int], enlisted: Enlisted) -> None:
+        """Retire one delivery. Where there is a journal, a fault is that of its node alone."""
+        try:
+            self._retire(enlisted, verdicts.get(enlisted))
+        except Exception as error:
+            journal = self._journal
+            if journal is None:
+                raise
+            journal.on_fault(enlisted.subscription.node, error)
 
     def _retire(self, enlisted: Enlisted, verdict: int | None) -> None:
         """Do to one delivery what was decided in the transaction, which is kept."""
@@ -438,6 +519,7 @@ class Transactions:
         journal: Where they are written when they are committed, None for nowhere.
         monotonic: The clock of their timeout.
         limits: Bounds.
+        do_in_turns: Does steps of which there may be many; by default all at once.
     """
 
     def __init__(
@@ -445,8 +527,10 @@ class Transactions:
         journal: Journal | None,
         monotonic: Callable[[], float],
         limits: Limits = DEFAULT_LIMITS,
+        do_in_turns: Callable[[Iterator[None]], None] | None = None,
     ) -> None:
         self.journal = journal
+        self.do_in_turns = do_in_turns or _do_all
         self.monotonic = monotonic
         self.limits = limits
         #: By connection and id, oldest first.
@@ -520,6 +604,7 @@ class Transactions:
             self.monotonic() + limits.transaction_s,
             self.journal,
             limits.transaction_work_max,
+            self.do_in_turns,
         )
         self._open[control.link.connection, transaction.id] = transaction
         return transaction

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from contextlib import ExitStack
 from functools import partial
+from tempfile import TemporaryDirectory
 
 from ..contestants import Contestant
 from ..processes import Role
@@ -39,6 +40,9 @@ ATTACKS = {
     "selectors": "selectors of thirty patterns",
     "pieces": "a message without end, an octet a frame",
     "poison": "messages of 500 properties",
+    "subscribers": "messages for thousands of subscribers of a topic",
+    "commits": "transactions of 10,000 messages",
+    "commits_kept": "transactions of 10,000 messages that are stored",
     "queries": "management queries of 99,000 nodes",
     "topics": "0-9-1: messages of 99 keys for an exchange with 2,000 patterns that fit",
     "headers": "0-9-1: messages with 4,000 values for an exchange with 5,000 bindings",
@@ -48,13 +52,19 @@ ATTACKS = {
     "unacked": "0-9-1: connections that are lost with thousands of messages",
     "deletions": "0-9-1: queues of 20,000 messages that are deleted",
     "purges": "0-9-1: queues of 20,000 messages that are purged",
+    "rejected": "0-9-1: messages whose rejects send dead letters to 250 queues each",
+    "expired": "0-9-1: messages that expire, with as many dead letters",
+    "overflown": "0-9-1: messages that overflow, with as many dead letters",
     "pings": "WebSocket pings",
     "fragments": "WebSocket fragments",
 }
 _OVER_0_9_1 = (
-    "topics", "headers", "fan_out", "nacks", "tables", "unacked", "deletions", "purges"
+    "topics", "headers", "fan_out", "nacks", "tables", "unacked", "deletions", "purges", "rejected",
+    "expired", "overflown",
 )  # fmt: skip
 _OVER_WEB = ("pings", "fragments")
+#: Against a broker that stores durable messages.
+_STORED = ("commits_kept",)
 #: Messages in the queue for attackers that take without reading.
 _FULL = 5_000
 #: Small messages in the queue for attackers that return all of them.
@@ -83,15 +93,20 @@ def cases(plan: Plan) -> list[Case]:
 
 
 def sample(plan: Plan, one: Contestant, name: str, servers: dict[str, Role]) -> Sample:
-    if one.key not in servers:
-        nodes = _NODES if "queries" in ATTACKS else 0
-        servers[one.key] = server = plan.stack.enter_context(one.role("guarded", nodes=nodes))
+    stored = name in _STORED
+    key = f"{one.key} with a store" if stored else one.key
+    if key not in servers:
+        options: dict[str, object] = {"nodes": _NODES if not stored and "queries" in ATTACKS else 0}
+        if stored:
+            folder = plan.stack.enter_context(TemporaryDirectory())
+            options["store"] = f"sqlite:{folder}/broker.db"
+        servers[key] = server = plan.stack.enter_context(one.role("guarded", **options))
         fill(one, server.port, "full", _FULL, 1024)
         fill(one, server.port, "many", _MANY, 8)
         # Load lazily imported modules before the measurement.
         with one.role("attack", what="selectors", port=server.port, seconds=0.2) as first:
             first.result()
-    server = servers[one.key]
+    server = servers[key]
     seconds = max(0.5, plan.settings.seconds)
     port = server.ready["web_port"] if name in _OVER_WEB else server.port
     good = {"address": f"good-{next(_numbers)}", "connections": 0, "active": 1}

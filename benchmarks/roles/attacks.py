@@ -8,19 +8,22 @@ once.
 from __future__ import annotations
 
 import base64
+import itertools
 import os
+import re
 import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from amqp_rt import Message
 from amqp_rt.testing.octets import Raw, composite, encode, encode_frame
+from amqp_rt.transactions import Declare, Discharge
 from amqp_rt.values import Symbol
 
 _U32 = 2**32 - 1
@@ -28,6 +31,9 @@ _U32 = 2**32 - 1
 _CONNECTIONS = 4
 #: Octets of rounds that are sent at once.
 _BATCH = 65_536
+
+#: Yields what is said next, and is sent what the server has said since.
+Talk: TypeAlias = Generator[bytes, bytes, None]
 
 
 class Attack(Struct):
@@ -44,10 +50,12 @@ class Attack(Struct):
     hears_max: int = 0
     #: Parts sent before the start, each after an answer to the previous one.
     handshake: tuple[bytes, ...] = ()
+    #: Says the beginning, and what follows, as an answer to what the server has said.
+    talk: Callable[[], Talk] | None = None
 
 
-def frame(name: str, /, payload: bytes = b"", **fields: Any) -> bytes:
-    return encode_frame(composite(name, **fields), payload=payload)
+def frame(name: str, /, payload: bytes = b"", *, channel: int = 0, **fields: Any) -> bytes:
+    return encode_frame(composite(name, **fields), channel=channel, payload=payload)
 
 
 def login(mechanism: str = "ANONYMOUS", response: bytes = b"mallory") -> bytes:
@@ -59,10 +67,16 @@ def opened() -> bytes:
     return login() + frame("open", container_id=f"mallory-{os.getpid()}")
 
 
+def begin_on(channel: int) -> bytes:
+    """Return a begin on *channel*, with windows as wide as they can be."""
+    return frame(
+        "begin", channel=channel, next_outgoing_id=0, incoming_window=_U32, outgoing_window=_U32,
+        handle_max=_U32,
+    )  # fmt: skip
+
+
 def begun() -> bytes:
-    return opened() + frame(
-        "begin", next_outgoing_id=0, incoming_window=_U32, outgoing_window=_U32, handle_max=_U32
-    )
+    return opened() + begin_on(0)
 
 
 def sender(address: str, handle: int = 0, name: str = "out") -> bytes:
@@ -73,9 +87,11 @@ def sender(address: str, handle: int = 0, name: str = "out") -> bytes:
     )  # fmt: skip
 
 
-def receiver(address: str, handle: int = 0, name: str = "in", **source: Any) -> bytes:
+def receiver(
+    address: str, handle: int = 0, name: str = "in", *, channel: int = 0, **source: Any
+) -> bytes:
     return frame(
-        "attach", name=name, handle=handle, role=True,
+        "attach", channel=channel, name=name, handle=handle, role=True,
         source=composite("source", address=address, **source), target=composite("target"),
     )  # fmt: skip
 
@@ -86,7 +102,7 @@ def flow(**fields: Any) -> bytes:
 
 
 def credit(count: int, **fields: Any) -> bytes:
-    return flow(handle=0, delivery_count=0, link_credit=count, **fields)
+    return flow(**{"handle": 0, "delivery_count": 0, "link_credit": count, **fields})
 
 
 def nested(depth: int) -> Raw:
@@ -156,55 +172,91 @@ def _partings() -> Attack:
 def _losses() -> Attack:
     # The same in each of 64 sessions, requeued by the end of the connection.
     sessions = [
-        encode_frame(
-            composite(
-                "begin", next_outgoing_id=0, incoming_window=_U32, outgoing_window=_U32,
-                handle_max=_U32,
-            ),
-            channel=channel,
-        )
-        + encode_frame(
-            composite(
-                "attach", name=f"in-{channel}", handle=0, role=True,
-                source=composite("source", address="many"), target=composite("target"),
-            ),
-            channel=channel,
-        )
-        + encode_frame(
-            composite(
-                "flow", incoming_window=_U32, next_outgoing_id=0, outgoing_window=_U32,
-                next_incoming_id=0, handle=0, delivery_count=0, link_credit=5_000,
-            ),
-            channel=channel,
-        )
+        begin_on(channel)
+        + receiver("many", name=f"in-{channel}", channel=channel)
+        + credit(5_000, channel=channel)
         for channel in range(64)
-    ]  # fmt: skip
+    ]
     return Attack(opened() + b"".join(sessions), hears_max=1_000_000)
 
 
 def _links() -> Attack:
     # As many links as a connection may have, all of which end with it.
-    begun_on = [
-        encode_frame(
-            composite(
-                "begin", next_outgoing_id=0, incoming_window=_U32, outgoing_window=_U32,
-                handle_max=_U32,
-            ),
-            channel=channel,
-        )
+    sessions = [
+        begin_on(channel)
         + b"".join(
-            encode_frame(
-                composite(
-                    "attach", name=f"in-{channel}-{handle}", handle=handle, role=True,
-                    source=composite("source", address="linked"), target=composite("target"),
-                ),
-                channel=channel,
-            )
+            receiver("linked", handle, f"in-{channel}-{handle}", channel=channel)
             for handle in range(256)
         )
         for channel in range(16)
-    ]  # fmt: skip
-    return Attack(opened() + b"".join(begun_on), hears_max=300_000)
+    ]
+    return Attack(opened() + b"".join(sessions), hears_max=300_000)
+
+
+def _subscribers() -> Attack:
+    # Each message goes to all subscribers of a topic, of which each connection has as many as links.
+    sessions = [
+        begin_on(channel)
+        + b"".join(
+            receiver("spread", handle, f"in-{channel}-{handle}", channel=channel)
+            + credit(1_000, channel=channel, handle=handle)
+            for handle in range(256 - (channel == 0))
+        )
+        for channel in range(8)
+    ]
+    begin = opened() + b"".join(sessions) + sender("spread", 255)
+    message = Message(b"").encode()
+    return Attack(
+        begin,
+        b"".join(transfer(number, message, handle=255, settled=True) for number in range(8)),
+    )
+
+
+#: Posts of a transaction that is as large as it may be, and of one link: half of its credit, which the
+#: server then tops up.
+_POSTS = 10_000
+_POSTS_OF_A_LINK = 500
+_DECLARED = re.compile(rb"\x00\x53\x33(?:\xc0..|\xd0.{8})\xa0(.)", re.DOTALL)
+_FLOW = b"\x00\x53\x13"
+_ACCEPTED = b"\x00\x53\x24"
+
+
+def _commits(address: str, *, durable: bool = False) -> Attack:
+    """Transactions as large as they may be, one after the other."""
+    control = frame(
+        "attach", name="control", handle=0, role=False, source=composite("source"),
+        target=composite("coordinator"), initial_delivery_count=0,
+    )  # fmt: skip
+    message = Message(b"", durable=durable).encode()
+    handles = range(1, 1 + _POSTS // _POSTS_OF_A_LINK)
+    links = b"".join(sender(address, handle, f"out-{handle}") for handle in handles)
+
+    def talk() -> Talk:
+        # Nothing may be sent before there is credit for it.
+        heard = yield begun() + control + links
+        while heard.count(_FLOW) <= len(handles):
+            heard += yield b""
+        numbers = itertools.count(1)
+        while True:
+            heard = yield transfer(next(numbers), Message(Declare()).encode())
+            while (found := _DECLARED.search(heard)) is None:
+                heard += yield b""
+            txn_id = heard[found.end() : found.end() + found[1][0]]
+            state = composite("transactional_state", txn_id=txn_id)
+            for handle in handles:
+                # The codec is in no hurry: one transfer is the template of the others.
+                post = transfer(_U32, message, handle=handle, settled=True, state=state)
+                heard = yield b"".join(
+                    post.replace(struct.pack(">I", _U32), struct.pack(">I", number))
+                    for number in itertools.islice(numbers, _POSTS_OF_A_LINK)
+                )
+                while _FLOW not in heard:
+                    heard += yield b""
+            heard = yield transfer(next(numbers), Message(Discharge(txn_id)).encode())
+            while _ACCEPTED not in heard:
+                heard += yield b""
+
+    return Attack(b"", talk=talk)
 
 
 def _delays() -> Attack:
@@ -339,6 +391,27 @@ def _unacked() -> Attack:
     )
 
 
+def _letters(arguments: dict[str, object], rounds: bytes) -> Attack:
+    """Dead letters of a queue, each of which goes to as many queues as it may."""
+    from amqp_rt_amqp091 import methods as m
+
+    exchange: dict[str, object] = {"x-dead-letter-exchange": "amq.fanout"}
+    bindings = [
+        m.QueueBind(queue=f"hit-{number}", exchange="amq.fanout", no_wait=True)
+        for number in range(900)
+    ]
+    source = m.QueueDeclare(queue="letters", no_wait=True, arguments=exchange | arguments)
+    consume = [] if arguments else [m.BasicConsume(queue="letters", no_wait=True)]
+    return _on_0_9_1([*bindings, source, *consume], _published("", "letters") * 1_000 + rounds, 900)
+
+
+def _rejected() -> Attack:
+    from amqp_rt_amqp091 import methods as m
+    from amqp_rt_amqp091.frames import method_frame
+
+    return _letters({}, method_frame(1, m.BasicNack(multiple=True, requeue=False)))
+
+
 def _taken_away(method: Any) -> Attack:
     """Create an attack that fills a queue and then removes all its messages by *method*."""
     from amqp_rt_amqp091 import methods as m
@@ -395,12 +468,18 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
             for number in range(8)
         ),
     ),
+    "subscribers": _subscribers,
+    "commits": lambda: _commits("committed"),
+    "commits_kept": lambda: _commits("committed", durable=True),
     "queries": _queries,
     "topics": _topics,
     "headers": _headers,
     "fan_out": _fan_out,
     "nacks": _nacks,
     "tables": _tables,
+    "rejected": _rejected,
+    "expired": lambda: _letters({"x-message-ttl": 100}, b""),
+    "overflown": lambda: _letters({"x-max-length": 1}, b""),
     "pings": lambda: Attack(masked(2, begun()), masked(9, b"x" * 100), web=True),
     "fragments": _fragments,
 }  # fmt: skip
@@ -412,7 +491,8 @@ class _Connection:
         self.heard = 0
         self.round = attack.round * max(1, _BATCH // max(1, len(attack.round)))
         self.socket = socket.create_connection(("127.0.0.1", port))
-        begin = attack.begin
+        self.talk = None if attack.talk is None else attack.talk()
+        begin = attack.begin if self.talk is None else next(self.talk)
         if attack.web:
             self._upgrade(port)
         for part in attack.handshake:
@@ -437,10 +517,12 @@ class _Connection:
         """Read and send further octets; return whether the server is still connected."""
         try:
             if events & selectors.EVENT_READ and not self.attack.deaf:
-                heard = len(self.socket.recv(262_144))
-                self.heard += heard
-                if not heard or 0 < self.attack.hears_max < self.heard:
+                data = self.socket.recv(262_144)
+                self.heard += len(data)
+                if not data or 0 < self.attack.hears_max < self.heard:
                     return False
+                if self.talk is not None:
+                    self.rest = memoryview(bytes(self.rest) + self.talk.send(data))
             if events & selectors.EVENT_WRITE:
                 if not self.rest:
                     self.rest = memoryview(self.round)

@@ -20,7 +20,7 @@ import trio
 
 import amqp_rt
 from amqp_rt import Anonymous, Broker, ClientTls, Container, Message, Sender, node, rpc
-from amqp_rt.broker import Queue
+from amqp_rt.broker import Queue, Topic
 from amqp_rt.core.frames import (
     FrameBuffer,
     disposition_frame,
@@ -466,8 +466,10 @@ async def guarded(options: Options) -> None:
             users={"bench": "correct horse"},
             sasl=["PLAIN", "SCRAM-SHA-256", "ANONYMOUS"],
             fronts=["amqp091"] if importlib.util.find_spec("amqp_rt_amqp091") else [],
+            store=options.get("store"),
         ) as broker,
     ):
+        await broker.declare(Topic("spread"))
         # For queries of all of them. A few more may be created on first use.
         await broker.declare(*(Queue(f"node-{number}") for number in range(options["nodes"])))
         plain, web = await broker.listen("amqp://127.0.0.1:0", "ws://127.0.0.1:0/")

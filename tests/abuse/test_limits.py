@@ -196,6 +196,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "transactions_max": (
         "broker/test_transactions.py::test_transactions_of_a_session_are_bounded",
     ),
+    "stored_subscriptions_max": (
+        "broker/test_turns.py::test_a_topic_has_so_many_durable_subscriptions",
+    ),
     "transaction_work_max": (
         "broker/test_transactions.py::test_the_work_of_a_transaction_is_bounded",
         "broker/test_transactions.py::test_what_is_acquired_is_bounded_too",

@@ -154,6 +154,9 @@ class SubscriptionModel(RuleBasedStateMachine):
 
     @invariant()
     def everybody_has_got_what_is_due(self) -> None:
+        while self.world.host._unfinished:
+            self.world.host.look_on()
+            self.world.pump()
         for subscriber in self.attached():
             assert subscriber.link is not None
             deliveries = subscriber.link.endpoint.deliveries

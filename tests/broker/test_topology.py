@@ -111,6 +111,10 @@ async def test_a_dead_letter_is_held_against_so_many_bindings(
         assert found is not None
         assert 90 <= len(found) <= 110
         assert "use fewer bindings" in caplog.text
+        for _ in range(100):
+            broker.topologies.letter("", address, entry)
+        # Who makes letters must not fill the log.
+        assert caplog.text.count("use fewer bindings") == broker.host.limits.log_lines_max
         caplog.clear()
         for number in range(90, 300):
             exchanges.forget(f"q{number}")

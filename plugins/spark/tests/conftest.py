@@ -97,8 +97,9 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 #: Settings of sessions in tests: small, quiet, and on this machine only.
 CONF = {
-    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+    # Not extraJavaOptions, which `amqp-rt pipeline` sets.
+    "spark.driver.defaultJavaOptions": JAVA_OPTIONS,
+    "spark.executor.defaultJavaOptions": JAVA_OPTIONS,
     # Spark Connect, where a test starts it, takes a free port.
     "spark.connect.grpc.binding.port": "0",
     "spark.ui.enabled": "false",

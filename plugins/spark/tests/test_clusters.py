@@ -252,7 +252,7 @@ def test_a_cluster_that_gets_our_python_sent_along(
         "PYSPARK_PYTHON": getattr(sys, "_base_executable", sys.executable),
         "PYTHONPATH": str(there),
     }
-    with standalone(tmp_path, environ, spark_conf["spark.driver.extraJavaOptions"]) as master:
+    with standalone(tmp_path, environ, spark_conf["spark.driver.defaultJavaOptions"]) as master:
         conf = {
             **spark_conf,
             "spark.master": master,

@@ -91,11 +91,15 @@ class ByteStream:
                     "the sender gave up the message before its end",
                     condition="amqp:link:detach-forced",
                 )
-            self._waiting = trio.lowlevel.current_task()
+            if self._waiting is not None:
+                raise trio.BusyResourceError("another task is reading the message")
+            task = self._waiting = trio.lowlevel.current_task()
             try:
                 await trio.lowlevel.wait_task_rescheduled(_abort)
             finally:
-                self._waiting = None
+                # Awakened, it may be that another task waits by now.
+                if self._waiting is task:
+                    self._waiting = None
 
 
 def _abort(_raise_cancel: object) -> trio.lowlevel.Abort:

@@ -176,3 +176,31 @@ async def test_a_stream_whose_link_ends_without_an_error_hears_so(
 
         with pytest.raises(ZeroDivisionError if then == "raise" else LinkEnded):
             await write()
+
+
+@pytest.mark.parametrize("at_head", [False, True])
+async def test_two_readers_of_a_streamed_message_do_not_lose_each_other(at_head: bool) -> None:
+    far = FarEnd()
+    payload = Message(b"x" * 100, subject="s").encode()
+    async with (
+        connected(far) as peer,
+        peer.receiver("q", streaming=True) as messages,
+        trio.open_nursery() as nursery,
+    ):
+        await settle()
+        sending = far.link.send(payload[: 2 if at_head else 50], more=True)
+        delivery = await messages.receive()
+        stream = delivery.chunks()
+        first: list[bytes] = []
+
+        async def read() -> None:
+            first.extend([piece async for piece in stream])
+
+        nursery.start_soon(read)
+        await settle()
+        with pytest.raises(trio.BusyResourceError):
+            await delivery.head() if at_head else await anext(stream)
+        sending.write(payload[2 if at_head else 50 :], more=False)
+        await settle()
+        assert sum(map(len, first)) == 100
+        delivery.accept()

@@ -185,11 +185,12 @@ class _Guest(Door):
         doing = _Call(self.loop)
         self.start(functools.partial(doing.run, call))
         cancelled = await doing.wait()
+        if cancelled is not None:
+            # asyncio says so once: an error in its place would be handled, and the task go on.
+            give_back(doing.value)
+            raise cancelled from doing.error
         if doing.error is not None:
             raise doing.error
-        if cancelled is not None:
-            give_back(doing.value)
-            raise cancelled
         return self.outward(doing.value)
 
     # --- from trio to asyncio ---
@@ -388,12 +389,13 @@ class _Block:
             and isinstance(error, asyncio.CancelledError)
         )
         failure = self._outside.error
+        if cancelled is not None:
+            # As above.
+            raise cancelled from failure
         if failure is error and error is not None:
             return False
         if failure is not None and not isinstance(failure, asyncio.CancelledError):
             raise failure
-        if cancelled is not None:
-            raise cancelled
         if isinstance(error, Exception):
             # The block of trio has taken it.
             return True

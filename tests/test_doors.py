@@ -529,6 +529,54 @@ async def test_what_a_container_is_given_belongs_to_asyncio_too() -> None:
     assert said == ["open", "before", "after", "closed"]
 
 
+@pytest.mark.req("A13", "A15")
+@pytest.mark.parametrize("where", ["call", "block", "raising block"])
+def test_an_error_does_not_take_the_place_of_a_cancellation(where: str) -> None:
+    """asyncio cancels a task once: one that handles errors and goes on would never end."""
+
+    class Failing:
+        """Fails when a test says so, whether it is cancelled or not."""
+
+        def __init__(self) -> None:
+            self.go_on = trio.Event()
+
+        async def fail(self) -> None:
+            with trio.CancelScope(shield=True):
+                await self.go_on.wait()
+            raise AmqpError("failed")
+
+        async def __aenter__(self) -> Failing:
+            return self
+
+        async def __aexit__(self, *args: object) -> None:
+            await self.fail()
+
+    async def main() -> None:
+        async with aio.Container("one"):
+            guest = aio._GUESTS[asyncio.get_running_loop()]  # type: ignore[attr-defined]
+            failing = Failing()
+
+            async def work() -> None:
+                with contextlib.suppress(AmqpError):
+                    if where == "call":
+                        await guest.wait(failing.fail)
+                    else:
+                        async with guest.stand_in(failing):
+                            if where == "raising block":
+                                raise AmqpError("in it")
+                await asyncio.sleep(3600)
+
+            task = asyncio.create_task(work())
+            await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.sleep(0.01)
+            failing.go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(asyncio.shield(task), 5)
+
+    asyncio.run(main())
+
+
 @pytest.mark.req("A15")
 @in_asyncio
 async def test_a_block_that_ends_by_itself_ends_the_task_in_it() -> None:

@@ -152,9 +152,9 @@ class Unit:
         self._undo = []
         self._changes = []
 
-    def put_entry(self, node: int, entry: Entry) -> None:
-        """Put *entry*, which nothing changes before this is written."""
-        self._changes.append((_put_entry, (node, entry)))
+    def put_entries(self, node: int, entries: list[Entry]) -> None:
+        """Put *entries*, which nothing changes before this is written."""
+        self._changes += [(_put_entry, (node, entry)) for entry in entries]
 
     def put(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
         self._changes.append((Batch.put, (node, sequence, head, payload)))
@@ -681,19 +681,18 @@ class QueueLedger:
         unit.then(partial(self._queue.put, entry), undo, self._queue)
 
     def receive_all(self, entries: list[Entry]) -> None:
-        """Put *entries*, as :meth:`receive` does each of them; what is written of them is made later."""
+        """Put *entries*, which were held, as :meth:`receive` does each of them; they are encoded later."""
         unit = self._journal.loose
         queue = self._queue
+        let_go, reserve = queue.let_go, queue.reserve
         for entry in entries:
-            queue.reserve(entry)
+            let_go(entry)
+            reserve(entry)
         paged_from = queue.paged_from
-        for entry in entries:
-            if entry.durable or entry.sequence >= paged_from:
-                if entry.pieces:
-                    self._keep(unit, entry)
-                else:
-                    unit.put_entry(self.number, entry)
-                entry.stored = True
+        kept = [each for each in entries if each.durable or each.sequence >= paged_from]
+        unit.put_entries(self.number, kept)
+        for entry in kept:
+            entry.stored = True
 
         def put() -> None:
             for entry in entries:

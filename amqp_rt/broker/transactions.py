@@ -286,11 +286,15 @@ class Transaction:
         """Let all of it happen, and call *done* then; with an error if nothing has happened, or if
         whether it has is in doubt (:class:`~amqp_rt.broker.journal.InDoubt`)."""
         self.over = True
-        if any(inlet.node.deleted for inlet, _, _ in self._posts):
+        #: Where there are posts, by what is known of it once and not for each of them.
+        inlets = {inlet: inlet.intake.duplicates is not None for inlet, _, _ in self._posts}
+        if any(inlet.node.deleted for inlet in inlets):
             self.roll_back()
             done(Error(_ROLLBACK, "a node to which a message was posted has been deleted"))
             return
-        if any(self._is_undecided(inlet, entry) for inlet, entry, _ in self._posts):
+        if any(inlets.values()) and any(
+            self._is_undecided(inlet, entry) for inlet, entry, _ in self._posts
+        ):
             self.roll_back()
             done(Error(_ROLLBACK, "the first message with the id of a posted one is being written"))
             return
@@ -301,7 +305,7 @@ class Transaction:
         if journal is None:
             gathering: dict[MessageQueue, None] = {}
             if len(self._posts) > _FEW:
-                for inlet, _, _ in self._posts:
+                for inlet in inlets:
                     if isinstance(inlet.node, MessageQueue):
                         gathering[inlet.node] = None
             for queue in gathering:
@@ -338,7 +342,11 @@ class Transaction:
         letters_max = self._work_max // _WORK_OF_A_LETTER
         with journal.joined(unit):
             for inlet, entry, _ in self._posts:
-                if self._comes_again(inlet, entry, arrived):
+                ledger = inlet.ledger
+                if entry.sequence < 0 and type(ledger) is QueueLedger and not inlets[inlet]:
+                    # Most of them.
+                    received.setdefault(ledger, []).append(entry)
+                elif self._comes_again(inlet, entry, arrived):
                     give_room = partial(self._give_room, inlet, entry)
                     unit.then(give_room, give_room, inlet.intake.node)
                 elif inlet.ledger is None:
@@ -350,13 +358,12 @@ class Transaction:
                 elif _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
                     inlet.ledger.make(entry)
                 elif isinstance(inlet.ledger, QueueLedger):
-                    inlet.node.let_go(entry)
                     received.setdefault(inlet.ledger, []).append(entry)
                 else:
                     inlet.node.let_go(entry)
                     inlet.ledger.receive(entry)
-            for ledger, entries in received.items():
-                ledger.receive_all(entries)
+            for stored, entries in received.items():
+                stored.receive_all(entries)
             for each in arrived.values():
                 each.note(unit)
             for enlisted in self._work:

@@ -202,14 +202,21 @@ def _subscribers() -> Attack:
             + credit(1_000, channel=channel, handle=handle)
             for handle in range(256 - (channel == 0))
         )
-        for channel in range(8)
+        for channel in range(4)
     ]
-    begin = opened() + b"".join(sessions) + sender("spread", 255)
     message = Message(b"").encode()
-    return Attack(
-        begin,
-        b"".join(transfer(number, message, handle=255, settled=True) for number in range(8)),
-    )
+
+    def talk() -> Talk:
+        heard = yield opened() + b"".join(sessions) + sender("spread", 255)
+        for start in itertools.count(0, _POSTS_OF_A_LINK):
+            while _FLOW not in heard:
+                heard += yield b""
+            heard = yield b"".join(
+                transfer(number, message, handle=255, settled=True)
+                for number in range(start, start + _POSTS_OF_A_LINK)
+            )
+
+    return Attack(b"", talk=talk)
 
 
 #: Posts of a transaction that is as large as it may be, and of one link: half of its credit, which the

@@ -35,6 +35,8 @@ from .subscriptions import Subscription
 _WORK_OF_A_COPY: Final = 4
 _WORK_OF_FILTERS: Final = 32
 _WORK_OF_A_ROW: Final = 4
+#: What deleting the queue of one subscription is worth.
+_WORK_OF_AN_END: Final = 16
 #: Queues that are deleted, or swept, at once.
 _FEW: Final = 50
 
@@ -221,7 +223,7 @@ class MessageTopic:
         memory = self.memory
         while memory.work > 0:
             if self._doomed:
-                memory.work -= _WORK_OF_FILTERS
+                memory.work -= _WORK_OF_AN_END
                 self._doomed.pop().delete()
             elif self.deleted:
                 return
@@ -229,6 +231,7 @@ class MessageTopic:
                 memory.work -= max(1, _WORK_OF_A_ROW * len(self.stored))
                 self.staging.popleft()()
             elif self._passing:
+                memory.work -= 1
                 if self._hand_out_some(self._passing[0]):
                     self.let_go(self._passing.popleft().entry)
             elif self._swept:
@@ -348,8 +351,16 @@ class MessageTopic:
         self._filters.pop(identity, None)
         self.given_up.pop(identity, None)
         self.stored.pop(identity, None)
-        if queue is not None:
+        if queue is None:
+            return
+        if self.memory.work > 0:
+            self.memory.work -= _WORK_OF_AN_END
             queue.delete()
+        else:
+            # A connection may have ended that had very many of them.
+            queue.deleted = True
+            self._doomed.append(queue)
+            self.go_on_later()
 
     def subscribe(
         self,

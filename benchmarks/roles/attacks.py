@@ -207,7 +207,11 @@ def _subscribers() -> Attack:
     message = Message(b"").encode()
 
     def talk() -> Talk:
-        heard = yield opened() + b"".join(sessions) + sender("spread", 255)
+        # Not as much may come before the answer to the login.
+        heard = yield opened()
+        while _OPEN not in heard:
+            heard += yield b""
+        heard = yield b"".join(sessions) + sender("spread", 255)
         for start in itertools.count(0, _POSTS_OF_A_LINK):
             while _FLOW not in heard:
                 heard += yield b""
@@ -224,6 +228,7 @@ def _subscribers() -> Attack:
 _POSTS = 10_000
 _POSTS_OF_A_LINK = 500
 _DECLARED = re.compile(rb"\x00\x53\x33(?:\xc0..|\xd0.{8})\xa0(.)", re.DOTALL)
+_OPEN = b"\x00\x53\x10"
 _FLOW = b"\x00\x53\x13"
 _ACCEPTED = b"\x00\x53\x24"
 

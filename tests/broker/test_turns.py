@@ -608,6 +608,24 @@ def test_a_message_that_is_being_handed_out_is_for_those_that_were_there() -> No
 
 
 @pytest.mark.req("B5")
+def test_very_many_subscriptions_that_end_at_once_are_freed_in_turns() -> None:
+    world = World(Topic("t"), limits=WIDE)
+    client = world.client()
+    for _ in range(200):
+        client.receiver("t")
+    world.host.publish("t", Message("m").encode())
+    turns(world)
+    held = world.host.memory.held
+    world.host.memory.work = WORK_OF_A_TURN
+    client.cut()
+    assert world.host.stats("t").consumers == world.host.stats("t").available == 0
+    assert 0 < world.host.memory.held < held
+    world.host.publish("t", Message("nobody has it").encode())
+    turns(world)
+    assert world.host.memory.held == 0
+
+
+@pytest.mark.req("B5")
 @pytest.mark.parametrize("fails", [False, True], ids=["deleted", "failed"])
 def test_a_topic_ends_while_messages_are_handed_out(fails: bool) -> None:
     world = World(Topic("t"), limits=WIDE)

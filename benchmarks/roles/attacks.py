@@ -202,7 +202,7 @@ def _subscribers() -> Attack:
             + credit(1_000, channel=channel, handle=handle)
             for handle in range(256 - (channel == 0))
         )
-        for channel in range(4)
+        for channel in range(2)
     ]
     message = Message(b"").encode()
 

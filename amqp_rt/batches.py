@@ -1,6 +1,6 @@
-"""Records of a log in one message: a batch, by which a reader gets many of them for the work of one delivery.
+"""Many messages in one: a batch, which takes the work of one delivery.
 
-A receiver that wants batches attaches to a log with the desired capability :data:`RECORD_BATCHES`. A broker
+**Records.** A receiver that wants batches attaches to a log with the desired capability :data:`RECORD_BATCHES`. A broker
 that sends them offers it in its answer; any other sends single messages. On such a link each delivery has the
 message format :data:`RECORD_BATCH`, one credit is one batch, and a batch has records of one partition.
 
@@ -9,11 +9,16 @@ appended (64 bits, signed, milliseconds since 1970), its message format (32 bits
 and its octets as they are kept, without the annotations that say its place on other links. Numbers are
 big-endian. Offsets ascend; what retention has dropped, and what a filter does not let pass, is missing between
 them.
+
+**Messages.** A sender that stages messages for an epoch may send batches if the broker offers :data:`MESSAGE_BATCHES`,
+which the sender desires. Such a message has the message format :data:`MESSAGE_BATCH` and a data section (Part 3
+§3.2.6) for each encoded message, as batches of Event Hubs have. It is accepted or refused as a whole.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 from .errors import DecodeError
@@ -23,6 +28,10 @@ from .values import Symbol
 RECORD_BATCHES: Final = Symbol("amqp_rt:record-batches")
 #: The ``message-format`` of a batch (Part 2 §2.8.11): three octets of our own, and a version.
 RECORD_BATCH: Final = 0x61725201
+
+#: The capability of a link to take batches of messages, and the ``message-format`` of those.
+MESSAGE_BATCHES: Final = Symbol("amqp_rt:message-batches")
+MESSAGE_BATCH: Final = 0x80013700
 
 #: What comes before the octets of a record: offset, time, message format and size.
 RECORD_HEAD: Final = struct.Struct(">QqII")
@@ -67,3 +76,46 @@ def read_records(batch: bytes) -> tuple[list[int], list[int], list[bytes]]:
     if not offsets:
         raise DecodeError("a batch of records has none")
     return offsets, times, payloads
+
+
+#: Openings of a data section: 8 or 32 bits of size follow.
+_SHORT: Final = b"\x00\x53\x75\xa0"
+_LONG: Final = b"\x00\x53\x75\xb0"
+_LONG_HEAD: Final = struct.Struct(">4sI")
+
+
+def write_messages(messages: Iterable[bytes]) -> bytes:
+    """Return the batch of *messages*, which are encoded."""
+    pieces: list[bytes] = []
+    for message in messages:
+        pieces.append(_LONG_HEAD.pack(_LONG, len(message)))
+        pieces.append(message)
+    return b"".join(pieces)
+
+
+def read_messages(batch: bytes, most: int) -> list[bytes]:
+    """Return the encoded messages of *batch*, of which there are *most* at most.
+
+    Raises:
+        DecodeError: It is not a batch of messages, or has more.
+    """
+    found: list[bytes] = []
+    at, end, unpack = 0, len(batch), _LONG_HEAD.unpack_from
+    while at < end:
+        start = at + 8
+        opening, size = unpack(batch, at) if start <= end else (b"", 0)
+        if opening != _LONG:
+            if not batch.startswith(_SHORT, at) or at + 5 > end:
+                raise DecodeError(f"a batch of messages has no data section at octet {at}")
+            start, size = at + 5, batch[at + 4]
+        at = start + size
+        if at > end:
+            raise DecodeError(
+                f"a batch of messages has {end - start} octets at octet {start}, and the message there {size}"
+            )
+        if len(found) == most:
+            raise DecodeError(f"a batch of messages has more than {most}")
+        found.append(batch[start:at])
+    if not found:
+        raise DecodeError("a batch of messages has none")
+    return found

@@ -250,6 +250,8 @@ class Limits(Struct, frozen=True, gc=False):
     staged_bytes_max: int = 1024 * MIB
     stages_max: int = 10_000
     stage_s: float = 86_400.0
+    #: Messages in one batch that is staged.
+    batch_messages_max: int = 1_000
     #: Producers that publish by epochs at one node, seconds of silence after which one may be forgotten
     #: in favour of another (its later messages then count as new), and runs remembered for each.
     epoch_producers_max: int = 1_000

@@ -1,10 +1,10 @@
-"""Batches of records: what is in one, and what is none."""
+"""Batches of records and of messages: what is in one, and what is none."""
 
 from __future__ import annotations
 
 import pytest
 
-from amqp_rt.batches import RECORD_HEAD, read_records
+from amqp_rt.batches import RECORD_HEAD, read_messages, read_records, write_messages
 from amqp_rt.errors import DecodeError
 
 pytestmark = pytest.mark.req("K4")
@@ -58,3 +58,36 @@ def test_a_batch_is_its_records(
 def test_what_is_no_batch_is_refused_with_a_sentence(batch: bytes, sentence: str) -> None:
     with pytest.raises(DecodeError, match=sentence):
         read_records(batch)
+
+
+@pytest.mark.parametrize("messages", [[b""], [b"a"], [b"a", b"", b"b" * 300]])
+def test_a_batch_is_its_messages(messages: list[bytes]) -> None:
+    batch = write_messages(messages)
+    assert read_messages(batch, 3) == messages
+    # Wherever it is cut, it is none, unless the cut is between two messages.
+    ends = {len(write_messages(messages[:count])) for count in range(1, len(messages))}
+    for cut in range(len(batch)):
+        if cut not in ends:
+            with pytest.raises(DecodeError, match="a batch of messages"):
+                read_messages(batch[:cut], 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "sentence"),
+    [
+        (b"", "has none"),
+        (b"\x00\x53\x75\xa0", "no data section at octet 0"),
+        (b"\x00\x53\x75\xa0\x02a", "has 1 octets at octet 5, and the message there 2"),
+        (b"\x00\x53\x75\xb0\xff\xff\xff\xff", "has 0 octets at octet 8, and the message there 429"),
+        (write_messages([b"a"]) + b"\x00\x53\x77\x45", "no data section at octet 9"),
+        (write_messages([b"a"] * 3), "has more than 2"),
+    ],
+)
+def test_what_is_no_batch_of_messages_is_refused(batch: bytes, sentence: str) -> None:
+    with pytest.raises(DecodeError, match=sentence):
+        read_messages(batch, 2)
+
+
+def test_both_sizes_of_data_sections_are_read() -> None:
+    short = b"\x00\x53\x75\xa0\x01a"
+    assert read_messages(short + write_messages([b"b"]) + short, 3) == [b"a", b"b", b"a"]

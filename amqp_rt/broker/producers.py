@@ -31,9 +31,9 @@ _log = logging.getLogger("amqp_rt.broker")
 #: Credit of a link if there is room for it.
 WINDOW: Final = 1_000
 
-_FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for the message")
+FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for the message")
 #: A node that cannot store a durable message must not accept it (Part 3 §3.2.1).
-_NOT_KEPT: Final = rejected(
+NOT_KEPT: Final = rejected(
     "amqp:precondition-failed",
     "the message is durable, and the broker has no store: start it with --store FILE, or with"
     " --volatile to keep durable messages in memory",
@@ -261,7 +261,7 @@ class Inlet:
             try:
                 entry = admit(payload, delivery.message_format, now, self.ttl_s)
                 if entry.durable and ledger is None and not self.volatile:
-                    refusal = _NOT_KEPT
+                    refusal = NOT_KEPT
                 elif check is not None:
                     refusal = check(entry, link.peer)
                 if duplicates is not None and refusal is None and transaction is None:
@@ -272,7 +272,7 @@ class Inlet:
                         first.answer(delivery)
                         continue
                 if refusal is None and not self.admits(len(payload)):
-                    refusal = _FULL
+                    refusal = FULL
             except DecodeError as error:
                 refusal = Rejected(Error.of(error))
             except Unwelcome as error:

@@ -34,19 +34,23 @@ import msgspec
 import trio
 from msgspec import Struct
 
+from ..batches import MESSAGE_BATCH, MESSAGE_BATCHES, read_messages
 from ..clock import Clock
-from ..errors import AmqpError
+from ..codec.sections import walk_head
+from ..errors import AmqpError, DecodeError
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..limits import Limits
-from ..outcomes import Error
+from ..message import MESSAGE_FORMAT
+from ..outcomes import ACCEPTED, Error, Received, Rejected
 from ..termini import Target
 from ..values import Symbol
-from .entries import Entry, head_of, restored
+from .entries import Entry, Unwelcome, head_of, restored
 from .expiry import NEVER
 from .journal import Journal, Unit, accept, refuse
-from .producers import WINDOW, Inlet, Intake, Producer
+from .producers import FULL, NOT_KEPT, WINDOW, Inlet, Intake, Producer
 from .queues import Memory
 from .termini import key_of
+from .transactions import UNKNOWN_TRANSACTION
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -72,6 +76,9 @@ DIFFERENT: Final = "amqp_rt:epoch-different"
 #: Kinds of facts: a producer of a node, by their number and name; and a stage, by its number.
 PRODUCER_FACT: Final = "epoch-producer"
 STAGE_FACT: Final = "epoch-stage"
+
+#: The format of an entry that holds a batch of messages; not the one of the wire, which any message may say it has.
+_BATCH: Final = -1
 
 #: Characters of the names of producers and runs.
 _NAME_MAX: Final = 256
@@ -313,8 +320,99 @@ class Stage:
             self.link = None
 
     def _count(self, entry: Entry) -> None:
-        self.count += 1
-        self.crc = zlib.crc32(entry.payload, self.crc)
+        for payload in self.area.payloads_of(entry):
+            self.count += 1
+            self.crc = zlib.crc32(payload, self.crc)
+
+
+class StagingProducer(Producer):
+    """A link that stages messages, alone or in batches."""
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        if not any(delivery.message_format == MESSAGE_BATCH for delivery in deliveries):
+            super().deliver(link, deliveries)
+            return
+        # As for single messages: what was promised is used first.
+        self.unpromised = self.early and len(deliveries) > self.promised
+        self.intake.used(self)
+        single: list[Any] = []
+        for delivery in deliveries:
+            if delivery.message_format != MESSAGE_BATCH:
+                single.append(delivery)
+                continue
+            if single:
+                Inlet.deliver(self, link, single)
+                single = []
+            if not self._deliver_batch(link, delivery):
+                # The link is detached: what comes behind is not taken.
+                break
+        if single:
+            Inlet.deliver(self, link, single)
+        self.intake.top_up(self)
+
+    def _deliver_batch(self, link: ReceivingLink, delivery: Any) -> bool:
+        """Stage the messages of a batch, or refuse all of them; return whether the link goes on."""
+        stage = self.node
+        assert isinstance(stage, Stage)
+        if delivery.state is not None and type(delivery.state) is not Received:
+            link.detach(UNKNOWN_TRANSACTION)
+            return False
+        now, publisher, check = self.wall(), link.peer.container_id, self.check
+        entries: list[Entry] = []
+        # Each is what its octets say, whenever they are read.
+        plain = True
+        refusal: Rejected | None = None
+        try:
+            for payload in read_messages(delivery.payload, self.door.limits.batch_messages_max):
+                entry = self.door.admit(payload, MESSAGE_FORMAT, now, self.ttl_s)
+                if entry.durable and self.ledger is None and not self.volatile:
+                    refusal = NOT_KEPT
+                elif check is not None:
+                    refusal = check(entry, link.peer)
+                if refusal is not None:
+                    break
+                entry.publisher = publisher
+                entries.append(entry)
+                if (
+                    entry.payload is not payload
+                    or entry.altered
+                    or entry.expires_at != NEVER
+                    or entry.due is not None
+                    or entry.returnable
+                ):
+                    plain = False
+        except DecodeError as error:
+            self._refuse_batch(link, delivery, Rejected(Error.of(error)))
+            return True
+        except Unwelcome as error:
+            link.detach(Error.of(error))
+            return False
+        if refusal is None and not self.admits(len(delivery.payload)):
+            refusal = FULL
+        if refusal is not None:
+            self._refuse_batch(link, delivery, refusal)
+            return True
+        if any(entry.expires_at != NEVER for entry in entries):
+            self.on_expiring()
+        if self.ledger is None:
+            for entry in entries:
+                stage.put(entry)
+            stage.area.note_batch(len(delivery.payload))
+            delivery.settle(ACCEPTED)
+            return True
+        if plain:
+            # All that is known of them can be read again when they are published.
+            entries = [Entry(delivery.payload, _BATCH, durable=True, publisher=publisher)]
+        for entry in entries:
+            stage.reserve(entry)
+        stage.area.note_batch(len(delivery.payload))
+        stage.stage(entries, [delivery])
+        return True
+
+    def _refuse_batch(self, link: ReceivingLink, delivery: Any, refusal: Rejected) -> None:
+        if delivery.settled:
+            self._log_drop(delivery.payload, delivery.message_format, link, refusal.error)
+        delivery.settle(refusal)
 
 
 class EpochProducer:
@@ -464,6 +562,41 @@ class Staging:
         if size < 0 and not stage.number:
             self.memory.tell()
 
+    def note_batch(self, size: int) -> None:
+        """Promise credit for batches of *size* bytes: one delivery of credit takes that much."""
+        self._largest = max(self._largest, size)
+
+    def payloads_of(self, entry: Entry) -> list[bytes]:
+        """Return the messages that are kept in *entry*, which may be a batch."""
+        if entry.message_format != _BATCH:
+            return [entry.payload]
+        # More than the limit was refused, which may have been another one then.
+        return read_messages(entry.payload, len(entry.payload))
+
+    def entries_of(self, entry: Entry) -> list[Entry]:
+        """Return *entry*, or an entry for each of the messages that it holds.
+
+        Raises:
+            DecodeError: One was admitted under other limits.
+        """
+        if entry.message_format != _BATCH:
+            return [entry]
+        found = []
+        for payload in self.payloads_of(entry):
+            head = walk_head(payload, self.limits)
+            found.append(
+                Entry(
+                    payload,
+                    MESSAGE_FORMAT,
+                    head.durable,
+                    head.priority,
+                    head.first_acquirer,
+                    head.delivery_count,
+                    publisher=entry.publisher,
+                )
+            )
+        return found
+
     # --- Links ---
 
     def attach(
@@ -498,7 +631,12 @@ class Staging:
             stage = self._begin(producer, claim)
         stage.link = link
         inlet = destination.inlet
-        endpoint = Producer(
+        offered = [EPOCH_PUBLISH]
+        kind = Producer
+        if MESSAGE_BATCHES in link.desired_capabilities:
+            offered.append(MESSAGE_BATCHES)
+            kind = StagingProducer
+        endpoint = kind(
             self._intake,
             stage,
             inlet.door,
@@ -512,7 +650,7 @@ class Staging:
         link.accept(
             endpoint,
             max_message_size=self.limits.message_size_max,
-            offered_capabilities=(EPOCH_PUBLISH,),
+            offered_capabilities=offered,
             properties={COMMITTED: producer.epoch, PUBLISHED: producer.has(claim)},
             target=target,
         )
@@ -934,8 +1072,10 @@ class Staging:
             if not found:
                 break
             for stored in found:
-                crc = zlib.crc32(stored.payload, crc)
-            count += len(found)
+                entry = restored(stage.number, stored.sequence, stored.head, stored.payload)
+                for payload in self.payloads_of(entry):
+                    crc = zlib.crc32(payload, crc)
+                    count += 1
             first = found[-1].sequence + 1
         stage.count, stage.crc, stage.counted = count, crc, True
 
@@ -1005,16 +1145,24 @@ class Staging:
         )
         self._check_there(producer)
         last = len(found) < _RUN_MESSAGES and sum(len(each.payload) for each in found) < _RUN_BYTES
-        entries = [
-            restored(stage.number, stored.sequence, stored.head, stored.payload) for stored in found
-        ]
+        entries: list[Entry] = []
+        sequences: list[int] = []
+        for stored in found:
+            if len(entries) >= _RUN_MESSAGES:
+                # The rest of what was read is read again.
+                last = False
+                break
+            kept = restored(stage.number, stored.sequence, stored.head, stored.payload)
+            entries += self.entries_of(kept)
+            sequences.append(stored.sequence)
         rest = [each for each in producer.publishing if each is not stage]
 
         def fill(unit: Unit) -> None:
             with journal.joined(unit):
                 for entry in entries:
                     _put(producer.destination.inlet, entry.again(), unit)
-                    unit.remove(stage.number, entry.sequence)
+                for sequence in sequences:
+                    unit.remove(stage.number, sequence)
                 if last:
                     self._keep(unit, producer, producer.epoch, producer.writes, rest)
 

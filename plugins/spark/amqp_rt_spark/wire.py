@@ -23,7 +23,13 @@ from msgspec import Struct
 
 from amqp_rt import Anonymous, External, Message, Plain, Scram
 from amqp_rt.addresses import parse_url
-from amqp_rt.batches import RECORD_BATCHES, read_records
+from amqp_rt.batches import (
+    MESSAGE_BATCH,
+    MESSAGE_BATCHES,
+    RECORD_BATCHES,
+    read_records,
+    write_messages,
+)
 from amqp_rt.clock import SystemClock
 from amqp_rt.errors import (
     AmqpError,
@@ -60,6 +66,12 @@ CREDIT: Final = 1_000
 CREDIT_BYTES: Final = 16 * 1024 * 1024
 #: Credit of a link until the first messages have shown their size.
 _FIRST_CREDIT: Final = 16
+
+#: Bytes and messages of a batch that is staged; a larger message goes alone. A batch fits one frame.
+_BATCH_BYTES: Final = 56 * 1024
+_BATCH_MESSAGES: Final = 250
+#: Bytes that a message takes in a batch beside its own.
+_SECTION_BYTES: Final = 8
 
 #: Properties of a link that stages messages, without their prefix: the request for how much of the stage
 #: has arrived has the same fields.
@@ -296,6 +308,7 @@ class Outlet:
         credit_s: float | None = None,
         skip: bool = False,
         keep_refused: bool = False,
+        batches: bool = False,
     ) -> None:
         self.count = 0
         self.crc = 0
@@ -310,9 +323,17 @@ class Outlet:
         self._timeout_s = timeout_s
         self._credit_s = timeout_s if credit_s is None else credit_s
         self._skip = skip
-        self._unanswered: deque[tuple[Any, bytes]] = deque()
+        #: Whether messages may go in batches, and whether they do on this link.
+        self._may_batch = batches
+        self._batches = False
+        #: Messages of the next batch, and their bytes.
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        #: Unsettled deliveries with their messages, and the number of those messages.
+        self._unanswered: deque[tuple[Any, list[bytes]]] = deque()
+        self._in_flight = 0
         #: Messages to send again, in order, after the unsettled ones.
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[list[bytes]] = deque()
         self._patience = Patience(wire.endpoint.retry_s)
         self._attach(wire, self._claim)
         #: Properties and capabilities from the broker's attach.
@@ -320,18 +341,38 @@ class Outlet:
         self.capabilities: tuple[str, ...] = self._link.offered_capabilities
 
     def send(self, payload: bytes) -> None:
-        """Send *payload* as soon as there is room for it.
+        """Send *payload* as soon as there is room for it, or gather it for the next batch.
 
         Raises:
             DeliveryRejected: The broker has not accepted an earlier message.
             LinkDetached: The link has ended.
             AmqpError: The broker is lost, or has no room, for too long.
         """
-        try:
-            self._give(payload)
-        except AmqpError as error:
-            self._unsent.append(payload)
-            self._resume(error)
+        if not self._may_batch:
+            self._send([payload])
+            return
+        size = len(payload) + _SECTION_BYTES
+        # Several batches are on their way at a time.
+        full = len(self._gathered) >= min(_BATCH_MESSAGES, max(self._most // 4, 1))
+        if full or self._gathered_bytes + size > self._batch_bytes:
+            self._send_gathered()
+        self._gathered.append(payload)
+        self._gathered_bytes += size
+
+    def _send_gathered(self) -> None:
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if gathered:
+            self._send(gathered)
+
+    def _send(self, parcel: list[bytes]) -> None:
+        parcels = [parcel] if self._batches else [[payload] for payload in parcel]
+        for at, each in enumerate(parcels):
+            try:
+                self._give(each)
+            except AmqpError as error:
+                self._unsent.extend(parcels[at:])
+                self._resume(error)
+                return
 
     def finish(self) -> None:
         """Wait until all messages are settled, and detach the link.
@@ -341,6 +382,7 @@ class Outlet:
             LinkDetached: The link has ended.
             AmqpError: The broker is lost for too long.
         """
+        self._send_gathered()
         while True:
             try:
                 self._wait(lambda: not self._settled(), self._timeout_s)
@@ -360,7 +402,11 @@ class Outlet:
     def _attach(self, wire: Wire, properties: Mapping[Any, Any]) -> None:
         end = _Outbox()
         link = wire.session.attach_sender(
-            wire.name(), end, target=Target(address=self._address), properties=properties or None
+            wire.name(),
+            end,
+            target=Target(address=self._address),
+            properties=properties or None,
+            desired_capabilities=(MESSAGE_BATCHES,) if self._may_batch else (),
         )
         wire.wait(lambda: end.over or end.attached, self._timeout_s)
         # A refusal is an attach without a target, followed by a detach (Part 2 §2.6.3).
@@ -368,23 +414,34 @@ class Outlet:
             wire.wait(lambda: end.over, self._timeout_s)
             raise wire.ended(end, f"cannot send to {self._address!r}", LinkRefused)
         self._wire, self._end, self._link = wire, end, link
+        self._batches = self._may_batch and MESSAGE_BATCHES in link.offered_capabilities
+        self._batch_bytes = min(
+            _BATCH_BYTES, self._max_bytes, link.max_message_size or _BATCH_BYTES
+        )
 
-    def _give(self, payload: bytes) -> None:
+    def _give(self, parcel: list[bytes]) -> None:
         link = self._link
-        size = min(len(payload), self._max_bytes)
+        count, size = len(parcel), self._size(parcel)
         if not (
             link.credit
             and link.writable
-            and len(self._unanswered) < self._most
+            and self._in_flight + count <= self._most
             and size <= self._room
         ):
-            self._await_room(size)
-        delivery = link.send(payload)
+            self._await_room(count, size)
+        if count == 1:
+            delivery = link.send(parcel[0])
+        else:
+            delivery = link.send(write_messages(parcel), message_format=MESSAGE_BATCH)
         self._room -= size
-        self._unanswered.append((delivery, payload))
+        self._in_flight += count
+        self._unanswered.append((delivery, parcel))
 
-    def _await_room(self, size: int) -> None:
-        """Wait until a message of *size* bytes may be sent.
+    def _size(self, parcel: list[bytes]) -> int:
+        return min(sum(map(len, parcel)), self._max_bytes)
+
+    def _await_room(self, count: int, size: int) -> None:
+        """Wait until *count* messages of *size* bytes may be sent.
 
         Raises:
             DeadlineExceeded: The broker grants no credit, or does not settle the messages sent.
@@ -395,7 +452,7 @@ class Outlet:
             return bool(
                 link.credit
                 and link.writable
-                and self._settled() < self._most
+                and self._settled() + count <= self._most
                 and size <= self._room
             )
 
@@ -462,9 +519,12 @@ class Outlet:
         """Put the messages that were unsettled at the link's end in front of those to send again, except those
         that the broker has."""
         self._settled()
-        self._unsent.extendleft(payload for _, payload in reversed(self._unanswered))
+        self._unsent.extendleft(parcel for _, parcel in reversed(self._unanswered))
         self._unanswered.clear()
+        self._in_flight = 0
         self._room = self._max_bytes
+        if not self._batches:
+            self._unsent = deque([payload] for parcel in self._unsent for payload in parcel)
         if not self._staged:
             _log.warning(
                 "messages sent again, whose answers were lost: %d to %r",
@@ -476,8 +536,7 @@ class Outlet:
         found = self._wire.call(self._address, "STAGE", claim)
         kept, crc = int(found["count"]), int(found["crc"])
         while self.count < kept and self._unsent:
-            self.crc = zlib.crc32(self._unsent.popleft(), self.crc)
-            self.count += 1
+            self._note(self._unsent.popleft())
         if (self.count, self.crc) != (kept, crc):
             raise AmqpError(
                 f"{self._address!r} has {kept} messages with the checksum {crc:#010x} of what was staged, and "
@@ -493,12 +552,12 @@ class Outlet:
             DeliveryRejected: A message was not accepted, which is not permitted.
         """
         while self._unanswered and self._unanswered[0][0].settled:
-            delivery, payload = self._unanswered.popleft()
-            self._room += min(len(payload), self._max_bytes)
+            delivery, parcel = self._unanswered.popleft()
+            self._room += self._size(parcel)
+            self._in_flight -= len(parcel)
             state = delivery.state
             if isinstance(state, Accepted):
-                self.count += 1
-                self.crc = zlib.crc32(payload, self.crc)
+                self._note(parcel)
                 continue
             error = state.error if isinstance(state, Rejected) else None
             if error is None:
@@ -508,10 +567,16 @@ class Outlet:
                     f"{self._address!r} did not take a message: {error.description or error.condition}",
                     condition=str(error.condition),
                 )
-            self.refused += 1
+            self.refused += len(parcel)
             if self._keep_refused:
-                self.refusals.append((payload, error))
-        return len(self._unanswered)
+                self.refusals += [(payload, error) for payload in parcel]
+        return self._in_flight
+
+    def _note(self, parcel: list[bytes]) -> None:
+        """Count messages that the broker has."""
+        for payload in parcel:
+            self.crc = zlib.crc32(payload, self.crc)
+        self.count += len(parcel)
 
 
 class Drain:

@@ -266,6 +266,8 @@ class Sink:
                 max_bytes=options.max_bytes_in_flight,
                 timeout_s=answer_s,
                 credit_s=max(answer_s, room_s),
+                # A batch is refused as a whole: those who go on without a message send each by itself.
+                batches=self.staged and options.on_reject == "fail",
                 skip=options.on_reject != "fail",
                 keep_refused=options.on_reject == "deadletter",
             ),

@@ -147,7 +147,8 @@ def _brokers_end_quickly() -> Iterator[None]:
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     # Spark's workers keep their connections and do not answer a close.
-    limits = Limits(close_grace_s=0.2)
+    # Few records fit a batch, so that readers meet the end of one often.
+    limits = Limits(close_grace_s=0.2, log_batch_bytes_max=400)
     with sync.Broker(limits=limits, store=f"sqlite:{tmp_path / 'broker.db'}") as broker:
         broker.declare(
             Queue("in"), Queue("out"), Log("log", partitions=2), Log("one", partitions=1)
@@ -174,7 +175,8 @@ from amqp_rt.limits import Limits
 port, store, nodes = sys.argv[1:]
 stopped = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-with sync.Broker(limits=Limits(close_grace_s=0.2), store="sqlite:" + store) as broker:
+limits = Limits(close_grace_s=0.2, log_batch_bytes_max=400)
+with sync.Broker(limits=limits, store="sqlite:" + store) as broker:
     broker.declare(
         *(Log(name, partitions=int(parts)) if parts else Queue(name)
         for name, _, parts in (node.partition(":") for node in nodes.split()))

@@ -216,7 +216,7 @@ def test_a_reader_goes_on_wherever_it_is_cut(served: Any, relay: Any, mode: str)
 @pytest.mark.req("K3")
 def test_a_writer_goes_on_wherever_it_is_cut(served: Any, relay: Any) -> None:
     """Also twice in a row, and while it asks how much has arrived."""
-    it = sink(relay.url, maxInFlight="7")
+    it = sink(relay.url, maxInFlight="20")
     for epoch, at in enumerate(range(31)):
 
         def cut(twice: bool = bool(at % 2)) -> None:
@@ -340,7 +340,7 @@ def test_spark_does_not_notice(
 @pytest.fixture
 def hasty(tmp_path: Path) -> Iterator[Any]:
     """A broker that ends connections which are silent for a second."""
-    limits = Limits(close_grace_s=0.2, idle_timeout_s=0.5)
+    limits = Limits(close_grace_s=0.2, idle_timeout_s=0.5, log_batch_bytes_max=400)
     with sync.Broker(limits=limits, store=f"sqlite:{tmp_path / 'broker.db'}") as broker:
         broker.declare(Queue("in"), Queue("out"), Log("one", partitions=1))
         (url,) = broker.listen("amqp://127.0.0.1:0")
@@ -432,7 +432,7 @@ def test_a_sink_attaches_at_its_first_row(served: Any) -> None:
 
 @pytest.mark.req("K3")
 def test_who_waits_for_room_for_too_long_is_told_what_to_raise() -> None:
-    limits = Limits(staged_bytes_max=5_000, close_grace_s=0.2)
+    limits = Limits(staged_bytes_max=4_000, close_grace_s=0.2)
     with sync.Broker(limits=limits, volatile=True) as broker:
         broker.declare(Queue("out"))
         (url,) = broker.listen("amqp://127.0.0.1:0")

@@ -623,8 +623,9 @@ class Receiver(LinkHandle):
         if window is not None:
             window.open = False
         try:
-            self._drain(link)
-            await self._wait_drained(link)
+            if link.credit:
+                self._drain(link)
+                await self._wait_drained(link)
         finally:
             # A drain that was cancelled must not leave the receiver without its own credit, and one
             # that was stopped meanwhile wants none.

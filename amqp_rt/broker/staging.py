@@ -320,9 +320,13 @@ class Stage:
             self.link = None
 
     def _count(self, entry: Entry) -> None:
-        for payload in self.area.payloads_of(entry):
-            self.count += 1
-            self.crc = zlib.crc32(payload, self.crc)
+        payloads = self.area.payloads_of(entry) if entry.marks is None else entry.marks
+        entry.marks = None
+        crc = self.crc
+        for payload in payloads:
+            crc = zlib.crc32(payload, crc)
+        self.crc = crc
+        self.count += len(payloads)
 
 
 class StagingProducer(Producer):
@@ -402,7 +406,11 @@ class StagingProducer(Producer):
             return True
         if plain:
             # All that is known of them can be read again when they are published.
-            entries = [Entry(delivery.payload, _BATCH, durable=True, publisher=publisher)]
+            # Until they are counted, they need not be read again.
+            marks = [entry.payload for entry in entries]
+            entries = [
+                Entry(delivery.payload, _BATCH, durable=True, publisher=publisher, marks=marks)
+            ]
         for entry in entries:
             stage.reserve(entry)
         stage.area.note_batch(len(delivery.payload))

@@ -2801,10 +2801,12 @@ class BrokerHost:
             memory.work = WORK_OF_A_TURN
 
     def _finish(self) -> None:
-        """Requeue what has to be before the store is closed: no more turns are given."""
+        """Requeue and stage what has to be before the store is closed: no more turns are given."""
         for held in list(self._unfinished):
             if isinstance(held, MessageQueue):
                 self.guard(held, held.conclude_all_left)
+            elif isinstance(held, MessageTopic):
+                self.guard(held, held.stage_all)
 
     async def _look_on_always(self) -> None:
         while True:

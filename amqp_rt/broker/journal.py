@@ -80,12 +80,15 @@ class Unit:
             tried again until there is, which is for changes that make room.
     """
 
-    __slots__ = ("_changes", "_follow", "_undo", "appended", "letters", "refused")
+    __slots__ = ("_changes", "_follow", "_undo", "appended", "gathers", "letters", "refused")
 
     def __init__(self, refused: Callable[[Error], None] | None = None) -> None:
         self.refused = refused
         #: Dead letters in it, if it is that of a transaction.
         self.letters = 0
+        #: Whether all of its messages are put before the first of them is delivered; they are, too, if
+        #: it has very many changes. Messages that are not stored are no changes.
+        self.gathers = False
         #: What of it goes to logs.
         self.appended: list[Appended] = []
         #: What is called, and whose work it is: a queue, topic or log, None for none of them.
@@ -118,7 +121,7 @@ class Unit:
         called: *on_fault* gets it afterwards, with the owner, when all have been answered."""
         faults: list[tuple[object, Exception]] = []
         gathering: dict[MessageQueue, None] = {}
-        if len(self._changes) > _CHANGES_OF_A_TURN:
+        if self.gathers or len(self._changes) > _CHANGES_OF_A_TURN:
             # Everything is there before the first of it is delivered, and that takes its turns.
             for _, owner in self._follow:
                 if isinstance(owner, MessageQueue):

@@ -1083,11 +1083,12 @@ class MessageQueue(DistributionNode):
         if not self.deleted:
             if not self._swept:
                 self.sweep()
-            if self.overflow == DROP_HEAD:
-                self._shed()
             for browser in list(self.browsers.values()):
                 self._browse(browser)
             self.pump()
+            if self.overflow == DROP_HEAD and not self._exhausted:
+                # Only what consumers with credit have left.
+                self._shed()
             if exhausted:
                 self._give_back_all()
             for subscription in [*self.browsers.values(), *self.consumers.values()]:
@@ -1297,7 +1298,8 @@ class MessageQueue(DistributionNode):
 
     def is_busy(self) -> bool:
         """Return whether what may take long has to wait for a later turn of the event loop."""
-        return self.memory.work <= 0 and not self._concluding
+        # What waits already comes first: dead letters keep the order in which messages were given up.
+        return (self.memory.work <= 0 or bool(self._left)) and not self._concluding
 
     def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
         """Have *finish* conclude each of *deliveries*: as many as this turn may, the rest in later ones.

@@ -220,29 +220,39 @@ class MessageTopic:
     def resume(self) -> None:
         """Go on with what was too much for one turn."""
         self._unfinished = False
+        try:
+            self._go_on()
+        finally:
+            # What raised is not called again; what is behind it may be waited for.
+            more = self._doomed or self.staging
+            if more or (not self.deleted and (self._passing or self._swept)):
+                self.go_on_later()
+        if self.awaited:
+            self.on_room()
+
+    def _go_on(self) -> None:
+        """Do what waits, as far as the work of this turn goes."""
         memory = self.memory
         while memory.work > 0:
             if self._doomed:
                 memory.work -= _WORK_OF_AN_END
                 self._doomed.pop().delete()
-            elif self.deleted:
-                return
             elif self.staging:
+                # Even if the topic has failed: a discharge may wait for it.
                 memory.work -= max(1, _WORK_OF_A_ROW * len(self.stored))
                 self.staging.popleft()()
+            elif self.deleted:
+                return
             elif self._passing:
                 memory.work -= 1
-                if self._hand_out_some(self._passing[0]):
+                # Giving up a slow subscriber may delete the topic, and then nothing waits any more.
+                if self._hand_out_some(self._passing[0]) and self._passing:
                     self.let_go(self._passing.popleft().entry)
             elif self._swept:
                 memory.work -= _WORK_OF_A_COPY
                 self._swept.pop().sweep()
             else:
-                break
-        if self._doomed or self.staging or self._passing or self._swept:
-            self.go_on_later()
-        if self.awaited:
-            self.on_room()
+                return
 
     def _hand_out_some(self, passing: _Passing) -> bool:
         """Hand out a message as far as the work of this turn goes. Returns whether all have it."""
@@ -420,22 +430,27 @@ class MessageTopic:
         self._passing.clear()
         self._swept.clear()
         queues = self.queues
-        self._doomed = queues[_FEW:]
         for queue in queues[:_FEW]:
             queue.delete()
-        for queue in self._doomed:
+        for queue in queues[_FEW:]:
             # What comes late does nothing there.
             queue.deleted = True
+        # Those of subscriptions that have ended may be waiting, too.
+        self._doomed += queues[_FEW:]
         self._queues.clear()
         self._order = None
         self._filters.clear()
         self.given_up.clear()
         self.stored.clear()
-        while self.staging:
-            # For no subscription any more: their senders get their answers.
-            self.staging.popleft()()
+        # For no subscription any more: their senders get their answers.
+        self.stage_all()
         if self._doomed:
             self.go_on_later()
+
+    def stage_all(self) -> None:
+        """Stage all messages that wait for that, since no more turns come."""
+        while self.staging:
+            self.staging.popleft()()
 
 
 class TopicLedger:
@@ -479,11 +494,31 @@ class TopicLedger:
             for at, entry in enumerate(entries):
                 last = at == len(entries) - 1
                 some = deliveries[at : at + 1]
-                stage = partial(self._stage, [entry], some, done if last else None, note)
+                stage = partial(self._stage_held, entry, some, done if last else None, note)
+                topic.hold(entry)
                 topic.staging.append(stage)
             topic.go_on_later()
         else:
             self._stage(entries, deliveries, done, note)
+
+    def call_in_line(self, call: Callable[[], None]) -> bool:
+        """Call *call* when all messages that wait to be staged have been; False if none does."""
+        staging = self._topic.staging
+        if not staging:
+            return False
+        staging.append(call)
+        return True
+
+    def _stage_held(
+        self,
+        entry: Entry,
+        deliveries: list[IncomingDelivery],
+        done: Callable[[], None] | None,
+        note: Callable[[Unit, list[IncomingDelivery]], None] | None,
+    ) -> None:
+        """Stage *entry*, which had room while it waited for a turn."""
+        self._topic.let_go(entry)
+        self._stage([entry], deliveries, done, note)
 
     def _stage(
         self,

@@ -64,6 +64,10 @@ _FEW: Final = 100
 _WORK_OF_A_LETTER: Final = 4
 
 _ROLLBACK: Final = "amqp:transaction:rollback"
+_OUTGROWN: Final = (
+    "its topics have more durable subscriptions than when messages were posted there, and each counts"
+    " for a post: that is more than a transaction may have"
+)
 _REJECTED: Final = "amqp:rejected:list"
 
 
@@ -286,8 +290,31 @@ class Transaction:
         """Let all of it happen, and call *done* then; with an error if nothing has happened, or if
         whether it has is in doubt (:class:`~amqp_rt.broker.journal.InDoubt`)."""
         self.over = True
+        inlets = {inlet: None for inlet, _, _ in self._posts}
+        ledgers = {inlet.ledger: None for inlet in inlets}
+        topics = [each for each in ledgers if isinstance(each, TopicLedger)]
+        left = 1
+
+        def go_on() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                if topics and self._has_outgrown():
+                    self.roll_back()
+                    done(Error(_ROLLBACK, _OUTGROWN))
+                else:
+                    self._commit(list(inlets), done)
+
+        # Messages that came before wait for their turn at a topic, and are not to be overtaken.
+        for ledger in topics:
+            if ledger.call_in_line(go_on):
+                left += 1
+        go_on()
+
+    def _commit(self, places: list[Inlet], done: Callable[[Error | None], None]) -> None:
+        """Commit now. Posts are at *places*."""
         #: Where there are posts, by what is known of it once and not for each of them.
-        inlets = {inlet: inlet.intake.duplicates is not None for inlet, _, _ in self._posts}
+        inlets = {inlet: inlet.intake.duplicates is not None for inlet in places}
         if any(inlet.node.deleted for inlet in inlets):
             self.roll_back()
             done(Error(_ROLLBACK, "a node to which a message was posted has been deleted"))
@@ -310,13 +337,15 @@ class Transaction:
                         gathering[inlet.node] = None
             for queue in gathering:
                 queue.gather()
-            for inlet, entry, _ in self._posts:
-                if self._comes_again(inlet, entry, arrived):
-                    self._give_room(inlet, entry)
-                else:
-                    self._put(inlet, entry)
-            for queue in gathering:
-                queue.deliver_gathered()
+            try:
+                for inlet, entry, _ in self._posts:
+                    if self._comes_again(inlet, entry, arrived):
+                        self._give_room(inlet, entry)
+                    else:
+                        self._put(inlet, entry)
+            finally:
+                for queue in gathering:
+                    queue.deliver_gathered()
             for each in arrived.values():
                 each.kept()
             self._finish({}, done)
@@ -337,6 +366,7 @@ class Transaction:
             done(error if isinstance(error, InDoubt) else Error(_ROLLBACK, why))
 
         unit = Unit(refused)
+        unit.gathers = len(self._posts) > _FEW
         #: What comes to each queue that has its messages in the store.
         received: dict[QueueLedger, list[Entry]] = {}
         letters_max = self._work_max // _WORK_OF_A_LETTER
@@ -385,6 +415,16 @@ class Transaction:
             return
         unit.then(partial(self._finish, verdicts, done))
         journal.add(unit)
+
+    def _has_outgrown(self) -> bool:
+        """Whether topics have so many more durable subscriptions than when messages were posted there
+        that writing all copies would take too long."""
+        copies = 0
+        for inlet, _, _ in self._posts:
+            if isinstance(inlet.ledger, TopicLedger):
+                copies += max(0, inlet.ledger.copies - 1)
+        size = len(self._posts) + copies + len(self._work)
+        return copies > self._copies and size > self._work_max
 
     def _is_undecided(self, inlet: Inlet, entry: Entry) -> bool:
         """Whether *entry* is a duplicate of what may still be refused."""

@@ -478,6 +478,19 @@ def test_a_reject_that_waits_for_its_turn_stands_whatever_its_peer_says_then() -
 
 
 @pytest.mark.req("B19")
+@pytest.mark.req("B19")
+def test_dead_letters_keep_the_order_of_the_rejects_when_some_wait() -> None:
+    world = filled(20, dead_letter="dead")
+    receiver = taking(world, credit=20)
+    world.host.memory.work = 0
+    receiver.settle(rejected("no"), *range(10))
+    # An alarm gives the turn new time, before those that wait have had theirs.
+    world.host.tick()
+    receiver.settle(rejected("no"), *range(10, 20))
+    turns(world)
+    assert taking(world, "dead", credit=20).bodies == list(range(20))
+
+
 def test_a_rejecting_peer_hears_of_each_delivery_once_it_has_its_end() -> None:
     world, queue = fanning(100)
     receiver = taking(world, credit=100, rcv_settle_mode=RCV_SECOND)
@@ -646,6 +659,35 @@ def test_a_topic_ends_while_messages_are_handed_out(fails: bool) -> None:
 
 
 @pytest.mark.req("B5")
+def test_a_topic_is_deleted_while_queues_of_ended_subscriptions_are_freed() -> None:
+    world = World(Topic("t"), limits=WIDE)
+    receivers = [world.client().receiver("t") for _ in range(60)]
+    world.client().sender("t").send(*range(10))
+    turns(world)
+    world.host.memory.work = 0
+    for receiver in receivers[:5]:
+        receiver.detach(closed=True)
+    assert topic_of(world)._doomed
+    world.host.delete("t")
+    turns(world)
+    assert world.host.memory.held == 0
+
+
+@pytest.mark.req("B5")
+def test_a_topic_may_be_deleted_because_a_slow_subscriber_is_given_up() -> None:
+    world = World(Topic("t", backlog_max=1), limits=WIDE)
+    topic = topic_of(world)
+    slow, *_ = gathering(world, SUBSCRIPTIONS)
+    (identity, *_) = topic._queues
+    topic.given_up[identity] = lambda error: world.host.delete("t") and None
+    world.host.publish("t", Message(0).encode())
+    slow.put(topic._passing[0].entry.again())
+    turns(world)
+    assert not world.host.has("t")
+    assert world.host.memory.held == 0
+
+
+@pytest.mark.req("B5")
 def test_messages_that_wait_to_be_handed_out_are_bounded() -> None:
     world = World(Topic("t", backlog_max=20), limits=WIDE)
     topic = topic_of(world)
@@ -744,6 +786,53 @@ async def test_a_message_for_many_durable_subscriptions_is_accepted_when_all_hav
             assert held_by(queue) == [*range(30), "other"]
         nursery.cancel_scope.cancel()
     await world.host.close()
+
+
+async def subscribed(world: PagedWorld, count: int) -> MessageTopic:
+    """The topic, which has so many durable subscriptions."""
+    client = world.client("c")
+    for number in range(count):
+        client.receiver("t", name=f"s{number}", **LASTING)
+    await world.settle()
+    return topic_of(world)
+
+
+@pytest.mark.req("B5")
+@pytest.mark.parametrize("fails", [False, True], ids=["kept", "failed"])
+async def test_messages_that_wait_to_be_stored_take_room(fails: bool) -> None:
+    async with world_of(MemoryStore(), Topic("t"), limits=WIDE) as world:
+        topic = await subscribed(world, 3)
+        sender = world.client().sender("t")
+        world.host.memory.work = 0
+        sender.send(*[bytes(10_000)] * 20, durable=True)
+        assert topic.staging
+        assert world.host.memory.held > 200_000
+        if fails:
+            world.host.fail(topic, ValueError("on purpose"))
+        await world.settle()
+        assert not topic.staging
+        if not fails:
+            assert topic.available == 60
+            assert world.host.memory.held == topic.bytes
+
+
+@pytest.mark.req("B7")
+async def test_a_broker_that_stops_stores_what_waits_for_its_turn() -> None:
+    store = MemoryStore()
+    world = PagedWorld(store, WIDE)
+    await world.host.restore()
+    world.host.declare(Topic("t"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.host.run)
+        await world.settle()
+        topic = await subscribed(world, 3)
+        world.host.memory.work = 0
+        world.host.publish("t", Message("kept", durable=True).encode())
+        assert topic.staging
+        nursery.cancel_scope.cancel()
+    await world.host.close()
+    async with world_of(store, limits=WIDE) as again:
+        assert [held_by(queue) for queue in topic_of(again).queues] == [["kept"]] * 3
 
 
 @pytest.mark.req("B4")
@@ -1027,6 +1116,94 @@ async def test_a_transaction_makes_so_many_dead_letters() -> None:
             assert isinstance(said.state, Rejected) != done
             assert world.queue("dead").available == (count if done else 0)
             assert world.queue().acquired == (0 if done else count)
+
+
+@pytest.mark.req("R3", "B19")
+@pytest.mark.parametrize("happens", ["nothing", "loss", "delete", "fail"])
+async def test_a_transaction_is_behind_messages_that_wait_for_their_turn_at_a_topic(
+    happens: str,
+) -> None:
+    async with world_of(MemoryStore(), Topic("t"), Queue("q"), limits=WIDE) as world:
+        topic = await subscribed(world, 3)
+        client = world.client()
+        control = Controller(client)
+        txn_id = control.declare()
+        sender = client.sender("t")
+        queueing = client.sender("q")
+        world.host.memory.work = 0
+        sender.send("before", durable=True)
+        sender.post(txn_id, "posted", durable=True)
+        queueing.post(txn_id, "posted", durable=True)
+        said = control.link.send(Message(Discharge(txn_id)).encode())
+        sender.send("after", durable=True)
+        assert topic.staging
+        assert said.state is None
+        if happens == "loss":
+            client.cut()
+        elif happens == "delete":
+            world.host.delete("t")
+        elif happens == "fail":
+            world.host.fail(topic, ValueError("on purpose"))
+        await world.settle()
+        committed = happens in ("nothing", "loss")
+        if committed:
+            found = [held_by(queue) for queue in topic.queues]
+            assert found == [["before", "posted", "after"]] * 3
+        if happens != "loss":
+            assert isinstance(said.state, Rejected) != committed
+        assert world.queue().available == committed
+        assert world.queue().held == 0
+
+
+@pytest.mark.req("R3", "B5")
+async def test_posts_that_are_not_stored_are_delivered_in_turns_too() -> None:
+    async with world_of(MemoryStore(), Queue("q"), limits=WIDE) as world:
+        receiver = world.client().receiver("q", credit=10_000)
+        await world.settle()
+        posted = posting(world)
+        await world.settle()
+        queue = world.queue()
+        delivered = [0]
+        posted.discharge()
+        world.pump()
+        for _ in range(100):
+            world.pump()
+            await trio.lowlevel.checkpoint()
+            delivered.append(queue.counts.delivered)
+        assert delivered[-1] == POSTS
+        assert max(later - earlier for earlier, later in pairwise(delivered)) < 1_100
+        await world.settle()
+        assert receiver.bodies == list(range(POSTS))
+
+
+@pytest.mark.req("R3")
+def test_consumers_with_credit_get_what_a_drop_head_queue_would_drop() -> None:
+    world = World(Queue("q", overflow="drop-head", length_max=10), limits=WIDE)
+    receiver = world.client().receiver("q", credit=10_000)
+    posted = posting(world)
+    posted.discharge()
+    world.pump()
+    turns(world)
+    assert receiver.bodies == list(range(POSTS))
+    receiver.settle(ACCEPTED)
+    receiver.grant(0)
+    posting(world).discharge()
+    world.pump()
+    turns(world)
+    assert queue_of(world).available == 10
+
+
+@pytest.mark.req("R4", "B4")
+async def test_a_post_counts_for_subscriptions_that_come_before_the_discharge() -> None:
+    limits = Limits(transaction_work_max=7)
+    async with world_of(MemoryStore(), Topic("t"), limits=limits) as world:
+        posted = posting(world, "t", count=4, fields={"durable": True})
+        topic = await subscribed(world, 3)
+        said = posted.discharge()
+        await world.settle()
+        assert isinstance(said.state, Rejected)
+        assert topic.available == 0
+        assert world.host.memory.held == 0
 
 
 @pytest.mark.req("R4", "B4")

@@ -65,6 +65,10 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "channel_max": (f"{HERE}test_channel_max", f"{HERE}test_sessions_of_both_sides"),
     "exchanges_max": ("broker/test_bindings.py::test_exchanges_and_bindings_are_counted",),
     "bindings_max": ("broker/test_bindings.py::test_exchanges_and_bindings_are_counted",),
+    "log_batch_bytes_max": (
+        "broker/test_log_batches.py::test_one_credit_is_one_batch_of_bounded_size",
+    ),
+    "batch_messages_max": ("broker/test_staging_batches.py",),
     "handle_max": (f"{HERE}test_handle_max", f"{HERE}test_links_without_an_answer"),
     "nesting_max": (f"{HERE}test_nesting_max",),
     "elements_max": (f"{HERE}test_elements_max",),

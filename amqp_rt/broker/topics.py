@@ -184,22 +184,25 @@ class MessageTopic:
         """Whether a message of *size* bytes may still come in."""
         return self.memory.held + size <= self.memory.limit
 
-    def put(self, entry: Entry) -> None:
-        """Give *entry* to all subscriptions that there are now."""
-        self._pass(entry, None)
+    def put(self, entry: Entry, copies: dict[int, Entry] | None = None) -> None:
+        """Give *entry* to all current subscriptions: now, if this turn has time for all of them.
 
-    def _pass(self, entry: Entry, copies: dict[int, Entry] | None) -> None:
-        """Hand out *entry*, of which there are *copies*: now, if there is time for all of it."""
+        Args:
+            entry: The message.
+            copies: Copies of it whose places in stored queues are reserved, by subscription; None if no
+                places are.
+        """
         self.counts.enqueued += 1
-        passing = _Passing(entry, copies, self._identities)
-        if self._passing or not self.takes_turn(
-            len(self._queues), _WORK_OF_A_COPY, _WORK_OF_FILTERS * len(self._filters)
+        count = len(self._queues)
+        if self._passing or (
+            count > 1
+            and not self.takes_turn(count, _WORK_OF_A_COPY, _WORK_OF_FILTERS * len(self._filters))
         ):
             self.hold(entry)
-            self._passing.append(passing)
+            self._passing.append(_Passing(entry, copies, self._identities))
             self.go_on_later()
         else:
-            self._hand_out(passing, list(self._queues))
+            self._hand_out(entry, copies, list(self._queues))
 
     def takes_turn(self, count: int, work: int, more: int = 0) -> bool:
         """Return whether this turn has time to do *count* times *work*, and *more*, which it then has
@@ -268,13 +271,13 @@ class MessageTopic:
         if at > start:
             # Before anything can go wrong: none of them gets it twice.
             passing.seen = order[at - 1]
-        self._hand_out(passing, order[start:at])
+        self._hand_out(passing.entry, passing.copies, order[start:at])
         return at >= last
 
-    def _hand_out(self, passing: _Passing, identities: Iterable[int]) -> None:
-        """Give a message to those of *identities* that are there and want it."""
-        entry = passing.entry
-        copies = passing.copies
+    def _hand_out(
+        self, entry: Entry, copies: dict[int, Entry] | None, identities: Iterable[int]
+    ) -> None:
+        """Give a message to those of *identities* that exist and match it."""
         counts = self.counts
         before = counts.enqueued
         slow: list[int] = []
@@ -312,7 +315,7 @@ class MessageTopic:
 
     def put_reserved(self, entry: Entry, copies: dict[int, Entry]) -> None:
         """Put what was reserved for *entry*, and give it to the subscriptions that keep nothing."""
-        self._pass(entry, copies)
+        self.put(entry, copies)
 
     def withhold(self, copies: dict[int, Entry]) -> None:
         """What was reserved does not come."""

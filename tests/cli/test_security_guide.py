@@ -17,7 +17,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "security.md"
 
 
 def commands() -> list[str]:
-    text = GUIDE.read_text("utf-8").partition("## From the command line")[2]
+    text = GUIDE.read_text("utf-8").partition("## Set up security on the command line")[2]
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return "".join(blocks).splitlines()
 

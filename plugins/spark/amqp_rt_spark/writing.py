@@ -44,6 +44,8 @@ _COMMITTED: Final = "amqp_rt:committed-epoch"
 _PUBLISHED: Final = "amqp_rt:published"
 #: Condition of a commit whose epoch was committed with other messages.
 DIFFERENT: Final = "amqp_rt:epoch-different"
+#: Condition of a commit whose parts are not staged as they should be.
+_MISSING: Final = "amqp:precondition-failed"
 #: Annotations of dead letters, as amqp_rt's broker sets them (amqp_rt/broker/expiry.py).
 _SOURCE: Final = Symbol("x-opt-deadletter-source")
 _REASON: Final = Symbol("x-opt-dead-letter-reason")
@@ -80,6 +82,7 @@ class Written(Struct, frozen=True):
         crc: CRC-32 over those, in their order.
         messages: Messages that were made, whether or not they were sent.
         squares: Sum of the squares of their CRC-32s, which is independent of their order.
+        skipped: Whether nothing was sent, since this write seemed to be published already.
     """
 
     producer: str
@@ -95,6 +98,7 @@ class Written(Struct, frozen=True):
     write: str = ""
     messages: int = 0
     squares: int = 0
+    skipped: bool = False
 
 
 class EpochDiffers(AmqpError):
@@ -227,6 +231,7 @@ class Sink:
             self._write,
             messages,
             squares,
+            published,
         )
 
     def committed(self, task: Task) -> int:
@@ -343,7 +348,9 @@ class Sink:
             "run": first.run,
             "epoch": first.epoch,
             "parts": [
-                [each.part, each.attempt, each.count, each.crc]
+                # With what was skipped, so that only a repetition is accepted without it: a new write would
+                # be published empty.
+                [each.part, each.attempt, each.messages if each.skipped else each.count, each.crc]
                 for each in sorted(parts, key=lambda each: each.part)
             ],
             "write": first.write,
@@ -354,6 +361,13 @@ class Sink:
         try:
             published = self._commit(asked)
         except AmqpError as error:
+            if error.condition == _MISSING and any(each.skipped for each in parts):
+                raise AmqpError(
+                    f"a write to {self.options.addresses[0]!r} was taken for a repeated one, and is not published: "
+                    "writes of one micro-batch that happen at the same time each need a producer of their own; start "
+                    f"the query again ({error.description})",
+                    condition=error.condition,
+                ) from error
             if error.condition != DIFFERENT:
                 raise
             if self.options.on_different_epoch != "skip":

@@ -12,7 +12,7 @@ from amqp_rt_spark.writing import Sink, Task, Written
 
 from amqp_rt import Message
 from amqp_rt.broker import Queue
-from amqp_rt.errors import DeadlineExceeded, DeliveryRejected
+from amqp_rt.errors import AmqpError, DeadlineExceeded, DeliveryRejected
 
 pytestmark = pytest.mark.req("K1")
 
@@ -100,3 +100,22 @@ def test_how_long_an_answer_may_take(served: Any) -> None:
     with pytest.raises(DeadlineExceeded):
         written(it, ROWS)
     wire.forget(it.options.endpoint)
+
+
+@pytest.mark.req("K3")
+def test_a_new_write_is_not_published_without_what_it_left_out(served: Any) -> None:
+    """Its tasks began while the write before it was still to be repeated."""
+
+    def send(it: Sink, body: str, attempt: int, run: str) -> Written:
+        return it.send([{"body": body}], Task(0, attempt, 0, "query", run))
+
+    earlier, first, second = (sink(served, "out", producer="job") for _ in range(3))
+    assert earlier.publish([send(earlier, "a", 1, "one")])
+    late = send(second, "b", 2, "two")
+    assert (late.messages, late.count, late.skipped) == (1, 0, True)
+    assert not first.publish([send(first, "a", 3, "two")])
+    with pytest.raises(AmqpError, match="each need a producer of their own; start the query again"):
+        second.publish([late])
+    assert served.bodies("out") == ["a"]
+    assert second.publish([send(second, "b", 4, "two")])
+    assert served.bodies("out") == ["a", "b"]

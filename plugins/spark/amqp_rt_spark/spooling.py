@@ -315,11 +315,16 @@ class SpoolStream(Stream):
         return epoch_offset(Epoch("", 0, {}))
 
     def latestOffset(self, start: dict[str, Any], limit: Any = None) -> dict[str, Any]:  # noqa: N802
-        """Delete files of old batches, and plan the next one; return *start* if no message is available."""
-        self.commit(start)
+        """Delete files of old batches, and plan the next one; return *start* if no message is available.
+
+        Raises:
+            ValueError: The folder is of another checkpoint, or of a later state of this one.
+        """
         at = epoch_of(start)
         if not at.spool:
             self._look_for_others()
+        self._look_for_later(at)
+        self.commit(start)
         self._note_dry(at)
         waiting = [address for address in sorted(self.options.addresses) if self._waits(address)]
         if not waiting:
@@ -413,6 +418,22 @@ class SpoolStream(Stream):
                 f"spoolDir {str(self._root)!r} holds messages of another checkpoint ({path.parent.parent.name}): "
                 "each query has a folder of its own. If that checkpoint is gone, nobody reads them any more: "
                 "remove the folder to give them up"
+            )
+
+    def _look_for_later(self, at: Epoch) -> None:
+        # The checkpoint has a plan before its folder exists. Planned anew, a batch of fewer tasks would leave out
+        # files, which are deleted then, and others would be read once more.
+        later = [
+            int(path.parent.name)
+            for path in (self._root / at.spool).glob(f"*/*{_SUFFIX}")
+            if path.parent.name > _number(at.number)
+        ]
+        if at.spool and later:
+            raise ValueError(
+                f"spoolDir {str(self._root)!r} holds messages of epoch {max(later)}, and the checkpoint ends at "
+                f"{at.number}, so it is a backup: restore the latest one. If that is gone, look whether the messages "
+                f"of the epochs from {min(later)} on were written, and remove their folders in "
+                f"{str(self._root / at.spool)!r} to give them up"
             )
 
     def _note_dry(self, at: Epoch) -> None:

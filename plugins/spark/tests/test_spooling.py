@@ -336,6 +336,24 @@ def test_a_folder_is_of_one_checkpoint(served: Any, tmp_path: Path) -> None:
     assert batch(lax, end, later) == []
 
 
+@pytest.mark.req("K3")
+def test_a_checkpoint_that_is_older_than_its_folder(served: Any, tmp_path: Path) -> None:
+    """A plan of fewer tasks would pass over files that nothing else has."""
+    served.send("in", *(str(number) for number in range(9)))
+    it = stream(served.url, tmp_path, maxMessagesPerTrigger="3")
+    start = it.initialOffset()
+    backup = logged(it, start)
+    assert batch(it, start, backup) == [b"0", b"1", b"2"]
+    wide = stream(served.url, tmp_path, maxMessagesPerTrigger="4", minPartitions="3")
+    end = logged(wide, backup)
+    assert batch(wide, backup, end) == [b"3", b"4", b"5", b"6"]
+    with pytest.raises(ValueError, match="holds messages of epoch 2, and the checkpoint ends at 1"):
+        logged(it, backup)
+    # Nothing is deleted, and the latest checkpoint goes on.
+    assert batch(it, backup, end) == [b"3", b"4", b"5", b"6"]
+    assert batch(it, end, logged(it, end)) == [b"7", b"8"]
+
+
 def test_a_folder_that_workers_do_not_see(served: Any, tmp_path: Path) -> None:
     served.send("in", "a", "b")
     it = stream(served.url, tmp_path, maxMessagesPerTrigger="9")

@@ -91,6 +91,8 @@ _CLOCK: Final = SystemClock()
 #: may have closed it meanwhile.
 _IDLE_S: Final = 1.0
 _GLANCE_S: Final = 0.01
+#: Seconds without a record after which a log is asked whether there are any.
+_SILENT_S: Final = 1.0
 #: Time limit for an answer that some brokers do not give.
 _ECHO_S: Final = 1.0
 
@@ -989,8 +991,11 @@ class Wire:
                 if batches:
                     wanted = max(wanted * messages // max(records, 1), 1)
                 inbox.window.most = min(credit, wanted)
-                self._next(link, inbox, node, draining=bool(selector))
+                # Our broker knows what is left, so silence does not have to be waited out.
+                self._next(link, inbox, node, draining=bool(selector), asks=bool(found))
                 if not inbox.ready:
+                    if not selector and not may_lose:
+                        raise DataLost(lost(node, expected, end))
                     break
                 for offsets, payloads, times in _taken(inbox, spelling, batches=batches):
                     messages += 1 if batches else len(offsets)
@@ -1147,18 +1152,23 @@ class Wire:
         *,
         draining: bool,
         short: bool = False,
+        asks: bool = False,
     ) -> None:
         """Wait until messages are ready, or with *draining* until the source is empty; with *short*, a drain that
-        was not filled counts as empty.
+        was not filled counts as empty. With *asks* it drains after some silence, too.
 
         No more is read from the socket than needed: data on its way stays there.
         """
 
         def drained() -> bool:
-            return draining and link.credit == 0 and not link.arriving
+            return draining and spent()
+
+        def spent() -> bool:
+            # Without messages only if an earlier drain has ended meanwhile.
+            return link.credit == 0 and not link.arriving
 
         def done() -> bool:
-            return bool(inbox.ready) or inbox.over or drained()
+            return bool(inbox.ready) or inbox.over or spent()
 
         while not inbox.ready:
             if inbox.over:
@@ -1171,7 +1181,15 @@ class Wire:
                 link.drain()
             elif not draining and link.credit <= (credit := inbox.window.credit) // 2:
                 link.grant(credit)
-            self.wait(done, self.endpoint.timeout_s)
+            timeout_s = self.endpoint.timeout_s
+            try:
+                self.wait(done, min(timeout_s, _SILENT_S) if asks and not draining else timeout_s)
+            except DeadlineExceeded:
+                if draining or not asks:
+                    raise
+                draining = True
+                inbox.asked, inbox.came = link.credit, 0
+                link.drain()
 
     def _leave(self, link: Any, inbox: _Inbox) -> None:
         if inbox.over or self.connection.over:

@@ -96,6 +96,29 @@ def test_what_retention_has_dropped_is_missed() -> None:
             assert found == list(range(first, end))
 
 
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("kept", [0, 5])
+def test_what_is_gone_up_to_the_end_is_missed_at_once(
+    served: Any, kept: int, batches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that no other follows: their absence is only to be asked for."""
+    monkeypatch.setattr(wire, "_SILENT_S", 0.05)
+    served.send("one", *range(20))
+    with Wire(served.endpoint) as it:
+        it.call("", "PURGE", name="one", type="amqp_rt.log")
+        served.send("one", *range(kept))
+        given = {"batches": batches}
+        # Planned by a broker that has lost what came after its backup.
+        with pytest.raises(DataLost, match=f"from {20 + kept} to 29 are gone"):
+            list(it.read("one", 0, 20, 30, **given))
+        found = [offset for offset, _ in it.read("one", 0, 0, 30, may_lose=True, **given)]
+        assert found == list(range(20, 20 + kept))
+        # What comes while it is asked is read.
+        more = it.read("one", 0, 20, 30 + kept, **given)
+        served.send("one", *range(30))
+        assert [offset for offset, _ in more] == list(range(20, 30 + kept))
+
+
 @pytest.mark.parametrize("credit", [3, 1_000])
 @pytest.mark.parametrize("selector", ["", "1 = 1"])
 def test_nothing_is_sent_that_is_behind_the_end(served: Any, credit: int, selector: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -20,6 +19,9 @@ from pyspark.sql.datasource import (
 
 from .readers import AmqpReader
 from .reading import Bounds
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MS: Final = dt.timedelta(milliseconds=1)
 
 
 class FilteredReader(AmqpReader):
@@ -69,8 +71,9 @@ def push(bounds: Bounds, filter_: Filter, *, logs: bool) -> bool:
         return True
     if column == ("enqueued_time",) and isinstance(value, dt.datetime):
         # Records have milliseconds: round to the first one at or after the value, and the first one after it.
-        moment = value.timestamp() * 1000
-        first, end = _range(filter_, math.ceil(moment), math.floor(moment) + 1)
+        # In whole numbers: a product of floats may be next to the millisecond.
+        since = value.astimezone(dt.UTC) - _EPOCH
+        first, end = _range(filter_, -(-since // _MS), since // _MS + 1)
         bounds.since_ms = _higher(bounds.since_ms, first)
         bounds.until_ms = _lower(bounds.until_ms, end)
         return True

@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -249,7 +249,8 @@ def moment(text: str) -> int:
         raise ValueError(
             "it is milliseconds since 1970, or a time with its zone such as 2026-01-31T12:00:00Z"
         )
-    return int(moment.timestamp() * 1000)
+    # In whole numbers: a product of floats may be next to the millisecond.
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
 def _offsets(*words: str) -> Callable[[str], Any]:

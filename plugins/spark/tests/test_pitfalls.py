@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import datetime as dt
 import inspect
 import json
 from collections import Counter
@@ -14,7 +15,7 @@ import pytest
 from amqp_rt_spark import wire
 from amqp_rt_spark.java import session
 from amqp_rt_spark.leasing import LeaseStream
-from amqp_rt_spark.options import read_options
+from amqp_rt_spark.options import moment, read_options
 from amqp_rt_spark.reading import LogStream
 from amqp_rt_spark.writing import Sink, Task
 
@@ -226,6 +227,13 @@ def test_what_of_a_condition_is_taken() -> None:
 
     assert taken(GreaterThan(("offset",), 5)) == Bounds(first=6)
     assert taken(EqualTo(("address",), "a")) == Bounds(addresses={"a"})
+    epoch = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    for ms in (8_462_002_281, -33_806_137_266, 0, 1_767_225_600_001):
+        exact = epoch + dt.timedelta(milliseconds=ms)
+        assert taken(EqualTo(("enqueued_time",), exact)) == Bounds(since_ms=ms, until_ms=ms + 1)
+        between = exact + dt.timedelta(microseconds=1)
+        assert taken(GreaterThan(("enqueued_time",), between)) == Bounds(since_ms=ms + 1)
+        assert moment(exact.isoformat()) == ms
     # It leaves out nothing in a log, where every row has an offset; and does in a queue.
     assert taken(IsNotNull(("offset",))) == Bounds()
     for left in (

@@ -53,6 +53,8 @@ static Outcome reserve(Buffer *buffer, size_t more) {
     size_t room = buffer->room * 2;
     if (room < buffer->size + more) room = buffer->size + more;
     if (room < 256) room = 256;
+    /* The first check above relies on this. */
+    if (room > INT32_MAX) room = INT32_MAX;
     uint8_t *octets = PyMem_Realloc(buffer->octets, room);
     if (octets == NULL) {
         PyErr_NoMemory();

@@ -1,12 +1,12 @@
-"""What a broker has to write, and the one task that writes it (B7, security REL1).
+"""Changes that a broker has to store, and the one task that writes them.
 
-Everything that must outlive the process goes through a :class:`Journal`: whoever changes something
-adds a :class:`Unit` and says what is to happen once it is on the disk. Units gather while a batch is
-written, so that a commit serves everybody who waited for it, and its size follows the load. Nothing
-is answered before its batch has been committed.
+Everything that must survive the process goes through a :class:`Journal`: the caller that changes
+something adds a :class:`Unit` with the calls to make once it is on the disk. Units gather while a batch
+is written, so that one commit serves every caller waiting for it, and its size follows the load. No
+message is answered before its batch has been committed.
 
-A full disk is said to those who bring more; what was consumed is still taken away, which is what
-makes room. A disk that fails is never trusted again without being opened and verified anew.
+If the disk is full, new messages are refused, while removals of consumed ones are still written, since
+they make room. A disk that fails is not trusted again before the store has been reopened and verified.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ from .queues import MessageQueue
 
 _log = logging.getLogger("amqp_rt.store")
 
-#: Bytes of one batch; more waits for the next one.
+#: Bytes of one batch; further changes go into the next one.
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
-#: Changes that are added to a batch, or followed up, in one turn of the event loop.
+#: Changes that are added to a batch, or followed up, before the event loop gets its turn.
 _CHANGES_OF_A_TURN: Final = 500
-#: Seconds for which changes that nobody waits for wait for others to be written with: a consumer's
-#: settlement, mostly, for the next message of the publisher that has just had its answer.
+#: Seconds for which changes that no caller waits for are held back to be written with others: mostly
+#: the settlement of a consumer, with the next message of the publisher that has just had its answer.
 LINGER_S: Final = 0.002
-#: Seconds without anything to write after which a store may tidy itself up.
+#: Seconds without anything to write after which the store may do its housekeeping.
 IDLE_S: Final = 1.0
-#: Seconds for what is to be written when the broker stops.
+#: Seconds for writing the remaining changes when the broker stops.
 LAST_COMMIT_S: Final = 30.0
+#: Seconds between attempts to write changes that cannot be refused while the disk is full.
 #: Seconds between attempts to write what has to be written although the disk is full.
 FULL_RETRY_S: Final = 1.0
 
 
 class Executor(Protocol):
-    """Runs blocking calls away from the event loop, one at a time and in order."""
+    """Executor of blocking calls outside the event loop, one at a time and in order."""
 
     def __call__(self, call: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
 
 
 class Threaded:
-    """A worker thread. The call in hand is finished when its caller is cancelled."""
+    """Executor with one worker thread. A running call is finished even if its caller is cancelled."""
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(1)
@@ -62,36 +63,36 @@ class Threaded:
 
 
 class Appended(Protocol):
-    """Records of logs, the offsets of which are known only when they are written."""
+    """Records of logs, whose offsets are known only when they are written."""
 
     def write(self, batch: Batch) -> None:
-        """Add them to *batch*, which may be done again with another one."""
+        """Add the records to *batch*; may be called again with another batch."""
 
     def verify(self, store: Store) -> None:
-        """See whether *store* has them, after a commit of which nothing was heard. Called in the
-        worker thread; :meth:`write` adds nothing after that if it has."""
+        """Find out whether *store* has the records, after a commit of unknown result. Called in the
+        worker thread; if it has them, :meth:`write` adds nothing afterwards."""
 
 
 class Unit:
-    """Changes that are written together, and what follows.
+    """Changes that are written together, and the calls to make afterwards.
 
     Args:
-        refused: Called instead of what follows if there is no room for them. Without it they are
-            tried again until there is, which is for changes that make room.
+        refused: Called instead of the calls given to :meth:`then` if the store has no room for the
+            changes. Without it, writing is repeated until there is room: for changes that make room.
     """
 
     __slots__ = ("_changes", "_follow", "_undo", "appended", "gathers", "letters", "refused")
 
     def __init__(self, refused: Callable[[Error], None] | None = None) -> None:
         self.refused = refused
-        #: Dead letters in it, if it is that of a transaction.
+        #: Number of dead letters in it, if it is the unit of a transaction.
         self.letters = 0
-        #: Whether all of its messages are put before the first of them is delivered; they are, too, if
-        #: it has very many changes. Messages that are not stored are no changes.
+        #: Whether all of its messages are put before the first of them is delivered. A unit of very
+        #: many changes does so in any case; messages that are not stored do not count as changes.
         self.gathers = False
-        #: What of it goes to logs.
+        #: Records for logs.
         self.appended: list[Appended] = []
-        #: What is called, and whose work it is: a queue, topic or log, None for none of them.
+        #: Calls to make afterwards, each with its owner: a queue, topic or log, or None.
         self._follow: list[tuple[Callable[[], None], object]] = []
         self._undo: list[Callable[[], None]] = []
         self._changes: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -102,27 +103,27 @@ class Unit:
         undo: Callable[[], None] | None = None,
         owner: object = None,
     ) -> None:
-        """Call *call* once this is on the disk; several are called in order.
+        """Call *call* once this unit is on the disk; several calls are made in order.
 
-        *undo* is what :meth:`undo` calls instead if it never is. *owner* is the queue, topic or log
-        whose work it is, which fails alone if the call raises.
+        *undo* is called by :meth:`undo` instead if the unit is never written. *owner* is the queue, topic
+        or log that the call belongs to, which alone fails if the call raises.
         """
         self._follow.append((call, owner))
         if undo is not None:
             self._undo.append(undo)
 
     def undo(self) -> None:
-        """It was refused: take back what was prepared for it."""
+        """Revert the preparations for a unit that has been refused."""
         for call in self._undo:
             call()
 
     def kept(self, on_fault: Callable[[object, Exception], object]) -> None:
-        """Call what follows, as it is on the disk. What one call raises keeps no other from being
-        called: *on_fault* gets it afterwards, with the owner, when all have been answered."""
+        """Make the calls given to :meth:`then`, as the unit is on the disk. An exception of one call
+        prevents no other: *on_fault* gets it afterwards, with its owner, once all have been answered."""
         faults: list[tuple[object, Exception]] = []
         gathering: dict[MessageQueue, None] = {}
         if self.gathers or len(self._changes) > _CHANGES_OF_A_TURN:
-            # Everything is there before the first of it is delivered, and that takes its turns.
+            # All messages are in their queues before the first is delivered, in several turns.
             for _, owner in self._follow:
                 if isinstance(owner, MessageQueue):
                     gathering[owner] = None
@@ -140,7 +141,7 @@ class Unit:
             on_fault(owner, fault)
 
     def refuse(self, error: Error) -> None:
-        """Call ``refused``, if this can be refused, as it will not be written."""
+        """Call ``refused``, if this unit can be refused, because it will not be written."""
         refused = self.refused
         if refused is not None:
             try:
@@ -149,21 +150,21 @@ class Unit:
                 self._forget_calls()
 
     def _forget_calls(self) -> None:
-        """Drop the calls, which refer to this unit, to messages and to links: no cycle is to keep them."""
+        """Drop the calls, which refer to this unit, to messages and to links: avoid a reference cycle."""
         self.refused = None
         self._follow = []
         self._undo = []
         self._changes = []
 
     def put_entries(self, node: int, entries: list[Entry]) -> None:
-        """Put *entries*, which nothing changes before this is written."""
+        """Put *entries*, which must not change before this unit is written."""
         self._changes += [(_put_entry, (node, entry)) for entry in entries]
 
     def put(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
         self._changes.append((Batch.put, (node, sequence, head, payload)))
 
     def spill(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
-        """Put a message that need not outlive the process."""
+        """Put a message that need not survive the process."""
         self._changes.append((_spill, (node, sequence, head, payload)))
 
     def piece(self, node: int, sequence: int, index: int, data: bytes) -> None:
@@ -202,7 +203,7 @@ class Unit:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether something follows when it is written."""
+        """Whether there are calls to make when it is written or refused."""
         return self.refused is not None or bool(self._follow)
 
     def __len__(self) -> int:
@@ -214,7 +215,7 @@ class Unit:
             pass
 
     def writing(self, batch: Batch) -> Iterator[None]:
-        """Add the changes to *batch*, one with each step."""
+        """Add the changes to *batch*, one in each step of the iterator."""
         for change, args in self._changes:
             change(batch, *args)
             yield
@@ -232,43 +233,43 @@ def _spill(batch: Batch, node: int, sequence: int, head: bytes, payload: bytes) 
 
 
 class Journal:
-    """Gathers units and commits them to *store*.
+    """Collector of units, which commits them to *store*.
 
     Args:
-        store: Where everything is kept; :meth:`open` comes first.
-        executor: Where its methods run; by default a thread.
+        store: Store of the broker; :meth:`open` has to be called first.
+        executor: Runs the methods of the store; by default in a thread.
     """
 
     def __init__(self, store: Store, executor: Executor | None = None) -> None:
         self.store = store
         self._log_limiter = LogLimiter()
         self.is_open = False
-        #: Why nothing is kept any more.
+        #: The error for which the store has been given up; None while it works.
         self.failure: AmqpError | None = None
-        #: Called with what to tell those whose outcomes cannot be kept any more.
+        #: Called with the error for links whose outcomes can no longer be stored.
         self.on_given_up: Callable[[Error], None] | None = None
-        #: Called with the owner of what follows a unit, and what that has raised.
+        #: Called with an exception raised by a call of a unit, and the owner of that call.
         self.on_fault: Callable[[object, Exception], object] = _log_fault
-        #: Called before the last commit, for what has to be in it.
+        #: Called before the last commit, to add the changes that belong to it.
         self.on_end: Callable[[], None] | None = None
         self.call: Executor = executor or Threaded()
-        #: Units that no batch has taken up.
+        #: Units not taken into a batch yet.
         self._waiting: list[Unit] = []
-        #: Takes what is changed one by one, between two chunks of input.
+        #: Unit for single changes that are made between two chunks of input.
         self._loose: Unit | None = None
-        #: The unit of a transaction that is being put together.
+        #: The unit of a transaction that is being assembled.
         self.joins: Unit | None = None
         self._work = trio.Event()
-        #: There is more to write than what ``loose`` has taken, or somebody does not want to wait.
+        #: Set if a unit was added besides ``loose``, or a caller asks for a commit without delay.
         self._urgent = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
 
     async def _work_on(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Run *call*, by which the store is changed or verified.
+        """Run *call*, which changes or verifies the store.
 
         Raises:
-            AmqpError: The store has failed, whatever it raised.
+            AmqpError: The store has failed; any other exception of it becomes ``StoreFailed``.
         """
         try:
             return await self.call(call, *args)
@@ -279,10 +280,10 @@ class Journal:
             raise StoreFailed(f"the store raised an unexpected error: {error!r}") from error
 
     async def open(self) -> None:
-        """Open the store; what it lost is in the log, by name.
+        """Open the store, and log each part that it has lost.
 
         Raises:
-            AmqpError: It cannot be opened; see :meth:`~amqp_rt.stores.base.Store.open`.
+            AmqpError: The store cannot be opened; see :meth:`~amqp_rt.stores.base.Store.open`.
         """
         opened = await self.call(self.store.open)
         self.is_open = True
@@ -299,13 +300,13 @@ class Journal:
             _log.error("the damaged store is kept as %s", opened.aside)
 
     async def close(self) -> None:
-        """Close the store; what was never written is not there when it is opened again."""
+        """Close the store; changes that were never written are lost."""
         if self.is_open:
             self.is_open = False
             await self.call(self.store.close)
 
     def add(self, unit: Unit) -> None:
-        """Write *unit* with the next batch. Units are written in the order in which they come."""
+        """Write *unit* with the next batch. Units are written in the order of these calls."""
         if self.failure is not None:
             unit.refuse(Error.of(self.failure))
             return
@@ -316,7 +317,7 @@ class Journal:
 
     @property
     def loose(self) -> Unit:
-        """The unit for changes that cannot be refused, until the next batch or unit."""
+        """Unit for changes that cannot be refused, used until the next batch is taken or unit added."""
         if self.failure is not None:
             return Unit()
         unit = self._loose
@@ -328,7 +329,7 @@ class Journal:
 
     @contextmanager
     def joined(self, unit: Unit) -> Iterator[None]:
-        """Let *unit*, which is to be added afterwards, take all that is changed meanwhile."""
+        """Collect all changes made in the ``with`` block in *unit*, which has to be added afterwards."""
         self._loose = self.joins = unit
         try:
             yield
@@ -336,16 +337,16 @@ class Journal:
             self._loose = self.joins = None
 
     def when_kept(self, call: Callable[[], None]) -> None:
-        """Call *call* once everything that was added so far is on the disk, or never will be."""
+        """Call *call* once everything added so far is on the disk, or is known not to get there."""
         unit = Unit(lambda _error: call())
         unit.then(call)
         self.add(unit)
 
     async def keep(self, fill: Callable[[Unit], None]) -> None:
-        """Write what *fill* puts into a unit, and wait until it is on the disk.
+        """Write the changes that *fill* adds to a unit, and wait until they are on the disk.
 
         Raises:
-            AmqpError: It cannot be kept.
+            AmqpError: The changes cannot be stored.
         """
         done = trio.Event()
         errors: list[Error] = []
@@ -369,20 +370,19 @@ class Journal:
             self._idle = trio.Event()
 
     def hurry(self) -> bool:
-        """Write what there is, without waiting for more; whether there is something."""
+        """Write the waiting units without delay; return whether there are any."""
         self._urgent.set()
         return bool(self._waiting)
 
     async def wait_kept(self) -> None:
-        """Wait until everything that was added so far is on the disk, or never will be."""
+        """Wait until everything added so far is on the disk, or is known not to get there."""
         self.hurry()
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Commit what comes, until cancelled; what was added by then is committed first.
+        """Commit units until cancelled; units added by then are committed first.
 
-        When there has been nothing to commit for a while the store gets to tidy itself up, a step
-        at a time.
+        After a while without anything to commit, the store does its housekeeping, step by step.
         """
         try:
             while True:
@@ -426,13 +426,13 @@ class Journal:
             try:
                 await self._write(units)
             finally:
-                # Cancelled while there was no room, what is left is not lost to the last commit.
+                # If cancelled while the disk is full, the remaining units go into the last commit.
                 self._waiting[:0] = units
         self._work = trio.Event()
         self._idle.set()
 
     async def _write(self, units: list[Unit]) -> None:
-        """Write *units*, or refuse those that cannot be written; they are taken out of the list."""
+        """Write *units*, or refuse those that cannot be written, and remove them from the list."""
         try:
             await self._commit(units)
         except (StoreFull, StoreRefused) as error:
@@ -448,11 +448,12 @@ class Journal:
         return units
 
     async def _commit(self, units: list[Unit]) -> None:
-        """Write *units* in batches and say so.
+        """Write *units* in batches, remove them from the list and make their calls.
 
         Raises:
-            StoreFull: Nothing of the units that are left in *units* was kept.
-            StoreFailed: The store is of no use any more.
+            StoreFull: There is no room; none of the units left in *units* was stored.
+            StoreRefused: A change cannot be stored; none of the units left in *units* was stored.
+            StoreFailed: The store has failed; whether the units left in *units* were stored is unknown.
         """
         while units:
             batch = Batch()
@@ -479,13 +480,13 @@ class Journal:
             for unit in done:
                 left -= len(unit)
                 if left < 0 and unit is not done[0]:
-                    # What has been written stays written: only the process's end may come between.
+                    # Written changes take effect: only the end of the process may interrupt this.
                     await trio.lowlevel.cancel_shielded_checkpoint()
                     left = _CHANGES_OF_A_TURN
                 unit.kept(self.on_fault)
 
     async def _one_by_one(self, units: list[Unit], error: AmqpError) -> None:
-        """The disk is full, or one of *units* cannot be kept: see which of them can."""
+        """Write *units* one at a time, since the disk is full or the store refuses one of them."""
         _log.error("%s", error)
         while units:
             unit = units[0]
@@ -493,7 +494,7 @@ class Journal:
                 await self._commit([unit])
             except StoreFull as full:
                 if unit.refused is None:
-                    # It takes away what has gone, and has to be written some time.
+                    # The unit removes messages, so that it has to be written sooner or later.
                     await trio.sleep(FULL_RETRY_S)
                     continue
                 self._refuse(unit, Error.of(full))
@@ -506,9 +507,9 @@ class Journal:
             del units[0]
 
     async def _reopen(self, units: list[Unit], error: AmqpError) -> None:
-        """Whether *units* were kept is unknown: verify the store, and write them once more.
+        """Reopen the store, which verifies it, and write *units* again: their result is unknown.
 
-        What they do comes to the same when it is done twice.
+        Writing a unit twice has the same effect as writing it once.
         """
         _log.critical("%s", error)
         try:
@@ -541,7 +542,7 @@ class Journal:
                 self.on_given_up(_no_outcomes(again))
 
     def log_refused(self, count: int, address: str, error: Error, now: float) -> None:
-        """Warn that *count* messages for *address* cannot be kept, if the log may have the line."""
+        """Warn that *count* messages for *address* cannot be stored, within the rate limit of the log."""
         left_out = self._log_limiter.admit((address, error.condition), now)
         if left_out is not None:
             _log.warning(
@@ -549,7 +550,7 @@ class Journal:
             )
 
     def _refuse(self, unit: Unit, error: Error) -> None:
-        """Let *unit*, if it can be refused, take *error*."""
+        """Refuse *unit* with *error*, if it can be refused."""
         try:
             unit.refuse(error)
         except Exception as another:
@@ -557,7 +558,7 @@ class Journal:
 
 
 async def _write_in_turns(unit: Unit, batch: Batch, left: int) -> int:
-    """Add *unit* to *batch*, of which *left* changes in this turn. Returns how many are left of the last."""
+    """Add *unit* to *batch*, with *left* changes before the next turn; return the number left then."""
     for _ in unit.writing(batch):
         left -= 1
         if left <= 0:
@@ -571,17 +572,17 @@ def _log_fault(owner: object, error: Exception) -> None:
 
 
 class InDoubt(Error, gc=False):
-    """Nobody knows whether it was kept: no outcome may be said, since either may be a lie."""
+    """Error of changes of which it is unknown whether they were stored: any outcome might be wrong."""
 
 
 def accept(delivery: IncomingDelivery) -> None:
-    """What *delivery* brought is kept."""
+    """Accept *delivery*, whose message is stored."""
     delivery.settle(ACCEPTED)
 
 
 def refuse(delivery: IncomingDelivery, error: Error) -> None:
-    """Say that what *delivery* brought is not taken because of *error*; if that is in doubt, say
-    nothing of it, and let its sender know by the end of its link."""
+    """Reject *delivery* because of *error*; if the result is unknown, send no outcome and detach its
+    link instead, so that the sender learns of it."""
     if isinstance(error, InDoubt):
         delivery.link.detach(Error(error.condition, error.description))
     else:
@@ -597,10 +598,10 @@ def _no_outcomes(failure: AmqpError) -> Error:
 
 
 class QueueLedger:
-    """Keeps the durable messages of *queue*, which is the node *number* of the store.
+    """Storage of the durable messages of *queue*, which has the node number *number* in the store.
 
-    A message is put into its queue when it is on the disk, and what comes after it waits with it:
-    nobody gets, settles or counts what could still be lost, and order stays order.
+    A message is put into its queue when it is on the disk, and later messages wait behind it: consumers
+    and counters see only messages that cannot be lost any more, and the order is kept.
     """
 
     def __init__(
@@ -612,8 +613,8 @@ class QueueLedger:
         self._queue = queue
 
     def wants(self, entry: Entry) -> bool:
-        """Whether *entry* has to be staged: it is durable, it is behind one that waits, or there is
-        no more room for it in memory."""
+        """Return whether *entry* has to be staged: it is durable, a message before it is waiting, or
+        memory has no room for it."""
         queue = self._queue
         return (
             entry.durable
@@ -623,7 +624,7 @@ class QueueLedger:
         )
 
     def reserve(self, entry: Entry) -> None:
-        """Give *entry* its place; :meth:`stage` follows."""
+        """Reserve the position of *entry*; :meth:`stage` follows."""
         self._queue.reserve(entry)
 
     def stage(
@@ -633,10 +634,10 @@ class QueueLedger:
         done: Callable[[], None] | None = None,
         note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
     ) -> None:
-        """Put *entries* once they are kept, and answer *deliveries* then, which brought them.
+        """Put *entries* once they are stored, and then answer *deliveries*, which brought them.
 
-        *done* is called last, whatever became of them. *note* adds to the unit what is to be kept
-        of the deliveries themselves.
+        *done* is called last, whether they were stored or refused. *note* adds to the unit the changes
+        for the deliveries themselves.
         """
 
         def put() -> None:
@@ -669,9 +670,9 @@ class QueueLedger:
         self._journal.add(unit)
 
     def receive(self, entry: Entry) -> None:
-        """Put *entry*, which is in the broker already and cannot be refused, once it is kept.
+        """Put *entry* once it is stored; it is in the broker already and cannot be refused.
 
-        It is written together with what is changed next, such as its removal from another node.
+        It is written together with the next changes, such as its removal from another node.
         """
         unit = self._journal.loose
         self._queue.reserve(entry)
@@ -684,7 +685,7 @@ class QueueLedger:
         unit.then(partial(self._queue.put, entry), undo, self._queue)
 
     def receive_all(self, entries: list[Entry]) -> None:
-        """Put *entries*, which were held, as :meth:`receive` does each of them; they are encoded later."""
+        """Put *entries*, which were held, as :meth:`receive` does each one; they are encoded later."""
         unit = self._journal.loose
         queue = self._queue
         let_go, reserve = queue.let_go, queue.reserve
@@ -715,7 +716,7 @@ class QueueLedger:
                 self._keep(unit, entry)
                 entry.stored = True
 
-    # --- What the queue says (queues.Ledger) ---
+    # --- Changes of the queue (queues.Ledger) ---
 
     def remove(self, entry: Entry) -> None:
         unit = self._journal.loose
@@ -738,7 +739,7 @@ class QueueLedger:
         elif entry.origin == (number, entry.sequence):
             unit.update(number, entry.sequence, head)
         elif entry.origin is not None:
-            # It comes from another node, which takes it away in the same unit.
+            # The entry comes from another node, which removes it in the same unit.
             unit.move(*entry.origin, number, entry.sequence, head)
             entry.origin = (number, entry.sequence)
 
@@ -746,7 +747,7 @@ class QueueLedger:
         unit = self._journal.loose
         for entry in sorted(kept, key=lambda entry: entry.sequence):
             if entry.pieces:
-                # It is not in memory and cannot be put again.
+                # The payload is not in memory, so that the message cannot be put again.
                 if first < entry.sequence:
                     unit.drop(self.number, first, entry.sequence - 1)
                 first = entry.sequence + 1
@@ -756,11 +757,11 @@ class QueueLedger:
             if not entry.pieces:
                 self._keep(unit, entry)
 
-    # --- Messages in pieces (pieces.Arrival) ---
+    # --- Messages stored in pieces (pieces.Arrival) ---
 
     def expect(self, entry: Entry) -> None:
-        """Give *entry*, the body of which is to come, its place; :meth:`complete` or :meth:`cancel`
-        follows."""
+        """Reserve the position of *entry*, whose body has not arrived yet; :meth:`complete` or
+        :meth:`cancel` follows."""
         self._queue.expect(entry)
         entry.origin = (self.number, entry.sequence)
 
@@ -771,7 +772,7 @@ class QueueLedger:
         kept: Callable[[], None],
         refused: Callable[[Error], None],
     ) -> None:
-        """Keep the next *pieces* of *entry*, and say so."""
+        """Store the next *pieces* of *entry*; call *kept* or *refused* afterwards."""
         unit = Unit(refused)
         for piece in pieces:
             unit.piece(self.number, entry.sequence, entry.pieces, piece)
@@ -787,8 +788,8 @@ class QueueLedger:
         refused: Callable[[Error], None],
         note: Callable[[Unit], None],
     ) -> None:
-        """All pieces of *entry* have been written: from now on it is a message. *note* adds to the
-        unit what is to be kept of its delivery."""
+        """Store the head of *entry*, whose pieces have all been written, which makes it a message.
+        *note* adds to the unit the changes for its delivery."""
 
         def failed(error: Error) -> None:
             unit.undo()
@@ -803,7 +804,7 @@ class QueueLedger:
         self._journal.add(unit)
 
     def make(self, entry: Entry) -> None:
-        """All pieces of *entry* are kept: it is a message with what is changed next."""
+        """Make *entry* a message with the next changes; all of its pieces are stored."""
         unit = self._journal.loose
         self._put_head(unit, entry)
         unit.then(partial(self._queue.arrive, entry), partial(self.cancel, entry), self._queue)
@@ -814,7 +815,7 @@ class QueueLedger:
         unit.put(self.number, entry.sequence, head_of(entry), payload)
 
     def cancel(self, entry: Entry) -> None:
-        """The rest of *entry* does not come."""
+        """Drop *entry*, the rest of which does not arrive."""
         entry.stored = False
         self._journal.loose.remove(self.number, entry.sequence)
         self._queue.forgo(entry)
@@ -824,5 +825,5 @@ class QueueLedger:
         if failure is None:
             self._journal.loose.then(lambda: delivery.settle(outcome))
         else:
-            # Its peer would wait for ever.
+            # Without an outcome its peer would wait for ever.
             delivery.link.detach(_no_outcomes(failure))

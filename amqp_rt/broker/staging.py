@@ -1,25 +1,24 @@
-"""Messages that are published by epochs: all that the tasks of an epoch have sent, once, or nothing.
+"""Publishing by epochs: the messages sent by all tasks of an epoch are published once, or not at all.
 
-Who writes the results of a computation in steps, each of which may be done again after a failure,
-says of each link which *producer* it belongs to, which *epoch* (step), which part of it, and which
-attempt at that part. What comes on such a link is kept aside, where no consumer sees it (a
-:class:`Stage`). One request commits an epoch: it names the attempts that count, with the number and
-the checksum of their messages, and those are published, in that order. An epoch that is committed
-already is not published again, however often it is asked for.
+A computation in steps, each of which may be repeated after a failure, gives each link the *producer* it
+belongs to, the *epoch* (step), the part of it, and the attempt at that part. The messages of such a link
+are held in a :class:`Stage`, where no consumer sees them. One request commits an epoch: it names the
+attempts that count, with the number and the checksum of their messages, and these are published in that
+order. Committing an epoch again does not publish it again.
 
-The number of an epoch does not say what it held: a checkpoint that was restored from a backup counts on from
-an older number, and plans something else under it. So the producer keeps with its last epoch an
-:class:`Identity` of each *write* to it. A repetition that is alike is skipped; one that is not is refused
-with :data:`DIFFERENT`, since skipping it would lose messages, and publishing it would double some. An epoch
-may have several writes: each is known by a name of its own, and a later run repeats them in their order.
+The number of an epoch does not determine its content: a checkpoint that was restored from a backup
+continues from an older number and plans other input under it. Therefore the producer keeps with its last
+epoch an :class:`Identity` of each *write* to it. An equal repetition is skipped; a different one is
+refused with :data:`DIFFERENT`, since skipping it would lose messages, and publishing it would duplicate
+some. An epoch may have several writes: each has a name of its own, and a later run repeats them in their
+order.
 
-A producer has *runs*. One that was not heard of before replaces the one before it: links of that are
-detached with ``amqp:link:stolen``, and what it commits is refused, so that a process that was thought
-dead cannot get in between.
+A producer has *runs*. A new run replaces the one before it: links of the earlier run are detached with
+``amqp:link:stolen``, and its commits are refused, so that a process believed dead cannot interfere.
 
-In a store the decision is one fact. What follows from it is written in parts, each of which takes
-messages from their stage and puts them into their node in one commit, and goes on after a restart:
-however large an epoch is, it takes bounded memory.
+In a store the decision to commit is one fact. Its effects are written in steps, each of which moves
+messages from their stage to their node in one commit, and they continue after a restart: however large
+an epoch is, publishing it takes bounded memory.
 """
 
 from __future__ import annotations
@@ -54,48 +53,48 @@ from .transactions import UNKNOWN_TRANSACTION
 
 _log = logging.getLogger("amqp_rt.broker")
 
-#: What is offered to a link that stages messages, and the properties that make it one.
+#: Capability offered to a link that stages messages, and the properties that such a link has.
 EPOCH_PUBLISH: Final = Symbol("amqp_rt:epoch-publish")
 PRODUCER: Final = Symbol("amqp_rt:producer")
 RUN: Final = Symbol("amqp_rt:run")
 EPOCH: Final = Symbol("amqp_rt:epoch")
 PART: Final = Symbol("amqp_rt:part")
 ATTEMPT: Final = Symbol("amqp_rt:attempt")
-#: Set by a link that goes on with what an earlier one of this attempt has staged.
+#: Property of a link that continues an attempt with the messages staged by an earlier link.
 RESUMES: Final = Symbol("amqp_rt:resumes")
-#: Optional: the name of the write that the attempt belongs to, where an epoch has several.
+#: Optional: name of the write that the attempt belongs to, if an epoch has several.
 WRITE: Final = Symbol("amqp_rt:write")
-#: What the answer says: the epoch that was committed last, -1 if none was; and whether this write seems to be
+#: Properties of our answer: the epoch committed last, -1 if none; and whether this write appears to be
 #: published already, so that nothing has to be sent for it.
 COMMITTED: Final = Symbol("amqp_rt:committed-epoch")
 PUBLISHED: Final = Symbol("amqp_rt:published")
 
-#: Condition of a commit that is refused because the epoch was committed with something else.
+#: Condition of a commit refused because the epoch was committed with other content.
 DIFFERENT: Final = "amqp_rt:epoch-different"
 
-#: Kinds of facts: a producer of a node, by their number and name; and a stage, by its number.
+#: Kinds of facts: a producer, by the number of its node and its name; a stage, by its number.
 PRODUCER_FACT: Final = "epoch-producer"
 STAGE_FACT: Final = "epoch-stage"
 
-#: The format of an entry that holds a batch of messages; not the one of the wire, which any message may say it has.
+#: Format of an entry that holds a batch of messages; not that of the wire, which any message may carry.
 _BATCH: Final = -1
 
-#: Characters of the names of producers and runs.
+#: Characters in the name of a producer or run.
 _NAME_MAX: Final = 256
 _WHOLE_MAX: Final = 2**63 - 1
 #: Messages and bytes that are published with one commit.
 _RUN_MESSAGES: Final = 1_000
 _RUN_BYTES: Final = 4 * 1024 * 1024
-#: Bytes of a message, as far as credit goes: before any has come, and at least. Credit is promised for the
-#: largest one that is staged, so that what has credit finds room.
+#: Bytes of a message assumed for credit: before any has arrived, and at least. Credit is granted for
+#: messages as large as the largest one staged, so that messages with credit find room.
 _SIZE_FIRST: Final = 1024 * 1024
 _SIZE_LEAST: Final = 4 * 1024
-#: Seconds after which what did not fit the disk is tried again.
+#: Seconds between attempts to publish messages that could not be read or written.
 _RETRY_S: Final = 1.0
 
 
 class Claim(Struct, frozen=True):
-    """What a link says of the messages that it stages."""
+    """Producer, epoch, part and attempt that a link stages messages for."""
 
     producer: str
     run: str
@@ -106,14 +105,14 @@ class Claim(Struct, frozen=True):
 
 
 class Identity(Struct, array_like=True, frozen=True):
-    """What one write to an epoch is, beside the number of the epoch. New fields go to the end.
+    """Identity of one write to an epoch, besides the number of the epoch. New fields go to the end.
 
     Attributes:
-        write: Name of the write, which is another one in each run; empty if an epoch has only one.
-        query: Which computation has made the messages, whatever its run.
-        plan: What the computation was to read, as it was planned; empty if it is not known.
-        content: What tells the messages from others, whatever their order and their parts. Made of the parts
-            if it is empty.
+        write: Name of the write, different in each run; empty if an epoch has only one.
+        query: The computation that has made the messages, the same in all of its runs.
+        plan: Input of the computation as it was planned; empty if unknown.
+        content: Fingerprint of the messages, independent of their order and parts; computed from the
+            parts if it is empty.
     """
 
     write: str = ""
@@ -122,9 +121,9 @@ class Identity(Struct, array_like=True, frozen=True):
     content: str = ""
 
     def repeats(self, earlier: Identity) -> bool:
-        """Whether this is *earlier* once more.
+        """Return whether this write repeats *earlier*.
 
-        One plan of one query is read once. Without plans the messages have to be the same.
+        A plan of a query is read once. Without plans the messages have to be the same.
         """
         return self.query == earlier.query and (
             bool(self.plan and self.plan == earlier.plan) or self.content == earlier.content
@@ -136,20 +135,20 @@ class Identity(Struct, array_like=True, frozen=True):
 
 
 class Write(Struct, array_like=True, frozen=True):
-    """One write to the epoch that was committed last, as the store keeps it. New fields go to the end."""
+    """Write to the epoch committed last, as the store keeps it. New fields go to the end."""
 
-    #: The run that has committed it, or repeated it last.
+    #: Run that committed it, or was the last to repeat it.
     run: str
-    #: None if it was committed before identities were kept: anything repeats it.
+    #: None if it was committed before identities were stored: then any write repeats it.
     identity: Identity | None
 
 
-#: The identity of a commit that says nothing of itself but its parts.
+#: Identity of a commit that states only its parts.
 _NOT_SAID: Final = Identity()
 
 
 class Part(Struct, frozen=True):
-    """One attempt that counts, and what it has to have sent: CRC-32 over its encoded messages."""
+    """Attempt that counts, with the number and the CRC-32 of its encoded messages."""
 
     part: int
     attempt: int
@@ -158,20 +157,20 @@ class Part(Struct, frozen=True):
 
 
 class _KnownProducer(Struct, array_like=True):
-    """A producer as the store keeps it. New fields go to the end."""
+    """Stored form of a producer. New fields go to the end."""
 
     runs: list[str]
     epoch: int
     #: Stages that are being published.
     publishing: list[int]
-    #: When something was heard of it last.
+    #: Wall-clock time of its last attach, request or run.
     used: float = 0.0
-    #: None if it was kept before identities were.
+    #: None if it was stored before identities were.
     writes: tuple[Write, ...] | None = None
 
 
 class _KnownStage(Struct, array_like=True):
-    """A stage as the store keeps it. New fields go to the end."""
+    """Stored form of a stage. New fields go to the end."""
 
     node: int
     claim: Claim
@@ -179,15 +178,15 @@ class _KnownStage(Struct, array_like=True):
 
 
 class Destination(Protocol):
-    """The node that messages are staged for."""
+    """Node that messages are staged for."""
 
     inlet: Inlet
-    #: Its number in the store, 0 if it is not there.
+    #: Its number in the store, 0 if it is not stored.
     number: int
 
 
 def claim_of(link: ReceivingLink) -> Claim | Error | None:
-    """What *link* wants to stage; None if it is a link like any other."""
+    """Return the claim of *link*; None if it does not stage messages, an error if it is invalid."""
     properties = link.properties
     if PRODUCER not in properties:
         return None
@@ -211,7 +210,7 @@ def claim_of(link: ReceivingLink) -> Claim | Error | None:
 
 
 class Stage:
-    """What one link has sent for an epoch: where its messages are put, and what keeps them
+    """Messages that the links of one attempt have staged, and their storage
     (:class:`~amqp_rt.broker.producers.Place` and :class:`~amqp_rt.broker.producers.Ledger`)."""
 
     def __init__(self, area: Staging, claim: Claim, number: int, began: float) -> None:
@@ -229,9 +228,9 @@ class Stage:
         self.key = claim.epoch, claim.part, claim.attempt
         #: The messages, if they are in memory only.
         self.entries: list[Entry] = []
-        #: Count and checksum are known: it was not found in the store.
+        #: Whether count and checksum are known; they are not after a restart.
         self.counted = True
-        #: Messages on their way to the disk, which are not in ``count`` yet.
+        #: Messages being written to the disk, not yet in ``count``.
         self.writing = 0
         self._next = 0
 
@@ -244,26 +243,26 @@ class Stage:
         self._count(entry)
 
     def fits(self, size: int) -> bool:
-        """Whether there is room for *size* bytes."""
+        """Return whether there is room for *size* bytes."""
         return self.area.fits(size, volatile=not self.number)
 
     def hold(self, entry: Entry) -> None:
-        """Never called: these links take part in no transaction."""
+        """Do nothing: these links take part in no transaction."""
 
     def let_go(self, entry: Entry) -> None:
-        """Never called: these links take part in no transaction."""
+        """Do nothing: these links take part in no transaction."""
 
     def room_again(self) -> None:
-        """Never called: these links take part in no transaction."""
+        """Do nothing: these links take part in no transaction."""
 
     # --- Ledger ---
 
     def wants(self, entry: Entry) -> bool:
-        """Everything is kept, whatever it says of itself: an epoch is whole or it is not there."""
+        """Return True: even messages that are not durable are stored, so that the epoch is complete."""
         return True
 
     def reserve(self, entry: Entry) -> None:
-        """Give *entry* its place."""
+        """Assign *entry* its sequence number."""
         entry.sequence = self._next
         self._next += 1
         self.writing += 1
@@ -276,7 +275,7 @@ class Stage:
         done: Callable[[], None] | None = None,
         note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
     ) -> None:
-        """Keep *entries*, and answer *deliveries* then, which brought them."""
+        """Store *entries*, and then answer *deliveries*, which brought them."""
         journal = self.area.journal
         assert journal is not None
 
@@ -306,16 +305,16 @@ class Stage:
         journal.add(unit)
 
     def receive(self, entry: Entry) -> None:
-        """Never called: only links bring messages here."""
+        """Do nothing: only links bring messages here."""
 
     def restored(self, last: int, size: int) -> None:
-        """Take up what the store has: messages up to the number *last*, *size* bytes of them."""
+        """Restore the stage from the store, which has *size* bytes of messages up to number *last*."""
         self.counted = False
         self._next = last + 1
         self.area.grow(self, size)
 
     def left(self, link: ReceivingLink) -> None:
-        """Forget *link*, which is over, unless another one has taken its place."""
+        """Forget *link*, which has ended, unless another one has replaced it."""
         if self.link is link:
             self.link = None
 
@@ -330,13 +329,13 @@ class Stage:
 
 
 class StagingProducer(Producer):
-    """A link that stages messages, alone or in batches."""
+    """Receiving end of a link that stages messages, single ones or batches."""
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         if not any(delivery.message_format == MESSAGE_BATCH for delivery in deliveries):
             super().deliver(link, deliveries)
             return
-        # As for single messages: what was promised is used first.
+        # As for single messages: deliveries use granted credit first.
         self.unpromised = self.early and len(deliveries) > self.promised
         self.intake.used(self)
         single: list[Any] = []
@@ -348,14 +347,14 @@ class StagingProducer(Producer):
                 Inlet.deliver(self, link, single)
                 single = []
             if not self._deliver_batch(link, delivery):
-                # The link is detached: what comes behind is not taken.
+                # The link is detached: later deliveries are ignored.
                 break
         if single:
             Inlet.deliver(self, link, single)
         self.intake.top_up(self)
 
     def _deliver_batch(self, link: ReceivingLink, delivery: Any) -> bool:
-        """Stage the messages of a batch, or refuse all of them; return whether the link goes on."""
+        """Stage the messages of a batch, or refuse all of them; return whether the link continues."""
         stage = self.node
         assert isinstance(stage, Stage)
         if delivery.state is not None and type(delivery.state) is not Received:
@@ -363,7 +362,7 @@ class StagingProducer(Producer):
             return False
         now, publisher, check = self.wall(), link.peer.container_id, self.check
         entries: list[Entry] = []
-        # Each is what its octets say, whenever they are read.
+        # Whether reading the messages again later gives the same entries.
         plain = True
         refusal: Rejected | None = None
         try:
@@ -405,8 +404,8 @@ class StagingProducer(Producer):
             delivery.settle(ACCEPTED)
             return True
         if plain:
-            # All that is known of them can be read again when they are published.
-            # Until they are counted, they need not be read again.
+            # Their entries can be made from the batch again when they are published. The payloads are
+            # kept as marks until they are counted, which saves reading the batch again.
             marks = [entry.payload for entry in entries]
             entries = [
                 Entry(delivery.payload, _BATCH, durable=True, publisher=publisher, marks=marks)
@@ -424,32 +423,32 @@ class StagingProducer(Producer):
 
 
 class EpochProducer:
-    """One producer of one node."""
+    """Producer of one node."""
 
     def __init__(self, destination: Destination, name: str, used: float) -> None:
         self.destination = destination
         self.name = name
-        #: When something was heard of it last, by the wall clock.
+        #: Wall-clock time of its last attach, request or run.
         self.used = used
         #: Its runs, the latest one last.
         self.runs: list[str] = []
-        #: The epoch that was committed last, and the writes to it, in order.
+        #: The epoch committed last, and the writes to it, in order.
         self.epoch = -1
         self.writes: tuple[Write, ...] = ()
         #: epoch, part, attempt → stage
         self.stages: dict[tuple[int, int, int], Stage] = {}
-        #: Stages of a committed epoch that are to be published, in order, and not among those any more.
+        #: Stages of a committed epoch that have to be published, in order; no longer in ``stages``.
         self.publishing: list[Stage] = []
         #: Held while an epoch is committed or published.
         self.busy = trio.Lock()
-        #: A decision is being written, and whether the runs have changed meanwhile. Until the decision
-        #: is kept or refused nothing else may be written of the producer: it would replace the decision,
-        #: or keep one that is refused.
+        #: Whether a decision is being written, and whether the runs have changed meanwhile. Until the
+        #: decision is stored or refused, no other state of the producer may be written: it would replace
+        #: the decision, or store one that is refused.
         self.deciding = False
         self.changed = False
 
     def has(self, claim: Claim) -> bool:
-        """Whether the write of *claim* seems to be published already."""
+        """Return whether the write of *claim* appears to be published already."""
         if claim.epoch != self.epoch:
             return claim.epoch < self.epoch
         return any(
@@ -458,10 +457,12 @@ class EpochProducer:
         )
 
     def repeated(self, run: str, epoch: int, identity: Identity, count: int) -> int | None:
-        """Find the write that one of *count* messages with *identity* repeats; None if it is a new one.
+        """Return the index of the write that a write of *count* messages with *identity* repeats.
+
+        None if the write is new.
 
         Raises:
-            AmqpError: Something else was committed in its place.
+            AmqpError: The epoch was committed with other content, or is older than the last one.
         """
         if epoch > self.epoch:
             return None
@@ -479,9 +480,9 @@ class EpochProducer:
                 if identity.write != known.write:
                     continue
                 if identity.write:
-                    # The same request once more, whose answer was lost.
+                    # The same request again, because its answer was lost.
                     return at
-            # A write without messages adds nothing, so nothing is lost with it.
+            # A write without messages adds nothing, so that skipping it loses nothing.
             if identity.repeats(known) or not (identity.write or count):
                 return at
             earlier = earlier or known
@@ -496,15 +497,16 @@ class EpochProducer:
 
 
 class Staging:
-    """What is staged at the nodes of a broker.
+    """Staged messages of all nodes of a broker.
 
     Args:
         memory: Shared account of bytes.
-        journal: Keeps what is staged for nodes that are in the store; None if there is none.
-        clock: Whose wall clock says how old a stage is.
+        journal: Writes the stages of stored nodes; None if there is no store.
+        clock: Its wall clock measures the age of stages.
         limits: Bounds.
-        new_number: Gives a number that nothing else has in the store.
-        on_fault: Called with a destination and an unexpected error of its work; returns the refusal of it.
+        new_number: Returns a number unused in the store.
+        on_fault: Called with a destination and an unexpected error of its work; returns the error to
+            answer the request with.
     """
 
     def __init__(
@@ -525,22 +527,22 @@ class Staging:
         self._intake = Intake(self)
         self.awaited = False
         self.on_room: Callable[[], None] = self._intake.on_room
-        #: Bytes of everything that is staged, and of the largest message since there was nothing.
+        #: Bytes of all staged messages, and size of the largest one since there were none.
         self.bytes = 0
         self._largest = 0
         self._producers: dict[Destination, dict[str, EpochProducer]] = {}
         self._stages: dict[Stage, EpochProducer] = {}
-        #: Commits that were asked for, and what is left to be published since a restart.
+        #: Requested commits that ``run`` has not started yet.
         self._asked: list[Callable[[], Any]] = []
         self._work = trio.Event()
 
     # --- Room (producers.Node) ---
 
     def room(self) -> int:
-        """Return how many messages may be promised, with an eighth of the room in reserve.
+        """Return how many messages may get credit, with an eighth of the room in reserve.
 
         Refusing a message that has credit would break the order of its part, or end it. So credit is
-        withheld in time, and whoever has some may go on when less memory or room is left than was thought.
+        withheld in time, and links that have some may use it when memory or room has become scarce.
         """
         left = self.limits.staged_bytes_max * 7 // 8 - self.bytes
         if left <= 0 or self.memory.scarce:
@@ -551,41 +553,41 @@ class Staging:
     def fits(self, size: int, *, volatile: bool) -> bool:
         """Return whether a message of *size* bytes, which has credit, may be staged.
 
-        The last one may go beyond the bound.
+        The last message admitted may exceed the bound.
         """
         if size > self.limits.staged_bytes_max or self.bytes >= self.limits.staged_bytes_max:
             return False
         return not volatile or self.memory.held + size <= self.memory.limit
 
     def grow(self, stage: Stage, size: int) -> None:
-        """*stage* has *size* bytes more, or less."""
+        """Account for *size* more bytes in *stage*, or fewer if it is negative."""
         stage.bytes += size
         self.bytes += size
         self._largest = max(self._largest, size) if self.bytes else 0
         if not stage.number:
             self.memory.held += size
         if self.awaited:
-            # Messages that are smaller than was thought leave room, too.
+            # Messages smaller than assumed leave room, too.
             self.on_room()
         if size < 0 and not stage.number:
             self.memory.tell()
 
     def note_batch(self, size: int) -> None:
-        """Promise credit for batches of *size* bytes: one delivery of credit takes that much."""
+        """Compute credit for batches of *size* bytes: one delivery takes as much room."""
         self._largest = max(self._largest, size)
 
     def payloads_of(self, entry: Entry) -> list[bytes]:
-        """Return the messages that are kept in *entry*, which may be a batch."""
+        """Return the messages stored in *entry*, which may be a batch."""
         if entry.message_format != _BATCH:
             return [entry.payload]
-        # More than the limit was refused, which may have been another one then.
+        # Batches above the limit were refused on arrival, when the limit may have been another one.
         return read_messages(entry.payload, len(entry.payload))
 
     def entries_of(self, entry: Entry) -> list[Entry]:
-        """Return *entry*, or an entry for each of the messages that it holds.
+        """Return *entry*, or if it is a batch, an entry for each of its messages.
 
         Raises:
-            DecodeError: One was admitted under other limits.
+            DecodeError: A message was admitted under other limits.
         """
         if entry.message_format != _BATCH:
             return [entry]
@@ -610,10 +612,10 @@ class Staging:
     def attach(
         self, destination: Destination, link: ReceivingLink, claim: Claim, target: Target | None
     ) -> None:
-        """Let *link* stage messages for *destination*, or refuse it; *target* is its answer.
+        """Attach *link* to stage messages for *destination*, or refuse it; *target* is its answer.
 
-        An attempt that attaches again begins anew, unless the link says that it resumes: then it goes on
-        with what is staged, after it has asked how much that is (:meth:`count`).
+        An attempt that attaches again starts from nothing, unless the link resumes it: then it continues
+        with the staged messages, having asked for their number (:meth:`count`).
         """
         stage: Stage | None = None
         try:
@@ -622,7 +624,7 @@ class Staging:
             stolen = _stolen("another link stages this attempt")
             if earlier is not None and link.properties.get(RESUMES) is True:
                 stage = earlier
-                # The broker may not have noticed yet that the connection of the earlier link is gone.
+                # The broker may not have noticed yet that the connection of the earlier link is lost.
                 if stage.link is not None:
                     stage.link.detach(stolen)
             elif earlier is not None:
@@ -676,11 +678,11 @@ class Staging:
         return stage
 
     async def count(self, destination: Destination, claim: Claim) -> tuple[int, int]:
-        """Return how many messages the stage of *claim* has, and their CRC-32, once all that has arrived
-        is kept.
+        """Return the number and the CRC-32 of the staged messages of *claim*, once all of them that have
+        arrived are stored.
 
         Raises:
-            AmqpError: A later run has taken over, or nothing is staged there.
+            AmqpError: A later run has replaced this one, or the attempt has no stage.
         """
         producer = self._enter(destination, claim.producer, claim.run)
         while True:
@@ -700,10 +702,10 @@ class Staging:
                 return stage.count, stage.crc
 
     def _enter(self, destination: Destination, name: str, run: str) -> EpochProducer:
-        """The producer *name* of *destination*, whose latest run *run* is, from now on at least.
+        """Return producer *name* of *destination*; a new *run* becomes its latest one.
 
         Raises:
-            AmqpError: A later run has replaced it, or there are too many producers.
+            AmqpError: A later run has replaced *run*, or there are too many producers.
         """
         producers = self._producers.setdefault(destination, {})
         producer = producers.get(name)
@@ -728,10 +730,10 @@ class Staging:
         return producer
 
     def _make_room(self, producers: dict[str, EpochProducer], now: float) -> None:
-        """Forget the one of *producers* that has been silent for longest, if that was long enough.
+        """Forget the least recently used of *producers*, if it was idle for long enough.
 
         Raises:
-            AmqpError: It was not.
+            AmqpError: None of them was.
         """
         silent = [
             each
@@ -751,7 +753,7 @@ class Staging:
             self.journal.loose.forget(PRODUCER_FACT, _producer_key(oldest))
 
     def _keep_soon(self, producer: EpochProducer) -> None:
-        """Write what is known of *producer* with what is written next, or after its decision."""
+        """Write the state of *producer* with the next changes, or after its decision."""
         producer.changed = producer.deciding
         if not producer.deciding and producer.destination.number and self.journal is not None:
             self._keep(
@@ -766,13 +768,13 @@ class Staging:
         writes: tuple[Write, ...],
         publishing: Sequence[Stage],
     ) -> None:
-        """Let *unit* write that *producer* has committed *epoch* by *writes*, of which *publishing* is left."""
+        """Add to *unit* that *producer* has committed *epoch* by *writes*; *publishing* is left to do."""
         numbers = [stage.number for stage in publishing]
         known = _KnownProducer(producer.runs, epoch, numbers, producer.used, writes)
         unit.keep(PRODUCER_FACT, _producer_key(producer), msgspec.msgpack.encode(known))
 
     def _drop(self, producer: EpochProducer, stage: Stage, error: Error | None = None) -> None:
-        """Forget *stage* and its messages."""
+        """Drop *stage* and its messages, and detach its link with *error*."""
         stage.deleted = True
         if producer.stages.get(stage.key) is stage:
             del producer.stages[stage.key]
@@ -783,7 +785,7 @@ class Staging:
         self._forget(stage)
 
     def _forget(self, stage: Stage) -> None:
-        """Nothing of *stage* is left: say so to the store, and give its room back."""
+        """Delete *stage* from the store, and release its room."""
         if stage.number and self.journal is not None:
             unit = self.journal.loose
             unit.clear(stage.number)
@@ -794,12 +796,12 @@ class Staging:
     # --- Committing ---
 
     def committed(self, destination: Destination, producer: str) -> int:
-        """The epoch that *producer* has committed last at *destination*, -1 if none."""
+        """Return the epoch that *producer* has committed last at *destination*, -1 if none."""
         known = self._producers.get(destination, {}).get(producer)
         return -1 if known is None else known.epoch
 
     def query(self, destination: Destination, producer: str) -> str:
-        """The query of the epoch that *producer* has committed last, empty if it did not say."""
+        """Return the query of the epoch that *producer* has committed last, empty if not given."""
         known = self._producers.get(destination, {}).get(producer)
         if known is None or not known.writes or known.writes[-1].identity is None:
             return ""
@@ -816,23 +818,26 @@ class Staging:
         *,
         skip_different: bool = False,
     ) -> bool:
-        """Publish what *parts* name, once; whether that was not done before.
+        """Publish the messages of *parts* once; return False if they had been published before.
 
-        When this returns all of it is in the node, and kept. Cancelled, it goes on.
+        On return all of them are in the node, and stored. A cancelled commit is still carried out.
 
         Args:
             destination: The node.
-            producer: Who publishes there.
+            producer: Name of the producer.
             run: Its run; the latest one, or a new one.
-            epoch: What is committed.
-            parts: Which attempts count.
-            identity: What this write is.
-            skip_different: Take what the epoch was committed with for this write, whatever it was.
+            epoch: Number of the epoch to commit.
+            parts: The attempts that count.
+            identity: Identity of this write.
+            skip_different: Accept the content with which the epoch was committed instead, even if it
+                differs from this write, and publish nothing.
 
         Raises:
-            AmqpError: A later run has taken over; the epoch was committed with something else
-                (:data:`DIFFERENT`); an attempt is not there, or has sent something
-                else than is said; or it cannot be kept. Nothing is published then.
+            AmqpError: A later run has replaced this one; the epoch was committed with other content
+                (:data:`DIFFERENT`); an attempt has no stage, or the messages staged for it differ from
+                its part; or the decision cannot be stored. Nothing is published then. If publishing
+                fails after the decision, because the node is deleted or the store given up, the epoch
+                stays committed.
         """
         self._check_identity(identity)
         if not identity.content:
@@ -865,10 +870,10 @@ class Staging:
         return found[0]
 
     def _check_identity(self, identity: Identity) -> None:
-        """Check that *identity* is not too long to be kept.
+        """Check the lengths of the fields of *identity*.
 
         Raises:
-            AmqpError: It is.
+            AmqpError: A field is too long.
         """
         for name, most in (
             ("write", _NAME_MAX),
@@ -894,7 +899,7 @@ class Staging:
         skip_different: bool,
     ) -> bool:
         async with producer.busy:
-            # What was decided before comes first, in the node and in the store.
+            # Earlier decisions come first, in the node and in the store.
             await self._publish(producer)
             self._check(producer, run)
             if self._repeat(producer, run, epoch, parts, identity, skip_different=skip_different):
@@ -910,8 +915,8 @@ class Staging:
                 stage = producer.stages.get((epoch, part.part, part.attempt))
                 if stage is not None and not stage.counted:
                     await self._recount(stage)
-            # While the store was read, another run may have taken over, attempts may have begun anew,
-            # and the node may have been deleted. From here on nothing waits until all is decided.
+            # While the store was read, another run may have taken over, attempts may have started again,
+            # and the node may have been deleted. From here to the decision there is no checkpoint.
             self._check(producer, run)
             stages = [self._verified(producer, epoch, part) for part in parts]
             if len(set(stages)) < len(stages):
@@ -933,7 +938,7 @@ class Staging:
         *,
         skip_different: bool,
     ) -> bool:
-        """Note that *run* repeats a write; whether it does.
+        """Record that *run* repeats a write; return whether it does.
 
         Raises:
             AmqpError: As for :meth:`EpochProducer.repeated`.
@@ -950,7 +955,7 @@ class Staging:
             return False
         writes = list(producer.writes)
         earlier, known = writes[at].run, writes[at].identity
-        # A checkpoint that was restored has another plan now, which is the one that is repeated next. A
+        # After a checkpoint was restored the plan is another one, and the next repetition will have it. A
         # request without messages may only ask whether the epoch is committed: its content is not that of
         # the epoch.
         if known is None or (run != earlier and (identity.write or count)):
@@ -961,10 +966,10 @@ class Staging:
         return True
 
     def _check(self, producer: EpochProducer, run: str) -> None:
-        """Check that *run* is the latest one of *producer*, whose node is there.
+        """Check that *run* is the latest one of *producer*, and that the node exists.
 
         Raises:
-            AmqpError: A later run has taken over, or as for :meth:`_check_there`.
+            AmqpError: A later run has replaced this one, or as for :meth:`_check_there`.
         """
         self._check_there(producer)
         if run != producer.runs[-1]:
@@ -973,10 +978,10 @@ class Staging:
             )
 
     def _check_there(self, producer: EpochProducer) -> None:
-        """Check that the node of *producer* is there, and in service.
+        """Check that the node of *producer* exists and is in service.
 
         Raises:
-            AmqpError: It has been deleted, or has failed.
+            AmqpError: The node has been deleted, or has failed.
         """
         known = self._producers.get(producer.destination, {}).get(producer.name)
         if known is not producer:
@@ -998,13 +1003,14 @@ class Staging:
         writes: tuple[Write, ...],
         stages: list[Stage],
     ) -> None:
-        """Commit *epoch*, which is what *stages* have, and then has *writes*.
+        """Commit *epoch* with the messages of *stages*; it consists of *writes* afterwards.
 
         Raises:
-            AmqpError: The decision cannot be kept; the stages are what they were.
+            AmqpError: The decision cannot be stored; the stages are kept, as far as none has replaced
+                them.
         """
         for stage in stages:
-            # Nothing is added to it any more.
+            # From here on no messages are added to the stage.
             if stage.link is not None:
                 stage.link.detach(_stolen("its epoch is committed"))
             del producer.stages[stage.key]
@@ -1026,20 +1032,20 @@ class Staging:
                 self._take_back(producer, stages)
                 self._decided(producer)
                 raise
-            # Cancelled, it stays undecided, as it may be written yet.
+            # If cancelled, the decision stays open, since it may still be written.
             producer.epoch, producer.writes = epoch, writes
             self._decided(producer)
         else:
             producer.epoch, producer.writes = epoch, writes
 
     def _decided(self, producer: EpochProducer) -> None:
-        """Let changes of *producer* be written again, beginning with those that have waited."""
+        """Allow the state of *producer* to be written again, and write the changes that have waited."""
         producer.deciding = False
         if producer.changed:
             self._keep_soon(producer)
 
     def _take_back(self, producer: EpochProducer, stages: list[Stage]) -> None:
-        """Put *stages* back, which are not published, unless others have their places now."""
+        """Restore *stages* that are not published, and drop those replaced by other ones."""
         for stage in stages:
             if stage.deleted:
                 continue
@@ -1049,7 +1055,11 @@ class Staging:
                 self._drop(producer, stage)
 
     def _verified(self, producer: EpochProducer, epoch: int, part: Part) -> Stage:
-        """The stage of *part*, which has what it has to have."""
+        """Return the stage of *part*, whose count and checksum are as they have to be.
+
+        Raises:
+            AmqpError: There is no such stage, it is still being written, or it has other messages.
+        """
         stage = producer.stages.get((epoch, part.part, part.attempt))
         name = f"attempt {part.attempt} at part {part.part} of epoch {epoch}"
         if stage is None:
@@ -1069,7 +1079,7 @@ class Staging:
         return stage
 
     async def _recount(self, stage: Stage) -> None:
-        """Count what the store has of *stage*, which was there before the broker started."""
+        """Count the stored messages of *stage*, which is older than the start of the broker."""
         journal = self.journal
         assert journal is not None
         first = count = crc = 0
@@ -1088,18 +1098,18 @@ class Staging:
         stage.count, stage.crc, stage.counted = count, crc, True
 
     def _sweep(self, producer: EpochProducer, epoch: int, write: str) -> None:
-        """Forget what was staged for that *write* to *epoch*, or for earlier epochs, and did not count."""
+        """Drop the stages of *write* to *epoch*, and of earlier epochs, that were not committed."""
         for stage in list(producer.stages.values()):
             claim = stage.claim
             if claim.epoch < epoch or (claim.epoch == epoch and claim.write == write):
                 self._drop(producer, stage, _stolen("its epoch is committed"))
 
     async def _publish(self, producer: EpochProducer) -> None:
-        """Put what was committed into its node.
+        """Move the committed messages to their node.
 
         Raises:
             AmqpError: The node has been deleted, or the store was given up: the rest is published
-                when the broker is started again.
+                after the next start of the broker.
         """
         while producer.publishing:
             self._check_there(producer)
@@ -1109,14 +1119,18 @@ class Staging:
             else:
                 for entry in stage.entries:
                     _put(producer.destination.inlet, entry)
-            # The deletion of the node forgets all of them.
+            # If the node has been deleted meanwhile, the stage is dropped already.
             if stage in producer.publishing:
                 producer.publishing.remove(stage)
                 self._drop(producer, stage)
             await trio.lowlevel.checkpoint()
 
     async def _publish_stored(self, producer: EpochProducer, stage: Stage) -> None:
-        """Publish *stage*, which is in the store; what cannot be read or written is tried again."""
+        """Publish *stage*, which is in the store; retry failed reads and writes.
+
+        Raises:
+            AmqpError: As for :meth:`_publish`.
+        """
         journal = self.journal
         assert journal is not None
         warned = False
@@ -1141,7 +1155,7 @@ class Staging:
                 await trio.sleep(_RETRY_S)
 
     async def _publish_some(self, producer: EpochProducer, stage: Stage) -> bool:
-        """Move messages of *stage* in one commit; whether it has no more of them.
+        """Move messages of *stage* in one commit; return whether those were the last ones.
 
         Raises:
             AmqpError: They cannot be read, or there is no room for them.
@@ -1157,7 +1171,7 @@ class Staging:
         sequences: list[int] = []
         for stored in found:
             if len(entries) >= _RUN_MESSAGES:
-                # The rest of what was read is read again.
+                # The messages not handled here are read again next time.
                 last = False
                 break
             kept = restored(stage.number, stored.sequence, stored.head, stored.payload)
@@ -1178,7 +1192,7 @@ class Staging:
         return last
 
     async def run(self) -> None:
-        """Commit what is asked for, and publish what was committed before a restart, until
+        """Carry out requested commits, and publish epochs committed before a restart, until
         cancelled."""
         async with trio.open_nursery() as nursery:
             for producers in self._producers.values():
@@ -1193,7 +1207,7 @@ class Staging:
                     nursery.start_soon(work)
 
     async def _resume(self, producer: EpochProducer) -> None:
-        """Publish what was decided before the broker was started."""
+        """Publish an epoch committed before the broker was started."""
         try:
             async with producer.busy:
                 await self._publish(producer)
@@ -1202,11 +1216,11 @@ class Staging:
         except Exception as error:
             self.on_fault(producer.destination, error)
 
-    # --- Keeping ---
+    # --- Storage ---
 
     async def restore(self, destinations: Mapping[int, Destination]) -> int:
-        """Take up what the store has kept for *destinations*, which are by their numbers; the highest
-        number of a stage."""
+        """Restore stages and producers of *destinations*, given by number, from the store; return the
+        highest number of a stage."""
         journal = self.journal
         assert journal is not None
         highest = 0
@@ -1251,7 +1265,7 @@ class Staging:
         return highest
 
     def sweep(self) -> None:
-        """Forget what was staged long ago, and nobody has committed."""
+        """Drop old stages that have no link and were not committed."""
         oldest = self.clock.wall() - self.limits.stage_s
         for stage, producer in list(self._stages.items()):
             if (
@@ -1266,7 +1280,7 @@ class Staging:
                     self.on_fault(producer.destination, error)
 
     def delete(self, destination: Destination) -> None:
-        """*destination* is no more, and neither is what was staged for it."""
+        """Drop all stages and producers of *destination*, which is deleted."""
         error = Error("amqp:resource-deleted", "the node has been deleted")
         for producer in self._producers.pop(destination, {}).values():
             stages = [*producer.stages.values(), *producer.publishing]
@@ -1278,7 +1292,7 @@ class Staging:
 
 
 def _put(inlet: Inlet, entry: Entry, unit: Unit | None = None) -> None:
-    """Put *entry*, which has been admitted, into its node; with *unit*, when that is kept."""
+    """Put *entry*, which has been admitted, into its node; with *unit*, once that unit is stored."""
     if entry.expires_at != NEVER:
         inlet.on_expiring()
     if inlet.ledger is not None and unit is not None:
@@ -1290,7 +1304,7 @@ def _put(inlet: Inlet, entry: Entry, unit: Unit | None = None) -> None:
 
 
 def _content_of(parts: Sequence[Part]) -> str:
-    """What is known of messages by their parts, when nothing else is said of them."""
+    """Return the fingerprint of messages for an identity without content, made from their parts."""
     crc = 0
     for part in sorted(parts, key=lambda each: each.part):
         crc = zlib.crc32(b"%d %d %d;" % (part.part, part.count, part.crc), crc)

@@ -1,15 +1,15 @@
-"""A log: records that are appended, read by their offsets, and never taken away by who reads them.
+"""Logs: records are appended, read by their offsets, and never removed by their readers.
 
-A log has partitions. In each of them the first record has offset 0 and every other one more than the
-record before it; the time at which a record was appended never goes back. Readers have a position and
-credit, and nothing else: what they say of a delivery changes nothing (distribution-mode *copy*).
+A log has partitions. In each of them offsets count from 0 without gaps, and the times at which records
+were appended never decrease. A reader has positions and credit, and nothing else: its outcomes change
+nothing (distribution-mode *copy*).
 
-With a journal each batch that is committed holds one chunk for each partition that has new records, and
-neither readers nor senders hear of a record before its chunk is on the disk. The newest records are in
-memory too; who is further behind is served from the store in pieces (:class:`Reading`). Without a journal
-everything is in memory, and what exceeds the log's size is dropped, oldest first.
+With a journal, each committed batch holds new chunks for the partitions that have new records, and a
+record is neither delivered nor accepted before its chunk is on the disk. The newest records are in
+memory too; readers further behind are served from the store piece by piece (:class:`Reading`). Without
+a journal everything is in memory, and records beyond the size of the log are dropped, oldest first.
 
-Records are kept as they came. Their time to live is not looked at: how long they stay is up to the log.
+Records are stored as they arrived. Their time to live is ignored: the log's retention decides.
 """
 
 from __future__ import annotations
@@ -48,48 +48,48 @@ from .queues import Counts, Memory
 
 _log = logging.getLogger("amqp_rt.broker")
 
-#: What each delivery says of its record, in its message annotations: as Event Hubs does (a text, a
-#: long and a timestamp) and as RabbitMQ does for its streams (a ulong).
+#: Message annotations of each delivery, which give the place of its record: those of Event Hubs (a
+#: string, a long and a timestamp) and that of RabbitMQ's streams (a ulong).
 OFFSET: Final = Symbol("x-opt-offset")
 SEQUENCE_NUMBER: Final = Symbol("x-opt-sequence-number")
 ENQUEUED_TIME: Final = Symbol("x-opt-enqueued-time")
 STREAM_OFFSET: Final = Symbol("x-stream-offset")
-#: The partition, as a text.
+#: The partition, as a string.
 PARTITION_ID: Final = Symbol("x-opt-partition-id")
-#: By which messages choose their partition.
+#: Annotation that determines the partition of a message.
 PARTITION_KEY: Final = "x-opt-partition-key"
 
 _TERMINAL: Final = (Accepted, Rejected, Released, Modified, TransactionalState)
 
-#: What a record takes beside its payload, in memory.
+#: Bytes of memory for a record besides its payload.
 _RECORD_COST: Final = 64
-#: Bytes, records and milliseconds of a block; memory is given back in whole blocks.
+#: Bytes and records of a block; memory is released in whole blocks.
 _BLOCK_BYTES: Final = 64 * 1024
 _BLOCK_RECORDS: Final = 1_000
-#: Blocks that a bound, of bytes or of age, is worth at least.
+#: Least number of blocks in a bound, of bytes or of age.
 _PARTS: Final = 8
-#: Bytes after which the records of one batch go on in another chunk.
+#: Bytes after which the records of one batch continue in another chunk.
 _CHUNK_BYTES: Final = 1024 * 1024
-#: Records that are written together at most.
+#: Bytes of records that are written together at most.
 _GATHERED_BYTES: Final = 16 * 1024 * 1024
-#: Records that one reader looks at in a row, and before others have their turn.
+#: Records that a reader examines at one place, and in all, before other readers get their turn.
 _RUN: Final = 64
 _LOOKS: Final = 1_000
 
 
 class Record(Struct, gc=False, array_like=True):
-    """One message of a log. New fields go to the end."""
+    """Message of a log. New fields go to the end."""
 
-    #: When it was appended: milliseconds since 1970.
+    #: Time of appending: milliseconds since 1970.
     time_ms: int
     payload: bytes
     message_format: int = MESSAGE_FORMAT
-    #: The container-id of who sent it, where that is known.
+    #: Container-id of the publisher, if known.
     publisher: str | None = None
 
     @property
     def size(self) -> int:
-        """The bytes that it is counted as."""
+        """Number of bytes that it counts as."""
         return len(self.payload) + _RECORD_COST
 
 
@@ -105,15 +105,15 @@ class Block:
     def __init__(self, offset: int, records: list[Record], missing: int = 0) -> None:
         self.offset = offset
         self.records = records
-        # As ``Record.size`` has it, without a call for each: readers far behind wait for this.
+        # The sum of ``Record.size``, without a call for each one: readers far behind wait for this.
         payloads = sum([len(record.payload) for record in records])
         self.size = payloads + _RECORD_COST * len(records)
-        #: How many there were that cannot be read.
+        #: Number of records that cannot be read.
         self.missing = missing
 
     @property
     def end(self) -> int:
-        """The offset after the last one."""
+        """Offset after the last record."""
         return self.offset + len(self.records) + self.missing
 
     @property
@@ -126,14 +126,14 @@ class Block:
 
 
 def chunk_of(offset: int, records: Sequence[Record]) -> Chunk:
-    """What a store keeps of *records*, the first of which has *offset*."""
+    """Return the chunk to store for *records*, the first of which has *offset*."""
     return Chunk(
         offset, len(records), records[0].time_ms, records[-1].time_ms, _encoder.encode(records)
     )
 
 
 def block_of(chunk: Chunk) -> Block:
-    """The records of *chunk*; none if they cannot be read, which a reader sees from the offsets."""
+    """Return the records of *chunk*; none if they cannot be read, and readers see the gap in offsets."""
     try:
         records = _decoder.decode(chunk.data)
     except msgspec.DecodeError as error:
@@ -143,10 +143,10 @@ def block_of(chunk: Chunk) -> Block:
 
 
 class Partition:
-    """The records of one partition: how far they go, and the newest of them.
+    """Partition of a log: its offsets, and its newest records.
 
     Args:
-        index: Which partition of the log it is.
+        index: Index of the partition in its log.
         number: Its number in the store, 0 if it is in memory only.
         memory: Shared account of bytes.
     """
@@ -155,36 +155,36 @@ class Partition:
         self.index = index
         self.number = number
         self.memory = memory
-        #: The first offset that is there, and the one that the next record gets.
+        #: First offset still present, and the offset of the next record.
         self.first = 0
         self.next = 0
-        #: Bytes of what is kept.
+        #: Bytes of all records.
         self.bytes = 0
-        #: When the last record was appended, -1 if never, and the latest time that was given out.
+        #: Time of the last record, -1 if none, and the latest time given to a record.
         self.last_ms = -1
         self.latest_ms = -1
-        #: The newest records; ``next`` comes after the last one.
+        #: Blocks of the newest records; ``next`` comes after the last one.
         self.blocks: list[Block] = []
-        #: Bytes of those.
+        #: Bytes in ``blocks``.
         self.held = 0
-        #: Readers that have credit and are at the end.
+        #: Readers that have credit and have reached the end.
         self.waiting: dict[LogReader, None] = {}
-        #: The batch that is being put together, and where the next record of it goes.
+        #: The batch being assembled, and the offset of its next record.
         self._batch: Batch | None = None
         self._planned = 0
 
     @property
     def base(self) -> int:
-        """The first offset that is in memory."""
+        """First offset in memory."""
         return self.blocks[0].offset if self.blocks else self.next
 
     def now(self, wall: float) -> int:
-        """The time of a record that comes at *wall*: never before that of an earlier one."""
+        """Return the time of a record that arrives at *wall*: never before that of an earlier one."""
         self.latest_ms = max(self.latest_ms, int(wall * 1000))
         return self.latest_ms
 
     def extend(self, records: Iterable[Record], block_bytes: int, block_ms: int) -> None:
-        """Append to what is in memory."""
+        """Append *records* in memory."""
         block = self.blocks[-1] if self.blocks else None
         grown = 0
         for record in records:
@@ -213,22 +213,22 @@ class Partition:
         self.memory.held -= size
 
     def find(self, offset: int) -> Block:
-        """The block with *offset*, which is in memory."""
+        """Return the block that contains *offset*, which is in memory."""
         return self.blocks[bisect_right(self.blocks, offset, key=_block_offset) - 1]
 
     def since(self, time_ms: int) -> int:
-        """The offset of the first record in memory that is not older than *time_ms*."""
+        """Return the offset of the first record in memory that is not older than *time_ms*."""
         at = bisect_left(self.blocks, time_ms, key=_block_last_ms)
         return self.next if at == len(self.blocks) else _since(self.blocks[at], time_ms)
 
     def knows(self, time_ms: int) -> bool:
-        """Whether the first record that is not older than *time_ms* is in memory, if there is one."""
+        """Return whether the first record not older than *time_ms* is in memory, if there is one."""
         blocks = self.blocks
         return self.first >= self.base or bool(blocks and blocks[0].first_ms < time_ms)
 
     def plan(self, batch: Batch, records: list[Record]) -> tuple[int, int]:
-        """Add *records* to *batch*, after those that are there already: the offset after the last
-        of them, and their bytes in the store."""
+        """Add *records* to *batch*, after those added before; return the offset after the last of
+        them, and their bytes in the store."""
         if self._batch is not batch:
             self._batch = batch
             self._planned = self.next
@@ -250,7 +250,7 @@ class Partition:
         return len(chunk.data)
 
     def planned(self) -> None:
-        """What was planned is kept, or never will be."""
+        """End the batch: its records are stored, or will not be."""
         self._batch = None
 
 
@@ -275,22 +275,22 @@ def _since(block: Block, time_ms: int) -> int:
 
 
 class Era(Struct, frozen=True, array_like=True):
-    """A start of the broker, and where a log was then. New fields go to the end.
+    """A start of the broker, and the offsets of a log at that time. New fields go to the end.
 
-    A store that is restored from a backup goes on from an older place, and its records get offsets that others
-    had before. These are of another era, so that a reader whose position is of an era that does not have it any
-    more can see that.
+    A store restored from a backup continues from older offsets, so that new records get offsets that
+    other records had before. They belong to another era: a reader whose position is of an era that the
+    log no longer has can detect this.
     """
 
     id: str
-    #: Of each partition the offset of the first record that is of this era or of a later one.
+    #: For each partition, the offset of the first record of this era or a later one.
     starts: list[int]
 
 
 class Appending:
-    """Records that are written together, as part of a unit (broker.journal.Appended).
+    """Records written together, as part of a unit (:class:`~amqp_rt.broker.journal.Appended`).
 
-    Their offsets are given out when they are put into a batch: what is refused leaves no gap.
+    Offsets are assigned when the records are put into a batch: refused records leave no gap.
     """
 
     def __init__(self, log: MessageLog) -> None:
@@ -298,16 +298,16 @@ class Appending:
         #: Partition → records.
         self.records: dict[Partition, list[Record]] = {}
         self.size = 0
-        #: What is to be answered, and what is to be called then.
+        #: Deliveries to answer, with the call to make afterwards.
         self.answers: list[tuple[list[IncomingDelivery], Callable[[], None] | None]] = []
-        #: It has been put into a batch: nothing is added any more.
+        #: Whether the records have been put into a batch: no more are added.
         self.closed = False
-        #: Partition → the offset after the last record, and bytes.
+        #: Partition → offset after its last record, and bytes.
         self._plans: dict[Partition, tuple[int, int]] = {}
         self._kept = False
 
     def add(self, partition: Partition, record: Record) -> None:
-        """One more record."""
+        """Add *record* for *partition*."""
         self.records.setdefault(partition, []).append(record)
         self.size += record.size
 
@@ -323,7 +323,7 @@ class Appending:
         )
 
     def kept(self) -> None:
-        """Show the records, which are on the disk, to the readers."""
+        """Append the records, which are on the disk, and serve readers."""
         log = self.log
         self._give_room()
         for partition, records in self.records.items():
@@ -333,12 +333,12 @@ class Appending:
                 log.extend(partition, records)
 
     def accept(self) -> None:
-        """Answer those who have sent the records, which are on the disk."""
+        """Accept the deliveries that brought the records, which are on the disk."""
         self._answer(accept)
         self.log.tell_of_room()
 
     def refused(self, error: Error) -> None:
-        """There was no room for them: let those know who sent them."""
+        """Drop the records, which cannot be stored, and refuse their deliveries."""
         log = self.log
         if log.reading is not None:
             count = sum(map(len, self.records.values()))
@@ -347,7 +347,7 @@ class Appending:
         self._answer(partial(refuse, error=error))
 
     def undo(self) -> None:
-        """They are not kept."""
+        """Release the room of the records, which are not stored."""
         self.closed = True
         self._give_room()
         for partition in self.records:
@@ -359,7 +359,7 @@ class Appending:
         self.log.memory.held -= self.size
 
     def _answer(self, say: Callable[[IncomingDelivery], None]) -> None:
-        # The log keeps this until records come again, and deliveries refer to their link.
+        # The log keeps a reference to this until the next records, and deliveries refer to their link.
         answers, self.answers = self.answers, []
         for deliveries, done in answers:
             for delivery in deliveries:
@@ -369,17 +369,17 @@ class Appending:
 
 
 class MessageLog:
-    """The partitions of one log, and who reads them.
+    """Log with its partitions and readers.
 
     Args:
         memory: Shared account of bytes.
         wall: The wall clock.
-        incarnation: Names this log, and no other that has its address later or had it before.
+        incarnation: Name of this log, unlike that of any other log with its address, earlier or later.
         numbers: The partitions' numbers in the store; zeros if they are in memory only.
-        reading: Keeps records, and serves readers that are far behind; None if everything is in
+        reading: Writes records, and serves readers that are far behind; None if everything is in
             memory.
-        max_age_s: Seconds after which records go, None for never.
-        max_bytes: Bytes that a partition keeps, None for any number, or in memory for
+        max_age_s: Seconds after which records are dropped, None for never.
+        max_bytes: Bytes that a partition keeps; None for no limit, or in memory for
             ``limits.log_bytes_max``.
         limits: Bounds.
     """
@@ -398,7 +398,7 @@ class MessageLog:
     ) -> None:
         self.memory = memory
         self.wall = wall
-        #: For what is logged.
+        #: Address for log lines.
         self.address = ""
         self.incarnation = incarnation
         self.reading = reading
@@ -407,42 +407,42 @@ class MessageLog:
         self.keep(max_age_s, max_bytes)
         self.counts = Counts()
         self.deleted = False
-        #: It is out of service after an unexpected error, and looks deleted until the broker is started
-        #: again. What was on its way to the disk is written.
+        #: Whether it is out of service after an unexpected error, and appears deleted until the broker
+        #: is started again. Records already on their way to the disk are still written.
         self.failed = False
-        #: Nobody but the broker appends to it.
+        #: Whether only the broker may append to it.
         self.sealed = False
         self.awaited = False
         self.on_room: Callable[[], None] = _nothing
-        #: Called when readers have more to look at; :meth:`resume` is to be called soon.
+        #: Called when readers have more records to examine; :meth:`resume` should be called soon.
         self.on_unfinished: Callable[[], None] = _nothing
         self.readers: dict[LogReader, None] = {}
         self._unfinished: dict[LogReader, None] = {}
-        #: Bytes of records that wait for the disk, or for their transaction.
+        #: Bytes of records that wait to be written, or for their transaction.
         self.pending = 0
         self._gathering: Appending | None = None
         self._gathered_in = Unit()
-        #: Group → partition → the offset that it goes on at.
+        #: Group → partition → offset at which it continues.
         self.cursors: dict[str, dict[int, int]] = {}
-        #: Starts of the broker since which records were appended, the latest one last.
+        #: Starts of the broker after which records were appended, the latest one last.
         self.eras: list[Era] = []
-        #: Holder → partition → the offset from which on nothing is dropped, and until when.
+        #: Holder → partition → first offset that must not be dropped, and its expiry (wall clock).
         self.holds: dict[str, tuple[dict[int, int], float]] = {}
-        #: Held while one of those is being written, so that none is made of what is out of date.
+        #: Held while a cursor or hold is written, so that none is derived from outdated state.
         self.noting = trio.Lock()
 
     async def restore(self) -> None:
-        """Take up where the store ends.
+        """Restore the offsets, sizes and times of the partitions from the store.
 
         Raises:
-            AmqpError: It cannot be read.
+            AmqpError: The store cannot be read.
         """
         if self.reading is not None:
             for partition in self.partitions:
                 await self.reading.restore(partition)
 
     def keep(self, max_age_s: float | None, max_bytes: int | None) -> None:
-        """Keep records that long, and that many bytes of them, from now on."""
+        """Set the retention: keep records for *max_age_s* seconds, and *max_bytes* bytes of them."""
         self.max_age_s = max_age_s
         self.max_bytes = max_bytes
         if self.reading is None and max_bytes is None:
@@ -451,51 +451,51 @@ class MessageLog:
         self._block_ms = 86_400_000 if max_age_s is None else int(max_age_s * 1000) // _PARTS
 
     def begin_era(self, id_: str) -> None:
-        """Count what is appended from now on to the era *id_*."""
+        """Assign records appended from now on to the era *id_*."""
         starts = [partition.next for partition in self.partitions]
-        # No position is of an era without records. Kept, it would go on after a backup made now was
-        # restored, and the records after that could not be told from those before.
+        # No position belongs to an era without records. If it were kept, it would continue after the
+        # restore of a backup made now, and records appended then would look like those appended before.
         if self.eras and self.eras[-1].starts == starts:
             self.eras.pop()
         self.eras.append(Era(id_, starts))
         del self.eras[: -self.limits.log_eras_max]
 
-    # --- What the host asks of every node ---
+    # --- Interface of every node ---
 
     @property
     def consumers(self) -> list[LogReader]:
-        """Who reads."""
+        """Readers of the log."""
         return list(self.readers)
 
     @property
     def available(self) -> int:
-        """Records that are there."""
+        """Number of records."""
         return sum(partition.next - partition.first for partition in self.partitions)
 
     @property
     def acquired(self) -> int:
-        """Nobody takes a record away."""
+        """0: readers do not acquire records."""
         return 0
 
     @property
     def bytes(self) -> int:
-        """Bytes of what is kept."""
+        """Bytes of all records."""
         return sum(partition.bytes for partition in self.partitions)
 
     def room(self) -> int:
-        """How many more messages it can take."""
+        """Return the number of messages for which there is room."""
         free = min(self.memory.limit - self.memory.held, self.limits.queue_bytes_max - self.pending)
         return max(0, free // 1024)
 
     def fits(self, size: int) -> bool:
-        """Whether a message of *size* bytes may still come in."""
+        """Return whether a message of *size* bytes may be admitted."""
         return (
             self.memory.held + size <= self.memory.limit
             and self.pending + size <= self.limits.queue_bytes_max
         )
 
     def tell_of_room(self) -> None:
-        """Room has come: tell who waits for it."""
+        """Notify the waiting senders of room."""
         if self.awaited:
             self.on_room()
         if self.memory.waiting:
@@ -504,7 +504,7 @@ class MessageLog:
     # --- Appending ---
 
     def extend(self, partition: Partition, records: list[Record]) -> None:
-        """*records* are there now: let readers have them."""
+        """Append *records* in memory, and serve the readers that wait for them."""
         partition.extend(records, self._block_bytes, self._block_ms)
         self.counts.enqueued += len(records)
         if self.reading is None:
@@ -518,7 +518,7 @@ class MessageLog:
                 self.serve(reader)
 
     def _evict(self, partition: Partition) -> None:
-        """Keep no more in memory than a tail, and nothing of that while memory is scarce."""
+        """Keep only a tail in memory, and nothing while memory is scarce."""
         bound = 0 if self.memory.scarce else self.limits.log_tail_bytes_max
         count = 0
         held = partition.held
@@ -531,7 +531,7 @@ class MessageLog:
             partition.forget(count)
 
     def _trim(self, partition: Partition) -> None:
-        """Drop from memory what retention does not keep. The block written to goes by age only."""
+        """Drop records beyond the retention from memory. Size never drops the newest block; age may."""
         blocks = partition.blocks
         held = self.held_from(partition)
         oldest = self.oldest_ms()
@@ -550,11 +550,11 @@ class MessageLog:
             partition.first = partition.base
 
     def oldest_ms(self) -> int:
-        """The time before which retention by age drops records."""
+        """Return the time before which retention by age drops records."""
         return -1 if self.max_age_s is None else int((self.wall() - self.max_age_s) * 1000)
 
     def held_from(self, partition: Partition) -> int:
-        """The offset from which on somebody holds the records of *partition*."""
+        """Return the first offset of *partition* covered by a hold; its end if there is none."""
         now = self.wall()
         return min(
             (
@@ -566,21 +566,21 @@ class MessageLog:
         )
 
     def set_cursor(self, group: str, offsets: dict[int, int]) -> None:
-        """Let *group* go on at *offsets*; without any it is unknown."""
+        """Set the cursor of *group* to *offsets*; without any, delete it."""
         if offsets:
             self.cursors[group] = offsets
         else:
             self.cursors.pop(group, None)
 
     def set_hold(self, holder: str, held: tuple[dict[int, int], float] | None) -> None:
-        """Keep for *holder* what it has *held*, which may be nothing."""
+        """Set the hold of *holder* to *held*, or delete it if that is empty."""
         if held is not None and held[0]:
             self.holds[holder] = held
         else:
             self.holds.pop(holder, None)
 
     def expire_holds(self) -> list[str]:
-        """Forget the holds whose time is over; whose they were."""
+        """Drop expired holds; return the names of their holders."""
         now = self.wall()
         gone = [holder for holder, (_, until) in self.holds.items() if until <= now]
         for holder in gone:
@@ -588,10 +588,10 @@ class MessageLog:
         return gone
 
     async def retain(self) -> None:
-        """Let the store drop what retention does not keep, in whole chunks.
+        """Drop records beyond the retention from the store, in whole chunks.
 
         Raises:
-            AmqpError: The store cannot be read, or has no room even for that.
+            AmqpError: The store cannot be read, or has no room even for this.
         """
         reading = self.reading
         if reading is None or (self.max_age_s is None and self.max_bytes is None):
@@ -603,10 +603,10 @@ class MessageLog:
             self._shorten(partition, first, bytes_)
 
     async def purge(self) -> int:
-        """Drop what is there and nobody holds, in whole chunks; how many records.
+        """Drop all records that no hold covers, in whole chunks; return the number of records.
 
         Raises:
-            AmqpError: The store cannot be read, or has no room even for that.
+            AmqpError: The store cannot be read, or has no room even for this.
         """
         dropped = 0
         for partition in self.partitions:
@@ -627,7 +627,7 @@ class MessageLog:
         return dropped
 
     def _shorten(self, partition: Partition, first: int, bytes_: int) -> None:
-        """The store has dropped what was before *first*."""
+        """Set the beginning of *partition* to *first*: the store has dropped the records before it."""
         if first > partition.first and not self.deleted:
             partition.first, partition.bytes = first, bytes_
             partition.forget(bisect_right(partition.blocks, first, key=_block_end))
@@ -640,8 +640,8 @@ class MessageLog:
         deliveries: list[IncomingDelivery],
         done: Callable[[], None] | None,
     ) -> Unit:
-        """Append *entries* with all that comes before the next batch is written, whoever sent it:
-        each batch has one chunk of a partition. The unit that they are written in."""
+        """Append *entries* together with those of other senders until the next batch is written: each
+        batch has its records of a partition together. Return the unit in which they are written."""
         assert self.reading is not None
         appending = self._gathering
         new = appending is None or appending.closed or appending.size >= _GATHERED_BYTES
@@ -660,14 +660,14 @@ class MessageLog:
         return unit
 
     def join(self, partition: Partition, record: Record) -> None:
-        """Append *record* with what else the journal's loose unit changes."""
+        """Append *record* together with the other changes of the journal's loose unit."""
         assert self.reading is not None
         unit = self.reading.journal.loose
         last = unit.appended[-1] if unit.appended else None
         if isinstance(last, Appending) and last.log is self:
             last.add(partition, record)
             return
-        # What comes later is behind it.
+        # Later records must come after this one.
         self._gathering = None
         appending = Appending(self)
         appending.add(partition, record)
@@ -676,7 +676,7 @@ class MessageLog:
         unit.then(appending.accept)
 
     def sweep(self) -> None:
-        """Drop what is too old, and give memory back that others need."""
+        """Drop records that are too old, and release memory while it is scarce."""
         for partition in self.partitions:
             if self.reading is None:
                 self._trim(partition)
@@ -685,7 +685,7 @@ class MessageLog:
         self.tell_of_room()
 
     def delete(self) -> None:
-        """The log is no more."""
+        """Mark the log as deleted, release its memory and remove its readers."""
         self.deleted = True
         for partition in self.partitions:
             partition.forget(len(partition.blocks))
@@ -705,8 +705,8 @@ class MessageLog:
         filters: Any = None,
         batches: bool = False,
     ) -> LogReader:
-        """A new reader of *partitions*, from *position* on in each of them; by default from what
-        comes next. With *batches* it is sent many records in one message."""
+        """Return a new reader of *partitions*, from *position* in each of them; by default from the
+        next record on. With *batches*, each message to it may hold many records."""
         reader = LogReader(self, settled=settled, filters=filters, batches=batches)
         reader.places = [
             self._place(self.partitions[index], position or Position("next"))
@@ -732,7 +732,7 @@ class MessageLog:
         return Place(partition, partition.first, time_ms, seeking=True)
 
     def serve(self, reader: LogReader) -> None:
-        """Credit, room or records have come: send what there is, or give the credit back."""
+        """Send *reader* the records that it has credit for; return the credit if it drains."""
         if reader.serving or self.deleted or reader.link is None:
             return
         reader.serving = True
@@ -769,7 +769,7 @@ class MessageLog:
             link.drained()
 
     def _read(self, reader: LogReader, place: Place, count: int) -> int:
-        """Let *reader* look at up to *count* records at *place*; how many it did."""
+        """Let *reader* examine up to *count* records at *place*; return their number."""
         found = self._find(reader, place)
         if found is None:
             return 0
@@ -796,7 +796,7 @@ class MessageLog:
         return index - start
 
     def _find(self, reader: LogReader, place: Place) -> tuple[Block, int] | None:
-        """Where the record at *place* is; None if it is not there yet, or is being fetched."""
+        """Find the record at *place*; None if it has not arrived, or is being fetched."""
         if place.fetching:
             return None
         partition = place.partition
@@ -814,13 +814,13 @@ class MessageLog:
         return None
 
     def resume(self) -> None:
-        """Go on where readers had too much to look at; asked for by ``on_unfinished``."""
+        """Continue serving readers that had too many records to examine; see ``on_unfinished``."""
         unfinished, self._unfinished = self._unfinished, {}
         for reader in unfinished:
             self.serve(reader)
 
     def leave(self, reader: LogReader) -> None:
-        """A reader's link is over."""
+        """Remove *reader*, whose link has ended."""
         self.readers.pop(reader, None)
         self._unfinished.pop(reader, None)
         for place in reader.places:
@@ -830,7 +830,7 @@ class MessageLog:
 
 
 class Place:
-    """Where a reader is in one partition."""
+    """Position of a reader in one partition."""
 
     __slots__ = ("blocks", "fetching", "offset", "partition", "seeking", "since_ms")
 
@@ -838,23 +838,23 @@ class Place:
         self, partition: Partition, offset: int, since_ms: int = -1, *, seeking: bool = False
     ) -> None:
         self.partition = partition
-        #: Of the next record that it looks at.
+        #: Offset of the next record to examine.
         self.offset = offset
-        #: Older records are passed over.
+        #: Older records are skipped.
         self.since_ms = since_ms
-        #: Where those end only the store knows.
+        #: Whether the offset of the first record not older has to be looked up in the store.
         self.seeking = seeking
-        #: The store is being asked.
+        #: Whether a read from the store is pending.
         self.fetching = False
-        #: What it said.
+        #: Blocks read from the store.
         self.blocks: deque[Block] = deque()
 
 
 def _fetch(
     store: Store, number: int, offset: int, since_ms: int, seeking: bool, size_max: int
 ) -> tuple[int, list[Block]]:
-    """Records from *offset* on, or from the first that is not older than *since_ms*: the offset to
-    go on at, -1 if there is nothing there, and the blocks that follow."""
+    """Read records from *offset* on, or from the first one not older than *since_ms*; return the
+    offset to continue at, -1 if there are none, and the blocks."""
     if seeking:
         chunk = store.chunk_at(number, since_ms)
         if chunk is None:
@@ -866,10 +866,10 @@ def _fetch(
 
 
 class Reading:
-    """What the logs of a broker have in the store: written, dropped, and read piece by piece.
+    """Storage of a broker's logs: writes, drops and reads their records piece by piece.
 
-    One piece is read at a time, for the readers in turn, so that what is committed never waits for
-    more than that. What has been read is kept for its reader while there is room for it.
+    One piece is read at a time, for the readers in turn, so that a commit never waits for more than
+    that. Records that were read are cached for their reader while there is room.
     """
 
     def __init__(
@@ -881,14 +881,14 @@ class Reading:
         self.journal = journal
         self.limits = limits
         self._on_fault = on_fault
-        #: Bytes of what was read and is kept.
+        #: Bytes of cached records.
         self.held = 0
         self._places: OrderedDict[Place, None] = OrderedDict()
         self._asked: deque[tuple[MessageLog, LogReader, Place]] = deque()
         self._work = trio.Event()
 
     def get(self, place: Place) -> Block | None:
-        """The next block at *place*, if it has been read; the place is moved to it."""
+        """Return the next cached block at *place*, and move the place to it."""
         blocks = place.blocks
         while blocks:
             block = blocks[0]
@@ -901,19 +901,19 @@ class Reading:
         return None
 
     def ask(self, log: MessageLog, reader: LogReader, place: Place) -> None:
-        """Read what is at *place*; :meth:`MessageLog.serve` is called when it is there."""
+        """Read the records at *place*; :meth:`MessageLog.serve` is called when they are available."""
         place.fetching = True
         self._asked.append((log, reader, place))
         self._work.set()
 
     def drop(self, place: Place) -> None:
-        """Forget what was read for *place*."""
+        """Drop the cached records of *place*."""
         self.held -= sum(block.size for block in place.blocks)
         place.blocks.clear()
         self._places.pop(place, None)
 
     async def restore(self, partition: Partition) -> None:
-        """Set *partition* to where the store ends."""
+        """Set the offsets, the size and the last time of *partition* from the store."""
         journal, store, number = self.journal, self.journal.store, partition.number
         partition.first, partition.next, partition.bytes = await journal.call(store.extent, number)
         if partition.first < partition.next:
@@ -922,7 +922,7 @@ class Reading:
                 partition.last_ms = partition.latest_ms = last[-1].last_ms
 
     async def run(self) -> None:
-        """Read what is asked for, until cancelled."""
+        """Carry out the requested reads, until cancelled."""
         while True:
             while self._asked:
                 log, reader, place = self._asked.popleft()
@@ -954,7 +954,7 @@ class Reading:
         place.fetching = place.seeking = False
         if reader not in log.readers:
             return
-        # With nothing there, all that there was when it was asked has been dropped, or is too old.
+        # If there are none, all records that existed at the request were dropped, or are too old.
         place.offset = max(place.offset, end if offset < 0 else offset)
         place.blocks.extend(blocks)
         self.held += sum(block.size for block in blocks)
@@ -964,8 +964,8 @@ class Reading:
         log.serve(reader)
 
     async def retain(self, log: MessageLog, partition: Partition) -> tuple[int, int]:
-        """Drop what *log* does not keep any more of *partition*, and no hold covers; the first offset
-        that is left, and the bytes."""
+        """Drop records of *partition* that are beyond the retention of *log* and not covered by a hold;
+        return the first remaining offset, and the bytes."""
         oldest_ms, max_bytes = log.oldest_ms(), log.max_bytes
         journal, store, number = self.journal, self.journal.store, partition.number
         end = partition.next
@@ -982,14 +982,14 @@ class Reading:
                     break
                 excess -= len(chunk.data)
                 keep = chunk.offset + chunk.count
-        # While the store worked, a hold may have been placed on them, or the log deleted.
+        # While the store was read, a hold may have been set, or the log deleted.
         keep = min(keep, log.held_from(partition))
         if keep > first and not log.deleted:
             return await self.trim(partition, keep)
         return first, size
 
     async def trim(self, partition: Partition, keep: int) -> tuple[int, int]:
-        """Drop the chunks before *keep*; the first offset that is left, and the bytes."""
+        """Drop the chunks before *keep*; return the first remaining offset, and the bytes."""
         journal, number = self.journal, partition.number
         await journal.keep(lambda unit: unit.trim(number, keep))
         first, _, size = await journal.call(journal.store.extent, number)
@@ -997,7 +997,7 @@ class Reading:
 
 
 class LogReader:
-    """A consumer of a log: the endpoint of a sending link."""
+    """Reader of a log: the endpoint of a sending link."""
 
     def __init__(
         self,
@@ -1010,21 +1010,21 @@ class LogReader:
         self.log = log
         self.settled = settled
         self.filters = filters
-        #: It is sent batches of records.
+        #: Whether it is sent batches of records.
         self.batches = batches
         self.places: list[Place] = []
         self.link: Any = None
         self.serving = False
-        #: Called when the link is over.
+        #: Called when the link has ended.
         self.on_left: list[Callable[[], None]] = []
 
     @property
     def behind(self) -> int:
-        """Records that it has not looked at."""
+        """Number of records not examined yet."""
         return sum(max(0, place.partition.next - place.offset) for place in self.places)
 
     def give(self, partition: Partition, offset: int, record: Record) -> bool:
-        """Send *record* if the filters let it pass; false if the link cannot go on."""
+        """Send *record* if the filters match; return False if the link cannot continue."""
         payload = dress(partition.index, offset, record)
         if self.filters is not None and not self._wants(record, payload):
             return True
@@ -1038,10 +1038,10 @@ class LogReader:
         return True
 
     def give_batch(self, place: Place, block: Block, start: int, end: int) -> int:
-        """Send records of *block* from the index *start* on and before *end* in one message, as many as
-        fit and the filters let pass; return the index of the first one that was not looked at.
+        """Send records of *block* with indexes from *start* to before *end* in one message: as many as
+        fit and match the filters. Return the index of the first one not examined.
 
-        One that does not fit by itself is sent by itself.
+        A record that is too large for a batch is sent alone.
         """
         link = self.link
         bound = self.log.limits.log_batch_bytes_max
@@ -1073,9 +1073,9 @@ class LogReader:
         return offset - block.offset
 
     def _not_sent(self, error: LocalProtocolError) -> None:
-        """Detach a link whose peer does not take a record of that size."""
+        """Detach the link, whose peer does not accept messages of this size."""
         if self.link.attached:
-            # To leave it out would look as if it had never been there.
+            # Skipping the record would look as if it had never existed.
             self.link.detach(Error("amqp:link:message-size-exceeded", error.description))
 
     def _wants(self, record: Record, payload: Payload) -> bool:
@@ -1089,7 +1089,7 @@ class LogReader:
             entry.delivery_count = head.delivery_count
         return bool(self.filters.matches(entry, record.publisher))
 
-    # --- What the link says (fronts.base.SendingEndpoint) ---
+    # --- Callbacks of the link (fronts.base.SendingEndpoint) ---
 
     def on_attached(self, link: SendingLink) -> None:
         self.link = link
@@ -1101,14 +1101,14 @@ class LogReader:
             self.log.serve(self)
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
-        """Whatever it says, in a transaction or not, the record stays as it is (§3.5.2)."""
+        """Settle *deliveries* with the peer's outcomes, which do not change the log (§3.5.2)."""
         for delivery in deliveries:
             if not delivery.settled and type(delivery.state) in _TERMINAL:
                 delivery.settle(delivery.state)
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         self.log.leave(self)
-        # Deliveries refer to their link, and what is called to this: no cycle is to keep the link.
+        # Deliveries refer to their link, and the callbacks to this reader: break the reference cycle.
         link.unsettled = []
         called, self.on_left = self.on_left, []
         for on_left in called:
@@ -1116,9 +1116,9 @@ class LogReader:
 
 
 def dress(partition: int, offset: int, record: Record) -> Payload:
-    """What to send of *record*: its message, with its place in the message annotations.
+    """Return the payload to send for *record*, with its place in the message annotations.
 
-    A message of a format that we do not know is sent as it is.
+    A message of an unknown format is sent unchanged.
     """
     payload = record.payload
     if record.message_format != MESSAGE_FORMAT:
@@ -1137,7 +1137,7 @@ def dress(partition: int, offset: int, record: Record) -> Payload:
     return front + head.rest if len(payload) < JOIN_MAX else [front, head.rest]
 
 
-#: What comes before the values of the annotations above, which have the widest encoding each.
+#: Encoded keys and constructors of the annotations above, each with its widest encoding.
 _AT_OFFSET, _AT_SEQUENCE_NUMBER, _AT_ENQUEUED_TIME, _AT_STREAM_OFFSET, _AT_PARTITION_ID = (
     bytes((0xA3, len(key))) + key.encode() + bytes((constructor,))
     for key, constructor in (
@@ -1151,9 +1151,9 @@ _AT_OFFSET, _AT_SEQUENCE_NUMBER, _AT_ENQUEUED_TIME, _AT_STREAM_OFFSET, _AT_PARTI
 
 
 def _place(partition: int, offset: int, time_ms: int) -> bytes:
-    """The message annotations of a record that has none of its own (§3.2.3).
+    """Return the message annotations of a record that has none of its own (§3.2.3).
 
-    Written out, since every delivery of a log has them, and everything else about one costs less.
+    Encoded by hand, because every delivery of a log has them and this is the largest part of its cost.
     """
     text, number, part = b"%d" % offset, offset.to_bytes(8), b"%d" % partition
     said = b"".join(
@@ -1172,7 +1172,7 @@ def _place(partition: int, offset: int, time_ms: int) -> bytes:
             part,
         )
     )
-    # A map of ten items, whose size counts the octet that says so.
+    # A map of ten items; its size includes the octet of that count.
     return b"".join((_PLACE_OPENING, (len(said) + 1).to_bytes(), b"\x0a", said))
 
 
@@ -1180,9 +1180,9 @@ _PLACE_OPENING: Final = SECTION_OPENINGS[MESSAGE_ANNOTATIONS] + b"\xc1"
 
 
 class Entrance:
-    """The way in for one link, to one partition or to all in turn (broker.producers).
+    """Entry of one link to a log, for one partition or all in turn (broker.producers).
 
-    It is where messages are put, and keeps them too (:class:`~amqp_rt.broker.producers.Ledger`).
+    Messages are both put and stored here (:class:`~amqp_rt.broker.producers.Ledger`).
     """
 
     def __init__(self, log: MessageLog, partition: int | None = None) -> None:
@@ -1192,15 +1192,15 @@ class Entrance:
 
     @property
     def deleted(self) -> bool:
-        """There is no such log any more."""
+        """Whether the log has been deleted."""
         return self.log.deleted
 
     def fits(self, size: int) -> bool:
-        """As the log says."""
+        """Return whether the log has room for *size* bytes."""
         return self.log.fits(size)
 
     def record(self, entry: Entry) -> tuple[Partition, Record]:
-        """What is kept of *entry*, and where."""
+        """Return the record for *entry*, and its partition."""
         partition = self._choose(entry)
         time_ms = partition.now(self.log.wall())
         return partition, Record(time_ms, entry.payload, entry.message_format, entry.publisher)
@@ -1219,31 +1219,31 @@ class Entrance:
         return partitions[self._turn]
 
     def put(self, entry: Entry) -> None:
-        """Append *entry*, in memory only."""
+        """Append *entry* in memory only."""
         if not self.log.deleted:
             partition, record = self.record(entry)
             self.log.extend(partition, [record])
 
     def hold(self, entry: Entry) -> None:
-        """Give *entry* room: it may come when its transaction is discharged."""
+        """Reserve room for *entry*, which may follow when its transaction is discharged."""
         self.reserve(entry)
 
     def let_go(self, entry: Entry) -> None:
-        """Take the room of a held *entry* back: it comes now, or :meth:`room_again` follows."""
+        """Release the room of *entry*, which is put now, or :meth:`room_again` follows."""
         size = len(entry.payload) + _RECORD_COST
         self.log.pending -= size
         self.log.memory.held -= size
 
     def room_again(self) -> None:
-        """Tell those who wait for room."""
+        """Notify the waiting senders of room."""
         self.log.tell_of_room()
 
     def wants(self, entry: Entry) -> bool:
-        """Everything is kept, whether or not it says that it is durable: offsets have no gaps."""
+        """Return True: even messages that are not durable are stored, so that offsets have no gaps."""
         return True
 
     def reserve(self, entry: Entry) -> None:
-        """Give *entry* room; :meth:`stage` follows."""
+        """Reserve room for *entry*; :meth:`stage` follows."""
         size = len(entry.payload) + _RECORD_COST
         self.log.pending += size
         self.log.memory.held += size
@@ -1255,24 +1255,24 @@ class Entrance:
         done: Callable[[], None] | None = None,
         note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
     ) -> None:
-        """Append *entries* once they are kept, and answer *deliveries* then, which brought them.
+        """Append *entries* once they are stored, and then answer *deliveries*, which brought them.
 
-        *done* is called last, whatever became of them. *note* adds to the unit what is to be kept
-        of the deliveries themselves.
+        *done* is called last, whether they were stored or refused. *note* adds to the unit the changes
+        for the deliveries themselves.
         """
         unit = self.log.gather(self, entries, deliveries, done)
         if note is not None:
             note(unit, deliveries)
 
     def receive(self, entry: Entry) -> None:
-        """Append *entry*, which is in the broker already and cannot be refused, once it is kept,
-        together with what is changed next."""
+        """Append *entry* once it is stored, together with the next changes; it is in the broker already
+        and cannot be refused."""
         self.reserve(entry)
         self.log.join(*self.record(entry))
 
 
 def _key_of(entry: Entry, limits: Limits) -> bytes | None:
-    """The partition key of a message, if it has one."""
+    """Return the partition key of a message, None if it has none."""
     if entry.message_format != MESSAGE_FORMAT:
         return None
     section = walk_head(entry.payload, limits).message_annotations
@@ -1283,4 +1283,4 @@ def _key_of(entry: Entry, limits: Limits) -> bytes | None:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing: default of the callbacks."""

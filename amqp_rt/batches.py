@@ -1,14 +1,14 @@
-"""Many messages in one: a batch, which takes the work of one delivery.
+"""Batches: many messages in one delivery.
 
 **Records.** A receiver that wants batches attaches to a log with the desired capability :data:`RECORD_BATCHES`. A broker
 that sends them offers it in its answer; any other sends single messages. On such a link each delivery has the
 message format :data:`RECORD_BATCH`, one credit is one batch, and a batch has records of one partition.
 
-A batch is one or more records, one after the other. Each is its offset (64 bits), the time at which it was
+A batch is a sequence of one or more records. Each is its offset (64 bits), the time at which it was
 appended (64 bits, signed, milliseconds since 1970), its message format (32 bits), the number of its octets (32 bits)
-and its octets as they are kept, without the annotations that say its place on other links. Numbers are
-big-endian. Offsets ascend; what retention has dropped, and what a filter does not let pass, is missing between
-them.
+and its octets as stored, without the annotations that give its place on other links. Numbers are
+big-endian. Offsets ascend; those of records that retention has dropped, or that a filter does not match, are
+missing.
 
 **Messages.** A sender that stages messages for an epoch may send batches if the broker offers :data:`MESSAGE_BATCHES`,
 which the sender desires. Such a message has the message format :data:`MESSAGE_BATCH` and a data section (Part 3
@@ -24,19 +24,19 @@ from typing import Final
 from .errors import DecodeError
 from .values import Symbol
 
-#: The capability of a link from a log to send batches.
+#: Capability of a link from a log to send batches.
 RECORD_BATCHES: Final = Symbol("amqp_rt:record-batches")
-#: The ``message-format`` of a batch (Part 2 §2.8.11): three octets of our own, and a version.
+#: The ``message-format`` of a batch of records (Part 2 §2.8.11): three octets of our own, and a version.
 RECORD_BATCH: Final = 0x61725201
 
-#: The capability of a link to take batches of messages, and the ``message-format`` of those.
+#: Capability of a link to accept batches of messages, and their ``message-format``.
 MESSAGE_BATCHES: Final = Symbol("amqp_rt:message-batches")
 MESSAGE_BATCH: Final = 0x80013700
 
-#: What comes before the octets of a record: offset, time, message format and size.
+#: Head of a record, before its octets: offset, time, message format and size.
 RECORD_HEAD: Final = struct.Struct(">QqII")
 
-#: Later times have no number of microseconds that fits 64 bits.
+#: Latest time whose number of microseconds fits 64 bits.
 _TIME_MAX: Final = (2**63 - 1) // 1000
 _OFFSET_MAX: Final = 2**63 - 1
 
@@ -45,7 +45,7 @@ def read_records(batch: bytes) -> tuple[list[int], list[int], list[bytes]]:
     """Return the offsets, the times and the octets of the records of *batch*.
 
     Raises:
-        DecodeError: It is not a batch of records.
+        DecodeError: *batch* is not a batch of records.
     """
     offsets: list[int] = []
     times: list[int] = []
@@ -85,7 +85,7 @@ _LONG_HEAD: Final = struct.Struct(">4sI")
 
 
 def write_messages(messages: Iterable[bytes]) -> bytes:
-    """Return the batch of *messages*, which are encoded."""
+    """Return the batch of the encoded *messages*."""
     pieces: list[bytes] = []
     for message in messages:
         pieces.append(_LONG_HEAD.pack(_LONG, len(message)))
@@ -94,10 +94,10 @@ def write_messages(messages: Iterable[bytes]) -> bytes:
 
 
 def read_messages(batch: bytes, most: int) -> list[bytes]:
-    """Return the encoded messages of *batch*, of which there are *most* at most.
+    """Return the encoded messages of *batch*, at most *most*.
 
     Raises:
-        DecodeError: It is not a batch of messages, or has more.
+        DecodeError: *batch* is not a batch of messages, or has more than *most*.
     """
     found: list[bytes] = []
     at, end, unpack = 0, len(batch), _LONG_HEAD.unpack_from

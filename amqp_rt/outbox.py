@@ -1,9 +1,9 @@
-"""Rows of an application and messages that happen together: an outbox and an inbox in its own database.
+"""Outbox and inbox: rows of an application and its messages, committed together in its own database.
 
-A transaction of AMQP (Part 4) ends at the broker, one of SQLite ends at the file. :class:`Outbox` joins
-them with two tables in the application's database. What is to be sent is a row, written by the commit
-that writes the application's own rows, and sent afterwards for as long as it takes; which messages have
-been processed is written by that commit too, so that one that comes again is known::
+A transaction of AMQP (Part 4) ends at the broker, one of SQLite at the file. :class:`Outbox` joins them
+with two tables in the application's database. A message to send is a row, written by the commit that
+writes the application's own rows, and sent afterwards, however long that takes. The message-ids of
+processed messages are written by that commit too, so that a duplicate is recognized::
 
     outbox = Outbox(sqlite3.connect("shop.db"), "shop")
     nursery.start_soon(outbox.run, peer)
@@ -13,15 +13,15 @@ been processed is written by that commit too, so that one that comes again is kn
                 database.execute("INSERT INTO orders VALUES (?)", (delivery.body,))
                 work.send("invoices", {"order": delivery.body})
 
-Whatever stops at whatever moment, the process, the connection or the broker: when it has come back, the
-rows are there once, each message was processed once and sent once.
+If the process, the connection or the broker stops at any moment: after it is back, the rows are there
+once, and each message has been processed once and sent once.
 
-* *Sent once* takes a peer that keeps durable termini, such as our broker with a store: each row is a
-  delivery with the row's number as its tag, on a link that goes on where it stopped (Part 2 §2.6.13), and
-  which settles after the row is gone (rcv-settle-mode *second*). The container that sends needs a fixed
-  name, since that is a part of the link's. Any other peer may get a message twice after a crash or a lost
-  connection, always with the same message-id.
-* *Processed once* takes messages with a message-id, which is the same when they come again.
+* *Sent once* requires a peer that keeps durable termini, such as our broker with a store: each row is a
+  delivery with the row's number as its tag, on a link that is resumed where it stopped (Part 2 §2.6.13),
+  and settled after the row is deleted (rcv-settle-mode *second*). The sending container needs a fixed
+  name, since a link is identified by it too. Any other peer may get a message twice after a crash or a
+  lost connection, always with the same message-id.
+* *Processed once* requires messages with a message-id, which a duplicate has too.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ __all__ = ["Database", "Outbox", "Refused", "Work"]
 
 _log = logging.getLogger("amqp_rt.outbox")
 
-#: Messages to one address that have left and have no outcome.
+#: Messages to one address that were sent and have no outcome.
 WINDOW: Final = 100
-#: Seconds after which a message that was given back, or an address that was refused, is tried again.
+#: Seconds after which a released message is sent again, or an address that was refused is tried again.
 RETRY_S: Final = 5.0
-#: Seconds for which a processed message is remembered.
+#: Seconds for which the message-ids of processed messages are kept.
 REMEMBERED_S: Final = 7 * 86_400.0
 
-#: Seconds between two looks for processed messages that need not be remembered.
+#: Seconds between two deletions of expired message-ids.
 _TIDIED_S: Final = 3_600.0
 
-#: States of a row: not tried yet, perhaps sent, and refused for good.
+#: States of a row: not sent yet, perhaps sent, and rejected.
 _WAITING: Final = 0
 _TRIED: Final = 1
 _REFUSED: Final = 2
@@ -89,18 +89,18 @@ _Row: TypeAlias = tuple[Any, ...]
 
 
 class Database(Protocol):
-    """What an outbox needs of a connection to SQLite: ``sqlite3`` and ``apsw`` both have it."""
+    """Connection to SQLite as an outbox uses it; those of ``sqlite3`` and ``apsw`` will do."""
 
     @property
     def in_transaction(self) -> bool:
-        """Whether something waits for a commit."""
+        """Whether a transaction is open."""
 
     def execute(self, statement: str, parameters: tuple[Any, ...] = (), /) -> Any:
-        """Perform one statement; gives a cursor with ``fetchall``."""
+        """Execute one statement, and return a cursor with ``fetchall``."""
 
 
 class Refused(Struct, frozen=True):
-    """A message that its receiver has rejected, and that is not sent any more."""
+    """Message that its receiver has rejected, and that is not sent again unless asked for."""
 
     id: int
     address: str
@@ -117,21 +117,21 @@ def _require_trio() -> None:
 
 
 class Work:
-    """What is to happen together with the rows of one transaction."""
+    """Deliveries and messages that belong to one transaction."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        #: To be accepted once it is committed.
+        #: Deliveries to accept after the commit.
         self.deliveries: list[Delivery] = []
-        #: Messages were written.
+        #: Whether messages were written.
         self.sends = False
 
     def accept(self, delivery: Delivery) -> bool:
-        """Process *delivery* in this transaction; false if it has been processed before, and there is
-        nothing left to do. It is accepted after the commit in either case.
+        """Process *delivery* in this transaction; return False if it has been processed before, so that
+        nothing is left to do. It is accepted after the commit in either case.
 
         Raises:
-            LocalProtocolError: It has no message-id by which it would be known.
+            LocalProtocolError: The message has no message-id to recognize a duplicate by.
         """
         message_id = delivery.message.message_id
         if message_id is None:
@@ -156,10 +156,11 @@ class Work:
         """Send *message* to *address* after the commit.
 
         Args:
-            address: Where to.
-            message: A :class:`~amqp_rt.message.Message`, or a payload to make one of.
-            properties: As for :meth:`Sender.send <amqp_rt.container.sending.Sender.send>`. Without
-                ``message_id`` it gets one, and without ``durable`` it is durable.
+            address: Address to send to.
+            message: A :class:`~amqp_rt.message.Message`, or the payload of one.
+            properties: As for :meth:`Sender.send <amqp_rt.container.sending.Sender.send>`. A payload is
+                sent as a durable message unless ``durable`` is given, and a message without
+                ``message_id`` gets one.
 
         Raises:
             EncodeError: A value has no encoding.
@@ -178,14 +179,14 @@ class Work:
 
 
 class Outbox:
-    """Messages in the application's own database; under trio only.
+    """Outbox and inbox in the application's own database; under trio only.
 
     Args:
-        database: A connection to SQLite, of ``sqlite3`` or ``apsw``, used by one thread. It is as
-            durable as it was set up: ``PRAGMA synchronous=FULL`` for power failures, too.
-        name: Names this outbox among those of the database, and its links. One process at a time
-            uses it.
-        remembered_s: Seconds for which processed messages are known again.
+        database: Connection to SQLite, of ``sqlite3`` or ``apsw``, used by one thread. Messages are as
+            durable as its settings: ``PRAGMA synchronous=FULL`` survives power failures, too.
+        name: Name of this outbox, which distinguishes it in the database and in the names of its links.
+            Only one process at a time may use it.
+        remembered_s: Seconds for which duplicates of processed messages are recognized.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class Outbox:
         self._work = trio.Event()
         #: Links of runs that were cancelled, whose detach the peer may not have answered yet.
         self._left: list[_Link] = []
-        #: Tasks that wait until less is left to be sent.
+        #: Tasks in ``flush``, resumed when fewer messages are pending.
         self._progress = trio.lowlevel.ParkingLot()
         for statement in _TABLES:
             database.execute(statement)
@@ -211,16 +212,16 @@ class Outbox:
     def __repr__(self) -> str:
         return f"<Outbox {self.name!r}>"
 
-    # --- What the application does ---
+    # --- Methods for the application ---
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Work]:
-        """A transaction of the database, with deliveries and messages in it.
+        """Open a transaction of the database for rows, deliveries and messages.
 
-        The end of the block commits it; after an exception it is rolled back, and deliveries are as
-        they were. One at a time: others wait. Cancelled while it waits, nothing has changed;
-        cancelled in the block, it is rolled back. The commit itself waits for the disk, and lets
-        nobody run meanwhile.
+        The end of the block commits it; after an exception it is rolled back, and deliveries stay
+        unsettled. Transactions run one at a time, and others wait. If cancelled while waiting, nothing
+        has changed; if cancelled in the block, it is rolled back. The commit itself waits for the disk
+        and blocks all tasks of the thread meanwhile.
 
         Raises:
             LocalProtocolError: The database has another transaction open; or, after the commit, a
@@ -235,7 +236,7 @@ class Outbox:
                 with _Transaction(self.database):
                     yield work
             except BaseException:
-                # flush() may have seen rows that are not there any more.
+                # flush() may have counted rows that were rolled back.
                 self._progress.unpark_all()
                 raise
         if work.sends:
@@ -243,25 +244,25 @@ class Outbox:
         faults: list[LocalProtocolError] = []
         for delivery in work.deliveries:
             try:
-                # Has no effect on a link that has gone: the message comes again, and is known then.
+                # No effect on a link that has ended: the message is redelivered, and recognized then.
                 delivery.accept()
             except LocalProtocolError as error:
-                # The others are committed as well, and are to be accepted.
+                # The other deliveries are committed too and have to be accepted.
                 faults.append(error)
         if faults:
             raise faults[0]
 
     def pending(self) -> int:
-        """Messages that are committed and not accepted yet."""
+        """Return the number of messages that are committed and neither accepted nor rejected."""
         ((count,),) = self.database.execute(
             "SELECT count(*) FROM amqp_outbox WHERE outbox = ? AND state < ?", (self.name, _REFUSED)
         ).fetchall()
         return int(count)
 
     async def flush(self) -> None:
-        """Wait until all that was committed has been accepted or refused; :meth:`run` has to run.
+        """Wait until all committed messages have been accepted or rejected; :meth:`run` has to run.
 
-        Cancelled: no trace.
+        Cancellation leaves no trace.
         """
         _require_trio()
         await trio.lowlevel.checkpoint()
@@ -269,7 +270,7 @@ class Outbox:
             await self._progress.park()
 
     def refused(self) -> list[Refused]:
-        """Messages that were rejected. They stay until somebody decides about them."""
+        """Return the rejected messages, which stay until :meth:`retry` or :meth:`drop`."""
         return [
             Refused(*row)
             for row in self.database.execute(
@@ -280,7 +281,7 @@ class Outbox:
         ]
 
     async def retry(self, *ids: int) -> None:
-        """Send refused messages again."""
+        """Send the rejected messages with these *ids* again."""
         await self._each(
             "UPDATE amqp_outbox SET state = 0, reason = NULL"
             " WHERE outbox = ? AND state = ? AND id = ?",
@@ -288,7 +289,7 @@ class Outbox:
         )
 
     async def drop(self, *ids: int) -> None:
-        """Forget refused messages."""
+        """Delete the rejected messages with these *ids*."""
         await self._each("DELETE FROM amqp_outbox WHERE outbox = ? AND state = ? AND id = ?", ids)
 
     async def _each(self, statement: str, ids: tuple[int, ...]) -> None:
@@ -301,17 +302,17 @@ class Outbox:
     # --- Sending ---
 
     async def run(self, peer: Connection) -> None:
-        """Send what is committed to *peer*, first what an earlier process has left, until cancelled.
+        """Send committed messages to *peer* until cancelled, beginning with those of earlier processes.
 
-        What is not accepted stays: what was rejected is in :meth:`refused`; what was given back, or is
-        for an address that the peer refuses, is sent again after a while.
+        Messages that are not accepted stay: rejected ones are listed by :meth:`refused`; released ones,
+        or those for an address that the peer refuses, are sent again after a while.
 
         Raises:
-            ConnectionLost: The connection is over for good.
+            ConnectionLost: The connection has ended and is not established again.
         """
         _require_trio()
         for left in self._left:
-            # Its name is free once the peer has answered the detach.
+            # The name of a link is free once the peer has answered the detach.
             await left.wait_left()
         self._left.clear()
         await peer.wait_open()
@@ -335,7 +336,7 @@ class Outbox:
             self._left += links.values()
 
     async def _record(self, links: Mapping[str, _Link]) -> None:
-        """Write down what became of messages, and only then let the peer forget them."""
+        """Commit the outcomes of messages, and settle the deliveries only then."""
         heard = [found for link in links.values() for found in link.heard.values()]
         if not heard:
             return
@@ -373,11 +374,11 @@ class Outbox:
         for (address,) in addresses:
             link = links.get(address)
             if link is None or link.is_over:
-                # A peer that cannot keep our side of a link may take a plain one.
+                # A peer that does not keep the link's state may accept a link that is not durable.
                 durable = link is None or not link.was_refused or not link.is_durable
                 if link is not None and durable and trio.current_time() < link.over_at + RETRY_S:
                     continue
-                # While it is dialled again it is not known who the peer is, and what it remembers.
+                # During a reconnect it is unknown which container the peer is, and which state it keeps.
                 await peer.wait_open()
                 tried = self._rows(address, _TRIED, -1)
                 link = links[address] = _Link(
@@ -391,12 +392,12 @@ class Outbox:
                 link.on_change = self._changed
                 peer.default_session.add(link)
             if self._due(link):
-                # Before they leave: what an earlier process may have sent is asked for, not sent.
+                # Marked before they leave: after a crash, rows that may have been sent are resumed.
                 async with self._writing():
                     if link.is_over:
-                        # It has ended while the application had the database.
+                        # The link ended while the application had the database.
                         continue
-                    # The application may have rolled back rows that were there before.
+                    # The application may have rolled back rows found before.
                     rows = self._due(link)
                     for row, _ in rows:
                         self.database.execute(
@@ -409,7 +410,7 @@ class Outbox:
         self._work.set()
 
     def _due(self, link: _Link) -> list[_Row]:
-        """The rows that may be sent on *link* now."""
+        """Return the rows that may be sent on *link* now."""
         room = WINDOW - link.pending
         if room <= 0:
             return []
@@ -430,16 +431,16 @@ class Outbox:
 
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[None]:
-        """A transaction of our own, once the application has none."""
+        """Open a transaction of our own, once the application has none."""
         async with self._lock:
-            while self.database.in_transaction:  # noqa: ASYNC110 (nobody is told)
+            while self.database.in_transaction:  # noqa: ASYNC110 (no event for it)
                 await trio.sleep(0.01)
             with _Transaction(self.database):
                 yield
 
 
 class _Transaction:
-    """One transaction of the database: begun, and committed or rolled back."""
+    """Transaction of the database, committed at the end of the block or rolled back."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -463,7 +464,7 @@ class _Transaction:
 
 
 class _Heard:
-    """What became of one message."""
+    """Outcome of one message, not committed yet."""
 
     def __init__(self, link: _Link, row: int, outcome: Outcome, raw: Any, receipt: Receipt) -> None:
         self.link = link
@@ -473,7 +474,7 @@ class _Heard:
         self._receipt = receipt
 
     def finish(self) -> None:
-        """It is written down: the peer may forget it."""
+        """Settle the delivery, whose outcome is committed."""
         if self._raw is not None and not self._raw.settled:
             self._raw.settle()
         if not isinstance(self.outcome, Accepted | Rejected):
@@ -486,7 +487,7 @@ def _tag(row: int) -> bytes:
 
 
 class _Link(Sender):
-    """The link to one address. Its tags are the numbers of rows, whichever process attaches it."""
+    """Link to one address. Its delivery-tags are the numbers of rows, in whichever process it attaches."""
 
     def __init__(
         self,
@@ -512,17 +513,17 @@ class _Link(Sender):
         self.is_durable = durable
         if durable:
             self._asked = Target(address=address, durable=DURABLE_UNSETTLED, expiry_policy="never")
-        #: Called when there is something to do.
+        #: Called when messages may be sent or outcomes recorded.
         self.on_change: Callable[[], None] = _nothing
-        #: When it was over, by trio's clock.
+        #: Time of its end, by trio's clock.
         self.over_at = 0.0
         self.is_over = False
-        #: Rows that were given back, and when they may be sent again.
+        #: Row → time from which a message that was not accepted may be sent again.
         self.retries: dict[int, float] = {}
-        #: What became of messages, and is not written down yet.
+        #: Row → outcome that is not committed yet.
         self.heard: dict[int, _Heard] = {}
         self._numbers: dict[Receipt, int] = {}
-        #: What an earlier process may have sent: the peer is asked.
+        #: Container that keeps the state of messages an earlier process may have sent; they are resumed.
         self._keeper = keeper
         self._memory = {}
         for row, payload in tried:
@@ -535,30 +536,30 @@ class _Link(Sender):
 
     @property
     def was_refused(self) -> bool:
-        """The peer did not want it as it was."""
+        """Whether the peer refused the link."""
         return self.is_over and not self._was_attached
 
     def put(self, row: int, payload: bytes) -> None:
-        """Send a row."""
+        """Send the message of *row*."""
         receipt = Receipt(self, payload)
         self._numbers[receipt] = row
         self.retries.pop(row, None)
         self.submit(receipt)
 
     def finished(self, row: int, receipt: Receipt, outcome: Outcome) -> None:
-        """What became of a message is written down."""
+        """Finish the receipt of a message whose outcome is committed."""
         self.heard.pop(row, None)
         self._numbers.pop(receipt, None)
         receipt.finish(outcome)
 
     def suspend(self) -> None:
-        """Leave, and let the peer keep its side of the link."""
+        """Detach the link without closing it, so that the peer keeps its state."""
         if not self.closed:
             self.is_over = True
             self._say_detach(closed=False)
 
     async def wait_left(self) -> None:
-        """Wait until the peer has answered :meth:`suspend`, if it does. Cancelled: no trace."""
+        """Wait until the peer has answered :meth:`suspend`, if it does. Cancellation leaves no trace."""
         await self._detach(closed=False)
 
     def _transfer(self, link: SendingLink, receipt: Receipt) -> None:
@@ -572,7 +573,7 @@ class _Link(Sender):
         self._unsettled[receipt] = None
 
     def _again(self, receipts: list[Receipt]) -> None:
-        """What the peer does not know is sent anew, but for what it has settled already."""
+        """Send messages that the peer does not know again, except those that have an outcome."""
         super()._again([each for each in receipts if self._numbers.get(each) not in self.heard])
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
@@ -589,7 +590,7 @@ class _Link(Sender):
             self.heard[row] = _Heard(self, row, outcome, raw, receipt)
             self.on_change()
         elif raw is not None and not raw.settled:
-            # It was written down while the link was away.
+            # Its outcome was committed while the link was suspended.
             raw.settle()
 
     def _begin(self, link: Any) -> None:
@@ -606,4 +607,4 @@ class _Link(Sender):
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing: default of the callback."""

@@ -1,4 +1,4 @@
-"""The same classes for asyncio.
+"""API for asyncio: the same classes, awaited by its tasks.
 
 ::
 
@@ -8,15 +8,15 @@
             await orders.send(order)
 
 Everything runs under trio, as a guest of the event loop, in its thread: plain calls such as
-``delivery.accept()`` are plain calls, and what is awaited is awaited by a task of asyncio while a task
-of trio does it. Handlers, hooks, middleware and verifiers are coroutines of asyncio.
+``delivery.accept()`` are plain calls, and an awaitable is run by a task of trio while a task of asyncio
+awaits it. Handlers, hooks, middleware and verifiers are coroutines of asyncio.
 
-A task of asyncio that is cancelled cancels what it waits for, and gets ``CancelledError`` when that has
-ended; a delivery that was received in that moment is released. A block that ends by itself, such as
-that of a container whose hook fails, cancels the task that is in it and raises its error at the end of
-the block. A handler that is cancelled, because its caller has gone, gets ``CancelledError``.
+Cancelling a task of asyncio cancels the call that it awaits, and raises ``CancelledError`` when that
+call has ended; a delivery received in that moment is released. A block that ends by itself, such as
+that of a container whose hook fails, cancels the task inside it and raises its error at the end of the
+block. A handler that is cancelled, because its caller has gone, gets ``CancelledError``.
 
-The guest begins with the first block that is entered in an event loop and ends with the last one.
+The guest run starts with the first block entered in an event loop and ends with the last one.
 """
 
 from __future__ import annotations
@@ -47,39 +47,39 @@ __all__ = ["Broker", "Container", "connect"]
 
 
 class _Call:
-    """Something that a task of trio does while a task of asyncio waits."""
+    """Call that a task of trio makes while a task of asyncio waits."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.scope = trio.CancelScope()
-        #: It has ended, or got as far as somebody waits for.
+        #: Whether it has ended, or has reached the point that the task of asyncio waits for.
         self.ready = False
         self.error: BaseException | None = None
         self.value: Any = None
         self._waiter: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """It is ready."""
+        """Resume the waiting task of asyncio."""
         self.ready = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def run(self, call: Callable[[], Any]) -> None:
-        """Do it: a task of trio."""
+        """Make the call, in a task of trio."""
         try:
             with self.scope:
                 self.value = await call()
             if self.scope.cancelled_caught:
                 self.error = asyncio.CancelledError()
         except trio.Cancelled:
-            # The guest ends although somebody is still here.
+            # The guest run ends although the call has not.
             self.error = asyncio.CancelledError()
         except BaseException as error:
             self.error = error
         self.wake()
 
     async def wait(self) -> asyncio.CancelledError | None:
-        """Wait until it is ready; how we were cancelled meanwhile, which cancels it too."""
+        """Wait until it is ready; return the cancellation of the caller, which cancels the call too."""
         cancelled = None
         while not self.ready:
             self._waiter = self._loop.create_future()
@@ -92,7 +92,7 @@ class _Call:
 
 
 class _Guest(Door):
-    """The run of trio inside an event loop of asyncio, for as long as there is a block."""
+    """Run of trio inside an event loop of asyncio, for as long as a block is open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -104,17 +104,17 @@ class _Guest(Door):
         self._over: asyncio.Future[None] | None = None
         self._handlers: dict[Any, Any] = {}
 
-    # --- its life ---
+    # --- Start and end ---
 
     async def enter(self) -> None:
-        """Count one more block; the first one starts the run. Cancelled, nothing has changed."""
+        """Count one more block; the first one starts the run. Cancellation leaves it uncounted."""
         cancelled = await _uninterrupted(self._enter())
         if cancelled is not None:
             await self.leave()
             raise cancelled
 
     async def leave(self) -> None:
-        """Count one block less; the last one ends the run. Cancelled, it has ended all the same."""
+        """Count one block less; the last one ends the run, even if the caller is cancelled."""
         cancelled = await _uninterrupted(self._leave())
         if cancelled is not None:
             raise cancelled
@@ -173,7 +173,7 @@ class _Guest(Door):
             raise RuntimeError("its block has been left: nothing runs any more")
         self._nursery.start_soon(task)
 
-    # --- from asyncio to trio ---
+    # --- From asyncio to trio ---
 
     def stand_in(self, target: Any) -> StandIn:
         return _AioStandIn(self, target)
@@ -186,14 +186,14 @@ class _Guest(Door):
         self.start(functools.partial(doing.run, call))
         cancelled = await doing.wait()
         if cancelled is not None:
-            # asyncio says so once: an error in its place would be handled, and the task go on.
+            # asyncio cancels only once: if an error replaced it, the task could handle it and continue.
             give_back(doing.value)
             raise cancelled from doing.error
         if doing.error is not None:
             raise doing.error
         return self.outward(doing.value)
 
-    # --- from trio to asyncio ---
+    # --- From trio to asyncio ---
 
     def handler(self, function: Callable[..., Any]) -> Callable[..., Any]:
         made = self._handlers.get(function)
@@ -216,7 +216,7 @@ class _Guest(Door):
                     with trio.CancelScope(shield=True):
                         await self.host(functools.partial(block.__aexit__, None, None, None))
 
-            # What says of which type it is.
+            # The type of the resource is read from the wrapped function.
             resource.__wrapped__ = wrapped
             return resource
         if inspect.isasyncgenfunction(function):
@@ -257,7 +257,7 @@ class _Guest(Door):
         return {name: self.outward(value) for name, value in kwargs.items()}
 
     async def host(self, call: Callable[[], Any]) -> Any:
-        """Run what *call* returns in a task of asyncio, and wait for it under trio."""
+        """Run the awaitable that *call* returns in a task of asyncio, and wait for it under trio."""
 
         async def run() -> Any:
             return await call()
@@ -275,13 +275,13 @@ class _Guest(Door):
                 raise error from None
             raise
         if task.cancelled():
-            # Somebody has cancelled it, and not for its caller.
+            # The task was cancelled, but not because its caller was.
             raise Release
         return task.result()
 
 
 class _AioStandIn(StandIn):
-    """A stand-in that is awaited, entered and iterated by tasks of asyncio."""
+    """Proxy that tasks of asyncio await, enter and iterate."""
 
     __slots__ = ("_block",)
 
@@ -328,7 +328,7 @@ class _AioStandIn(StandIn):
 
 
 class _Block:
-    """``async with`` of a task of asyncio, which a task of trio is in for it."""
+    """``async with`` block of a task of asyncio, entered on its behalf by a task of trio."""
 
     def __init__(self, guest: _Guest, manager: Any) -> None:
         self._guest = guest
@@ -367,7 +367,7 @@ class _Block:
                 await self._left.wait()
             finally:
                 if not self._leaving:
-                    # It ends by itself: let the block know.
+                    # The block ends by itself: interrupt the task that is inside.
                     self._leaving = self._interrupted = True
                     assert self._host is not None
                     self._host.cancel()
@@ -390,20 +390,20 @@ class _Block:
         )
         failure = self._outside.error
         if cancelled is not None:
-            # As above.
+            # As in _Guest.wait.
             raise cancelled from failure
         if failure is error and error is not None:
             return False
         if failure is not None and not isinstance(failure, asyncio.CancelledError):
             raise failure
         if isinstance(error, Exception):
-            # The block of trio has taken it.
+            # The block under trio has suppressed the error.
             return True
         return interrupted
 
 
 async def _uninterrupted(work: Coroutine[Any, Any, None]) -> asyncio.CancelledError | None:
-    """Run *work* to its end; returns how the caller was cancelled meanwhile, if it was."""
+    """Run *work* to its end; return the cancellation of the caller meanwhile, None if there was none."""
     task = asyncio.ensure_future(work)
     cancelled = None
     while not task.done():
@@ -419,7 +419,7 @@ _GUESTS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Guest]] = WeakKeyDi
 
 
 class _Entrance(AbstractAsyncContextManager[Any]):
-    """A block that brings the guest with it."""
+    """Block that starts the guest run if necessary."""
 
     def __init__(self, make: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         self._make = make

@@ -1,11 +1,11 @@
-"""What the doors for asyncio and for threads share: stand-ins for objects that live under trio.
+"""Doors: the common base of the API for asyncio and for threads, with proxies for objects under trio.
 
-There is one implementation, and it runs under trio. A :class:`StandIn` is held by an application that
-does not: reading an attribute reads the attribute, a plain call is the plain call, and what would be
-awaited is run under trio while the caller waits in its own way. What comes back is stood in for as
-well if it has anything to wait for.
+There is one implementation, and it runs under trio. An application that does not run under trio holds a
+:class:`StandIn`: reading an attribute reads that of the object, a plain call is a plain call, and an
+awaitable is run under trio while the caller waits in its own way. A result gets a stand-in as well if
+it has anything to wait for.
 
-:mod:`amqp_rt.aio` and :mod:`amqp_rt.sync` say how one waits.
+:mod:`amqp_rt.aio` and :mod:`amqp_rt.sync` define how callers wait.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .container.routes import (
 )
 
 _DECORATORS: Final = (NodeDecorator, RpcDecorator, SourceDecorator)
-#: Methods to which nodes of the application are given.
+#: Methods with nodes of the application as arguments.
 _OF_NODES: Final = ("add", "remove", "serve")
-#: Methods that make something worth standing in for.
+#: Methods of objects that need a stand-in.
 _WAITING: Final = ("__aenter__", "__anext__", "__aiter__", "__await__")
 
 
 class StandIn:
-    """Behaves like *target*, for somebody on the other side of *door*."""
+    """Proxy that behaves like *target* for code on the other side of *door*."""
 
     __slots__ = ("_door", "_target")
 
@@ -54,7 +54,7 @@ class StandIn:
             raise AttributeError(f"{type(self._target).__name__!r} shows no {name!r} here")
         return self._door.attribute(self._target, name)
 
-    @property  # type: ignore[misc]  # of object it can be assigned to
+    @property  # type: ignore[misc]  # the attribute of object is writable
     def __class__(self) -> type:
         return type(self._target)
 
@@ -69,19 +69,19 @@ class StandIn:
 
 
 def give_back(value: Any) -> None:
-    """Release the deliveries in *value*, whose taker was interrupted or cancelled."""
+    """Release the deliveries in *value*, whose receiving call was interrupted or cancelled."""
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, Delivery) and not each.presettled:
             each.release()
 
 
 def inward(value: Any) -> Any:
-    """What *value* stands in for; itself if it is nobody's stand-in."""
+    """Return the object behind a stand-in, or *value* itself if it is none."""
     return value._target if issubclass(type(value), StandIn) else value
 
 
 def _lives(value: object) -> bool:
-    """Whether *value* has something to wait for."""
+    """Return whether *value* has something to wait for."""
     kind: Any = type(value)
     return _is_alive(kind)
 
@@ -98,26 +98,26 @@ def _is_alive(kind: Any) -> bool:
 
 
 class Door(ABC):
-    """A way between trio and the code of an application."""
+    """Passage between trio and the code of an application."""
 
     @abstractmethod
     def stand_in(self, target: Any) -> StandIn:
-        """Something for the application to hold in place of *target*."""
+        """Return a proxy of *target* for the application."""
 
     @abstractmethod
     def wait(self, call: Callable[[], Any]) -> Any:
-        """Run what *call* returns to its end under trio, and let the application wait for it."""
+        """Run the awaitable that *call* returns under trio, while the application waits for it."""
 
     @abstractmethod
     def plain(self, call: Callable[[], Any]) -> Any:
-        """Make a call that waits for nothing, where it may be made."""
+        """Make a call that does not wait, in a thread where that is allowed."""
 
     @abstractmethod
     def handler(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """*function* of the application, for trio to call; it has its name and its signature."""
+        """Wrap *function* of the application for calls from trio; keep its name and signature."""
 
     def outward(self, value: Any) -> Any:
-        """*value* as the application gets it."""
+        """Return *value* in the form for the application."""
         if isinstance(value, list | tuple) and any(map(_lives, value)):
             return type(value)(map(self.outward, value))
         if _lives(value):
@@ -127,7 +127,7 @@ class Door(ABC):
         return value
 
     def given(self, value: Any) -> Any:
-        """*value* as an object under trio gets it."""
+        """Return *value* in the form for objects under trio."""
         if isinstance(value, list | tuple):
             return type(value)(map(self.given, value))
         if inspect.isfunction(value) or inspect.ismethod(value):
@@ -135,7 +135,7 @@ class Door(ABC):
         return inward(value)
 
     def attribute(self, target: Any, name: str) -> Any:
-        """What the application sees as *name* of *target*."""
+        """Return attribute *name* of *target* in the form for the application."""
         value = getattr(target, name)
         if isinstance(value, _DECORATORS):
             return type(value)(functools.partial(self._declare, value.register))
@@ -146,7 +146,7 @@ class Door(ABC):
     def _calling(
         self, function: Callable[..., Any], given: Callable[[Any], Any] | None = None
     ) -> Callable[..., Any]:
-        """*function* of an object under trio, for the application to call."""
+        """Wrap *function* of an object under trio for calls from the application."""
         waits = inspect.iscoroutinefunction(function)
         take = given or self.given
 
@@ -171,7 +171,7 @@ class Door(ABC):
         return msgspec.structs.replace(declaration, middleware=middleware)
 
     def nodes(self, node: Any) -> Any:
-        """*node* of the application as trio calls it; the address of one is itself."""
+        """Wrap *node* of the application for calls from trio; an address is returned unchanged."""
         if isinstance(node, str):
             return node
         router = Router()
@@ -182,20 +182,20 @@ class Door(ABC):
 
 # --- Threads ---
 
-#: The one thread of a process in which trio runs for the others, while somebody needs it.
+#: The one thread of a process in which trio runs for other threads, as long as a block is open.
 _THREAD: Final = BlockingPortalProvider("trio")
 
 
-#: Blocks that have been entered and not been left.
+#: Blocks entered and not left yet.
 _OPEN: Final[dict[ExitStack, None]] = {}
 
 
 @atexit.register
 def _leave_open_blocks() -> None:
-    """Leave the blocks that a program has not left, such as one entered by hand.
+    """Leave the blocks that a program has left open, such as one entered by hand.
 
-    Later in the end of the interpreter the thread of trio stands still, and leaving them would wait
-    for it for ever.
+    Later during the shutdown of the interpreter the thread of trio is stopped, and leaving them would
+    wait for it for ever.
     """
     for stack in reversed(list(_OPEN)):
         with suppress(Exception):
@@ -203,7 +203,7 @@ def _leave_open_blocks() -> None:
 
 
 class _Doing:
-    """A call under trio whose thread may be interrupted while it waits."""
+    """Call under trio whose waiting thread may be interrupted."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
@@ -218,13 +218,13 @@ class _Doing:
         return self.value
 
     def abandon(self) -> None:
-        """Give back what the call has taken, or will have taken when it ends."""
+        """Release the deliveries that the call has returned, or will return when it ends."""
         self._abandoned = True
         give_back(self.value)
 
 
 class ThreadDoor(Door):
-    """The way into the thread in which trio runs."""
+    """Door for threads, which leads to the thread in which trio runs."""
 
     def __init__(self, portal: BlockingPortal) -> None:
         self.portal = portal
@@ -240,7 +240,7 @@ class ThreadDoor(Door):
             return self.outward(future.result())
         except BaseException:
             if not future.done() or doing.value is not None:
-                # It was this thread that was interrupted.
+                # This thread was interrupted, not the call.
                 future.cancel()
                 self.portal.call(doing.abandon)
             raise
@@ -295,7 +295,7 @@ class ThreadDoor(Door):
 
 
 class _SyncStandIn(StandIn):
-    """A stand-in that is called, entered and iterated by threads."""
+    """Proxy that threads call, enter and iterate."""
 
     __slots__ = ("_block",)
     _door: ThreadDoor
@@ -337,7 +337,7 @@ class _SyncStandIn(StandIn):
 
 
 def thread_entrance(make: Callable[..., Any]) -> Callable[..., AbstractContextManager[Any]]:
-    """*make*, for threads: a block that brings the thread of trio with it."""
+    """Wrap *make* for threads: its block starts the thread of trio if necessary."""
 
     @contextmanager
     def enter(*args: Any, **kwargs: Any) -> Iterator[Any]:

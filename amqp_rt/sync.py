@@ -1,4 +1,4 @@
-"""The same classes for threads and scripts: calls that wait, and ``with`` blocks.
+"""API for threads and scripts: the same classes with blocking calls and ``with`` blocks.
 
 ::
 
@@ -8,13 +8,13 @@
     with sync.Broker() as broker:
         (url,) = broker.listen("amqp://127.0.0.1:0")
 
-Everything runs under trio in one thread of its own, which begins with the first block that is entered
-in the process and ends with the last one. Objects may be used by several threads at once. Handlers,
-hooks and verifiers that are plain functions run in worker threads, so that they may wait as well;
-those that are ``async def`` run under trio.
+Everything runs under trio in a thread of its own, which starts with the first block entered in the
+process and ends with the last one. Several threads may use the same object at once. Handlers, hooks
+and verifiers that are plain functions run in worker threads, so that they may block as well; those
+that are ``async def`` run under trio.
 
-A thread that is interrupted (Ctrl-C) while it waits cancels what it waits for. A handler in a thread
-cannot be cancelled: it is waited for.
+If a thread is interrupted (Ctrl-C) while it waits, the call that it waits for is cancelled. A handler
+in a worker thread cannot be cancelled: its end is awaited.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .runtime import Broker as _Broker
 
 __all__ = ["Broker", "Container", "connect"]
 
-# What they are to a type checker stands in sync.pyi.
+# Their types for type checkers are in sync.pyi.
 Broker = thread_entrance(_Broker)
 Container = thread_entrance(_Container)
 connect = thread_entrance(_connect)

@@ -41,7 +41,7 @@ IDLE_S: Final = 1.0
 #: Seconds for writing the remaining changes when the broker stops.
 LAST_COMMIT_S: Final = 30.0
 #: Seconds between attempts to write changes that cannot be refused while the disk is full.
-#: Seconds between attempts to write what has to be written although the disk is full.
+#: Seconds between attempts to write changes that cannot be refused while the disk is full.
 FULL_RETRY_S: Final = 1.0
 
 

@@ -44,7 +44,7 @@ class DistributionNode:
         raise NotImplementedError
 
     def is_busy(self) -> bool:
-        """Return whether what may take long has to wait for a later turn of the event loop."""
+        """Return whether work that may take long has to wait for a later turn of the event loop."""
         return False
 
     def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
@@ -274,7 +274,7 @@ class Subscription:
                     )
                 )
                 outcome = self.default_outcome
-            # Nothing that its peer says from now on changes that.
+            # Later dispositions of the peer no longer change the outcome.
             delivery.context = outcome
             if type(outcome) is not Accepted and (later or node.is_busy()):
                 # The message may become a dead letter, and that many copies.

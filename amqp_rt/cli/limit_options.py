@@ -97,7 +97,7 @@ def limits_of(context: click.Context, texts: Iterable[str]) -> Limits:
 def limits() -> None:
     """List the limits of a broker, each as --limit takes it, with its default.
 
-    What each of them bounds is in the operators' guide.
+    The operators' guide describes each of them.
     """
     for field in fields(Limits):
         click.echo(f"{field.name}={field.default}")

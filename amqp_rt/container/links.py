@@ -83,7 +83,7 @@ class Owner(Protocol):
 
     @property
     def going(self) -> bool:
-        """Whether the owner is ending, and its links with it; it decides what follows."""
+        """Whether the owner is ending, so that it decides whether its links attach again."""
 
     @property
     def may_come_back(self) -> bool:

@@ -315,10 +315,10 @@ def _declare(
 
 
 def _check_form(kind: Kind, function: Any) -> None:
-    """Refuse *function* as a handler of *kind* for what is wrong with it whatever its annotations mean.
+    """Check the form of *function* as a handler of *kind*, apart from its annotations.
 
     Raises:
-        TypeError: It is.
+        TypeError: The form is wrong.
     """
     name = getattr(function, "__qualname__", type(function).__name__)
     called = _called(function)

@@ -941,7 +941,7 @@ class StreamedMessage:
                     "the receiver has accepted the message before its end",
                     condition="amqp:illegal-state",
                 )
-            # A link that has ended may be waiting for the end of its connection, which says why.
+            # A link that has ended may be waiting for the end of its connection, which gives the reason.
             if raw.link.attached and raw.link.writable:
                 return
             await self._sender._changes.park()

@@ -109,7 +109,7 @@ class Door:
         self._dropping = False
 
     def admits(self, host: str) -> bool:
-        """Return whether one more connection from *host* is allowed (LIM4, LIM16)."""
+        """Return whether one more connection from *host* is allowed."""
         limits, crowd = self.limits, self.crowd
         if self.connections >= limits.connections_max or not limits.connections_unauthenticated_max:
             return False

@@ -293,7 +293,7 @@ class Channel(BaseChannel):
             self.held_up = True
 
     def _go_on_with(self, following: Callable[[], None]) -> None:
-        """Do *following*, for which the channel was held up, and then what came after it."""
+        """Do *following*, for which the channel was held up, and then process the input held since."""
         if self.closing or self.ended:
             return
         self._deferred = following

@@ -1,6 +1,6 @@
-"""Who may import whom. The table is the architecture; this test keeps it true.
+"""Layers of the package: which module may import which. The table is the architecture; this test enforces it.
 
-Read ``LAYERS`` from the top: a layer may import itself and what its line names, nothing else.
+Read ``LAYERS`` from the top: a layer may import itself and the layers of its line, nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 import amqp_rt
 
 ROOT = Path(__file__).parent.parent
-#: The sources of what is installed: the tree itself, or a wheel, which always ships them.
+#: Sources of the installed package: the tree itself, or a wheel, which always ships them.
 PACKAGE = Path(amqp_rt.__file__).parent
 #: Folders of the distributions that are compiled.
 DISTRIBUTIONS = [
@@ -31,10 +31,10 @@ NEUTRAL = {
     *("message", "outcomes", "events", "addresses", "termini", "transactions", "unsettled"),
     *("clock", "settings", "loglimit", "batches"),
 }
-#: What everybody may import: no I/O, no protocol's transport.
+#: Layers that every module may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
 
-#: layer → the layers it may import. The longest name that fits a module is its layer.
+#: layer → layers that it may import. A module belongs to the layer with the longest matching name.
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "limits": {"errors"},
@@ -55,13 +55,13 @@ LAYERS: dict[str, set[str]] = {
     "broker": COMMON | {"fronts.base", "stores", "security"},
     "management": COMMON | {"broker.nodes", "security"},
 }
-#: These wire everything together: they may import whatever they like.
+#: Modules that connect all parts, and may import any module.
 COMPOSERS = {
     *("__init__", "__main__", "runtime", "managed", "plugins", "testing", "cli"),
     *("doors", "aio", "sync"),
 }
 
-#: Standard library and msgspec only, and none of FORBIDDEN_IN_PURE: time and bytes are arguments.
+#: Standard library and msgspec only, without FORBIDDEN_IN_PURE: time and bytes are arguments.
 PURE = (
     COMMON
     | {"core", "fronts.base", "security"}
@@ -80,26 +80,26 @@ FORBIDDEN_IN_PURE = {
 }
 #: Parts of pure layers that wait for others, or need a library.
 NOT_PURE = {"security.jwts"}
-#: These wait for a disk, in a worker thread: they know no event loop.
+#: Layers that wait for a disk, in a worker thread, and do not use an event loop.
 BLOCKING = {"stores"}
-#: The one pure module that reads the clock, so that nobody else has to.
+#: The only pure module that reads the clock.
 READS_TIME = {"clock"}
 
-#: What a plugin may import of ours.
+#: Modules of the package that a plug-in may import.
 PLUGINS_MAY_IMPORT = {
     *("amqp_rt", "amqp_rt.fronts", "amqp_rt.stores", "amqp_rt.testing", "amqp_rt.core"),
     *("amqp_rt.net.blocking", "amqp_rt.broker.bindings", "amqp_rt.fronts.amqp10"),
-    # The vocabulary of all parts: values of the wire, and what is said with them.
+    # Shared vocabulary: values of the wire, and types of messages, outcomes and errors.
     *("amqp_rt.values", "amqp_rt.message", "amqp_rt.errors", "amqp_rt.outcomes", "amqp_rt.termini"),
     *("amqp_rt.addresses", "amqp_rt.clock", "amqp_rt.settings", "amqp_rt.batches"),
-    # For clients of other protocols: to a stream, and an engine on it.
+    # For clients of other protocols: opening a stream, and running an engine on it.
     *("amqp_rt.net.dial", "amqp_rt.net.driver"),
 }
 
-#: Names that hide what a module is about.
+#: Names that do not describe the content of a module.
 VAGUE_MODULES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
 
-#: Text that must not stand anywhere in the repository → what to do instead.
+#: Pattern that must not occur in the repository → advice.
 BANNED = {
     r"(?<![\w.])/(work|root|farm)/": "a path of somebody's machine: make it relative",
     r"\b(TODO|FIXME|HACK)\b": "finish it, or open an issue and describe the present state",
@@ -112,7 +112,7 @@ BANNED = {
 
 
 def imports(source: str, module: str, *, package: bool) -> Iterator[tuple[int, str]]:
-    """Each module that *module* imports, absolute, with its line."""
+    """Yield each module that *module* imports, by its absolute name, with the line."""
     parts = module.split(".") if package else module.split(".")[:-1]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -125,13 +125,13 @@ def imports(source: str, module: str, *, package: bool) -> Iterator[tuple[int, s
 
 
 def layer_of(module: str, layers: Iterable[str]) -> str | None:
-    """The longest of *layers* that *module* (without ``amqp_rt.``) lies in."""
+    """Return the longest of *layers* that contains *module* (without ``amqp_rt.``)."""
     fitting = [name for name in layers if module == name or module.startswith(name + ".")]
     return max(fitting, key=len, default=None)
 
 
 def violations(source: str, module: str, *, package: bool = False) -> Iterator[str]:
-    """What *module* (a dotted name below ``amqp_rt``) imports though it must not."""
+    """Yield the forbidden imports of *module* (a dotted name below ``amqp_rt``)."""
     top = module.partition(".")[0]
     if top in COMPOSERS:
         return
@@ -269,10 +269,10 @@ def test_modules_say_what_they_are_about() -> None:
 
 
 def state(source: str) -> Iterator[tuple[int, str]]:
-    """Module-level state: what one caller could change under another.
+    """Yield module-level state, which one caller could change under another.
 
-    Tables are constants by name (``UPPER_CASE``). A function that rebinds a global, or remembers
-    without a bound whatever a peer made it compute, is state in disguise.
+    Tables are constants by name (``UPPER_CASE``). A function that rebinds a global, or has an
+    unbounded cache, is state in disguise.
     """
     tree = ast.parse(source)
     for statement in tree.body:
@@ -332,10 +332,10 @@ def test_state_is_found(source: str, count: int) -> None:
 
 @pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=lambda folder: folder.name)
 def test_compiled_modules_ask_nothing_that_mypyc_drops(folder: Path) -> None:
-    """mypyc ignores the keywords of a class statement: a Struct's gc, frozen, kw_only.
+    """Compiled modules have no class keywords such as a Struct's gc, frozen or kw_only: mypyc ignores them.
 
-    Such a module is interpreted (``tool.mypyc`` of pyproject.toml), or else behaves differently once
-    compiled.
+    A module that needs them is listed as interpreted (``tool.mypyc`` of pyproject.toml); compiled, it
+    would behave differently.
     """
     listed = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["tool"]["mypyc"]
     compiled, interpreted = tuple(listed["compiled"]), listed["interpreted"]
@@ -353,12 +353,12 @@ def test_compiled_modules_ask_nothing_that_mypyc_drops(folder: Path) -> None:
 
 
 def test_distributions_are_built_alike() -> None:
-    """A source distribution holds its own setup.py, so that of a plug-in is a copy."""
+    """A source distribution contains its own setup.py, so that a plug-in has a copy."""
     assert len({(folder / "setup.py").read_bytes() for folder in DISTRIBUTIONS}) == 1
 
 
 def texts() -> Iterator[Path]:
-    """Every text file of the repository: what git tracks, or would."""
+    """Yield every text file of the repository that git tracks or would track."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)

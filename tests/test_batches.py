@@ -1,4 +1,4 @@
-"""Batches of records and of messages: what is in one, and what is none."""
+"""Batches of records and of messages: reading, writing and refusing malformed ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What setup.py does where modules can be compiled and where they cannot, on a distribution of two modules.
+"""setup.py with and without a working compiler, tried on a distribution of two modules.
 
 The real distributions are built by make, in an environment that has nothing else, and for other machines by
-cibuildwheel, of which the last test asks what it would build.
+cibuildwheel; the last test checks its list of builds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many calls a message costs: of the broker's functions, and of a container's.
+"""Number of function calls for each message, in the broker and in a container.
 
-The numbers are what was measured, rounded up. A change that costs more of them on these paths is seen here
-although no machine is quiet enough to see it in a benchmark.
+The bounds are measured numbers, rounded up. A change that needs more calls on these paths fails here, although
+no machine is quiet enough to show it in a benchmark.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ WARM = 32
 
 
 class Counted:
-    """The server's side of a connection in memory: only what it does is counted."""
+    """Server's side of a connection in memory: only its calls are counted."""
 
     def __init__(self, client: Client, calls: Calls) -> None:
         self.client = client
         self.calls = calls
 
     def pump(self) -> bool:
-        """Carry bytes both ways once; whether there were any."""
+        """Carry bytes both ways once; return whether there were any."""
         joined = self.client.joined
         data = b"".join(joined.client.take())
         with self.calls:
@@ -48,13 +48,13 @@ class Counted:
 
 
 def pump(ends: list[Counted]) -> bool:
-    """Carry bytes of all *ends* once; whether there were any."""
+    """Carry bytes of all *ends* once; return whether there were any."""
     moved = [end.pump() for end in ends]
     return any(moved)
 
 
 async def carry(world: World, ends: list[Counted], calls: Calls) -> None:
-    """Carry bytes until no end has more to say; with a store, have it written between."""
+    """Carry bytes until no end has more to send; with a store, write to it in between."""
     while True:
         while pump(ends):
             pass
@@ -134,7 +134,7 @@ async def test_durable_messages(autojump_clock: Any) -> None:
 
 @node("bench")
 async def take(body: bytes) -> None:
-    """Accept what comes."""
+    """Accept each message."""
 
 
 @rpc("double")

@@ -1,4 +1,4 @@
-"""The conformance page says what the marks say, and its list of requirements is whole."""
+"""The conformance page agrees with the marks of the tests, and its list of requirements is complete."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Runs every Python block of the files README.md and of docs/, so that what is written is what works.
+"""Run every Python block of the README.md files and of docs/, so that the documentation is known to work.
 
 The blocks of a page are one program, from the top down, in one namespace and one process. A block
 with ``await`` at its top level runs under trio; any other runs as a module would, with a
-``__name__`` that is not ``"__main__"``: what stands under that guard is for the reader's terminal.
+``__name__`` that is not ``"__main__"``: code under that guard is for the reader's terminal.
 A block that begins with ``# NAME.py`` is a file of its own, imported as one.
-Nothing is marked as not to be run: what must not run is no Python block.
+No block can be marked as not to be run: code that must not run is not a Python block.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ async def nodes_requests_and_streams(door: Any) -> None:
             assert await peer.call("late", "x", reply=str) == "x!"
             found = []
             async for number in peer.stream("range", 5, reply=int):
-                found.append(number)  # noqa: PERF401 (what reads the same with and without async)
+                found.append(number)  # noqa: PERF401 (reads the same with and without async)
             assert found == [0, 1, 2, 3, 4]
             async with peer.receiver("ticks") as messages:
                 assert [(await messages.receive()).body for _ in range(3)] == [0, 1, 2]
@@ -136,7 +136,7 @@ async def a_transaction(door: Any) -> None:
         async with broker.local() as peer, peer.sender("q") as out:
             async with peer.transaction() as work:
                 await out.send("kept", transaction=work)
-            with pytest.raises(ZeroDivisionError):  # noqa: PT012 (the block is what is tested)
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012 (the block is under test)
                 async with peer.transaction() as work:
                     await out.send("never", transaction=work)
                     raise ZeroDivisionError
@@ -222,7 +222,7 @@ class _Waits(ast.NodeTransformer):
 
 
 def without_await(scenario: Callable[[Any], Awaitable[None]]) -> Callable[[Any], None]:
-    """*scenario* as somebody writes it who waits in threads."""
+    """Return *scenario* as it would be written for threads."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(scenario)))
     plain = ast.fix_missing_locations(_Waits().visit(tree))
     space = {**globals()}
@@ -352,7 +352,7 @@ async def test_tasks_of_a_group_end_together() -> None:
         await asyncio.sleep(60)
 
     async with a_service(slow) as peer:
-        with pytest.raises(ExceptionGroup) as failed:  # noqa: PT012 (what is tested)
+        with pytest.raises(ExceptionGroup) as failed:  # noqa: PT012 (the block is under test)
             async with asyncio.TaskGroup() as group:
                 for _ in range(3):
                     group.create_task(peer.call("slow"))  # type: ignore[arg-type]
@@ -532,10 +532,10 @@ async def test_what_a_container_is_given_belongs_to_asyncio_too() -> None:
 @pytest.mark.req("A13", "A15")
 @pytest.mark.parametrize("where", ["call", "block", "raising block"])
 def test_an_error_does_not_take_the_place_of_a_cancellation(where: str) -> None:
-    """asyncio cancels a task once: one that handles errors and goes on would never end."""
+    """asyncio cancels a task once: a task that handled the error and continued would never end."""
 
     class Failing:
-        """Fails when a test says so, whether it is cancelled or not."""
+        """Fails when the test asks for it, whether it is cancelled or not."""
 
         def __init__(self) -> None:
             self.go_on = trio.Event()
@@ -603,7 +603,7 @@ async def test_a_block_that_ends_by_itself_ends_the_task_in_it() -> None:
         assert task is not None
         assert task.cancelling() == 0
 
-        # Cancelled from both sides: both are heard.
+        # Cancelled from both sides: both cancellations arrive.
         async def inside() -> None:
             async with guest.stand_in(fragile()):  # type: ignore[attr-defined]
                 await asyncio.sleep(60)

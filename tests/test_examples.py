@@ -1,4 +1,4 @@
-"""Runs every example as a user would: as a program of its own, from another folder."""
+"""Run every example as a user would: as a program of its own, from another folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 #: One file each; an example of several files is a folder with a main.py.
 EXAMPLES = sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("examples/*/main.py")])
 TIME_LIMIT_S = 280
-#: As much of the main job's part with Spark as shows that it works. Nothing on the compiled wheel,
-#: beside which there is no Spark.
+#: Flights for the Spark part of the main example, enough to show that it works; none for the compiled
+#: wheel, which is tested without Spark.
 ARGUMENTS = {
     "flights": ["--for-spark", "0" if os.environ.get("AMQP_RT_EXPECT") == "compiled" else "20000"],
 }
@@ -53,6 +53,6 @@ def test_without_spark_the_main_job_says_what_to_install(ci: str, code: int) -> 
     )
     assert run.returncode == code, run.stderr
     assert len(run.stderr.strip().splitlines()) == 1
-    # What else is missing depends on what is installed here.
+    # Further missing packages depend on this installation.
     assert "pyspark" in run.stderr
     assert " cannot be imported; pip install" in run.stderr

@@ -60,7 +60,7 @@ from amqp_rt.values import (
 
 U = UUID("f81d4fae-7dec-11d0-a765-00a0c91e6bf6")
 
-#: What is said to ``Message``, and the message on the wire, section by section.
+#: A message as built, and the same message on the wire, section by section.
 WIRES: dict[str, tuple[Message, list[str]]] = {
     "data": (Message(b"hi"), ["005375a0026869"]),
     "no data": (Message(b""), ["005375a000"]),
@@ -197,7 +197,7 @@ wires = pytest.mark.parametrize(
 
 
 def content(message: Message) -> list[object]:
-    """All that a message says; reading it decodes every section."""
+    """Return all parts of a message, which decodes every section."""
     return [
         message.header,
         dict(message.delivery_annotations),
@@ -1140,7 +1140,7 @@ def test_a_body_without_an_encoding(body: object) -> None:
 
 
 def test_a_value_that_lies_about_its_inside_is_found_when_it_is_read() -> None:
-    octets = bytes.fromhex("005377c00503a10161")  # three elements said, two there
+    octets = bytes.fromhex("005377c00503a10161")  # claims three elements, has two
     octets += b"\x40"
     message = Message.decode(octets)
     with pytest.raises(DecodeError, match=r"^amqp-value: "):

@@ -1,4 +1,4 @@
-"""The list of what a mutation tool changes is whole, and each survivor has its reason."""
+"""The list of mutated modules is complete, and each surviving mutant has its reason."""
 
 from __future__ import annotations
 

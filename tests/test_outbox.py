@@ -1,4 +1,4 @@
-"""Rows and messages that happen together, whatever stops in between."""
+"""Rows and messages that are committed together, with interruptions at any point."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 async def drained(peer: Connection, address: str) -> list[Any]:
-    """The bodies of what waits at *address*; they are gone then."""
+    """Consume the messages at *address*, and return their bodies."""
     found = []
     async with peer.receiver(address) as waiting:
         while (delivery := await waiting.get(within=0.2)) is not None:
@@ -153,7 +153,7 @@ async def test_what_is_not_accepted(autojump_clock: trio.testing.MockClock) -> N
         async with trio.open_nursery() as nursery:
             nursery.start_soon(outbox.run, peer)
             async with outbox.transaction() as work:
-                # A broker without a store rejects what is durable.
+                # A broker without a store rejects durable messages.
                 work.send("q", "durable")
                 work.send("q", "not", durable=False)
                 work.send("later", "to nowhere yet", durable=False)

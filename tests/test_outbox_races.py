@@ -103,7 +103,7 @@ class Redialled:
 
 
 async def test_a_link_that_is_made_during_a_redial_asks_the_peer_that_answers() -> None:
-    """It would send again what the peer remembers otherwise."""
+    """Otherwise messages that the peer remembers would be sent again."""
     outbox = made()
     async with outbox.transaction() as work:
         work.send("q", "a")

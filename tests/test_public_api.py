@@ -11,7 +11,7 @@ import pytest
 
 import amqp_rt
 
-#: Package → what it exports. A package that exports nothing has no line.
+#: Package → names that it exports. A package that exports nothing has no line.
 PUBLIC: dict[str, set[str]] = {
     "amqp_rt.fronts": {
         *("ACCEPTED", "Accepted", "AmqpError", "AttachRequested", "Byte", "Char", "Closed"),

@@ -1,4 +1,4 @@
-"""Files in TOML: what is wrong with one is said with its line."""
+"""Files in TOML: an error gives the line of the mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the documentation is built: ``make docs``. Needs no network."""
+"""Configuration of Sphinx, used by ``make docs``. Needs no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_tools", "changes", "decisions/template.md"]
 suppress_warnings = [
-    "ref.python",  # Delivery, Error, …: the same word in several layers, each right where it stands
+    "ref.python",  # Delivery, Error, …: the same name in several layers, each correct in its place
 ]
 
 html_theme = "furo"
@@ -42,16 +42,16 @@ autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True  # attributes are described once, where the class says so
+napoleon_use_ivar = True  # attributes are described once, in the class
 
 
 def _is_described_elsewhere(app, what, name, obj, skip, options):  # type: ignore[no-untyped-def]
-    """``amqp_rt.fronts`` gathers what other modules describe, some of which ``amqp_rt`` shows too."""
+    """Skip the members of ``amqp_rt.fronts``, which are described in the modules that define them."""
     if what == "module" and app.env.docname.endswith("/amqp_rt.fronts"):
         return True
     return None
 
 
 def setup(app):  # type: ignore[no-untyped-def]
-    """Called by Sphinx."""
+    """Register the hooks; called by Sphinx."""
     app.connect("autodoc-skip-member", _is_described_elsewhere)

@@ -1,4 +1,4 @@
-"""Two containers, one socket: each calls the other over the connection that one of them dialled."""
+"""Two containers, one socket: each calls the other over the connection that one of them opened."""
 
 import trio
 
@@ -7,7 +7,7 @@ from amqp_rt import Connection, Container, rpc
 
 @rpc("greet")
 async def greet(name: str, caller: Connection) -> str:
-    """Ask the caller back, over its own connection, before answering."""
+    """Call the caller back, over its own connection, before answering."""
     language = await caller.call("language", reply=str, within=2)
     return {"en": "Hello", "fr": "Bonjour"}[language] + f", {name}"
 

@@ -1,4 +1,4 @@
-"""A caller that gives up cancels its handler, on the other side of a socket."""
+"""Cancelling a call cancels its handler, on the other side of a socket."""
 
 import trio
 
@@ -8,7 +8,7 @@ from amqp_rt.errors import DeadlineExceeded
 
 @rpc("answer")
 async def answer(question: str, *, deadline: Deadline) -> str:
-    """Think for an hour, unless nobody waits any more."""
+    """Think for an hour, unless the caller has given up."""
     print(f"thinking about {question!r} for at most {deadline.remaining_s:.1f} s")
     try:
         await trio.sleep(3600)

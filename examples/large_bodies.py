@@ -1,4 +1,4 @@
-"""A body of 256 MiB goes through a handler without ever being whole in memory."""
+"""A body of 256 MiB passes through a handler in pieces, and is never in memory as a whole."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ seen = hashlib.sha256()
 
 @node("uploads", streaming=True)
 async def upload(body: AsyncIterator[bytes]) -> None:
-    """Take the body as it arrives; the sender is held back while we are busy."""
+    """Read the body as it arrives; link flow slows the sender down to our speed."""
     async for piece in body:
         seen.update(piece)
 

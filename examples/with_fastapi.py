@@ -1,6 +1,6 @@
 """A FastAPI application that serves AMQP as well: HTTP on one side, a node and a queue on the other.
 
-Run it for real with ``uvicorn examples.with_fastapi:app``; here it answers a few requests of its own.
+Serve it with ``uvicorn examples.with_fastapi:app``; run as a program, it makes a few requests to itself.
 """
 
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ stock = {"A-1": 7}
 
 @rpc("stock/{sku}")
 async def in_stock(sku: str) -> int:
-    """A handler is a coroutine of asyncio, as the routes of FastAPI are."""
+    """Return the stock of *sku*; a handler is a coroutine of asyncio, as the routes of FastAPI are."""
     return stock.get(sku, 0)
 
 

@@ -1,8 +1,8 @@
-"""Writes docs/conformance.md from the marks on the tests and what became of them.
+"""Write docs/conformance.md from the marks of the tests and their outcomes.
 
-``pytest --conformance=.conformance.json`` notes which test proved which requirement; where a suite runs in
-several parts, each has a note whose name begins so. ``python docs/_tools/conformance.py`` writes the page
-from these notes, and with ``--check`` only says whether a claim of the page no longer holds.
+``pytest --conformance=.conformance.json`` records which test proved which requirement; if a suite runs in
+several parts, each has a record whose name begins so. ``python docs/_tools/conformance.py`` writes the page
+from these records, and with ``--check`` only checks that all claims of the page still hold.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ guide for Azure Service Bus.
 
 
 def passing(tests: dict[str, dict[str, int]]) -> list[str]:
-    """The tests that prove a requirement; none of them, if one that claims it has failed."""
+    """Return the tests that prove a requirement; none if a test marked with it has failed."""
     if any("failed" in outcomes for outcomes in tests.values()):
         return []
     return sorted(test for test, outcomes in tests.items() if "passed" in outcomes)
@@ -62,7 +62,7 @@ def passing(tests: dict[str, dict[str, int]]) -> list[str]:
 def state(row: Row, tests: list[str]) -> str:
     """Return one of ``STATES`` for *row*, which *tests* prove.
 
-    A decision needs no test: what is not built cannot have one.
+    A decision not to build a part needs no test.
     """
     if "decided" in row:
         return "decided"
@@ -72,7 +72,7 @@ def state(row: Row, tests: list[str]) -> str:
 
 
 def remark(row: Row, state: str) -> str:
-    """Return what the page adds to *state*: the part that is missing, or a link to the decision."""
+    """Return the page's addition to *state*: the part that is missing, or a link to the decision."""
     if state == "partly":
         return f" (missing: {row['missing']})"
     if state == "decided":
@@ -115,7 +115,7 @@ def page(requirements: Requirements, proofs: Proofs) -> str:
 
 
 def claims(text: str) -> dict[str, set[str]]:
-    """What a written page claims: requirement → tests."""
+    """Return the claims of a written page: requirement → tests."""
     found: dict[str, set[str]] = {}
     name = ""
     for line in text.splitlines():
@@ -144,9 +144,9 @@ def exaggerated(requirements: Requirements, text: str) -> list[str]:
 
 
 def check(requirements: Requirements, proofs: Proofs) -> int:
-    """Complain of claims that do not hold; mention proofs that the page does not know yet.
+    """Report claims that do not hold, and count new proofs that are not on the page yet.
 
-    A test that was skipped, for want of a peer perhaps, says nothing against its claim.
+    A skipped test, such as one whose peer is not installed, does not refute its claim.
     """
     text = PAGE.read_text("utf-8") if PAGE.exists() else ""
     claimed = claims(text)

@@ -1,6 +1,6 @@
-"""Writes docs/limits.md from the fields of ``amqp_rt.limits.Limits`` and the comments above them.
+"""Write docs/limits.md from the fields of ``amqp_rt.limits.Limits`` and the comments above them.
 
-``python docs/_tools/limits_page.py`` writes the page; a test says when it is not up to date.
+``python docs/_tools/limits_page.py`` writes the page; a test fails if it is not up to date.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ one sentence that says so. `python docs/_tools/limits_page.py` writes this page 
 
 
 def meanings() -> dict[str, tuple[str, bool]]:
-    """The comment above each field, and whether its default is in units of bytes.
+    """Return the comment above each field, and whether its default is in units of bytes.
 
-    Fields that follow each other share a comment.
+    Fields without a comment in between share one.
     """
     found: dict[str, tuple[str, bool]] = {}
     comment: list[str] = []

@@ -1,10 +1,10 @@
-"""Mutates modules with mutmut, and writes what survived into docs/mutations.md.
+"""Mutate modules with mutmut, and list the surviving mutants in docs/mutations.md.
 
 ``make mutation-score`` runs every module of ``tests/mutation_scores.toml``, ``make mutation-score
-MODULES="broker/selectors"`` only those that are named. Each module is mutated in a folder of its own under
-``.build/mutation``, so the checkout stays as it is and several can run at once. Results are kept in
-``tests/mutation_scores.json``; ``--page`` only writes the page from them, and ``--survivors`` runs again what
-survived, when tests have been added.
+MODULES="broker/selectors"`` only the named ones. Each module is mutated in a folder of its own under
+``.build/mutation``, so that the checkout is not changed and several runs can work at once. Results are kept
+in ``tests/mutation_scores.json``; ``--page`` only writes the page from them, and ``--survivors`` runs the
+survivors again after tests have been added.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESULTS = ROOT / "tests" / "mutation_scores.json"
 PAGE = ROOT / "docs" / "mutations.md"
 WORK = ROOT / ".build" / "mutation"
 
-#: What follows on the page is written here; what precedes it, by docs/_tools/mutations.py.
+#: Mark on the page: the text after it is written here, that before it by docs/_tools/mutations.py.
 MARK = "<!-- scores: written by docs/_tools/mutation_scores.py -->\n"
 
 #: As strict as pyproject.toml, except for complaints about the way in which mutmut writes mutants: one
@@ -56,7 +56,7 @@ listed below with the reason why they may stay.
 
 
 def settings(config: dict[str, Any], module: dict[str, Any], folder: Path) -> str:
-    """Return the section of pyproject.toml that has mutmut change *module* only."""
+    """Return the section of pyproject.toml that restricts mutmut to *module*."""
     path = Path(module["path"])
     values = {
         "source_paths": [path.parts[0]],
@@ -78,9 +78,9 @@ def settings(config: dict[str, Any], module: dict[str, Any], folder: Path) -> st
 
 
 def prepare(config: dict[str, Any], name: str, module: dict[str, Any]) -> Path:
-    """Copy what the tests of *module* need into a folder of its own.
+    """Copy the files for the tests of *module* into a folder of its own.
 
-    A plug-in's package lies at the top there: mutmut derives the name of a module from its path.
+    The package of a plug-in is at the top there: mutmut derives the name of a module from its path.
     """
     folder = WORK / name.replace("/", "-")
     shutil.rmtree(folder, ignore_errors=True)
@@ -97,7 +97,7 @@ def prepare(config: dict[str, Any], name: str, module: dict[str, Any]) -> Path:
 
 
 def mutmut(folder: Path, *arguments: str, may_fail: bool = False) -> str:
-    """Run mutmut in *folder* and return what it prints."""
+    """Run mutmut in *folder* and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "mutmut", *arguments],
         cwd=folder,
@@ -111,13 +111,13 @@ def mutmut(folder: Path, *arguments: str, may_fail: bool = False) -> str:
 
 
 def outcomes(folder: Path) -> dict[str, str]:
-    """Return what became of each mutant in *folder*."""
+    """Return the status of each mutant in *folder*."""
     said = mutmut(folder, "results", "--all", "1")
     return dict(re.findall(r"^\s*(\S+__mutmut_\d+): (.*)$", said, re.MULTILINE))
 
 
 def change(was: str, now: str) -> str:
-    """Return what differs between the sources of two functions as one line, ``was → is``."""
+    """Return the difference between the sources of two functions as one line, ``was → is``."""
     lines = [
         line
         for line in difflib.unified_diff(was.splitlines(), now.splitlines(), n=0, lineterm="")
@@ -129,9 +129,9 @@ def change(was: str, now: str) -> str:
 
 
 def changes(folder: Path, path: str, mutants: list[str]) -> dict[str, dict[str, str]]:
-    """Return the function and the change of each of *mutants*, read from what mutmut has written.
+    """Return the function and the change of each of *mutants*, read from the files of mutmut.
 
-    ``mutmut show`` says the same, but reads the whole file anew for each mutant.
+    ``mutmut show`` prints the same, but reads the whole file again for each mutant.
     """
     text = (folder / "mutants" / path).read_text("utf-8")
     lines = text.splitlines()
@@ -158,12 +158,12 @@ def function(mutant: str) -> str:
 def score(
     config: dict[str, Any], name: str, module: dict[str, Any], before: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Mutate *module* and return what became of its mutants.
+    """Mutate *module* and return the results of its mutants.
 
-    With *before*, what became of them earlier, only those that survived are run again.
+    With *before*, their earlier results, only the survivors are run again.
     """
     folder = prepare(config, name, module)
-    # mutmut has no command that makes the mutants and runs none; a name that none has comes to that.
+    # mutmut has no command that only makes the mutants; running a name that no mutant has does so.
     mutmut(folder, "run", "none", may_fail=True)
     mutants = sorted(outcomes(folder))
     if not mutants:
@@ -247,13 +247,13 @@ def page(config: dict[str, Any], results: dict[str, Any]) -> str:
 
 
 def stored() -> dict[str, Any]:
-    """Return what became of mutants so far, by module."""
+    """Return the stored results by module."""
     found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     return found
 
 
 def write(config: dict[str, Any], results: dict[str, Any]) -> None:
-    """Put the scores behind what docs/_tools/mutations.py has written."""
+    """Write the scores to the page, after the part of docs/_tools/mutations.py."""
     before = PAGE.read_text("utf-8").partition(MARK)[0].rstrip("\n")
     PAGE.write_text(before + "\n\n" + page(config, results), "utf-8")
 
@@ -268,7 +268,7 @@ def main() -> int:
     for name in [] if options.page else options.modules or config["module"]:
         before = stored().get(name) if options.survivors else None
         found = score(config, name, config["module"][name], before)
-        # Read late and written at once, since another module may be under way in another process.
+        # Read late and written at once, since another process may be running another module.
         results = stored() | {name: found}
         RESULTS.write_text(
             json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False) + "\n", "utf-8"

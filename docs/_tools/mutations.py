@@ -1,4 +1,4 @@
-"""Writes docs/mutations.md: which promise each mistake of tests/mutations.py breaks, and how that is noticed."""
+"""Write docs/mutations.md: the promise that each mistake of tests/mutations.py breaks, and how tests notice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main() -> int:
             f"| {mutation.name} | {mutation.promise} | {world} | {caught.seed} | {caught.faults} "
             f"| `{said}` |"
         )
-    # What docs/_tools/mutation_scores.py has written behind its mark stays.
+    # Keep the part after the mark, which docs/_tools/mutation_scores.py writes.
     _, mark, scores = PAGE.read_text("utf-8").partition("<!-- scores")
     PAGE.write_text(HEAD + "\n".join(rows) + "\n\n" + mark + scores, "utf-8")
     return 0

@@ -1,6 +1,6 @@
-"""Writes docs/security-matrix.md from the tables that tests/security/test_security_matrix.py proves.
+"""Write docs/security-matrix.md from the tables that tests/security/test_security_matrix.py proves.
 
-``python docs/_tools/security_matrix.py`` writes the page; a test says when it is not up to date.
+``python docs/_tools/security_matrix.py`` writes the page; a test fails if it is not up to date.
 """
 
 from __future__ import annotations

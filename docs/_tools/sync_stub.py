@@ -1,8 +1,8 @@
-"""Writes ``amqp_rt/sync.pyi``: the public classes, as somebody sees them who waits in threads.
+"""Write ``amqp_rt/sync.pyi``: the public classes as they appear to threads.
 
-``python docs/_tools/sync_stub.py`` writes the file, with ``--check`` it only says whether it is as it
-should be. What is awaited elsewhere returns its result there, ``async with`` is ``with`` and
-``async for`` is ``for``; everything else is taken over as it stands.
+``python docs/_tools/sync_stub.py`` writes the file, with ``--check`` it only checks that the file is up to
+date. In the stub coroutines are plain functions, ``async with`` is ``with`` and ``async for`` is ``for``;
+everything else is unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 STUB = ROOT / "amqp_rt" / "sync.pyi"
 
-#: Module → the classes of it that a thread may hold.
+#: Module → its classes whose objects threads may hold.
 CLASSES = {
     "container.container": ["Container"],
     "container.connections": ["Session", "Connection"],
@@ -28,7 +28,7 @@ CLASSES = {
     "container.transactions": ["Transaction"],
     "runtime": ["Broker"],
 }
-#: What carries the objects themselves, and is no business of those who use them.
+#: Names for use between the modules only, which the stub omits.
 # fmt: off
 INSIDE = frozenset({
     "abandon", "accept", "add", "add_host", "admitted", "attach", "became_known", "begin",
@@ -42,7 +42,7 @@ INSIDE = frozenset({
     "submit", "unsay", "wait_settled", "withdraw",
 })
 # fmt: on
-#: Class → what is its own business elsewhere, and public here.
+#: Class → names that are public in it although they are in INSIDE, or special methods to include.
 PUBLIC = {
     "Connection": {"state"},
     "Container": {"add", "add_host", "remove"},
@@ -69,14 +69,14 @@ HEADER = """\
 
 
 class Waiting(ast.NodeTransformer):
-    """Takes the waiting out of a signature."""
+    """Transformer that replaces async types in a signature by plain ones."""
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Name(PLAIN.get(node.id, node.id), node.ctx)
 
 
 def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.FunctionDef:
-    """*node* without its body and its waiting."""
+    """Return *node* as a plain function without a body."""
     fields = {name: getattr(node, name, []) for name in ast.FunctionDef._fields}
     plain = ast.FunctionDef(**fields)
     plain.name = DUNDERS.get(node.name, node.name)
@@ -97,7 +97,7 @@ def is_public(owner: str, name: str) -> bool:
 
 
 def reduced(node: ast.ClassDef) -> ast.ClassDef:
-    """The public side of a class. Its constructor is public if it is entered by its name."""
+    """Return the public part of a class; its constructor only if users call it."""
     body: list[ast.stmt] = []
     names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
     for each in node.body:
@@ -140,7 +140,7 @@ def names_in(nodes: list[ast.stmt]) -> set[str]:
 
 
 def imports_of(tree: ast.Module, package: str) -> dict[str, str]:
-    """Name → the line that imports it."""
+    """Return name → line that imports it."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -157,7 +157,7 @@ def imports_of(tree: ast.Module, package: str) -> dict[str, str]:
 
 
 def stub() -> str:
-    """The whole file."""
+    """Return the text of the file."""
     classes: list[ast.stmt] = []
     imports: dict[str, str] = {}
     known = {name for names in CLASSES.values() for name in names}

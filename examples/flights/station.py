@@ -1,7 +1,7 @@
 """A container that counts flights: one of several competing consumers of a queue.
 
-Run by main.py as a process of its own; takes the broker's URL. Prints the URL at which its
-``@rpc`` node is called, then works until it is told to stop.
+main.py runs it as a process of its own, with the broker's URL as its argument. It prints the URL for
+calls of its ``@rpc`` node, then works until it is terminated.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from amqp_rt import Container, node, rpc
 
 
 class Flight(msgspec.Struct):
-    """What the message says of a flight; delays are minutes, absent if it never left."""
+    """Message about a flight; delays are in minutes, and absent if it was cancelled."""
 
     carrier: str
-    #: In which it was to leave.
+    #: Scheduled hour of departure.
     hour: int
     dep_delay: float | None = None
     arr_delay: float | None = None
 
 
 class Delays(msgspec.Struct):
-    """What is known of a carrier so far."""
+    """Sums for one carrier so far."""
 
     flights: int = 0
     departed: int = 0
@@ -34,7 +34,7 @@ class Delays(msgspec.Struct):
     arr_delay: float = 0.0
 
     def count(self, flight: Flight) -> None:
-        """Take one flight into account."""
+        """Add one flight."""
         self.flights += 1
         if flight.dep_delay is not None:
             self.departed += 1
@@ -44,7 +44,7 @@ class Delays(msgspec.Struct):
             self.arr_delay += flight.arr_delay
 
     def add(self, other: Delays) -> None:
-        """Take what somebody else counted into account."""
+        """Add the sums of another station."""
         self.flights += other.flights
         self.departed += other.departed
         self.arrived += other.arrived
@@ -53,19 +53,19 @@ class Delays(msgspec.Struct):
 
 
 class Station:
-    """The nodes of this container."""
+    """Nodes of this container."""
 
     def __init__(self) -> None:
         self.carriers: dict[str, Delays] = {}
 
     @node("flights", prefetch=1000)
     async def count(self, flight: Flight) -> None:
-        """Consumed from the broker's queue of this name; accepted when it returns."""
+        """Count a flight from the broker's queue of this name; its message is accepted on return."""
         self.carriers.setdefault(flight.carrier, Delays()).count(flight)
 
     @rpc("delays")
     async def delays(self) -> dict[str, Delays]:
-        """Called directly, from container to container."""
+        """Return the sums; called directly, from container to container."""
         return self.carriers
 
 

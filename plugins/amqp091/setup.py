@@ -1,19 +1,20 @@
-"""Compile the modules that ``[tool.mypyc]`` of pyproject.toml lists, where that is possible.
+"""Compile the modules listed in ``[tool.mypyc]`` of pyproject.toml, where that is possible.
 
-Those under ``compiled`` are Python, which mypyc translates, and those under ``c`` are C. The latter use the
-limited API of Python 3.11 only; a distribution with nothing else to compile has one wheel for all versions.
-The ``.py`` files are always shipped: without the compiled modules the same source runs as it stands,
-slower. ``AMQP_RT_COMPILE`` chooses:
+Modules under ``compiled`` are Python, which mypyc translates to C, and those under ``c`` are C. The latter
+use the limited API of Python 3.11 only; a distribution with nothing else to compile has one wheel for all
+versions. The ``.py`` files are always shipped: without the compiled modules the same source is interpreted,
+which is slower. ``AMQP_RT_COMPILE`` selects the build:
 
-* unset: compile if that works; if not, build without, and say why;
+* unset: compile if that works; if not, build without compiled modules and give the reason;
 * ``1``: compile, and fail if that does not work (our own wheels);
 * ``0``: do not compile: a pure ``py3-none-any`` wheel.
 
 The reason for a build without compiled modules is written to ``not_compiled.txt`` in the package, where
-``amqp-rt --version`` finds it: pip shows what a build prints only with ``--verbose``.
+``amqp-rt --version`` finds it: pip shows the output of a build only with ``--verbose``.
 
-Editable installs stay pure, so that a changed line takes effect at once; C is compiled for them, too. The distributions of this
-repository have equal copies of this file, since each one builds from its own source distribution.
+Editable installs interpret the Python modules, so that a changed line takes effect at once; C is compiled
+for them, too. The distributions of this repository have equal copies of this file, since each one builds
+from its own source distribution.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ PACKAGE: str = PROJECT["package"]
 NOTE = "not_compiled.txt"
 WISH = os.environ.get("AMQP_RT_COMPILE", "")
 
-#: What mypyc's own type check may look at. The environment of the build has neither our dependencies nor
-#: the stubs of them, and others have old ones: a package that is not ours is Any, but for those whose
-#: stubs are beside their code (msgspec, which is a build requirement). ``make types`` checks the types.
+#: Configuration of mypyc's own type check. The environment of the build has neither our dependencies nor
+#: their stubs, and other environments have old ones: foreign packages are Any, except those that ship
+#: their own types (msgspec, which is a build requirement). ``make types`` checks the types.
 TYPES = f"""\
 [mypy]
 follow_imports = skip
@@ -73,7 +74,7 @@ def check_compiler() -> None:
         NotCompiled: One of them is missing.
     """
     if os.name != "posix":
-        return  # setuptools finds MSVC, or fails with a sentence of its own.
+        return  # setuptools finds MSVC, or fails with a message of its own.
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     if shutil.which(compiler) is None:
         raise NotCompiled(f"no C compiler: {compiler!r} was not found")
@@ -98,7 +99,7 @@ def extensions() -> list[Extension]:
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder, "mypyc.ini")
             config.write_text(TYPES, "utf-8")
-            # mypyc prints what it cannot compile, and exits.
+            # mypyc prints compile errors and exits.
             with redirect_stdout(printed), redirect_stderr(printed):
                 found: list[Extension] = mypycify(
                     [f"--config-file={config}", *sources()], group_name=PACKAGE, opt_level="3"
@@ -119,7 +120,7 @@ def c_extensions() -> list[Extension]:
 
 
 class BuildModules(build_py):
-    """Write the reason why nothing is compiled beside the modules."""
+    """Build command that notes beside the modules why they are not compiled."""
 
     reason = ""
 
@@ -131,10 +132,10 @@ class BuildModules(build_py):
 
 
 class BuildExtensions(build_ext):
-    """Compile all extensions or none: a module without the library that it shares cannot be imported."""
+    """Build command for all extensions or none: a module without its shared library cannot be imported."""
 
     def run(self) -> None:
-        """Compile; if that is not possible, remove what there is and write the reason."""
+        """Compile; if that is not possible, remove the extensions built so far and write the reason."""
         try:
             super().run()
         except Exception as error:
@@ -159,7 +160,7 @@ def one_line(error: BaseException) -> str:
 
 
 def compiled() -> list[Extension]:
-    """Return what setuptools is to compile in this run; nothing when it only reads the metadata."""
+    """Return the extensions to compile in this run; none if setuptools only reads the metadata."""
     if "sdist" in sys.argv:
         return c_extensions()  # whose files belong to the source distribution
     if "editable_wheel" in sys.argv and WISH != "0":

@@ -33,7 +33,7 @@ def test_a_batch_is_its_records(
     batch: bytes, found: tuple[list[int], list[int], list[bytes]]
 ) -> None:
     assert read_records(batch) == found
-    # Wherever it is cut, it is none, unless the cut is between two records.
+    # Cut anywhere except between two records, it is malformed.
     whole = {RECORD_HEAD.size + len(found[2][0])} if len(found[0]) > 1 else set()
     for cut in range(len(batch)):
         if cut not in whole:
@@ -64,7 +64,7 @@ def test_what_is_no_batch_is_refused_with_a_sentence(batch: bytes, sentence: str
 def test_a_batch_is_its_messages(messages: list[bytes]) -> None:
     batch = write_messages(messages)
     assert read_messages(batch, 3) == messages
-    # Wherever it is cut, it is none, unless the cut is between two messages.
+    # Cut anywhere except between two messages, it is malformed.
     ends = {len(write_messages(messages[:count])) for count in range(1, len(messages))}
     for cut in range(len(batch)):
         if cut not in ends:

@@ -33,7 +33,7 @@ package = "tiny"
 compiled = ["tiny"]
 interpreted = ["tiny/slow.py"]
 """
-#: It uses a module that stays interpreted, and which type-checks where absent_from_here is installed only.
+#: Uses an interpreted module, which type-checks only where absent_from_here is installed.
 HOT = """\
 from .slow import Kept
 
@@ -126,7 +126,7 @@ def test_what_mypyc_cannot_compile_is_named(tiny: Path) -> None:
 def test_packages_that_are_absent_do_not_matter_and_nothing_is_compiled_by_halves(
     tiny: Path,
 ) -> None:
-    # mypyc gets to the end, which is a compiler that compiles the first file only.
+    # mypyc succeeds; the C compiler, a fake, compiles the first file only.
     compiler = tiny / "cc"
     compiler.write_text(
         '#!/bin/sh\n[ -e used ] && exit 1\nif [ "$1" = -shared ]; then touch used; fi\n'
@@ -200,7 +200,7 @@ def test_the_version_tells_the_form_and_the_reason(
     [
         (".", {"cp311", "cp312", "cp313", "cp314"}),
         ("plugins/amqp091", {"cp311", "cp312", "cp313", "cp314"}),
-        # The limited API: one for all.
+        # The limited API: one wheel for all versions.
         ("plugins/spark", {"cp311"}),
     ],
 )

@@ -70,7 +70,7 @@ async def carry(world: World, ends: list[Counted], calls: Calls) -> None:
 async def through_broker(
     world: World, address: str, *, durable: bool = False
 ) -> tuple[Calls, Calls]:
-    """Calls for messages that come one by one, and for all of their lives."""
+    """Count calls for messages that arrive one by one, and for their whole lifetimes."""
     coming, living = Calls(), Calls()
     producer, consumer = world.client(), world.client()
     receiving: Receiving | None = None
@@ -143,7 +143,7 @@ async def double(number: int) -> int:
 
 
 async def through_container(how: str) -> Calls:
-    """Calls at both ends for messages to a node, or requests and their replies."""
+    """Count calls at both ends for messages to a node, or requests and their replies."""
     calls = Calls()
     async with Container("server", nodes=[take, double]) as server:
         await server.listen("memory://b")
@@ -169,7 +169,7 @@ async def through_container(how: str) -> Calls:
 @pytest.mark.parametrize(("how", "at_most"), [("pipelined", 56), ("awaited", 186), ("rpc", 283)])
 async def test_messages_through_a_container(how: str, at_most: int) -> None:
     for _ in range(5):
-        # The order in which trio runs tasks is random, and decides about a few wake-ups.
+        # The order in which trio runs tasks is random, which changes the number of wake-ups a little.
         calls = await through_container(how)
         if calls.counts.total() <= at_most * MESSAGES:
             return

@@ -76,7 +76,7 @@ for line, text in blocks:
 
 
 def blocks(text: str) -> list[tuple[int, str]]:
-    """The Python blocks of a page, each with the number of lines before it."""
+    """Yield the Python blocks of a page, each with the number of lines before it."""
     found: list[tuple[int, str]] = []
     opened: re.Match[str] | None = None
     lines: list[str] = []
@@ -104,12 +104,12 @@ def blocks(text: str) -> list[tuple[int, str]]:
 
 
 def environment() -> dict[str, str]:
-    """The variables of this process, without the address of a broker."""
+    """Return the environment of this process, without the address of a broker."""
     return {name: value for name, value in os.environ.items() if name != "AMQP_URL"}
 
 
 class SparkJava:
-    """The Java in which pages start Spark, one after the other: its own start takes as long as a page.
+    """Java process in which pages start Spark, one after the other: its start takes as long as a page.
 
     Spark resolves relative paths there, so all of them run in its folder, which each finds empty.
     """
@@ -121,7 +121,7 @@ class SparkJava:
         self._environment: dict[str, str] = {}
 
     def start(self) -> tuple[Path, dict[str, str]]:
-        """Start it if it does not run. Return its folder, and the variables by which Spark finds it."""
+        """Start Java if it does not run; return its folder, and the variables by which Spark finds it."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [*self._python, "-c", SPARK_JAVA],
@@ -138,7 +138,7 @@ class SparkJava:
         return self._folder, self._environment
 
     def stop(self) -> None:
-        """End it, and the session that a page may have left."""
+        """Stop Java, and with it a session that a page may have left."""
         if self._process is not None:
             self._process.communicate()
             self._process = None
@@ -180,7 +180,7 @@ def test_page(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Non
         )
         assert run.returncode == 0, run.stdout + run.stderr
     except BaseException:
-        # The next page gets another one.
+        # The next page gets another Java.
         if java is not None:
             java.stop()
         raise
@@ -192,7 +192,7 @@ def test_what_new_users_read_first_can_be_pasted(page: Path) -> None:
     if page.name != "README.md" and "tutorial" not in page.parts:
         return
     for line, text in blocks(page.read_text("utf-8")):
-        # Without its flag for the top level, compile() refuses it.
+        # Without its flag for that, compile() refuses ``await`` at the top level.
         compile("\n" * line + text, str(page), "exec", dont_inherit=True)
         if "tutorial" in page.parts:
             assert re.match(r"# \w+\.py\n", text), f"line {line}: a block says what file it is"

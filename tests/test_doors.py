@@ -196,7 +196,7 @@ SCENARIOS = (
 
 
 class _Waits(ast.NodeTransformer):
-    """Takes every ``async`` and ``await`` out of a program."""
+    """Transformer that removes every ``async`` and ``await`` from a program."""
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
         self.generic_visit(node)
@@ -235,7 +235,7 @@ def without_await(scenario: Callable[[Any], Awaitable[None]]) -> Callable[[Any],
 
 
 def streamed(sizes: list[int]) -> Any:
-    """The handler of a body in pieces, which is a coroutine for threads as well."""
+    """Return the handler of a body in pieces, which is a coroutine for threads as well."""
 
     @node("store", streaming=True)
     async def store(body: AsyncIterator[bytes]) -> None:
@@ -278,7 +278,7 @@ def test_a_scenario(door: str, scenario: Callable[[Any], Awaitable[None]]) -> No
         trio.run(scenario, DOORS[door])
     elif door == "aio":
         asyncio.run(scenario(DOORS[door]))  # type: ignore[arg-type]
-        # The guest of this loop has gone with its last block.
+        # The guest of this loop has ended with its last block.
         assert not aio._GUESTS or all(guest._nursery is None for guest in aio._GUESTS.values())
     else:
         without_await(scenario)(DOORS[door])
@@ -310,7 +310,7 @@ def in_asyncio(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 @asynccontextmanager
 async def a_service(*nodes: Any, **options: Any) -> AsyncIterator[Connection]:
-    """A container with these nodes, and a connection to it."""
+    """Run a container with these nodes, and connect to it."""
     async with aio.Container("service", nodes=nodes, **options) as service:
         (url,) = await service.listen(ANYWHERE)
         async with aio.connect(url) as peer:
@@ -398,7 +398,7 @@ async def test_a_batch_that_comes_with_the_cancellation_is_released() -> None:
     async def take() -> list[Delivery]:
         with contextlib.suppress(trio.Cancelled):
             await trio.sleep_forever()
-        # It has come in the very pass of the cancellation.
+        # The batch arrived in the same pass of the loop as the cancellation.
         return [_delivery(settled), _delivery(settled)]
 
     async with aio.Container("one"):
@@ -447,7 +447,7 @@ def test_an_interrupted_thread_gives_back_what_comes_all_the_same() -> None:
         signal.pthread_kill(thread, signal.SIGINT)
         with contextlib.suppress(trio.Cancelled):
             await trio.sleep_forever()
-        # The delivery has come in the very pass of the cancellation.
+        # The delivery arrived in the same pass of the loop as the cancellation.
         over.set()
         return _delivery(settled)
 
@@ -628,7 +628,7 @@ async def test_what_is_used_after_its_block_says_so() -> None:
             await peer.call("x")
     with pytest.raises(RuntimeError, match="its block has been left"):
         await peer.call("x")
-    # The next block brings everything back.
+    # The next block starts everything again.
     async with aio.Container("two") as two:
         assert two.ready
 

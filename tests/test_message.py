@@ -212,7 +212,7 @@ def content(message: Message) -> list[object]:
 
 
 def plain(value: object) -> object:
-    """*value* as it comes back from the wire."""
+    """Return *value* encoded and decoded again."""
     if isinstance(value, Error):
         return Described(ULong(0x1D), [Symbol(value.condition)])
     if isinstance(value, Properties):

@@ -225,7 +225,7 @@ async def test_killed_at_every_step(tmp_path: Path, long_run: bool) -> None:
                     await out.send(body, durable=True, message_id=f"order {body}")
 
         async def settle(database: Path) -> None:
-            """Everything has happened once, in order."""
+            """Check that every step happened once, in order."""
             rows = sqlite3.connect(database)
             assert rows.execute("SELECT body FROM orders").fetchall() == [(b,) for b in wanted]
             assert rows.execute("SELECT count(*) FROM amqp_outbox").fetchall() == [(0,)]
@@ -261,7 +261,7 @@ async def test_objects_of_sqlalchemy_and_messages_happen_together() -> None:
             self.body = body
 
     registry.map_imperatively(Order, table)
-    # The outbox begins and commits the transactions: the driver is to begin none by itself.
+    # The outbox begins and commits the transactions: the driver must not begin any by itself.
     engine = alchemy.create_engine("sqlite://", connect_args={"isolation_level": None})
     async with Broker(volatile=True) as broker, broker.local() as peer:
         await broker.declare(Queue("orders"), Queue("invoices"))

@@ -71,7 +71,7 @@ async def test_a_flush_does_not_wait_for_what_is_rolled_back() -> None:
 
 
 async def test_an_outbox_that_was_cancelled_runs_again_at_once() -> None:
-    """The peer has not answered the detach of the first run, and the name of the link is taken."""
+    """The peer has not answered the detach of the first run, so that the name of the link is in use."""
     outbox = made()
     async with Broker(volatile=True) as broker:
         await broker.declare(Queue("q"))
@@ -87,7 +87,7 @@ async def test_an_outbox_that_was_cancelled_runs_again_at_once() -> None:
 
 
 class Redialled:
-    """A connection that is being dialled again: its new engine does not know who the peer is yet."""
+    """Connection during a reconnect: its new engine has not received the peer's container-id yet."""
 
     def __init__(self) -> None:
         self.peer = self.default_session = self

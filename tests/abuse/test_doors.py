@@ -289,13 +289,13 @@ async def test_at_the_bound_and_above(name: str, role: str, door: str) -> None:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(peer.end)
                     await peer.say(row.make(row.bound + above))
-                    # What is asked of nodes is answered in a task of theirs.
+                    # Requests to nodes are answered in tasks of their own.
                     await trio.testing.wait_all_tasks_blocked(0.01)
                     await peer.say(frame(Close()))
             assert peer.condition == (row.condition if above else "")
             opens = [each for each in peer.heard if isinstance(each, Open)]
             if opens:
-                # What there is a field for is advertised, whatever the peer said (LIM5, LIM7).
+                # Limits with a field in the open are advertised, whatever the peer has sent.
                 (ours,) = opens
                 assert ours.max_frame_size == row.limits.frame_size_max
                 assert ours.channel_max == row.limits.channel_max
@@ -365,11 +365,11 @@ STAGES = [
 async def test_the_deadline_is_absolute(
     door: str, stage: str, drips: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """LIM3: from accept to open, through TLS, WebSocket and SASL, however slowly octets come."""
+    """One deadline holds from accept to open, through TLS, WebSocket and SASL, at any pace of octets."""
     limits = Limits(handshake_s=9, tls_handshake_s=4)
     began = trio.current_time()
     async with knocking(door, stage, limits) as (peer, rest), trio.open_nursery() as nursery:
-        # A part of the time has gone before this stage.
+        # Part of the time has passed before this stage.
         await trio.sleep(2)
 
         async def drip() -> None:
@@ -383,14 +383,14 @@ async def test_the_deadline_is_absolute(
         with trio.fail_after(60):
             await peer.end()
         ended = trio.current_time() - began
-        # Then it has a moment to hear why, on a WebSocket.
+        # On a WebSocket the peer has a moment longer to receive the reason.
         assert (4 if stage == "hello" else 9) <= ended <= (4 if stage == "hello" else 9) + 2
         nursery.cancel_scope.cancel()
 
 
 @pytest.mark.req("SE18", "L6")
 async def test_strangers_are_counted_at_all_doors_together() -> None:
-    """LIM4, whatever stage they are at."""
+    """Connections without a login count towards one limit, at every stage and listener."""
     limits = Limits(connections_unauthenticated_max=5, handshake_s=60)
     async with Container("c", limits=limits, tls=ServerTls(KNOWN.server)) as container:
         urls = await container.listen(*(f"{scheme}://127.0.0.1:0" for scheme in DOORS.values()))
@@ -432,7 +432,7 @@ async def test_strangers_are_counted_at_all_doors_together() -> None:
 async def test_a_failed_login_is_the_last(
     door: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """LIM16: one attempt, its answer late, and later each time; then the connection is closed."""
+    """A connection has one attempt; the answer is delayed, longer each time, and the close follows."""
     limits = Limits(failed_login_delay_s=1, failed_login_delay_max_s=3)
     calls = 0
 
@@ -449,7 +449,7 @@ async def test_a_failed_login_is_the_last(
             async with visitor(container, door) as peer:
                 began = trio.current_time()
                 init = frame(SaslInit("PLAIN", b"\0ada\0guess"), kind=1)
-                # Another guess behind the first is not looked at.
+                # A second guess sent along with the first is ignored.
                 await peer.say(SASL_HEADER, init, init)
                 await peer.hear(SaslOutcome)
                 assert trio.current_time() - began == pytest.approx(seconds)
@@ -462,7 +462,7 @@ async def test_a_failed_login_is_the_last(
 
 @pytest.mark.req("SE18", "L6")
 async def test_who_fails_too_often_is_not_let_in(caplog: pytest.LogCaptureFixture) -> None:
-    """LIM16: an address is turned away for a while, at every door; others are not."""
+    """An address is refused for a while at every listener; other addresses are not."""
     limits = Limits(failed_logins_max=3, failed_login_delay_s=0, failed_login_memory_s=1)
 
     async def verify(user: str, password: str, peer: Peer) -> str | None:
@@ -493,7 +493,7 @@ async def test_who_fails_too_often_is_not_let_in(caplog: pytest.LogCaptureFixtur
 async def test_a_stranger_costs_little_memory(
     door: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """LIM2: what may be said before a login, all of it, and never finished."""
+    """Send all that is allowed before a login, and never complete it."""
     async with visitor_of_users(door) as peer:
         tracemalloc.start()
         try:
@@ -532,7 +532,7 @@ async def visitor_of_users(door: str) -> AsyncIterator[Octets]:
 async def test_who_does_not_read_costs_little_and_has_to_go(
     door: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """LIM13: 24 MiB for somebody who does not read; then 30 seconds, and it is dropped."""
+    """A peer that does not read has 24 MiB to receive; after 30 seconds it is disconnected."""
     limits = Limits(output_max=MIB, write_stall_s=30)
     async with Broker("b", limits=limits, tls=ServerTls(KNOWN.server)) as broker:
         await broker.declare(Queue("q"))
@@ -578,7 +578,7 @@ async def test_who_does_not_read_costs_little_and_has_to_go(
 @pytest.mark.req("SE7", "SE18")
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_no_session_of_tls_is_used_again(version: ssl.TLSVersion) -> None:
-    """LIM17: whoever comes back shakes hands anew, and shows a certificate anew; no compression."""
+    """Each connection needs a full handshake with a certificate; compression is off."""
     listener = ServerTls(KNOWN.server, client_ca=KNOWN.ca)
     context = ssl.create_default_context(cafile=KNOWN.ca)
     context.load_cert_chain(KNOWN.client)

@@ -1,4 +1,4 @@
-"""A broker that is killed: what it has acknowledged is there, what it has settled is gone (REL1–REL4)."""
+"""A broker that is killed: acknowledged messages are present, settled ones are gone, the order is kept."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_what_is_posted_is_seen_by_nobody_before_the_discharge(settled: bool) ->
     txn_id = control.declare()
     sender.post(txn_id, "a", "b", settled=settled)
     if not settled:
-        # The outcome that it will have, settled: that has no effect (decision 7).
+        # The outcome that it will have, settled: that has no effect.
         assert sender.outcomes == [TransactionalState(txn_id, ACCEPTED)] * 2
         assert all(each.remote_settled for each in sender.endpoint.outcomes)
     sender.send("outside")
@@ -179,7 +179,7 @@ def test_what_is_rolled_back_was_never_there(end: str, settled: bool) -> None:
     assert sender.link.credit == credit - 10
     if end == "discharge":
         assert control.discharge(txn_id, fail=True) == "accepted"
-        # Credit that was used stays used (decision 8).
+        # Credit that was used stays used.
         assert sender.link.credit == credit - 10
         sender.send("after")
         assert watcher.bodies == ["after"]

@@ -488,7 +488,7 @@ async def test_a_reply_needs_the_right_to_send_when_it_is_sent(
 
 
 async def test_two_clocks(autojump_clock: Any) -> None:
-    """A jump of the wall clock ends no token that was put before it (REL12)."""
+    """A jump of the wall clock ends no token that was put before it."""
 
     class Jumping(Following):
         offset = 0.0

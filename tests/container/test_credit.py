@@ -1,4 +1,4 @@
-"""Credit windows against a link that only counts: what is granted, and when (decision 26)."""
+"""Credit windows against a link that only counts: amount and time of each grant."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Transfers before any credit: an error, unless some are allowed at the beginning of a link (B18,
-decision 5)."""
+"""Transfers without credit: an error, unless some are allowed at the beginning of a link (S3 2.3.8)."""
 
 from __future__ import annotations
 

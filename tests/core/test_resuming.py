@@ -306,7 +306,7 @@ def test_rows_where_our_outcome_stands(number: int) -> None:
 
 @pytest.mark.req("M26")
 def test_the_row_where_the_outcomes_differ() -> None:
-    """The sender is definitive: its outcome is said again, settled (decision 6)."""
+    """The sender's outcome is definitive: it is returned, settled (§3.4.6, row 13)."""
     engine, endpoint, _, _ = receiving(13, RELEASED, PAYLOAD, theirs=ACCEPTED, complete=True)
     engine.receive(transfer(0, b"", tag=tag(13), resume=True, state=ACCEPTED), 0.0)
     (delivery,) = endpoint.settled

@@ -16,7 +16,7 @@ import atheris
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent.parent / ".build" / "fuzz"
-#: Bounds for one input (REL11); a flag that is given again overrides them.
+#: Bounds for one input; a flag that is given again overrides them.
 BOUNDS = ["-max_len=4096", "-timeout=1", "-rss_limit_mb=512"]
 #: Targets that write files or run event loops have more time, for busy machines.
 SLOW = {name: ["-timeout=5"] for name in ("websocket", "store", "users", "trace", "frames", "sasl")}

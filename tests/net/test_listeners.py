@@ -203,7 +203,7 @@ async def test_a_name_in_memory_is_free_again() -> None:
         await network.dial("here")
 
 
-# --- bounds (LIM4) -------------------------------------------------------------------------
+# --- Bounds --------------------------------------------------------------------------------
 
 
 class Visitors:

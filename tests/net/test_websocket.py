@@ -444,7 +444,7 @@ async def test_frames_that_make_no_message_are_bounded(
 async def test_a_stranger_costs_little_memory(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    """LIM2: whatever is sent before a login, in the pieces that cost most."""
+    """Input before a login is bounded, also in pieces that cost most."""
     stream, theirs, _ = await opened(nursery)
 
     async def flood() -> None:

@@ -1,4 +1,4 @@
-"""Who gets what: consumers with priorities, alone, standing by, of groups, and slow ones (B23, M15, M24)."""
+"""Choice of the consumer: priorities, exclusive, standby and slow consumers, and groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that come twice are accepted and not put, within a window of time and number (B13, Z11)."""
+"""Duplicates are accepted and not put, within a window of time and number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker keeps over its end: nodes, durable messages and what was done with them (B7, M5)."""
+"""State that survives the broker: nodes, durable messages, and their settlement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues that are sorted, that keep the last value of each key, and that deliver later (B22, B28)."""
+"""Queues that are sorted, that keep the last value of each key, and that deliver later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of messages for which a queue has no room (B24, B22 *ring*)."""
+"""Messages for which a queue has no room, under each policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues of which only the head is in memory (B24): what comes out is what would without paging."""
+"""Queues with only their head in memory deliver as they would without paging."""
 
 from __future__ import annotations
 

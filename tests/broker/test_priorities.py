@@ -1,4 +1,4 @@
-"""Priority bands (Part 3 §3.2.1), and order inside them (M6, B6)."""
+"""Priority bands (Part 3 §3.2.1), and the order within them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Our client and our broker over connections that are cut, and over brokers that are started again:
-each message once (X24, X25, B13)."""
+"""Our client and our broker over lost connections and restarts of the broker: each message once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is given up goes back to its sender, whatever it was given up for, and nowhere that its sender
-may not send to (B15)."""
+"""Messages that are given up for any reason return to their sender, and only where it may send to."""
 
 from __future__ import annotations
 

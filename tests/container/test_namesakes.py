@@ -1,4 +1,4 @@
-"""A connection that is to be the only one of its container (M42)."""
+"""A connection that has to be the only one of its container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our client over lost connections, to a peer that keeps its side of the links (X24, X25)."""
+"""Our client over lost connections, to a peer that keeps its side of the links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receivers with a selector, at peers that have it and at peers that do not (M28, M29)."""
+"""Receivers with a selector, at peers that support it and at peers that do not."""
 
 from __future__ import annotations
 

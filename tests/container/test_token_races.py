@@ -1,4 +1,4 @@
-"""Tokens while other things happen: at each place where one is waited for (SE10 to SE16)."""
+"""Tokens while other things happen, at each point where one is awaited."""
 
 from __future__ import annotations
 

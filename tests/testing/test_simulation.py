@@ -1,4 +1,4 @@
-"""Simulation: one seed is one trace, faults do what they say, and what breaks is found (A22, A23)."""
+"""Simulation: one seed gives one trace, faults act as named, and errors are found."""
 
 from __future__ import annotations
 

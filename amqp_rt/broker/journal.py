@@ -77,8 +77,8 @@ class Unit:
     """Changes that are written together, and the calls to make afterwards.
 
     Args:
-        refused: Called instead of the calls given to :meth:`then` if the store has no room for the
-            changes. Without it, writing is repeated until there is room: for changes that make room.
+        refused: Called instead of the calls given to :meth:`then` if the changes cannot be stored.
+            Without it, writing is repeated until there is room: for changes that make room.
     """
 
     __slots__ = ("_changes", "_follow", "_undo", "appended", "gathers", "letters", "refused")

@@ -835,9 +835,9 @@ class Staging:
         Raises:
             AmqpError: A later run has replaced this one; the epoch was committed with other content
                 (:data:`DIFFERENT`); an attempt has no stage, or the messages staged for it differ from
-                its part; or the decision cannot be stored. Nothing is published then. If publishing
-                fails after the decision, because the node is deleted or the store given up, the epoch
-                stays committed.
+                its part; a limit is exceeded; or the decision cannot be stored. Nothing is published
+                then. If publishing fails after the decision, because the node is deleted or the store
+                given up, the epoch stays committed.
         """
         self._check_identity(identity)
         if not identity.content:

@@ -41,7 +41,6 @@ IDLE_S: Final = 1.0
 #: Seconds for writing the remaining changes when the broker stops.
 LAST_COMMIT_S: Final = 30.0
 #: Seconds between attempts to write changes that cannot be refused while the disk is full.
-#: Seconds between attempts to write changes that cannot be refused while the disk is full.
 FULL_RETRY_S: Final = 1.0
 
 
@@ -123,7 +122,7 @@ class Unit:
         faults: list[tuple[object, Exception]] = []
         gathering: dict[MessageQueue, None] = {}
         if self.gathers or len(self._changes) > _CHANGES_OF_A_TURN:
-            # All messages are in their queues before the first is delivered, in several turns.
+            # Put all messages into their queues before the first is delivered: delivering takes turns.
             for _, owner in self._follow:
                 if isinstance(owner, MessageQueue):
                     gathering[owner] = None

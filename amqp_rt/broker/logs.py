@@ -842,7 +842,7 @@ class Place:
         self.offset = offset
         #: Older records are skipped.
         self.since_ms = since_ms
-        #: Whether the offset of the first record not older has to be looked up in the store.
+        #: Whether the store has to find the first record that is not older.
         self.seeking = seeking
         #: Whether a read from the store is pending.
         self.fetching = False

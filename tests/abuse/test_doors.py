@@ -1,8 +1,8 @@
-"""The limits on every door: plain TCP, TLS, WebSocket and WebSocket over TLS.
+"""Limits on every transport: plain TCP, TLS, WebSocket and WebSocket over TLS.
 
-What a limit does to an engine is in ``test_limits.py``. Here a peer with nothing but octets comes
-through each door, as a client of ours and as a server that we have dialled: at the bound all goes on,
-one above it gets the condition that the standard names.
+Effects of limits on an engine are in ``test_limits.py``. Here a peer that only sends octets connects
+over each transport, as our client and as a server that we connect to: at the bound all works,
+above it the connection ends with the condition that the standard names.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ELSEWHERE = "192.0.2.1:50000"
 
 @asynccontextmanager
 async def visitor(container: Container, door: str) -> AsyncIterator[Octets]:
-    """A client from elsewhere that has come through *door* of *container*."""
+    """Connect a client from another address over *door* of *container*."""
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(container.accept, ours, address=ELSEWHERE, scheme=DOORS[door]))
@@ -72,12 +72,12 @@ async def visitor(container: Container, door: str) -> AsyncIterator[Octets]:
 
 
 async def sink(body: Any) -> None:
-    """A node that takes everything."""
+    """Accept everything, as a node."""
 
 
 @asynccontextmanager
 async def as_client(door: str, limits: Limits) -> AsyncIterator[Octets]:
-    """A hostile client of our broker, with a header said."""
+    """Run a hostile client of our broker, which has sent its header."""
     async with Broker("b", limits=limits, tls=ServerTls(KNOWN.server)) as broker:
         await broker.declare(Queue("q"))
         async with visitor(broker.container, door) as peer:
@@ -87,7 +87,7 @@ async def as_client(door: str, limits: Limits) -> AsyncIterator[Octets]:
 
 @asynccontextmanager
 async def as_server(door: str, limits: Limits) -> AsyncIterator[Octets]:
-    """A hostile server that our container has dialled, with a header said."""
+    """Run a hostile server that our container connects to, and which has sent its header."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
 
@@ -120,11 +120,11 @@ async def as_server(door: str, limits: Limits) -> AsyncIterator[Octets]:
 ROLES = {"client": as_client, "server": as_server}
 
 
-# --- what is said ----------------------------------------------------------------------------------
+# --- input of the peer -----------------------------------------------------------------------------
 
 
 def sized(size: int) -> bytes:
-    """An open of *size* octets."""
+    """Return an open of *size* octets."""
     pad = size - len(frame(Open(container_id="c", properties={"pad": "x" * 300}))) + 300
     octets = frame(Open(container_id="c", properties={"pad": "x" * pad}))
     assert len(octets) == size
@@ -132,7 +132,7 @@ def sized(size: int) -> bytes:
 
 
 def section(size: int) -> bytes:
-    """A data section of *size* octets."""
+    """Return a data section of *size* octets."""
     return b"\x00\x53\x75\xb0" + struct.pack(">I", size - 8) + b"x" * (size - 8)
 
 
@@ -154,7 +154,7 @@ def nested(depth: int) -> bytes:
 
 
 def crowded(count: int) -> bytes:
-    """An open with an array of *count* elements of no width."""
+    """Return an open with an array of *count* elements of no width."""
     pairs = b"\xa3\x01p" + b"\xf0" + struct.pack(">II", 5, count) + b"\x41"
     properties = b"\xd1" + struct.pack(">II", 4 + len(pairs), 2) + pairs
     fields = b"\xa1\x01c" + b"\x40" * 8 + properties
@@ -163,7 +163,7 @@ def crowded(count: int) -> bytes:
 
 
 def selecting(size: int) -> bytes:
-    """A receiving link with a selector of *size* octets."""
+    """Return the attach of a receiving link with a selector of *size* octets."""
     text = "a = 1".ljust(size)
     name = Symbol("apache.org:selector-filter:string")
     source = Source(address="q", filter={name: Described(Symbol(name), text)})
@@ -171,13 +171,13 @@ def selecting(size: int) -> bytes:
 
 
 class Row(Struct, kw_only=True, frozen=True):
-    """One limit, and what reaches it."""
+    """Limit with input that reaches it."""
 
     limits: Limits
-    #: What is said first, and what is heard then.
+    #: Octets to send first, and the frame to wait for afterwards.
     first: bytes = b""
     until: type | None = None
-    #: What makes octets of a size or a number: at the bound, and one above.
+    #: Makes octets for a size or number: called with the bound, and with one more.
     make: Callable[[int], bytes]
     bound: int
     condition: str
@@ -205,7 +205,7 @@ ROWS: dict[str, Row] = {
         limits=Limits(message_size_max=1_000),
         first=ATTACHED,
         until=Flow,
-        # It is judged as it comes, and not at its end.
+        # The size is checked as the octets arrive, not at the end.
         make=lambda size: (
             transfer(0, section(size)[:900], more=True)
             + transfer(None, section(size)[900:], more=size > 1_000)
@@ -295,7 +295,7 @@ async def test_at_the_bound_and_above(name: str, role: str, door: str) -> None:
             assert peer.condition == (row.condition if above else "")
             opens = [each for each in peer.heard if isinstance(each, Open)]
             if opens:
-                # Limits with a field in the open are advertised, whatever the peer has sent.
+                # Limits with a field in the open are advertised, even after invalid input.
                 (ours,) = opens
                 assert ours.max_frame_size == row.limits.frame_size_max
                 assert ours.channel_max == row.limits.channel_max
@@ -307,12 +307,12 @@ async def test_at_the_bound_and_above(name: str, role: str, door: str) -> None:
                     assert each.max_message_size == row.limits.message_size_max
 
 
-# --- what has no bound in octets -------------------------------------------------------------------
+# --- bounds other than octets ----------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def knocking(door: str, stage: str, limits: Limits) -> AsyncIterator[tuple[Any, bytes]]:
-    """A client that has got as far as *stage* of *door*: its stream, and what would come next."""
+    """Connect a client up to *stage* of *door*; give its stream, and the octets that would follow."""
 
     async def verify(user: str, password: str, peer: Peer) -> str | None:
         await trio.lowlevel.checkpoint()
@@ -365,7 +365,7 @@ STAGES = [
 async def test_the_deadline_is_absolute(
     door: str, stage: str, drips: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """One deadline holds from accept to open, through TLS, WebSocket and SASL, at any pace of octets."""
+    """A single deadline holds from accept to open, through TLS, WebSocket and SASL, at any pace of octets."""
     limits = Limits(handshake_s=9, tls_handshake_s=4)
     began = trio.current_time()
     async with knocking(door, stage, limits) as (peer, rest), trio.open_nursery() as nursery:
@@ -409,7 +409,7 @@ async def test_strangers_are_counted_at_all_doors_together() -> None:
 
         strangers = [await knock(port) for port in [*ports, ports[0]]]
         assert [await is_let_in(each) for each in strangers] == [True] * 5
-        # Who logs in is dropped no more; of the others the oldest makes room, whatever its door.
+        # A client with a login is not dropped; of the others the oldest makes room, on any transport.
         await strangers[0].send_all(AMQP_HEADER + OPEN)
         await Octets(strangers[0]).hear(Open)
         strangers.append(await knock(ports[3]))
@@ -421,7 +421,7 @@ async def test_strangers_are_counted_at_all_doors_together() -> None:
             assert not await is_let_in(oldest)
             await trio.aclose_forcefully(oldest)
             strangers.append(newest)
-        # The one that has logged in is served all the time.
+        # The client with a login is served throughout.
         assert await is_let_in(strangers[0])
         for each in strangers:
             await trio.aclose_forcefully(each)
@@ -498,12 +498,12 @@ async def test_a_stranger_costs_little_memory(
         tracemalloc.start()
         try:
             before, _ = tracemalloc.get_traced_memory()
-            # The largest frame but for its last octet; then more than may be sent ahead.
+            # The largest frame without its last octet; then more than may be sent ahead.
             header = struct.pack(">IBBH", 8 * KIB, 2, 1, 0)
             await peer.say(SASL_HEADER, header, b"x" * (8 * KIB - 9))
             await trio.testing.wait_all_tasks_blocked()
             held, _ = tracemalloc.get_traced_memory()
-            # What the harness itself holds is among it.
+            # Includes the memory of the test harness.
             assert held - before < 256 * KIB
             for _ in range(50):
                 await peer.say(b"y" * 10_000)
@@ -571,7 +571,7 @@ async def test_who_does_not_read_costs_little_and_has_to_go(
             finally:
                 tracemalloc.stop()
             assert 30 <= trio.current_time() - began <= 33
-        # Nothing of it is lost.
+        # No message is lost.
         assert broker.host.stats("q").available == 400
 
 
@@ -596,7 +596,7 @@ def test_no_session_of_tls_is_used_again(version: ssl.TLSVersion) -> None:
             done = done or ours.shake_hands(data)
             incoming.write(ours.outgoing())
         assert done
-        # Tickets would come with the first data.
+        # Session tickets would arrive with the first data.
         ours.send(b"data")
         incoming.write(ours.outgoing())
         assert theirs.read(4) == b"data"

@@ -24,7 +24,7 @@ from amqp_rt.stores.sqlite import SQLiteStore
 
 
 def serve_of(path: Path) -> list[str]:
-    """``amqp-rt serve`` with a store."""
+    """Return the command of ``amqp-rt serve`` with a store."""
     return [
         *(sys.executable, "-m", "amqp_rt.cli", "serve", "--listen", "amqp://127.0.0.1:0"),
         *("--node", "queue:work", "--store", f"sqlite:{path}", "--log-level", "warning"),
@@ -32,12 +32,12 @@ def serve_of(path: Path) -> list[str]:
 
 
 def paged_of(path: Path) -> list[str]:
-    """A broker that keeps only some messages in memory."""
+    """Return the command of a broker that keeps only some messages in memory."""
     return [sys.executable, str(Path(paged_broker.__file__)), str(path)]
 
 
 class Served:
-    """A broker in a process of its own."""
+    """Broker in a process of its own."""
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -65,7 +65,7 @@ def number_of(body: bytes) -> int:
 
 @contextmanager
 def suppress_lost() -> Iterator[None]:
-    """The connection is to be lost."""
+    """Suppress the errors of a lost connection."""
     try:
         yield
     except* (ConnectionLost, LinkDetached):
@@ -73,7 +73,7 @@ def suppress_lost() -> Iterator[None]:
 
 
 class Ledger:
-    """What each side was told."""
+    """Messages sent, acknowledged, received and settled."""
 
     senders = 50
 
@@ -81,11 +81,11 @@ class Ledger:
         self.sent = 0
         self.acknowledged: set[int] = set()
         self.received: set[int] = set()
-        #: Accepted by us, and settled by the broker.
+        #: Messages accepted by us and settled by the broker.
         self.done: set[int] = set()
 
     async def work(self, url: str, kill: trio.Event, luck: random.Random) -> None:
-        """Send and consume until the broker is gone, which it is some time after *kill*."""
+        """Send and consume until the broker has ended, some time after *kill* is set."""
         with suppress_lost():
             async with connect(url, reconnect=None) as peer, trio.open_nursery() as nursery:
                 nursery.start_soon(self.produce, peer)
@@ -116,7 +116,7 @@ class Ledger:
                 self.done.add(number)
 
     def check(self, left: list[int]) -> None:
-        """What is *left* in the queue is what nobody has been told the end of."""
+        """Check that the messages *left* in the queue are those without a known settlement."""
         assert len(set(left)) == len(left), "something is there twice"
         assert left == sorted(left), "the order is another one"
         assert not self.done & set(left), "something settled came back"
@@ -128,7 +128,7 @@ class Ledger:
 async def kill_often(
     command: list[str], ledger: Ledger, luck: random.Random, long_run: bool
 ) -> None:
-    """Start the broker again and again, and kill it while it works."""
+    """Start the broker repeatedly, and kill it while it works."""
     for _ in range(100 if long_run else 3):
         served = await trio.to_thread.run_sync(Served, command)
         kill = trio.Event()
@@ -139,7 +139,7 @@ async def kill_often(
 
 
 async def what_is_left(command: list[str], *, credit: int, within: float) -> list[int]:
-    """Start the broker once more, and take what its queue has."""
+    """Start the broker once more, and return the content of its queue."""
     served = await trio.to_thread.run_sync(Served, command)
     left: list[int] = []
     async with connect(served.url) as peer, peer.receiver("work", credit=credit) as messages:
@@ -163,10 +163,10 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
 
 
 class SlowLedger(Ledger):
-    """Consumes less than is sent, with large messages in between that are never whole."""
+    """Ledger that consumes less than is sent, with large messages in between that stay incomplete."""
 
     senders = 20
-    #: Parts of those that were sent.
+    #: Parts of the large messages that were sent.
     begun = 0
 
     async def work(self, url: str, kill: trio.Event, luck: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""Transactions of the broker: nothing before the discharge, all of it after, nothing of it else."""
+"""Transactions of the broker: no effect before the discharge, then all effects or none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def available(world: World, address: str = "q") -> list[Any]:
 
 
 def update(receiving: Receiving, state: Any, *indexes: int) -> None:
-    """Say *state* of deliveries without settling."""
+    """Send *state* for deliveries without settling them."""
     for index in indexes or range(len(receiving.endpoint.deliveries)):
         receiving.endpoint.deliveries[index].update(state)
     receiving.world.pump()
@@ -67,7 +67,7 @@ def test_a_coordinator_says_what_it_can_do_whatever_was_asked_for() -> None:
         "amqp:multi-ssns-per-txn",
     )
     assert control.link.credit > 0
-    # What is said there is short: nothing longer is taken.
+    # Messages to a coordinator are short: longer ones are refused.
     assert 0 < control.link.max_message_size <= 16_384
 
 
@@ -92,7 +92,7 @@ def test_what_was_never_declared_cannot_be_discharged(fail: bool) -> None:
     txn_id = control.declare()
     assert control.discharge(txn_id, fail=fail) == "accepted"
     assert control.discharge(txn_id, fail=fail) == UNKNOWN
-    # What another control link has declared is none of its business.
+    # A control link has no access to transactions of another one.
     other = Controller(client)
     assert other.discharge(control.declare(), fail=fail) == UNKNOWN
 
@@ -296,11 +296,11 @@ def test_a_settled_post_that_is_refused_fails_the_discharge(payload: bytes) -> N
     sender.post(txn_id, "a", settled=True)
     sender.send_raw(payload, settled=True, state=TransactionalState(txn_id))
     assert world.host.stats("q").bytes == 0
-    # What comes now comes too late, and is told so.
+    # Messages of the failed transaction are rejected from now on.
     sender.post(txn_id, "b")
     (state,) = sender.outcomes
     assert state.outcome.error.condition == ROLLBACK
-    # The first reason counts, whatever happens to it later.
+    # The first reason is kept, even if the transaction expires later.
     world.time.now += 60
     world.host.sweep()
     assert control.discharge(txn_id) == ROLLBACK
@@ -394,7 +394,7 @@ def test_another_session_of_the_connection_can_use_it() -> None:
 
 @pytest.mark.req("R2", "R9")
 def test_what_comes_in_one_piece_is_taken_in_its_order() -> None:
-    """The control link hears last of what came before, however links are served otherwise."""
+    """The control link is served after earlier input of other links, despite the order of serving."""
     world, client, control = a_world()
     one, two = control.declare(), control.declare()
     sender = client.sender("q")
@@ -459,7 +459,7 @@ def test_a_rolled_back_outcome_leaves_the_delivery_with_its_consumer(
     assert control.discharge(txn_id, fail=True) == "accepted"
     assert (world.host.stats("q").acquired, other.bodies) == (1, [])
     assert receiver.link.credit == 0
-    # It is free to say something else: in another transaction, and after that in none.
+    # Another outcome is allowed: in another transaction, and afterwards outside of any.
     txn_id = control.declare()
     update(receiver, TransactionalState(txn_id, RELEASED))
     assert control.discharge(txn_id, fail=True) == "accepted"
@@ -560,7 +560,7 @@ def test_a_word_outside_the_transaction_ends_its_control_link() -> None:
     one = control.declare()
     client.sender("q").post(one, "a")
     update(receiver, TransactionalState(one, ACCEPTED), 0, 1)
-    # In none: it is heard. In another: that one has gone with the control link.
+    # Outside of any transaction: it is applied. In another one: that ended with its control link.
     receiver.settle(RELEASED, 0)
     assert control.error == ROLLBACK
     assert available(world) == [0]
@@ -618,7 +618,7 @@ def test_what_is_acquired_says_its_transaction_and_is_kept_when_it_is_committed(
     assert control.discharge(txn_id) == "accepted"
     stats = world.host.stats("q")
     assert (stats.accepted, stats.acquired) == (1, 1)
-    # The link is in no transaction any more.
+    # The link no longer acquires in a transaction.
     receiver.grant(1)
     assert receiver.endpoint.deliveries[2].state is None
     receiver.settle(ACCEPTED, 1, 2)
@@ -640,7 +640,7 @@ def test_what_was_acquired_is_available_again_after_a_rollback(
         update(receiver, TransactionalState(txn_id, said), 0)
     if end == "receiver":
         receiver.detach()
-        # An outcome that was said waits for the discharge, the rest came back with the link.
+        # A sent outcome waits for the discharge; the other messages were requeued with the link.
         assert available(world) == ([0, 1, 2] if said is None else [1, 2])
     if end == "control":
         control.link.detach()
@@ -679,7 +679,7 @@ def test_credit_stays_when_a_transaction_ends_and_what_uses_it_is_outside() -> N
     acquire(receiver, txn_id, 3)
     filled(client, 1)
     control.discharge(txn_id, fail=True)
-    # It was available again at once, and there was credit.
+    # The message was available at once, and the link had credit.
     assert [each.state for each in receiver.endpoint.deliveries[1:]] == [None]
     assert receiver.link.credit == 1
 
@@ -767,7 +767,7 @@ def test_the_work_of_a_transaction_is_bounded() -> None:
     assert conditions[3].condition == "amqp:resource-limit-exceeded"
     assert control.discharge(txn_id) == "accepted"
     assert available(world) == [0, 1, 2]
-    # One too many that was settled, or an outcome too many: nothing can be said but that it fails.
+    # One settled message or one outcome too many cannot be refused alone: the transaction fails.
     txn_id = control.declare()
     sender.post(txn_id, *range(4), settled=True)
     assert control.discharge(txn_id) == ROLLBACK
@@ -836,7 +836,7 @@ def test_a_transaction_that_takes_too_long_is_rolled_back() -> None:
     assert world.host.memory.held == world.host.stats("q").bytes
     receiver.settle(RELEASED)
     assert available(world) == [0]
-    # Links that go on with it hear so, and so does who wants to commit it.
+    # Links that continue to use it get the error, and so does the attempt to commit it.
     late = client.receiver("q")
     acquire(late, txn_id, 1)
     assert late.error == "amqp:transaction:timeout"

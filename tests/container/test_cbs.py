@@ -1,4 +1,4 @@
-"""Tokens over the wire: ``$cbs`` of a container, and what tokens open and close."""
+"""Tokens over the wire: ``$cbs`` of a container, and the links that tokens allow and end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ EPOCH = 1_600_000_000
 
 
 class Following:
-    """A wall clock that goes with the clock of the tests."""
+    """Wall clock that advances with the clock of the tests."""
 
     def wall(self) -> float:
         return EPOCH + trio.current_time()
@@ -77,7 +77,7 @@ def sas(address: str, seconds: float = 1000, rule: str = "both", key: str = "k")
 
 
 class Putter:
-    """A client's links to ``$cbs``, as deployed clients have them."""
+    """Client's links to ``$cbs``, in the form that deployed clients use."""
 
     def __init__(self, out: Sender, replies: Receiver) -> None:
         self.out = out
@@ -154,7 +154,7 @@ async def test_before_a_token_only_cbs_is_there(autojump_clock: Any) -> None:
             async with peer.sender("r"):
                 pass
         async with client_of(broker) as other:
-            # Tokens are of a connection.
+            # Tokens belong to one connection.
             assert await refused(other.sender("q")) == UNAUTHORIZED
 
 
@@ -262,7 +262,7 @@ async def test_expiry_takes_exactly_the_links_of_its_entity(autojump_clock: Any)
             await relay.send("x", to="r")
             assert peer.state == "open"
             assert await refused(peer.sender("q")) == UNAUTHORIZED
-            # What it held is there for others.
+            # Its messages are available to others.
             assert broker.host.stats("q").acquired == 0
             assert await cbs.put("q") == 202
             async with peer.sender("q") as again:
@@ -281,7 +281,7 @@ async def test_a_refresh_replaces_all_rights_and_touches_no_traffic(autojump_clo
             assert await cbs.put("q", sas("q", 30)) == 202
             await out.send("x")
             (await back.receive()).accept()
-        # A right that the newer token does not give is gone at once.
+        # A right that the newer token lacks ends at once.
         assert await cbs.put("q", sas("q", 30, "send")) == 202
         with pytest.raises(LinkDetached) as caught:
             await back.receive()
@@ -324,7 +324,7 @@ async def test_a_token_that_has_gone_has_to_be_followed_in_time(
     delete = Message(None, application_properties={"operation": "delete-token", "name": "q"})
     async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
         for _ in range(3):
-            # Whoever puts one now and then stays.
+            # A client that puts a token from time to time stays connected.
             assert await cbs.put("q", sas("q", 10)) == 202
             assert (await cbs.ask(delete))[0] == 202
             await trio.sleep(19)
@@ -362,7 +362,7 @@ async def test_a_login_with_rights_owes_no_token() -> None:
         await trio.sleep(0.1)
         await out.send("x")
         assert await refused(peer.receiver("q")) == UNAUTHORIZED
-        # What tokens give comes on top, and goes without taking the rest with it.
+        # Rights of tokens are additional, and their end leaves the other rights.
         token = sas_token("sb://b/q", "listen", "k", 4_000_000_000)
         assert await cbs.put("q", token) == 202
         async with peer.receiver("q"):
@@ -514,7 +514,7 @@ async def test_two_clocks(autojump_clock: Any) -> None:
 
 
 class Provider:
-    """Gives tokens of 100 seconds, and remembers for what."""
+    """Provider of tokens that last 100 seconds, which notes their audiences."""
 
     def __init__(self, seconds: float = 100.0) -> None:
         self.seconds = seconds
@@ -537,7 +537,7 @@ class Provider:
 
 @pytest.fixture
 def wall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of the system goes with the clock of the tests."""
+    """Make the system's clock advance with the clock of the tests."""
     monkeypatch.setattr(SystemClock, "wall", Following.wall)
 
 
@@ -547,7 +547,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_how_tokens_go_to_the_peer(
     autojump_clock: Any, set_token: bool | None, operation: str
 ) -> None:
-    """By the draft where the peer offers it; by what is deployed if asked to."""
+    """Tokens use the draft's way if the peer offers it, and the deployed one if configured."""
     async with (
         broker_with() as broker,
         client_of(broker, token=Provider(), set_token=set_token) as peer,
@@ -587,7 +587,7 @@ async def test_a_provider_keeps_links_going(autojump_clock: Any) -> None:
         async with peer.sender("r"):
             pass
         assert provider.audiences.count("amqp://b/r") == 1
-        # Something without an address needs somebody to be known, nothing more.
+        # A terminus without an address needs a login, but no token.
         async with peer.receiver(dynamic=True), peer.sender(None) as relay:
             await relay.send("x", to="q")
         await peer.authorize("q")
@@ -623,7 +623,7 @@ async def test_links_for_tokens_that_are_refused_share_one_session(
                     await peer.authorize("q")
                 await trio.sleep(10)
             (session,) = peer.engine.sessions.values()
-            # The link that was not refused does not stay, either.
+            # The link that was not refused is closed as well.
             assert len(session.links) <= 1
         nursery.cancel_scope.cancel()
 
@@ -760,12 +760,12 @@ def json_token(scope: str, seconds: float = 30, secret: bytes = SECRET, **claims
 
 
 def both() -> Cbs:
-    """Takes signatures and JSON web tokens."""
+    """Return a validator for signatures and JSON web tokens."""
     return Cbs([KEYS, Jwt(audience="shop", secret=SECRET)], clock=Following())
 
 
 async def judged(token: str, peer: Any) -> Login | None:
-    """As an application would that asks somebody else first."""
+    """Validate *token* as an application would that asks another service first."""
     found = await both().judge("jwt", token, None, Limits())
     return Login("grace", token=found)
 
@@ -784,7 +784,7 @@ async def judged(token: str, peer: Any) -> Login | None:
 async def test_tokens_of_a_login_are_like_any_other(
     autojump_clock: Any, auth: Any, options: Any, user: str | None
 ) -> None:
-    """They give rights, they are replaced by newer ones, and end with exactly their links."""
+    """Tokens of a login give rights, newer ones replace them, and their end closes exactly their links."""
     text = json_token("send:q listen:q")
     async with (
         broker_with(cbs=both(), **options) as broker,
@@ -796,7 +796,7 @@ async def test_tokens_of_a_login_are_like_any_other(
         out, back = peer.sender("q"), peer.receiver("q")
         await out.send("x")
         assert await refused(peer.sender("r")) == UNAUTHORIZED
-        # The login is remembered as nobody's debt: nothing happens after 20 seconds.
+        # No token is due after the login: nothing happens after 20 seconds.
         await trio.sleep(25)
         for _ in range(3):
             newer = json_token("send:q listen:q")
@@ -807,7 +807,7 @@ async def test_tokens_of_a_login_are_like_any_other(
             await out.send("x")
             (await back.receive()).accept()
         assert len(there.peer.tokens) == 1
-        # Another resource is another token.
+        # Another resource needs another token.
         await cbs.send(Message(json_token("send:r", 1000), subject="set-token"))
         async with peer.sender("r") as other:
             await trio.sleep(10)
@@ -933,7 +933,7 @@ async def test_nobody_without_a_token_owes_one(autojump_clock: Any) -> None:
 @pytest.mark.req("X12", "X21")
 @pytest.mark.parametrize("second", [True, False])
 async def test_who_settles_second_is_a_policy(autojump_clock: Any, second: bool) -> None:
-    """Senders that Azure's clients make ask for it, and wait for a settled outcome all the same."""
+    """Senders of Azure's clients request it, and wait for a settled outcome nevertheless."""
     async with (
         broker_with(cbs=None, settle_second=second) as broker,
         client_of(broker) as peer,

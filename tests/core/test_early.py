@@ -51,7 +51,7 @@ def requested(engine: Engine, data: bytes) -> Any:
 
 
 class Once(Recorder):
-    """Grants credit when its link attaches, and never again."""
+    """Endpoint that grants credit when its link attaches, and never again."""
 
     def __init__(self, credit: int) -> None:
         super().__init__(settle=ACCEPTED)
@@ -79,7 +79,7 @@ def test_the_first_ones_wait_for_the_answer() -> None:
     link.accept(endpoint)
     assert [each.payload for each in endpoint.deliveries] == [b"one+", b"two"]
     frames = [each[1] for each in said(engine) if isinstance(each, tuple)]
-    # They have used what they did not know of: the peer reckons the same.
+    # They count against the credit granted later, as the peer counts them too.
     (flow,) = [each for each in frames if type(each) is Flow]
     assert (flow.delivery_count, flow.link_credit) == (1, 3)
     (disposition,) = [each for each in frames if type(each) is Disposition]
@@ -93,7 +93,7 @@ def test_the_first_ones_wait_for_the_answer() -> None:
 
 @pytest.mark.req("B18")
 def test_at_the_bound_and_above_it() -> None:
-    """What is begun is counted, however it is cut; one more refuses the link."""
+    """Deliveries count when they begin, however they are split; one too many refuses the link."""
     for early, more in ((2, 0), (2, 1), (1, 0), (1, 1), (0, 1)):
         engine = begun(limits=Limits(early_deliveries_max=early))
         data = [transfer(n, b"a", more=True) + transfer(None, b"b") for n in range(early + more)]
@@ -117,7 +117,7 @@ def test_a_link_without_credit_takes_its_first_ones_too() -> None:
     link.grant(1)
     engine.take()
     engine.receive(transfer(2), 0.0)
-    # The allowance is for the beginning, whether it was used or not.
+    # The allowance is for the beginning of a link, whether it was used or not.
     engine.receive(transfer(3), 0.0)
     assert detached_with(engine) == "amqp:link:transfer-limit-exceeded"
     assert len(endpoint.deliveries) == 3
@@ -148,7 +148,7 @@ def test_a_link_may_be_gone_before_it_is_accepted(closed: bool) -> None:
     ((error, over),) = endpoint.detached
     assert (error, over) == (None, True)
     assert not link.attached
-    # The name and the handle are free.
+    # The name and the handle may be used again.
     again = requested(engine, attach() + transfer(1, b"n"))
     again.accept(endpoint)
     assert [each.payload for each in endpoint.deliveries] == [b"m", b"n"]
@@ -232,7 +232,7 @@ def test_a_broker_takes_what_there_is_room_for() -> None:
 
 @pytest.mark.req("B18")
 async def test_by_the_limits_of_a_container() -> None:
-    """Over a real connection, all of it in one go."""
+    """Over a real connection, with all frames at once."""
     data = HELLO + attach() + transfer(0, Message("m").encode()) + frame(Detach(0, True))
     for limits, there in ((EARLY, 1), (Limits(), 0)):
         container = Container("host", limits=limits, sasl_policy="off")

@@ -37,7 +37,7 @@ from amqp_rt.values import Described, Symbol, ULong
 
 Q = Target(address="q")
 
-#: Three data sections of 100 octets and their headers of 5, so that a position is easily told.
+#: Three data sections of 100 octets and their headers of 5, so that positions are easy to recognize.
 SECTION = 105
 PAYLOAD = b"".join(b"\x00\x53\x75\xa0\x64" + bytes([65 + n]) * 100 for n in range(3))
 
@@ -48,7 +48,7 @@ def tag(number: int) -> bytes:
 
 # --- the table -----------------------------------------------------------------------------------
 
-#: The standard's example: tag → what the sender says, what the receiver says (absent: ...).
+#: The standard's example: tag → the sender's state, the receiver's state (absent: ...).
 EXAMPLE: dict[int, tuple[Any, Any]] = {
     1: (None, ...),
     2: (None, Received(3, 0)),
@@ -74,14 +74,14 @@ def test_the_table_has_each_row_of_the_standard() -> None:
         local, remote = EXAMPLE[number]
         known = remote is not ...
         assert action_for(local, remote if known else None, known=known) is action
-    # And there is an answer for every pair.
+    # Every pair of states has an action.
     for local in (None, Received(1, 0), ACCEPTED):
         for remote in (..., None, Received(0, 5), Received(1, 0), RELEASED):
             known = remote is not ...
             assert action_for(local, remote if known else None, known=known) in Action
 
 
-#: Tag → what we remember as the sender, what the receiver says, the transfer that we send
+#: Tag → our state as the sender, the receiver's state, the transfer that we send
 #: (its state, settled, aborted and payload), and whether the message counts as unknown there.
 AS_SENDER: dict[int, tuple[Any, Any, tuple[Any, bool, bool, bytes] | None, bool]] = {
     1: (None, ..., None, True),
@@ -102,7 +102,7 @@ AS_SENDER: dict[int, tuple[Any, Any, tuple[Any, bool, bool, bytes] | None, bool]
 
 
 def asked(engine: Engine, *, sends: bool, **fields: Any) -> Any:
-    """The link that the peer asks for; it *sends* or receives."""
+    """Return the link that the peer requests, on which it *sends* or receives."""
     attach = Attach(
         name="l",
         handle=0,
@@ -136,7 +136,7 @@ def flow(credit: int, count: int = 0) -> bytes:
 
 
 class Settling(Recorder):
-    """Applies the receiver's outcomes, and settles as it hears them."""
+    """Endpoint that applies the receiver's outcomes, and settles on receiving them."""
 
     def on_outcomes(self, link: Any, deliveries: list[Any]) -> None:
         super().on_outcomes(link, deliveries)
@@ -189,7 +189,7 @@ def test_each_row_as_the_sender(number: int) -> None:
 
 
 def read_transfer_of(data: bytes) -> tuple[Any, bytes]:
-    """The one transfer in *data*, and its payload."""
+    """Return the only transfer in *data*, and its payload."""
     from amqp_rt.core.frames import read_transfer
 
     assert int.from_bytes(data[:4], "big") == len(data)
@@ -197,8 +197,8 @@ def read_transfer_of(data: bytes) -> tuple[Any, bytes]:
     return found, data[at:]
 
 
-#: Tag → what we remember as the receiver (None, a piece of the payload, or an outcome), the frame
-#: of the sender, and then: what we say, and what became of the delivery.
+#: Tag → our state as the receiver (None, a part of the payload, or an outcome), the frame
+#: of the sender, then our state in the map, and the result for the delivery.
 HALF = PAYLOAD[:150]
 REST = PAYLOAD[150:]
 
@@ -223,7 +223,7 @@ def receiving(
 @pytest.mark.req("X24", "M25", "M26")
 @pytest.mark.parametrize("number", [1, 5, 10])
 def test_rows_where_we_as_the_receiver_know_nothing(number: int) -> None:
-    """A new delivery is taken, and one that pretends to be resumed is passed over."""
+    """A new delivery is received, and one that claims to be resumed is ignored."""
     engine = begun()
     endpoint = Recorder()
     link = asked(engine, sends=True, unsettled=wire_map({number: EXAMPLE[number][0]}))
@@ -264,7 +264,7 @@ def test_rows_where_the_sender_goes_on(
     assert read_unsettled(attach.unsettled, DEFAULT_LIMITS) == {
         tag(number): Received(1, 45) if have else None
     }
-    # Credit for what has to be resumed is given without the endpoint's doing.
+    # Credit for resumed deliveries is granted without a call of the endpoint.
     (given,) = [p for _, p in written if isinstance(p, Flow)]
     assert given.link_credit == 1
     assert link.credit == 0
@@ -326,12 +326,12 @@ def test_rows_where_the_sender_gives_up(number: int, live: bool) -> None:
     engine.receive(transfer(0, b"", tag=tag(number), resume=True, aborted=True), 0.0)
     assert endpoint.deliveries == []
     link.grant(5)
-    # The tag is free again.
+    # The tag may be used again.
     engine.receive(transfer(1, PAYLOAD, tag=tag(number)), 0.0)
     assert [each.payload for each in endpoint.deliveries] == [PAYLOAD]
 
 
-# --- what only one side remembers ----------------------------------------------------------------
+# --- deliveries that only one side remembers ------------------------------------------------------
 
 
 @pytest.mark.req("X24")
@@ -380,7 +380,7 @@ def test_tags_go_on_behind_those_that_are_unsettled() -> None:
     assert [each.delivery_tag for each in transfers(engine)] == [tag(7), tag(8)]
 
 
-# --- outcomes that are said late, or differently ---------------------------------------------------
+# --- outcomes that arrive late, or differ -----------------------------------------------------------
 
 
 @pytest.mark.req("X24")
@@ -402,7 +402,7 @@ def test_an_outcome_that_was_said_while_suspended_is_said_again(second: bool) ->
         engine, sends=True, unsettled={tag(1): None, tag(2): None}, rcv_settle_mode=int(second)
     )
     link.accept(endpoint, unsettled=memory)
-    # Another one is said after the map.
+    # Another outcome is sent after the map.
     other.settle(ACCEPTED)
     (attach,) = [p for _, p in said(engine) if isinstance(p, Attach)]  # type: ignore[misc]
     assert read_unsettled(attach.unsettled, DEFAULT_LIMITS) == {
@@ -420,7 +420,7 @@ def test_an_outcome_that_was_said_while_suspended_is_said_again(second: bool) ->
         (6, ACCEPTED, not second),
     ]
     assert len(endpoint.deliveries) == 2
-    # Who settles first is done with them; who settles second waits for the sender.
+    # In settle mode first they are settled; in mode second the sender has to settle.
     assert [first.local_settled, other.local_settled] == [not second, not second]
     assert first.state is None
 
@@ -550,7 +550,7 @@ def test_what_was_streamed_whole_stays_in_hand_and_what_was_not_comes_again() ->
     link = asked(engine, sends=True, unsettled={tag(1): None, tag(2): None}, rcv_settle_mode=1)
     link.accept(endpoint, unsettled=memory, streaming=True)
     (attach,) = [p for _, p in said(engine) if isinstance(p, Attach)]  # type: ignore[misc]
-    # Its octets have been handed out and are gone, so that no position can be told.
+    # Its octets have been delivered and released, so that no position can be given.
     assert attach.unsettled == {tag(1): None}
     link.grant(5)
     engine.receive(transfer(0, HALF, tag=tag(1), resume=True, more=True), 0.0)
@@ -696,7 +696,7 @@ def test_a_map_that_is_none_detaches_the_link(unsettled: Any, condition: str, se
         "Detach",
     ]
     assert written[1][1].error.condition == condition  # type: ignore[index]
-    # The session lives on.
+    # The session continues.
     engine.receive(frame(Detach(0, True)), 0.0)
     link = asked(engine, sends=sends, unsettled={b"x" * 32: None, b"": None})
     link.accept(Recorder())
@@ -749,16 +749,16 @@ def test_a_receiver_that_has_more_than_there_is_is_detached() -> None:
 @pytest.mark.parametrize(
     ("frames", "condition"),
     [
-        # A gap; the same with nothing of ours at all.
+        # A gap; the same if we have no octets at all.
         (transfer(0, b"x", tag=tag(1), resume=True, state=Received(2, 0)), "amqp:invalid-field"),
         # A new delivery under the tag of an unsettled one.
         (transfer(0, b"x", tag=tag(1)), "amqp:invalid-field"),
-        # More than a message may be.
+        # More than the maximum message size.
         (
             transfer(0, b"x" * 200, tag=tag(1), resume=True, state=Received(1, 45)),
             "amqp:link:message-size-exceeded",
         ),
-        # Neither reserved credit nor any other.
+        # Neither reserved nor other credit.
         (
             transfer(0, b"", tag=tag(9), resume=True) + transfer(1, b"", tag=tag(1), resume=True),
             "amqp:link:transfer-limit-exceeded",
@@ -785,7 +785,7 @@ def test_resuming_what_cannot_be_is_a_fault_of_the_link(frames: bytes, condition
 
 
 class Conversation:
-    """One connection of a conversation, frame by frame; the client is the sender or the receiver."""
+    """Connection of a conversation, frame by frame; the client is the sender or the receiver."""
 
     def __init__(self, store: Store, limits: Limits, *, client_sends: bool) -> None:
         self.store = store
@@ -793,7 +793,7 @@ class Conversation:
         self.out = Outbox(store)
         self.box = Inbox(store)
         self.joined = Joined(limits=limits, on_attach=self.accept)
-        #: How often the link was attached again on this connection.
+        #: Number of times that the link was attached again on this connection.
         self.rounds = 0
         self.begun = False
 
@@ -819,7 +819,7 @@ class Conversation:
             )
 
     def keep(self) -> None:
-        """Keep what the links leave."""
+        """Keep the unsettled deliveries of the links."""
         if self.out.over is not None:
             self.store.keep_source(self.out.over)
             self.out.over = None
@@ -828,7 +828,7 @@ class Conversation:
             self.box.over = None
 
     def run(self, most: int, restart: Callable[[Store], None]) -> int:
-        """Carry up to *most* frames, then cut. How many were carried."""
+        """Carry up to *most* frames, then cut; return the number carried."""
         client, server = self.joined.client, self.joined.server
         queues: tuple[list[bytes], list[bytes]] = ([], [])
         carried = 0
@@ -844,7 +844,7 @@ class Conversation:
                     self.joined._handle(engine.receive(queue.pop(0), 0.0), [])
                     carried += 1
             if self.out.over is not None and self.box.over is not None:
-                # Suspended because the maps were not complete: attach again.
+                # Suspended because a map was incomplete: attach again.
                 self.rounds += 1
                 self.keep()
                 self.attach()
@@ -869,15 +869,15 @@ class Conversation:
 
 
 def live(store: Store) -> None:
-    """Both processes go on; only the connection was lost."""
+    """Keep both processes running; only the connection was lost."""
 
 
 def restarted(store: Store) -> None:
-    """Both processes have started again: what a store keeps is all there is."""
+    """Restart both processes, which keep only the content of their stores."""
     store.in_hand.clear()
     for entry in (store.target or {}).values():
         if entry.delivery is not None:
-            # Said since, while there was no link.
+            # The outcome was set while there was no link.
             entry.state = entry.delivery.local_state
     for kept in (store.source, store.target):
         for entry in (kept or {}).values():
@@ -901,7 +901,7 @@ BODIES = [
 def test_cut_after_every_frame_each_message_is_processed_once(
     client_sends: bool, lazy: bool, restart: Callable[[Store], None]
 ) -> None:
-    """And cut again while it is resumed, after each number of frames."""
+    """Cut, and cut again during the resumption, after each number of frames."""
     whole = Conversation(Store(BODIES, lazy=lazy), SMALL, client_sends=client_sends)
     frames = whole.run(10_000, restart)
     assert whole.store.done
@@ -925,7 +925,7 @@ MANY = [b"\x00\x53\x75\xa0\x01" + bytes([n]) for n in range(150)]
 def test_maps_that_do_not_fit_a_frame_are_made_shorter_first(
     client_sends: bool, restart: Callable[[Store], None]
 ) -> None:
-    """With incomplete maps what is named is resumed, until the rest can be named (§2.6.13)."""
+    """Incomplete maps: the named deliveries are resumed, until the rest can be named (§2.6.13)."""
     rounds = 0
     for cut in range(20, 230, 15):
         store = Store(MANY, lazy=True, credit=150)
@@ -956,7 +956,7 @@ def test_each_unsettled_delivery_gets_its_turn_in_a_map_that_cannot_name_all() -
     assert 20 < len(named) < 100
     link.grant(5)
     engine.take()
-    # Nothing new may come (§2.7.3).
+    # No new deliveries are allowed (§2.7.3).
     engine.receive(transfer(0, b"", tag=tag(7), resume=True, settled=True), 0.0)
     assert said(engine) == []
     engine.receive(transfer(1, b"x", tag=tag(200)), 0.0)
@@ -981,7 +981,7 @@ def test_nothing_new_is_sent_after_an_incomplete_map() -> None:
     assert link.unknown == []
     with pytest.raises(LocalProtocolError, match="incomplete"):
         link.send(b"x")
-    # As soon as what both know is settled the link is suspended.
+    # Once the deliveries known to both sides are settled, the link is suspended.
     engine.receive(frame(Disposition(True, 0, 0, True, ACCEPTED)), 0.0)
     (detach,) = [p for _, p in said(engine) if isinstance(p, Detach)]  # type: ignore[misc]
     assert (detach.closed, detach.error) == (False, None)
@@ -1010,7 +1010,7 @@ def test_states_that_are_too_large_for_a_map_are_said_later() -> None:
 
 @pytest.mark.req("X13", "X24")
 def test_a_link_that_is_taken_over_ends_at_once() -> None:
-    """Its peer may never answer, and another connection is to go on with what it left."""
+    """The old peer may never answer, and another connection has to continue its deliveries."""
     old, endpoint = begun(), Recorder()
     stale = asked(old, sends=False)
     stale.accept(endpoint, unsettled={})
@@ -1029,7 +1029,7 @@ def test_a_link_that_is_taken_over_ends_at_once() -> None:
     link.accept(again, unsettled=memory)
     assert again.outcomes == [sending]
     assert sending.link is link
-    # What the old connection still says is late.
+    # Frames still arriving on the old connection are too late.
     old.receive(frame(Disposition(True, 0, 0, True, RELEASED)) + frame(Detach(0, True)), 0.0)
     assert (sending.state, sending.settled) == (ACCEPTED, True)
     assert len(endpoint.detached) == 1
@@ -1056,7 +1056,7 @@ def test_whatever_is_cut_each_message_is_processed_once(
     client_sends: bool,
     known: bool,
 ) -> None:
-    """Cuts in a row; at each, the processes go on or start again. Formats known and unknown."""
+    """Cut repeatedly; each time the processes continue or restart. Formats known and unknown."""
     limits = Limits(frame_size_max=512, session_window=window)
     head = b"\x00\x53\x75\xb0" if known else b"anything"
     payloads = sorted(

@@ -46,7 +46,7 @@ async def echo(stream: trio.abc.Stream, address: str, logged_in: Callable[[], No
 
 
 async def ask(stream: trio.abc.Stream, data: bytes = b"hello") -> bytes:
-    """What comes back for *data*; nothing if the connection was refused."""
+    """Send *data* and return the answer; nothing if the connection was refused."""
     try:
         await stream.send_all(data)
         return bytes(await stream.receive_some(100))
@@ -67,7 +67,7 @@ async def test_port_0_is_a_free_port(nursery: trio.Nursery) -> None:
 
 @pytest.mark.req("L1")
 async def test_a_host_with_many_addresses_has_one_port(nursery: trio.Nursery) -> None:
-    """No host is every address: with IPv6, two listeners."""
+    """Without a host every address is meant: with IPv6, two listeners."""
     listeners = await open_tcp("", 0)
     ports = {bound_address(listener)[1] for listener in listeners}
     assert len(ports) == 1
@@ -207,7 +207,7 @@ async def test_a_name_in_memory_is_free_again() -> None:
 
 
 class Visitors:
-    """Connections through one door, each served until told otherwise."""
+    """Connections of one listener, each served until the test ends it."""
 
     def __init__(self, door: Door, nursery: trio.Nursery) -> None:
         self.door = door
@@ -222,7 +222,7 @@ class Visitors:
         await trio.sleep_forever()
 
     async def come(self, host: str) -> bool:
-        """Whether one more is let in."""
+        """Open one more connection; return whether it was admitted."""
         ours, theirs = memory_stream_pair()
         before = len(self.log_in)
         self.nursery.start_soon(self.door.serve, ours, host, host, self.serve)
@@ -241,10 +241,10 @@ async def visitors(nursery: trio.Nursery, request: pytest.FixtureRequest) -> Vis
 async def test_connections_are_bounded_at_the_number(visitors: Visitors) -> None:
     assert [await visitors.come(f"192.0.2.{n}") for n in range(5)] == [True] * 3 + [False] * 2
     assert visitors.door.connections == 3
-    # Logging in makes no room here.
+    # A login makes no room here.
     visitors.log_in[0]()
     assert not await visitors.come("192.0.2.9")
-    # Whoever was refused finds the stream closed.
+    # The stream of a refused connection is closed.
     assert await ask(visitors.ends[3]) == b""
 
 
@@ -253,11 +253,11 @@ async def test_connections_are_bounded_at_the_number(visitors: Visitors) -> None
 async def test_strangers_are_bounded_and_make_room_by_logging_in(visitors: Visitors) -> None:
     assert [await visitors.come(f"192.0.2.{n}") for n in range(2)] == [True, True]
     visitors.log_in[0]()
-    visitors.log_in[0]()  # saying it twice is as once
+    visitors.log_in[0]()  # a second call has no effect
     assert visitors.door.crowd.strangers == 1
     assert await visitors.come("192.0.2.5")
     assert visitors.door.connections == 3
-    # The next one finds no room: the oldest that has not logged in goes.
+    # There is no room for the next one: the oldest without a login is closed.
     assert await visitors.come("192.0.2.6")
     assert (visitors.door.connections, visitors.door.crowd.strangers) == (3, 2)
     assert await ask(visitors.ends[1]) == b""
@@ -271,7 +271,7 @@ async def test_who_fills_the_places_of_strangers_pushes_out_its_own(visitors: Vi
     assert visitors.door.crowd.strangers == 4
     assert visitors.door.crowd.strangers_of("192.0.2.9") == 1
     assert visitors.door.crowd.strangers_of("192.0.2.7") == 1
-    # Of as many from each address, the oldest of all goes.
+    # With equal numbers for each address, the oldest of all is closed.
     assert await visitors.come("192.0.2.8")
     assert await visitors.come("192.0.2.6")
     assert visitors.door.crowd.strangers_of("192.0.2.9") == 0
@@ -303,11 +303,11 @@ async def test_strangers_of_one_address_are_bounded(
     assert await visitors.come(other)
     for host in crowd:
         assert await visitors.come(host)
-    # The oldest of the same address has made room, and none of others, which were there before.
+    # The oldest of the same address has made room, rather than older ones of other addresses.
     assert await ask(visitors.ends[1]) == b""
     strangers = visitors.door.crowd
     assert [strangers.strangers_of(network_of(each)) for each in (crowd[0], other)] == [2, 1]
-    # A connection that has logged in keeps its place, whatever comes after it.
+    # A connection with a login stays, regardless of later ones.
     visitors.log_in[2]()
     for _ in range(5):
         assert await visitors.come(crowd[0])
@@ -319,7 +319,7 @@ async def test_strangers_of_one_address_are_bounded(
 async def test_connections_of_one_address_are_bounded(visitors: Visitors) -> None:
     crowd = ["2001:db8::1", "2001:db8::2", "2001:db8::3"]
     assert [await visitors.come(host) for host in crowd] == [True, True, False]
-    # Logging in makes no room here, and others have their own.
+    # A login makes no room here, and other addresses have room of their own.
     visitors.log_in[0]()
     assert not await visitors.come(crowd[0])
     assert await visitors.come("2001:db8:0:1::1")
@@ -342,12 +342,12 @@ async def test_what_is_bounded_is_bounded_over_all_doors(
     assert [await one.come(hosts[0]), await other.come(hosts[1]), await one.come(hosts[2])] == [
         True
     ] * 3
-    # The oldest that has not logged in makes room, at whichever door it came in; otherwise none does.
+    # The oldest without a login makes room, at either listener; otherwise none does.
     makes_room = limits.connections_per_address_max > 3
     assert await other.come(hosts[0]) is makes_room
     assert await one.come(hosts[0]) is makes_room
     assert crowd.by_network[hosts[0]] == 3
-    # What is a listener's own is not shared.
+    # The limit of a single listener is not shared.
     alone = Visitors(Door(Limits(connections_max=1), crowd), nursery)
     assert await alone.come("198.51.100.1") is True
     assert await alone.come("198.51.100.2") is False
@@ -387,7 +387,7 @@ async def test_a_flood_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) 
 
 
 class Exhausted(trio.abc.Listener[trio.SocketStream]):
-    """A listener whose system is out of something for a while."""
+    """Listener whose system lacks a resource for a while."""
 
     def __init__(self, listener: trio.SocketListener, errors: list[int]) -> None:
         self.listener = listener

@@ -1,10 +1,10 @@
-"""What attackers do, surface by surface, to a server that runs and serves others meanwhile.
+"""Attacks, surface by surface, on a running server that serves another client meanwhile.
 
 The limits are in ``test_doors.py``. Here each row is an attack: by a stranger who has reached the port,
-or by eve, who may log in and may use the node ``eve`` only. It gets the answer that the row says, and
-:func:`served` sees after each that nothing of it is left: no connection, no task, no link, no memory, no
-secret in the log; and that somebody else was served all the time. What only the disk can do, a store
-that is torn or full, has no door: see ``tests/stores``.
+or by eve, who may log in and may use the node ``eve`` only. It gets the answer in the row, and
+:func:`served` checks after each that it leaves nothing behind: no connection, task, link or memory, and no
+secret in the log; and that another client was served throughout. Faults of the disk, such as a store
+that is damaged or full, are in ``tests/stores``.
 """
 
 from __future__ import annotations
@@ -66,46 +66,46 @@ SCHEMES = {**DOORS, "wss": "wss"}
 SECRET = b"a secret of at least 32 octets, for HS256"
 USERS = {"good": "horse-battery", "eve": "correct-staple"}
 LIMITS = Limits(
-    # The attacker waits for its answer, and so do we.
+    # The attacker waits for its answer, and so does the test.
     failed_login_delay_s=0.01,
     failed_login_delay_max_s=0.01,
     connections_unauthenticated_per_address_max=20,
     message_size_max=MIB,
     websocket_stranger_max=8 * KIB,
 )
-#: Lines of the log for two attacks, each on a few connections.
+#: Log lines allowed for two attacks, each on a few connections.
 CAUSES = 50
-#: Bytes that the second attack may leave: what serves the others goes on meanwhile.
+#: Bytes that the second attack may leave: the other client is served meanwhile.
 KEPT = 128 * KIB
 FRAMING = "amqp:connection:framing-error"
 DECODE = "amqp:decode-error"
 FORBIDDEN = "amqp:unauthorized-access"
 
 
-# --- the server, and who is served -----------------------------------------------------------------
+# --- the server, and the client served -------------------------------------------------------------
 
 
 class Server:
-    """A broker behind one door, which is attacked, and somebody good who uses it."""
+    """Broker with one transport, which is attacked, and a good client that uses it."""
 
     def __init__(self, broker: Broker, door: str, url: str) -> None:
         self.broker = broker
         self.door = door
         self.url = url
         self.port = int(url.rpartition(":")[2].strip("/"))
-        #: Round trips of the good one.
+        #: Round trips of the good client.
         self.rounds = 0
-        #: The next one has ended.
+        #: Set when the next round trip has ended.
         self.round = trio.Event()
-        #: A dynamic node of the good one.
+        #: A dynamic node of the good client.
         self.dynamic = ""
 
     async def reach(self) -> trio.SocketStream:
-        """The port, and nothing more."""
+        """Connect to the port only."""
         return await trio.open_tcp_stream("127.0.0.1", self.port)
 
     async def reach_inside(self) -> trio.abc.Stream:
-        """Through TLS, if there is any."""
+        """Connect, with TLS if the transport has it."""
         stream = await self.reach()
         if self.door not in ("tls", "wss"):
             return stream
@@ -113,7 +113,7 @@ class Server:
 
     @asynccontextmanager
     async def stranger(self) -> AsyncIterator[Octets]:
-        """Somebody who is through the door, and has said nothing of AMQP."""
+        """Connect a client up to the WebSocket or TLS layer, without any AMQP yet."""
         stream = await self.reach_inside()
         async with trio.open_nursery() as nursery:
             if self.door == "ws":
@@ -129,7 +129,7 @@ class Server:
 
     @asynccontextmanager
     async def eve(self, by: bytes, container: str = "eve") -> AsyncIterator[Octets]:
-        """Eve, logged in *by* this, with an open connection and a session, frame by frame."""
+        """Connect eve with the login *by*, an open connection and a session, frame by frame."""
         async with self.stranger() as peer:
             await peer.say(SASL_HEADER, by)
             assert (await peer.hear(SaslOutcome)).code == 0
@@ -139,7 +139,7 @@ class Server:
 
     @asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[Connection]:
-        """A client of ours; eve, unless *options* say otherwise."""
+        """Connect a client of ours as eve, or with the login in *options*."""
         options.setdefault("auth", Plain("eve", USERS["eve"]))
         async with (
             Container("client") as container,
@@ -149,28 +149,28 @@ class Server:
 
 
 async def verify(user: str, password: str, peer: Peer) -> str | None:
-    """A password's check that costs nothing: attacks on its cost are in test_identities.py."""
+    """Check a password at no cost: attacks on its cost are in test_identities.py."""
     await trio.lowlevel.checkpoint()
     return user if USERS.get(user) == password else None
 
 
 @asynccontextmanager
 async def served(door: str) -> AsyncIterator[Server]:
-    """A server behind *door*, attacked within the block. All that holds after every attack is held."""
+    """Run a server over *door*, attacked within the block; check the conditions common to all attacks."""
     with logged() as (lines, loud):
         async with attackable(door) as server:
             yield server
     text = "\n".join(lines)
     for secret in (*USERS.values(), SECRET.decode(), "eyJ"):
         assert secret not in text
-    # One line for a cause, however often it comes; and nobody writes lines of his own.
+    # One line for each cause, however often it occurs; and no attacker adds lines of his own.
     assert len(loud) <= CAUSES
     assert not [each for each in loud if "\n" in each]
 
 
 @contextmanager
 def logged() -> Iterator[tuple[list[str], list[str]]]:
-    """What is logged, all of it and from INFO on; as text, as records would keep what they tell of."""
+    """Collect log lines, all and those from INFO on; as text, since records would keep objects alive."""
     lines: list[str] = []
     loud: list[str] = []
 
@@ -195,7 +195,7 @@ def logged() -> Iterator[tuple[list[str], list[str]]]:
 
 @asynccontextmanager
 async def attackable(door: str) -> AsyncIterator[Server]:
-    """The server, and who is served before, within and after the block."""
+    """Run the server with a client that is served before, within and after the block."""
     async with Broker(
         "b",
         limits=LIMITS,
@@ -227,7 +227,7 @@ async def attackable(door: str) -> AsyncIterator[Server]:
             trio.open_nursery() as nursery,
         ):
             assert replies.address
-            # A node's worker stays when it has been called once.
+            # The worker of a node stays after its first call.
             for node in ("$management", "$cbs"):
                 with suppress(CallFailed):
                     asked = {"operation": "put-token", "type": "jwt", "name": "good"}
@@ -254,7 +254,7 @@ async def attackable(door: str) -> AsyncIterator[Server]:
 
 
 async def attacked(server: Server, attack: Callable[[Server], Awaitable[None]]) -> None:
-    """*server* is attacked twice; nothing of it is left, and the second one leaves no memory behind."""
+    """Attack *server* twice; both leave nothing behind, and the second no memory either."""
     tasks = tasks_of()
     tracemalloc.start()
     try:
@@ -280,7 +280,7 @@ async def attacked(server: Server, attack: Callable[[Server], Awaitable[None]]) 
 
 
 def tasks_of() -> Counter[str]:
-    """How many tasks of which name there are."""
+    """Count the tasks by name."""
     root = trio.lowlevel.current_root_task()
     assert root is not None
     found, waiting = Counter[str](), [root]
@@ -293,7 +293,7 @@ def tasks_of() -> Counter[str]:
 
 
 async def over(server: Server, tasks: Counter[str]) -> None:
-    """Wait until there is nothing of the attacker any more."""
+    """Wait until the attacker's connections and tasks have ended."""
     for _ in range(1_000):
         if len(server.broker.container.connections) == 1 and tasks_of() <= tasks:
             break
@@ -302,13 +302,13 @@ async def over(server: Server, tasks: Counter[str]) -> None:
         pytest.fail(f"left: {tasks_of() - tasks}, {server.broker.container.connections}")
     stats = server.broker.host.stats("eve")
     assert (stats.consumers, stats.producers, stats.acquired) == (0, 0, 0)
-    # What has got through lawfully is no leak.
+    # Messages that were rightly accepted are no leak.
     await server.broker.host.purge("eve")
-    # The good one's task may stand anywhere in its round.
+    # The task of the good client may be anywhere in its round trip.
     gc.collect()
 
 
-# --- what is said ----------------------------------------------------------------------------------
+# --- input in frames -------------------------------------------------------------------------------
 
 SESSION = frame(Begin(next_outgoing_id=0, incoming_window=2_048, outgoing_window=2_048))
 
@@ -319,7 +319,7 @@ def login(user: str, password: str | None = None, *, mechanism: str = "PLAIN") -
 
 
 def attach(*, to: str | None = "eve", handle: int = 0, name: str = "l", **fields: Any) -> bytes:
-    """A link of eve's that sends."""
+    """Return the attach of a link on which eve sends."""
     given = {"source": Source(), "target": Target(address=to), "initial_delivery_count": 0}
     return frame(Attach(name=name, handle=handle, role=False, **(given | fields)))
 
@@ -352,7 +352,7 @@ def transfer(number: int | None, payload: bytes, *, more: bool = False) -> bytes
 
 
 def in_begin(value: bytes) -> bytes:
-    """A begin that has the octets of *value* among its properties."""
+    """Return a begin with the octets of *value* among its properties."""
     pairs = b"\xa3\x01p" + value
     fields = b"\x40\x43\x52\x09\x52\x09\x40\x40\x40"
     fields += b"\xd1" + struct.pack(">II", 4 + len(pairs), 2) + pairs
@@ -361,7 +361,7 @@ def in_begin(value: bytes) -> bytes:
 
 
 def message(*pieces: bytes, ends: bool = True) -> bytes:
-    """One delivery in as many transfers as there are *pieces*."""
+    """Return one delivery in as many transfers as there are *pieces*."""
     last = len(pieces) - 1
     return b"".join(
         transfer(None if at else 0, piece, more=at < last or not ends)
@@ -382,20 +382,20 @@ EXTREME = 2**63 - 1
 
 
 class Said(Struct, frozen=True, kw_only=True):
-    """What somebody says, and the condition that it hears."""
+    """Input of an attacker, and the condition in the answer."""
 
     octets: bytes
-    #: Of a close, an end, a detach, a rejection or a login; nothing if it hears none.
+    #: Condition of a close, an end, a detach, a rejection or a login; empty if there is none.
     gets: str
-    #: What is said before by eve, and what she waits for.
+    #: Octets that eve sends before, and the frame that she waits for.
     first: bytes = b""
     until: type | None = None
-    #: How she has logged in; None for a stranger, who hears no open in any case.
+    #: Her login; None for a stranger, who receives no open in any case.
     by: bytes | None = login("eve")
 
 
 def out_of(octets: bytes, gets: str, **more: Any) -> Said:
-    """Of a link that sends, and has credit."""
+    """Return input on a sending link that has credit."""
     return Said(first=attach(**more), until=Flow, octets=octets, gets=gets)
 
 
@@ -570,7 +570,7 @@ async def test_what_is_said(name: str, door: str) -> None:
                 nursery.start_soon(peer.end)
                 await peer.say(row.octets)
                 if row.by is not None:
-                    # What nodes say is said by tasks of theirs.
+                    # Nodes answer in tasks of their own.
                     await trio.sleep(0.02)
                     await peer.say(frame(Close()))
             assert peer.condition == row.gets
@@ -581,11 +581,11 @@ async def test_what_is_said(name: str, door: str) -> None:
         await attacked(server, attack)
 
 
-# --- what is done ----------------------------------------------------------------------------------
+# --- actions ---------------------------------------------------------------------------------------
 
 
 async def ended(stream: trio.abc.ReceiveStream) -> bytes:
-    """What is said on *stream* until its end."""
+    """Return the octets received on *stream* until its end."""
     found = b""
     try:
         while data := await stream.receive_some(65_536):
@@ -596,7 +596,7 @@ async def ended(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 async def flood(server: Server) -> None:
-    """More connections than one address may have of strangers: those above are closed at once."""
+    """Open more connections without a login than an address may have: the excess is closed at once."""
     most = LIMITS.connections_unauthenticated_per_address_max
     over_most = trio.Semaphore(0)
 
@@ -618,7 +618,7 @@ async def flood(server: Server) -> None:
 
 
 def greeting(door: str) -> bytes:
-    """What a good client says first."""
+    """Return the first octets of a good client."""
     if door == "tls":
         layer = client_layer(ClientTls(KNOWN.ca), "localhost")
         layer.shake_hands(b"")
@@ -629,7 +629,7 @@ def greeting(door: str) -> bytes:
 
 
 async def cut_off(server: Server) -> None:
-    """A greeting that ends anywhere, in order or not."""
+    """Send a greeting that is cut anywhere, with the stream closed properly or not."""
     said = greeting(server.door)
     for at in range(0, len(said) - 1, len(said) // 8):
         stream = await server.reach()
@@ -641,7 +641,7 @@ async def cut_off(server: Server) -> None:
 
 
 async def noise(server: Server) -> None:
-    """What is no protocol at all."""
+    """Send octets of no protocol."""
     for octet in (b"\0", b"\x16", b"\xa5", b"\xff"):
         stream = await server.reach()
         await stream.send_all(octet * 1_000)
@@ -651,7 +651,7 @@ async def noise(server: Server) -> None:
 
 
 async def guess(server: Server) -> None:
-    """A wrong password and an unknown user look the same."""
+    """Try a wrong password and an unknown user, which get the same answer."""
     answers = []
     for user in ("good", "nobody", "GOOD", "good "):
         async with server.stranger() as peer:
@@ -663,7 +663,7 @@ async def guess(server: Server) -> None:
 
 
 async def post(server: Server) -> None:
-    """A transaction is no way around."""
+    """Try to send without the right in a transaction."""
     async with server.client() as peer, peer.sender(None) as relay:
         with pytest.raises(DeliveryRejected) as caught:
             async with peer.transaction() as transaction:
@@ -672,7 +672,7 @@ async def post(server: Server) -> None:
 
 
 async def steal(server: Server) -> None:
-    """A link of the good one's name, from a container of the good one's name, is another user's."""
+    """Attach with the good client's link names and container-id: for another user they are other links."""
     async with server.eve(login("eve"), container="good") as peer:
         await peer.say(attach(name="out"), attach_receiver("eve", name="in", handle=1))
         await peer.hear(Attach, 2)
@@ -682,17 +682,17 @@ async def steal(server: Server) -> None:
 
 
 async def eavesdrop(server: Server) -> None:
-    """A dynamic node is its maker's."""
+    """Try to use a dynamic node of another client."""
     async with server.eve(login("eve")) as peer:
         await peer.say(attach_receiver(server.dynamic))
         await peer.hear(Detach)
         assert peer.condition == FORBIDDEN
-    # And its name says nothing about the next one's.
+    # Its name does not reveal the next one's.
     assert len(server.dynamic) > 20
 
 
 async def manage(server: Server) -> None:
-    """Whoever may not manage is told 403, whatever is asked for."""
+    """Send all management requests without the right: each gets 403."""
     async with server.client() as peer:
         for operation in ("READ", "UPDATE", "DELETE", "PURGE", "PEEK"):
             asked = {"operation": operation, "name": "good", "type": "amqp_rt.queue"}
@@ -709,7 +709,7 @@ CLAIMS = {"sub": "eve", "aud": "shop", "exp": 4_000_000_000, "scope": "send:good
 
 
 def token(header: Any, *, key: bytes = SECRET, **changes: Any) -> str:
-    """A token by hand, with an HMAC by *key*."""
+    """Return a hand-made token with an HMAC by *key*."""
     claims = {name: value for name, value in {**CLAIMS, **changes}.items() if value is not None}
     parts = [json.dumps(each).encode() for each in (header, claims)]
     text = ".".join(base64.urlsafe_b64encode(each).rstrip(b"=").decode() for each in parts)
@@ -736,7 +736,7 @@ TOKENS = {
 
 
 async def forge(server: Server) -> None:
-    """Tokens that are not accepted give nothing."""
+    """Send invalid tokens, which give no rights."""
     async with server.client() as peer:
         for name, text in TOKENS.items():
             asked = {"operation": "put-token", "type": "jwt", "name": "good"}
@@ -761,18 +761,18 @@ async def test_what_is_done(attack: Callable[[Server], Awaitable[None]], door: s
         await attacked(server, attack)
 
 
-# --- what is done to WebSockets --------------------------------------------------------------------
+# --- attacks on WebSockets --------------------------------------------------------------------------
 
 
 def asking(path: str = "/", *, protocols: tuple[str, ...] = ("amqp",), **headers: str) -> bytes:
-    """A client's handshake."""
+    """Return the handshake of a client."""
     extra = [(name.encode(), value.encode()) for name, value in headers.items()]
     request = Request(host="x", target=path, subprotocols=list(protocols), extra_headers=extra)
     return WSConnection(ConnectionType.CLIENT).send(request)
 
 
 def masked(first: int, payload: bytes = b"", *, length: bytes | None = None) -> bytes:
-    """A frame of a client, whatever it is; the mask is nothing."""
+    """Return a client's frame with any content; its mask is zero."""
     if length is None:
         length = bytes([len(payload)])
         if len(payload) > 125:
@@ -780,7 +780,7 @@ def masked(first: int, payload: bytes = b"", *, length: bytes | None = None) -> 
     return bytes([first, length[0] | 0x80]) + length[1:] + bytes(4) + payload
 
 
-#: What is asked for, and the HTTP status.
+#: Handshake request, and the HTTP status in the answer.
 ASKED = {
     "a foreign page": (asking(Origin="https://evil.example"), 403),
     "no page": (asking(Origin="null"), 403),
@@ -792,7 +792,7 @@ ASKED = {
     "no WebSocket": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "another method": (b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
 }
-#: What comes in frames, and the code of the close.
+#: Content of frames, and the code of the close.
 FRAMED = {
     "text": (masked(0x81, b"text"), 1003),
     "not masked": (b"\x82\x04abcd", 1002),

@@ -1,4 +1,4 @@
-"""Publishing by epochs: what counts is published once, whatever failed before (K3)."""
+"""Publishing by epochs: the parts that count are published once, despite failures before."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def stage(
     durable: bool = False,
     **said: Any,
 ) -> Part:
-    """Stage *bodies*; what a commit has to say of them."""
+    """Stage *bodies*; return the part for their commit."""
     claimed = claim(**said)
     crc = 0
     async with peer.sender(address, properties=claimed) as out:
@@ -75,7 +75,7 @@ async def stage(
 
 
 async def ask(peer: Connection, operation: str, body: Any = None, **given: Any) -> Any:
-    """The answer to a request, or the condition that it was refused with."""
+    """Return the answer to a request, or the condition of its refusal."""
     asked = Message(
         body, body_kind="value", application_properties={"operation": operation, **given}
     )
@@ -89,7 +89,7 @@ async def ask(peer: Connection, operation: str, body: Any = None, **given: Any) 
 async def commit(
     peer: Connection, parts: Sequence[Part], epoch: int = 0, run: str = "one", **identity: Any
 ) -> Any:
-    """Whether something was published, or the condition."""
+    """Commit; return whether messages were published, or the condition of the refusal."""
     body = {
         "producer": "job",
         "run": run,
@@ -112,16 +112,16 @@ async def test_an_epoch_is_published_once_and_in_order(
         await broker.declare(Queue("out"))
         second = await stage(peer, ["c", "d"], part=1)
         first = await stage(peer, ["a", "b"], part=0)
-        # One that failed half-way, and was done again.
+        # An attempt that failed half-way, and was repeated.
         await stage(peer, ["a"], part=0, attempt=7)
         assert await bodies(broker) == []
         assert await commit(peer, [first, second]) is True
         assert await bodies(broker) == ["a", "b", "c", "d"]
         assert await commit(peer, [first, second]) is False
-        # Other attempts, in another order, of the same.
+        # Other attempts with the same content, in another order.
         again = [await stage(peer, ["c", "d"], part=1, attempt=9), first]
         assert await commit(peer, again, run="one") is False
-        # A producer that has read on its link that the epoch is committed, and sent nothing.
+        # A producer that learned from its link that the epoch is committed, and sent nothing.
         assert await commit(peer, [], run="two") is False
         assert await commit(peer, [Part(0, 1, 0, 0)], run="two") is False
         again = [await stage(peer, ["c", "d"], part=1, run="two"), first]
@@ -142,9 +142,9 @@ async def test_an_epoch_is_published_once_and_in_order(
     ("identity", "answer"),
     [
         ({"query": "q", "plan": "p", "content": "c"}, False),
-        # Messages that differ each time they are made, and the range that was planned before.
+        # Messages that differ each time they are made, with the range planned before.
         ({"query": "q", "plan": "p", "content": "another"}, False),
-        # A range that was planned anew, or is not known, and the same messages.
+        # A range that was planned again, or is unknown, with the same messages.
         ({"query": "q", "plan": "wider", "content": "c"}, False),
         ({"query": "q", "content": "c"}, False),
         ({"query": "q", "plan": "wider", "content": "another"}, DIFFERENT),
@@ -164,12 +164,12 @@ async def test_an_epoch_is_known_by_what_it_held(
         part = await stage(peer, ["a"], durable=True, write="w1")
         first = {"write": "w1", "query": "q", "plan": "p", "content": "c"}
         assert await commit(peer, [part], **first) is True
-        # The answer was lost, and the same request comes again.
+        # The answer was lost, and the same request is repeated.
         assert await commit(peer, [part], write="w1", content="whatever") is False
         async with peer.sender("out", properties=claim(run="two", write="w2")) as out:
             assert out.link.properties[PUBLISHED] is True
         assert await commit(peer, [], run="two", write="w2", **identity) == answer
-        # What was refused has changed nothing, and what was skipped is known from then on.
+        # Refused writes have changed nothing, and skipped ones are recognized from then on.
         again = identity if answer is False else first
         identified = {key: again[key] for key in again if key != "skip_different"}
         assert await commit(peer, [], run="three", **{**identified, "write": "w3"}) is False
@@ -206,7 +206,7 @@ async def test_an_epoch_has_several_writes(tmp_path: Path) -> None:
     async with Broker(store=store()) as broker, broker.local() as peer:
         assert await write(peer, "one", 3, "b", "B") is True
         assert await bodies(broker) == ["a", "b", "b"]
-        # The driver begins again: two are repeated, and the broker is started again in between.
+        # The driver starts again: two writes are repeated, with a restart of the broker in between.
         assert await write(peer, "two", 1, "a", "A") is False
     async with Broker(store=store()) as broker, broker.local() as peer:
         assert await write(peer, "two", 2, "x", "X") == DIFFERENT
@@ -266,7 +266,7 @@ async def test_what_is_staged_and_committed_outlives_the_broker(
         assert await bodies(broker) == ["first", "a", "b"]
         assert broker.host.staging.bytes == 0
     async with Broker(store=store()) as broker, broker.local() as peer:
-        # What is not durable was published, and is in memory only from then on.
+        # Messages that are not durable were published, and are in memory only from then on.
         assert await bodies(broker) == (["first", "a", "b"] if durable else ["first"])
         assert await commit(peer, [staged], epoch=1) is False
 
@@ -309,7 +309,7 @@ async def test_a_large_epoch_is_published_in_parts(tmp_path: Path) -> None:
         assert await bodies(broker) == list(range(2_500))
 
 
-# --- what is refused -------------------------------------------------------------------------
+# --- Refusals --------------------------------------------------------------------------------
 
 
 async def test_what_was_not_sent_is_not_committed(kept_or_not: Callable[[], Store | None]) -> None:
@@ -432,7 +432,7 @@ def resuming(**said: Any) -> dict[Any, Any]:
 
 
 async def staged(peer: Connection, **said: Any) -> Any:
-    """How many messages the broker has of an attempt, and their checksum; or the condition."""
+    """Return the number of staged messages of an attempt, and their checksum; or the condition."""
     body = {str(key).removeprefix("amqp_rt:"): value for key, value in claim(**said).items()}
     answer = await ask(peer, "STAGE", body)
     return (answer["count"], answer["crc"]) if isinstance(answer, dict) else answer
@@ -455,10 +455,10 @@ async def test_a_link_goes_on_with_what_an_earlier_one_has_staged(
         assert await staged(peer) == (3, crc_of("a", "b", "c"))
         assert await commit(peer, [Part(0, 0, 3, crc_of("a", "b", "c"))]) is True
         assert await bodies(broker) == ["a", "b", "c"]
-        # What was not begun has nothing to go on with.
+        # An attempt that was not begun resumes with nothing.
         async with peer.sender("out", properties=resuming(epoch=1)):
             assert await staged(peer, epoch=1) == (0, 0)
-        # Another run may neither go on nor ask.
+        # An earlier run may neither resume nor ask.
         async with peer.sender("out", properties=resuming(epoch=1, run="two")):
             assert await staged(peer, epoch=1, run="one") == "amqp:link:stolen"
 
@@ -518,7 +518,7 @@ async def test_what_is_being_written_is_counted_when_it_is_kept(tmp_path: Path) 
         assert found == [(1, crc_of("a", durable=True))]
 
 
-# --- room, time, and ends ------------------------------------------------------------------
+# --- Room, time, and ends ------------------------------------------------------------------
 
 
 async def test_there_is_a_bound_to_what_is_staged(
@@ -528,7 +528,7 @@ async def test_there_is_a_bound_to_what_is_staged(
     async with Broker(limits=limits) as broker, broker.local() as peer:
         await broker.declare(Queue("out"))
         async with peer.sender("out", properties=claim()) as out:
-            # What can never have room is refused; the next one waits for room, and is not refused.
+            # A message too large for the bound is refused; the next one waits for room, and is accepted.
             with pytest.raises(DeliveryRejected) as rejected:
                 await out.send(bytes(1_001))
             assert rejected.value.condition == "amqp:resource-limit-exceeded"
@@ -570,7 +570,7 @@ async def test_there_is_a_bound_to_what_is_said_of_epochs() -> None:
 async def test_who_stages_waits_for_room_and_is_not_refused(
     kept_or_not: Callable[[], Store | None], size: int
 ) -> None:
-    """Two tasks bring ten times what may be staged, while earlier epochs are published."""
+    """Two tasks send ten times the bytes that may be staged, while earlier epochs are published."""
     limits = Limits(staged_bytes_max=20_000)
     async with (
         Broker(store=kept_or_not(), limits=limits) as broker,
@@ -582,7 +582,7 @@ async def test_who_stages_waits_for_room_and_is_not_refused(
         most = 0
 
         async def send(name: str) -> None:
-            """In epochs of a fifth of the room."""
+            """Send in epochs of a fifth of the room."""
             nonlocal most
             each = max(4_000 // size, 1)
             for epoch, first in enumerate(range(0, count, each)):
@@ -615,7 +615,7 @@ async def test_who_waits_for_memory_goes_on_when_there_is_some() -> None:
             memory.held -= taken
             memory.tell()
             await out.send("a")
-            # Whoever has credit may use it when memory becomes scarce, as long as there is some.
+            # A sender with credit may use it when memory becomes scarce, as long as there is some.
             memory.held += memory.limit - memory.held - 1_000
             await out.send("b")
             with pytest.raises(DeliveryRejected):
@@ -635,7 +635,7 @@ async def test_what_nobody_commits_is_forgotten(autojump_clock: trio.testing.Moc
         async with peer.sender("out", properties=claim(part=1)) as out:
             await out.send("b")
             await trio.sleep(120)
-            # Whoever is still there has not given up.
+            # An attached link keeps its stage from expiring.
             assert broker.host.staging.bytes > 0
         await trio.sleep(2)
         assert broker.host.staging.bytes == 0
@@ -681,7 +681,7 @@ async def test_a_producer_that_was_silent_makes_room(
         with pytest.raises(AmqpError, match="2 producers"):
             await publish(broker, peer, "third", 0)
         await trio.sleep(60)
-        # The second one is as old as that only in forty seconds.
+        # The second producer reaches that age in forty seconds only.
         assert await publish(broker, peer, "third", 0)
         assert not await publish(broker, peer, "second", 5)
         await broker.host.wait_kept()
@@ -692,7 +692,7 @@ async def test_a_producer_that_was_silent_makes_room(
 
 
 class Unsteady(MemoryStore):
-    """A disk that is full, or fails, as soon as it is told to."""
+    """Disk that is full, or fails, from a moment chosen by the test."""
 
     full = fails = False
 
@@ -736,7 +736,7 @@ async def test_nothing_is_said_of_what_may_have_been_kept() -> None:
 
 
 class Limited(MemoryStore):
-    """A disk on which no message can be put into a node for a while."""
+    """Disk on which no message can be put into a node for a while."""
 
     full = False
 
@@ -764,7 +764,7 @@ async def test_what_is_committed_waits_for_room(autojump_clock: trio.testing.Moc
         nursery.start_soon(ask_for_it)
         await trio.sleep(3)
         assert await bodies(broker) == []
-        # It is decided: another one changes nothing.
+        # The epoch is decided: another commit changes nothing.
         store.full = False
         await trio.sleep(3)
         assert answers == [True]
@@ -813,7 +813,7 @@ async def test_a_crash_after_any_commit_loses_nothing_and_doubles_nothing() -> N
     for crashed in store.copies:
         async with Broker(store=crashed) as broker, broker.local() as peer:
             await broker.declare(Queue("out"))
-            # Whoever was writing does not know how far it came, and does it again, in another order.
+            # The writer does not know how far it came, and repeats everything in another order.
             for epoch in range(2):
                 parts = [
                     await stage(

@@ -1,7 +1,7 @@
-"""Two engines that keep the rules, whatever their programs do, against a small model.
+"""Two engines that keep the rules under any use by their programs, checked against a small model.
 
-Octets travel in pieces, so that everything may cross everything else. Nothing is lost, nothing is
-invented, the order is kept, and neither engine ever finds fault with the other.
+Octets travel in pieces, so that all frames may cross each other. Nothing is lost, nothing is
+invented, the order is kept, and neither engine ever reports an error of the other.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ picks = st.integers(0, 10_000)
 
 
 class Message:
-    """What the model knows of one message."""
+    """State of one message in the model."""
 
     def __init__(self, sending: Any, body: bytes, *, whole: bool) -> None:
         self.sending = sending
         self.body = body
         self.whole = whole
-        #: Given up: it must not arrive.
+        #: Whether it was given up, so that it must not arrive.
         self.aborted = False
-        #: What the receiver said last.
+        #: Latest state that the receiver has sent.
         self.outcome: Any = None
 
 
 class Pipe:
-    """One link: what its sender sent, and what both ends heard."""
+    """Link with the messages of its sender, and the events at both ends."""
 
     def __init__(self, second: bool, streaming: bool) -> None:
         self.second = second
@@ -72,7 +72,7 @@ class Pipe:
 
 
 class Ear:
-    """Either endpoint of a pipe."""
+    """Endpoint of a pipe, for either end."""
 
     def __init__(self, pipe: Pipe, side: str) -> None:
         self.pipe = pipe
@@ -89,7 +89,7 @@ class Ear:
             self.on_data(link, deliveries)
 
     def on_data(self, link: Any, deliveries: list[Any]) -> None:
-        # Some are read at once, the others by a rule.
+        # Some messages are read at once, the others by a rule of the test.
         for delivery in deliveries:
             if len(self.pipe.arrived) % 2:
                 self.pipe.bodies[delivery] += b"".join(delivery.read_chunks())
@@ -108,7 +108,7 @@ class Ear:
     def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
         self.pipe.detached[self.side] += 1
         assert self.pipe.detached[self.side] == 1
-        # Both keep the rules: a link is only ever refused, or lost with the network.
+        # Both keep the rules: a link ends only by a refusal, or with the network.
         assert error is None or error == REFUSAL or self.pipe.lost, error
 
 
@@ -148,7 +148,7 @@ class JoinedEngines(RuleBasedStateMachine):
         self.over = False
         self.settle_down()
         self.begin(0)
-        # Something to begin with: a link in each direction, with some credit.
+        # Begin with a link in each direction, with some credit.
         for number in range(2):
             self.attach(0, number == 0, second=number == 1, streaming=number == 0, settles=2)
         self.settle_down()
@@ -161,7 +161,7 @@ class JoinedEngines(RuleBasedStateMachine):
     # --- octets ------------------------------------------------------------------------------
 
     def carry(self, side: int, size: int) -> bool:
-        """Carry some of what *side* has written to the other; whether there was anything."""
+        """Carry some octets of *side* to the other; return whether there were any."""
         pipe = self.under_way[side]
         pipe += b"".join(self.engines[side].take())
         data = bytes(pipe[:size])
@@ -178,7 +178,7 @@ class JoinedEngines(RuleBasedStateMachine):
                 self.asked.append((side, event.link))
 
     def settle_down(self) -> None:
-        """Until nobody has anything more to say."""
+        """Carry octets until neither side has any."""
         for _ in range(100_000):
             if not (self.carry(0, 1 << 20) | self.carry(1, 1 << 20)):
                 return
@@ -243,7 +243,7 @@ class JoinedEngines(RuleBasedStateMachine):
     @precondition(lambda self: self.engines[0].open_received)
     @rule(what=st.integers(0, 24), pick=picks, closed=st.booleans())
     def disturb(self, what: int, pick: int, closed: bool) -> None:
-        """Now and then something ends; otherwise all that is under way arrives."""
+        """End something now and then; otherwise carry all octets in flight."""
         ends = self.ends()
         if what < 4 and ends:
             self.choose(ends, pick).detach(closed=closed)
@@ -258,7 +258,7 @@ class JoinedEngines(RuleBasedStateMachine):
             self.settle_down()
 
     def cut(self) -> None:
-        """The network is gone, with all that was under way."""
+        """Cut the network, with all octets in flight."""
         self.over = True
         for pipe in self.pipes.values():
             pipe.lost = True
@@ -344,7 +344,7 @@ class JoinedEngines(RuleBasedStateMachine):
         for delivery in pipe.arrived:
             pipe.bodies[delivery] += b"".join(delivery.read_chunks())
 
-    # --- who could do what -----------------------------------------------------------------------
+    # --- possible actions ------------------------------------------------------------------------
 
     @staticmethod
     def choose(items: list[Any], pick: int) -> Any:
@@ -395,7 +395,7 @@ class JoinedEngines(RuleBasedStateMachine):
             if m.sending.tag == delivery.tag and m.sending.delivery_id == delivery.delivery_id
         )
 
-    # --- what holds --------------------------------------------------------------------------------
+    # --- invariants --------------------------------------------------------------------------------
 
     @invariant()
     def engines_are_sane(self) -> None:
@@ -408,7 +408,7 @@ class JoinedEngines(RuleBasedStateMachine):
             at = 0
             for delivery in pipe.arrived:
                 while pipe.sent[at].sending.tag != delivery.tag:
-                    # Only what was given up may be missing between others.
+                    # Only messages that were given up may be missing in between.
                     assert pipe.sent[at].aborted
                     at += 1
                 message = pipe.sent[at]
@@ -424,7 +424,7 @@ class JoinedEngines(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engines"):
             return
-        # Everybody does what is expected of him, and all comes to rest.
+        # Both sides do all that is due, until nothing is left to do.
         self.settle_down()
         self.answer(True)
         for message in self.open_messages():
@@ -454,7 +454,7 @@ class JoinedEngines(RuleBasedStateMachine):
         sender, receiver = pipe.sender, pipe.receiver
         held_back = sender._unsent
         if held_back or sender._queue:
-            # Only the peer's window or its credit may hold anything back.
+            # Only the peer's window or its credit may hold frames back.
             assert sender._uncredited or sender.session.remote_incoming_window <= 0
         else:
             due = [message for message in pipe.sent if not message.aborted]
@@ -470,11 +470,11 @@ class JoinedEngines(RuleBasedStateMachine):
                 assert message.sending.state in (message.outcome, None)
                 assert message.sending.settled or pipe.second
                 if message.sending.state is None:
-                    # The sender settled before it heard of the outcome.
+                    # The sender settled before it received the outcome.
                     assert message.sending.settled
 
     def bye(self) -> None:
-        """After the end every message is accounted for, once."""
+        """Check after the end that every message is accounted for once."""
         if not self.over:
             self.engines[0].close()
             self.settle_down()

@@ -50,12 +50,12 @@ def token(
     return jwt.encode({**said, **claims}, secret, "HS256")
 
 
-# --- who gets in -----------------------------------------------------------------------------------
+# --- logins ----------------------------------------------------------------------------------------
 
 
 @cache
 def certificate_of(credentials: str) -> Path | None:
-    """What a client shows."""
+    """Return the certificate that a client presents."""
     if credentials == "unknown":
         return None
     if credentials == "bad":
@@ -72,7 +72,7 @@ def certificate_of(credentials: str) -> Path | None:
 
 
 def login_of(mechanism: str, credentials: str) -> Any:
-    """A client's mechanism with such credentials; None leaves the SASL layer out."""
+    """Return a client's mechanism with *credentials*; None omits the SASL layer."""
     user = "zoe" if credentials == "unknown" else "ada"
     password = {"bad": "guess", "empty": ""}.get(credentials, "pw")
     text = {
@@ -98,7 +98,7 @@ def login_of(mechanism: str, credentials: str) -> Any:
 
 
 class Raw:
-    """A login that says what our own would not say."""
+    """Login with a response that our own client would not send."""
 
     def __init__(self, name: str, initial: bytes) -> None:
         self.name = name
@@ -129,7 +129,7 @@ async def shop(mode: str) -> AsyncIterator[Container]:
 
 
 async def logged_in(container: Container, transport: str, login: Any, shown: Path | None) -> str:
-    """What becomes of a client from another machine."""
+    """Return the result for a client from another machine."""
     ours, theirs = memory_stream_pair()
     schemes = {"tcp": "amqp", "tls": "amqps"}
     events: list[Event] = []
@@ -178,7 +178,7 @@ async def logged_in(container: Container, transport: str, login: Any, shown: Pat
     return "silence"
 
 
-#: What our engine says of the end → what it means.
+#: Part of our engine's error text → its meaning.
 SAID = {
     "did not accept the login": matrix.REFUSED,
     "offers only these SASL mechanisms": matrix.NOT_OFFERED,
@@ -203,7 +203,7 @@ async def test_who_gets_in(transport: str, mode: str) -> None:
                     try:
                         await login.prepare()
                     except AmqpError:
-                        # Ours does not even say it; somebody else's would.
+                        # Our client refuses to send this; a foreign one would.
                         login = Raw(mechanism, b"\0\0")
                 shown = certificate_of(credentials) if mechanism == "EXTERNAL" else None
                 found = await logged_in(container, transport, login, shown)
@@ -212,7 +212,7 @@ async def test_who_gets_in(transport: str, mode: str) -> None:
     assert wrong == []
 
 
-# --- what they may do ------------------------------------------------------------------------------
+# --- operations ------------------------------------------------------------------------------------
 
 HELD = {
     "elsewhere": ("elsewhere", Rights.SEND),
@@ -226,7 +226,7 @@ HELD = {
 async def broker(
     transport: str, source: str, fronts: list[str]
 ) -> AsyncIterator[tuple[Broker, str]]:
-    """A broker with users who are called by what they hold at q, and its URL."""
+    """Run a broker whose users are named after their right at q; give it and its URL."""
     rules = [Rule(address, rights, users=(name,)) for name, (address, rights) in HELD.items()]
     async with Broker(
         "shop",
@@ -244,7 +244,7 @@ async def broker(
 
 @asynccontextmanager
 async def holder(url: str, source: str, right: str) -> AsyncIterator[Connection]:
-    """A connection of somebody who holds *right*."""
+    """Connect a user who holds *right*."""
 
     async def provide(address: str) -> BearerToken:
         where, rights = HELD[right]
@@ -268,7 +268,7 @@ async def holder(url: str, source: str, right: str) -> AsyncIterator[Connection]
 
 @asynccontextmanager
 async def holder091(url: str, right: str) -> AsyncIterator[Any]:
-    """The same with a client of 0-9-1."""
+    """Connect a client of 0-9-1 in the same way."""
     amqp091 = pytest.importorskip("amqp_rt_amqp091")
     where = url.replace("://", f"://{right}:pw@")
     async with amqp091.connect(where, tls=ClientTls(KNOWN.ca)) as peer:
@@ -310,7 +310,7 @@ async def declared(peer: Connection) -> None:
 
 
 def managing(operation: str, body: Any = None, **given: Any) -> Operation:
-    """An operation at $management; its status if it is an error."""
+    """Return an operation at $management, whose result is its status if that is an error."""
 
     async def ask(peer: Connection) -> None:
         asked = Message(
@@ -325,7 +325,7 @@ QUEUE = {"kind": "queue"}
 
 
 def on_channel(step: Operation, *, transactional: bool = False) -> Operation:
-    """*step* on a channel of its own."""
+    """Return *step* on a channel of its own."""
 
     async def run(peer: Any) -> None:
         async with peer.channel(confirms=not transactional) as channel:
@@ -420,7 +420,7 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
 
 
 async def outcome(shop: Broker, name: str, operation: Operation, peer: Connection) -> str:
-    """What *operation* comes to, at a queue with one message."""
+    """Return the result of *operation* at a queue with one message."""
     for each in ("q", "others"):
         if each in [node.name for node in shop.host.nodes()]:
             shop.host.delete(each)
@@ -465,7 +465,7 @@ async def test_who_may_do_what(protocol: str, transport: str, source: str) -> No
     assert wrong == []
 
 
-# --- where they may let messages go ----------------------------------------------------------------
+# --- destinations of messages ----------------------------------------------------------------------
 
 THERE = {
     "nothing": Rights.NONE,
@@ -473,7 +473,7 @@ THERE = {
     "listen": Rights.LISTEN,
     "manage": Rights.MANAGE,
 }
-#: The user manages these; the right in question is held at those that are called q.
+#: Nodes that the user manages; the right in question is held at the nodes named q.
 MINE = ("mine", "new", "/exchanges/mine", "/exchanges/new")
 THEIRS = ("q", "/exchanges/q")
 
@@ -482,7 +482,7 @@ THEIRS = ("q", "/exchanges/q")
 async def declarer(
     source: str, fronts: list[str], right: str
 ) -> AsyncIterator[tuple[Broker, Connection, Any]]:
-    """A broker, and connections of 1.0 and of another protocol, of a user who has *right*."""
+    """Run a broker, and connect a user who has *right* by 1.0 and by another protocol."""
     rules = [Rule(address, Rights.MANAGE, users=("ada",)) for address in MINE]
     if THERE[right]:
         rules += [Rule(address, THERE[right], users=("ada",)) for address in THEIRS]
@@ -564,12 +564,12 @@ PASSAGES: dict[str, dict[str, Operation]] = {
         ),
     },
 }
-#: What is not there before it.
+#: Declarations of nodes that do not exist before.
 MADE = ("alias", "not there")
 
 
 async def let_go(shop: Broker, name: str, operation: Operation, peer: Any) -> str:
-    """What *operation* comes to, where only ``mine`` and ``q`` are there."""
+    """Return the result of *operation* where only ``mine`` and ``q`` exist."""
     for each in ("mine", "q", "new"):
         if shop.host.has(each):
             shop.host.delete(each)

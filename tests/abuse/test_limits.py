@@ -1,5 +1,5 @@
-"""Every bound of ``amqp_rt.limits``: what is at it is taken, what is above it has an exact answer.
-That they hold on every door, for clients and for servers, is in ``test_doors.py``.
+"""Every bound of ``amqp_rt.limits``: input at the bound is accepted, input above it has a fixed answer.
+Tests of the bounds on every transport, for clients and for servers, are in ``test_doors.py``.
 
 ``PROVED_BY`` names for each bound the tests that reach it, here and elsewhere. A bound without a
 test, and a test that is not there, fail.
@@ -57,7 +57,7 @@ from amqp_rt.unsettled import Unsettled
 
 HERE = "abuse/test_limits.py::"
 PROVED_BY: dict[str, tuple[str, ...]] = {
-    # What the engines enforce.
+    # Enforced by the engines.
     "frame_size_before_open": (f"{HERE}test_frame_size_before_open",),
     "frame_size_max": (f"{HERE}test_frame_size_max",),
     "message_size_max": (f"{HERE}test_message_size_max",),
@@ -115,7 +115,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "sasl_response_max": (f"{HERE}test_sasl_response_max",),
     "login_ahead_max": (f"{HERE}test_login_ahead_max",),
     "name_max": (f"{HERE}test_name_max",),
-    # What is enforced above them.
+    # Enforced above the engines.
     "sections_max": ("test_message.py::test_there_are_at_most_sections_max_sections",),
     "tls_handshake_s": ("net/test_tls.py::test_a_listener_does_not_wait_for_a_handshake",),
     "websocket_message_max": ("net/test_websocket.py::test_messages_are_bounded",),
@@ -328,7 +328,7 @@ def attach(name: str = "l", handle: int = 0, *, sender: bool = True, **fields: A
 
 
 def receiving(engine: Engine, *, credit: int = 10_000, **options: Any) -> tuple[Any, Recorder]:
-    """Our end of a link on which the peer sends, with *credit*."""
+    """Return our end of a link on which the peer sends, with *credit*."""
     (event,) = engine.receive(attach(), 0.0)
     endpoint = Recorder()
     event.link.accept(endpoint, **options)  # type: ignore[union-attr]
@@ -338,7 +338,7 @@ def receiving(engine: Engine, *, credit: int = 10_000, **options: Any) -> tuple[
 
 
 def sized(size: int, **fields: Any) -> bytes:
-    """An open of *size* octets."""
+    """Return an open of *size* octets."""
     opening = Open(container_id="c", properties={"pad": "x" * 300}, **fields)
     opening.properties = {"pad": "x" * (size - len(frame(opening)) + 300)}
     octets = frame(opening)
@@ -356,7 +356,7 @@ def test_frame_size_before_open(bound: int) -> None:
     engine = server(limits=limits)
     assert isinstance(engine.receive(AMQP_HEADER + sized(bound), 0.0)[0], Opened)
     engine = server(limits=limits)
-    # Judged from the header alone, before the body is kept.
+    # Refused on the header alone, before the body is kept.
     header = struct.pack(">IBBH", bound + 1, 2, 0, 0)
     assert isinstance(engine.receive(AMQP_HEADER + header, 0.0)[0], ConnectionFailed)
     assert closed_with(engine) == "amqp:connection:framing-error"
@@ -377,7 +377,7 @@ def test_frame_size_max(bound: int) -> None:
     assert link.attached
     engine.receive(struct.pack(">IBBH", bound + 1, 2, 0, 0), 0.0)
     assert closed_with(engine) == "amqp:connection:framing-error"
-    # It is advertised as it is, never mirrored.
+    # Our own limit is advertised, not the peer's.
     engine = server(limits=Limits(frame_size_max=bound))
     engine.receive(AMQP_HEADER + frame(Open(container_id="p", max_frame_size=0xFFFFFFFF)), 0.0)
     ours = next(f[1] for f in said(engine) if isinstance(f, tuple))
@@ -403,7 +403,7 @@ def test_nesting_max() -> None:
     for bound in (6, 32):
         deepest = max(depth for depth in range(1, bound + 1) if survives(depth, bound))
         assert not survives(deepest + 1, bound)
-        # The open itself, its map and what is described count too.
+        # The open itself, its map and described values count too.
         assert bound - 4 <= deepest < bound
 
 
@@ -451,7 +451,7 @@ def test_handshake_s(sent: str) -> None:
     assert engine.deadline == 7
     assert engine.tick(6.999) == []
     assert not engine.finished
-    # Octets do not put it off.
+    # Received octets do not extend the deadline.
     (event,) = engine.tick(7.0)
     assert isinstance(event, ConnectionFailed)
     assert event.error.condition == "amqp:connection:forced"
@@ -462,7 +462,7 @@ def test_handshake_s(sent: str) -> None:
 def test_close_grace_s() -> None:
     engine = begun(limits=Limits(close_grace_s=3))
     engine.close()
-    # It begins when time is next told, whenever the peer was last heard.
+    # The grace period begins at the next tick, whenever the peer last sent something.
     assert engine.tick(10.0) == []
     assert engine.deadline == 13
     assert engine.tick(12.999) == []
@@ -477,7 +477,7 @@ def test_idle_timeout_s(seconds: float) -> None:
     engine = server(limits=Limits(idle_timeout_s=seconds))
     engine.receive(AMQP_HEADER + OPEN, 5.0)
     ours = next(f[1] for f in said(engine) if isinstance(f, tuple))
-    # Half of the real bound is announced (§2.4.5).
+    # Half of the actual timeout is advertised (§2.4.5).
     assert ours.idle_time_out == seconds * 1_000
     limit = 5 + 2 * seconds
     assert engine.deadline == limit
@@ -516,7 +516,7 @@ def test_sasl_response_max(bound: int) -> None:
     assert engine.receive(b"", 0.0) == []
     event.exchange.succeed("somebody")
     outcome = [f[1] for f in said(engine) if isinstance(f, tuple)][-1]
-    # The same words as for a wrong password.
+    # The same error text as for a wrong password.
     assert (type(outcome), outcome.code) == (SaslOutcome, 1)
 
 
@@ -547,7 +547,7 @@ def test_name_max() -> None:
     (event,) = engine.receive(AMQP_HEADER + frame(Open(container_id="c" * 21)), 0.0)
     assert closed_with(engine) == "amqp:invalid-field"
     engine = begun(limits=limits)
-    # Characters, however many octets they need.
+    # Counted in characters, not octets.
     assert len(engine.receive(attach("\U0001f600" * 20), 0.0)) == 1
     assert engine.receive(attach("n" * 21, 1), 0.0) == []
     assert ended_with(engine) == "amqp:invalid-field"
@@ -578,7 +578,7 @@ def test_sessions_of_both_sides() -> None:
     for channel in range(2):
         engine.receive(frame(begin, channel), 0.0)
     assert kinds(engine) == ["Begin"] * 4
-    # Each session has a channel in each direction, whoever began it.
+    # Each session has a channel in each direction, on either side's initiative.
     engine.receive(frame(begin, 2), 0.0)
     assert closed_with(engine) == "amqp:resource-limit-exceeded"
 
@@ -625,7 +625,7 @@ def test_session_window_bytes_of_unfinished_messages() -> None:
     bound = 100_000
     engine = begun(limits=Limits(session_window_bytes=bound, frame_size_max=2_000))
     link, _ = receiving(engine)
-    # Each piece costs its bytes and 64 for being one.
+    # Each piece counts with its bytes and 64 more.
     pieces = bound // 1_000
     engine.sessions[0].incoming_window = 1_000
     engine.receive(transfer(0, b"x" * 936, more=True), 0.0)
@@ -653,7 +653,7 @@ def test_session_window_bytes_of_unread_streams() -> None:
     for _ in range(200):
         body.write(b"x" * 896)
     joined.pump()
-    # The window shuts where a further frame might not fit, and no frame is refused.
+    # The window closes when a further frame might not fit, so that no frame is refused.
     assert 30 * KIB < joined.server.held <= 40 * KIB
     assert link.attached
     (delivery,) = receiver.deliveries
@@ -673,7 +673,7 @@ def test_unsettled_max_of_what_comes() -> None:
         engine.receive(transfer(number), 0.0)
         engine.take()
         number += 1
-    # The window is not opened again from the bound on; what was promised may still come.
+    # At the bound the window is not opened again; frames in the granted window may still arrive.
     assert 10 <= len(session._incoming) < 10 + 4
     engine.receive(transfer(number), 0.0)
     assert ended_with(engine) == "amqp:session:window-violation"
@@ -683,7 +683,7 @@ def test_unsettled_max_of_what_comes() -> None:
 @pytest.mark.req("X24", "X28", "SE18")
 @pytest.mark.parametrize("above", [0, 1])
 def test_unsettled_max_of_a_map(above: int) -> None:
-    """What a peer remembers of a link, and how many of ours are named to it (Part 2 §2.7.3)."""
+    """The bound holds for the peer's unsettled map, and for the one that we send (Part 2 §2.7.3)."""
     engine = begun(limits=Limits(unsettled_max=10))
     theirs = {bytes([n]): None for n in range(10 + above)}
     attach = Attach(
@@ -768,7 +768,7 @@ def test_delivery_tag_max(bound: int) -> None:
 
 
 def fat(number: int, size: int) -> bytes:
-    """An attach that counts *size* octets beyond those that are free."""
+    """Return an attach that counts *size* octets beyond the free ones."""
     engine = begun()
     engine.receive(attach(f"l{number:04}", number, properties={"p": "x" * size}), 0.0)
     pad = size + (size - engine.kept)
@@ -784,14 +784,14 @@ def test_attach_bytes_max() -> None:
         event.link.accept(Recorder())  # type: ignore[union-attr]
     assert engine.kept == 30_000
     engine.take()
-    # One more octet is too many; what is as small as links usually are is not counted.
+    # One more octet is too many; attaches of the usual size do not count.
     assert engine.receive(fat(3, 10_000), 0.0) == []
     assert detached_with(engine) == "amqp:resource-limit-exceeded"
     (event,) = engine.receive(attach("small", 9), 0.0)
     event.link.accept(Recorder())  # type: ignore[union-attr]
     engine.take()
     assert engine.kept == 30_000
-    # A link that goes makes room, and so does one that was detached before it was accepted.
+    # The end of a link makes room, as does a detach before the link was accepted.
     engine.receive(frame(Detach(0, True, None)), 0.0)
     assert engine.kept == 20_000
     (event,) = engine.receive(one, 0.0)
@@ -799,7 +799,7 @@ def test_attach_bytes_max() -> None:
     engine.receive(frame(Detach(0, True, None)), 0.0)
     event.link.refuse(Error("amqp:not-found"))  # type: ignore[union-attr]
     assert engine.kept == 20_000
-    # So does the end of a session, and with the connection all of it.
+    # The end of a session makes room as well, and that of the connection releases everything.
     engine.receive(frame(End()), 0.0)
     assert engine.kept == 0
 
@@ -891,7 +891,7 @@ def test_message_size_max(streaming: bool, pieces: int) -> None:
     engine, link = sent(bound + 1)
     assert detached_with(engine) == "amqp:link:message-size-exceeded"
     assert not link.attached
-    # It is declared, so that no honest peer runs into it.
+    # The limit is declared, so that no honest peer exceeds it.
     engine = begun(limits=limits)
     (event,) = engine.receive(attach(), 0.0)
     event.link.accept(Recorder())  # type: ignore[union-attr]
@@ -909,7 +909,7 @@ def test_streaming_message_size_max() -> None:
     assert link.attached
     engine.receive(transfer(1, b"x" * 1_001, more=True), 0.0)
     assert detached_with(engine) == "amqp:link:message-size-exceeded"
-    # By default there is no end to it: a stream is never whole in memory.
+    # By default streams are unlimited: a stream is never in memory as a whole.
     assert DEFAULT_LIMITS.streaming_message_size_max == 0
 
 
@@ -925,7 +925,7 @@ def test_output_max() -> None:
         link.send(b"x" * 500)
     assert bound <= joined.client.output_size < bound + 1_000
     before = joined.client.output_size
-    # Whoever sends all the same waits inside, and costs the peer's buffer nothing.
+    # A message sent nevertheless waits in the link, and does not grow the output buffer.
     link.send(b"y" * 100_000)
     assert joined.client.output_size == before
     assert sum(map(len, joined.client.take())) < bound + 1_000
@@ -944,14 +944,14 @@ def test_queue_bytes_max() -> None:
     assert sender.link.credit > 0
 
 
-# --- what is shared --------------------------------------------------------------------------------
+# --- shared resources ------------------------------------------------------------------------------
 
 
 @pytest.mark.req("SE18")
 @given(st.data())
 @settings(max_examples=30)
 def test_the_client_is_held_to_the_same_bounds(data: st.DataObject) -> None:
-    """A hostile server gets no further than a hostile client: the same code judges both."""
+    """A hostile server meets the same bounds as a hostile client: the same code checks both."""
     limits = Limits(
         frame_size_max=data.draw(st.integers(512, 2_000)),
         handle_max=data.draw(st.integers(0, 5)),
@@ -985,7 +985,7 @@ def test_the_client_is_held_to_the_same_bounds(data: st.DataObject) -> None:
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
-    """Numbers that operators plan with: a change is a change for users, and needs its note."""
+    """Operators plan with the defaults: changing one concerns users, and needs a note."""
     assert DEFAULT_LIMITS.frame_size_before_open == 8 * KIB
     assert DEFAULT_LIMITS.frame_size_max == 64 * KIB
     assert DEFAULT_LIMITS.message_size_max == 16 * MIB

@@ -1,4 +1,4 @@
-"""Selectors: what they select, what they refuse and where, and what they cost."""
+"""Selectors: matches, errors with their positions, and cost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def result(
 
 
 def outcome(text: str, entry: Entry, dialect: Dialect) -> bool | str:
-    """What the vectors expect: whether a message is selected, or that the selector is invalid."""
+    """Return a result as in the vectors: whether a message matches, or that the selector is invalid."""
     try:
         selector = compile_selector(text, dialect, now_ms=NOW_MS)
     except InvalidFilter:
@@ -63,7 +63,7 @@ def outcome(text: str, entry: Entry, dialect: Dialect) -> bool | str:
 
 # --- Precedence --------------------------------------------------------------------------------
 
-#: As it is written, and with the parentheses that go without saying.
+#: Expression as written, and with the implied parentheses.
 PRECEDENCE = [
     ("NOT a AND b", "(NOT a) AND b"),
     ("NOT a OR b", "(NOT a) OR b"),
@@ -138,7 +138,7 @@ def test_logic_has_three_values(dialect: Dialect) -> None:
         )
 
 
-#: What properties hold, with its kind: only values of one kind are compared.
+#: Values of properties with their kinds: only values of one kind are compared.
 OPERANDS: list[tuple[Any, str]] = [
     (None, ""),
     (1, "number"),
@@ -154,7 +154,7 @@ OPERANDS: list[tuple[Any, str]] = [
 @pytest.mark.req("M29")
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 def test_predicates_over_any_values(dialect: Dialect) -> None:
-    """Unknown with nothing; what the dialect says where kinds differ; else what the values say."""
+    """Absent values give unknown, different kinds the dialect's result, all others a comparison."""
     for (x, kind_of_x), (y, kind_of_y), (z, kind_of_z) in product(OPERANDS, repeat=3):
         named = {"x": x, "y": y, "z": z}
         entry = entry_of(
@@ -278,7 +278,7 @@ def test_the_shared_vectors(shared: Path, file: str, dialect: Dialect, count: in
                 subject=jms.get("JMSType"),
             )
         )
-        # The clock of these vectors is a real one, later than ours.
+        # These vectors were made with a real clock, which is later than ours.
         text = case["expr"].replace("UTC() > 1000000000000", "UTC() > 1")
         found = outcome(text, entry, dialect)
         if case["expect"] == "valid":
@@ -419,7 +419,7 @@ def test_the_end_of_the_range_of_large_decimals_is_unknown() -> None:
     assert result("x IS NULL", entry_of(message)) is True
 
 
-# --- What is refused ---------------------------------------------------------------------------
+# --- Invalid selectors -------------------------------------------------------------------------
 
 
 @pytest.mark.req("M29")
@@ -527,7 +527,7 @@ def test_the_steps_of_an_evaluation_are_bounded() -> None:
 
 
 def test_the_worst_that_fits_the_bounds_comes_to_an_end() -> None:
-    """What takes a backtracking matcher for ever is counted and given up."""
+    """A pattern that takes a backtracking matcher for ever is stopped by the count of steps."""
     subject = entry_of(Message(application_properties={"a": "a" * 4096}))
     for pattern in ("%" + "a%" * 63, "%a_" * 31 + "b", "%" + "a" * 2000 + "_b%", "_" * 64):
         try:
@@ -571,7 +571,7 @@ def test_only_what_is_named_is_decoded(text: str, broken: str) -> None:
         "application-properties": "005374 c10e 02 a105636f6c6f72 a104626c7565",
         "body": "005377 a10178",
     }
-    # Sizes that fit, and content that does not: a symbol of no bytes where the count wants more.
+    # Valid sizes with invalid content: a symbol of no bytes although the count announces more.
     nonsense = {
         "properties": "005373 c003 04 a3a3",
         "application-properties": "005374 c103 02 4141",

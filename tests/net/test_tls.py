@@ -1,4 +1,4 @@
-"""TLS: on a port of its own, within the AMQP port, and all that can be wrong with certificates."""
+"""TLS on a port of its own and within the AMQP port, and invalid certificates."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def seen() -> Iterator[list[Peer]]:
 async def serving(
     tls: ServerTls | None, scheme: str = "amqps", **options: Any
 ) -> AsyncIterator[str]:
-    """A container behind TLS; its URL, by name."""
+    """Run a container with TLS; give its URL with a host name."""
     async with Container("server", nodes=[see], tls=tls, **options) as container:
         (url,) = await container.listen(f"{scheme}://127.0.0.1:0")
         yield url.replace("127.0.0.1", "localhost")
@@ -74,7 +74,7 @@ async def reaching(url: str, tls: Any, **options: Any) -> AsyncIterator[Any]:
 
 
 async def say(url: str, tls: Any, size: int = 10, **options: Any) -> None:
-    """Send one message there and back again: its outcome has come."""
+    """Send one message to the server, and wait for its outcome."""
     async with reaching(url, tls, **options) as peer, peer.sender("seen") as sender:
         await sender.send(b"x" * size)
 
@@ -120,7 +120,7 @@ async def test_the_peers_certificate_is_verified(known: Certificates) -> None:
     async with serving(ServerTls(known.stranger)) as url:
         with pytest.raises(ConnectFailed, match="certificate is not believed: unable to get local"):
             await say(url, ClientTls(known.ca))
-        # Nor does anybody believe it who was not told to believe anybody.
+        # Without a configured authority the certificate is not trusted either.
         with pytest.raises(ConnectFailed, match="certificate is not believed"):
             await say(url, None)
 
@@ -180,7 +180,7 @@ async def test_the_name_that_is_asked_for_may_name_the_virtual_host(
     expected: str,
     upgrade: bool,
 ) -> None:
-    """What the open says counts, then what the login said, then TLS (Part 2 §2.7.1, §5.3.3.2)."""
+    """The open's host name has priority, then that of SASL, then TLS (Part 2 §2.7.1, §5.3.3.2)."""
     hosts = ["", "berlin.example.org", "paris.example.org"]
     context = ssl.create_default_context(cafile=known.ca)
     context.check_hostname = False
@@ -329,7 +329,7 @@ async def test_where_tls_is_a_must_there_are_no_websockets_in_clear(known: Certi
         with pytest.raises(ConnectFailed, match="TLS is required, and ws:// has none; use wss://"):
             await server.listen("ws://127.0.0.1:0/")
         await server.listen("wss://127.0.0.1:0/")
-        # A stream that the program brings by itself gets no further.
+        # A stream that the program passes in is closed as well.
         ours, theirs = memory_stream_pair()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(server.accept, ours, "192.0.2.1:5", scheme="ws"))
@@ -366,7 +366,7 @@ async def test_the_client_does_not_go_on_without(known: Certificates) -> None:
 
 @pytest.mark.req("SE8")
 async def test_hello_may_follow_the_header_at_once(known: Certificates) -> None:
-    """What comes after the header in the same segment is the beginning of TLS."""
+    """Octets after the header in the same segment are the beginning of TLS."""
     async with serving(ServerTls(known.server), "amqp") as url:
         stream = await trio.open_tcp_stream("127.0.0.1", parse_url(url).port)
         layer = client_layer(ClientTls(known.ca), "localhost")
@@ -416,7 +416,7 @@ async def test_certificates_are_exchanged_under_running_connections(
         await sender.send(b"before")
         path.write_bytes(known.stranger.read_bytes())
         tls.reload()
-        # Who comes now sees the new one; who is there stays.
+        # New connections get the new certificate; existing ones stay.
         with pytest.raises(ConnectFailed, match="not believed"):
             await say(url, ClientTls(known.ca))
         await say(url, ClientTls(known.other_ca))
@@ -489,7 +489,7 @@ async def test_amqps_needs_a_certificate() -> None:
             await container.listen("amqps://127.0.0.1:0")
 
 
-# --- peers with bad manners ------------------------------------------------------------------------
+# --- misbehaving peers -----------------------------------------------------------------------------
 
 
 @pytest.mark.req("SE18", "X7")
@@ -519,7 +519,7 @@ async def test_what_is_no_hello_is_refused(known: Certificates, hello: bytes) ->
 
 @pytest.mark.req("SE7")
 async def test_octets_however_they_are_cut(known: Certificates) -> None:
-    """Handshake and records arrive one octet at a time."""
+    """The handshake and records arrive one octet at a time."""
     ours, theirs = memory_stream_pair()
     ends: dict[str, LayeredStream] = {}
 
@@ -554,7 +554,7 @@ async def test_octets_however_they_are_cut(known: Certificates) -> None:
 
 
 class Narrow:
-    """A channel that takes what it is told to, and gives what it is given."""
+    """Channel that accepts a set number of octets at a time, and returns its given input."""
 
     def __init__(self) -> None:
         self.room = 0
@@ -585,7 +585,7 @@ class Narrow:
 
 
 class Doubling:
-    """Says everything twice, and answers ``?`` with ``!``."""
+    """Engine that sends everything twice, and answers ``?`` with ``!``."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -613,7 +613,7 @@ class Doubling:
 @pytest.mark.req("L1")
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 1_000, 1_000_000])
 def test_what_has_not_left_is_not_counted_as_sent(width: int) -> None:
-    """The carrier comes back with the same bytes until all of them have gone below."""
+    """The carrier offers the same bytes again until all of them have been passed down."""
     below = Narrow()
     channel = LayeredChannel(below, Doubling())
     whole = bytes(range(256)) * 900

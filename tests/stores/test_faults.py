@@ -1,4 +1,4 @@
-"""What a durable store does when processes die, disks fail and bits flip: real files, real faults."""
+"""A durable store under killed processes, failing disks and flipped bits: real files, real faults."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fresh(folder: Path, base: Path, *suffixes: str) -> Path:
-    """A copy of a store, in place of the last one."""
+    """Copy a store to *folder*, replacing the previous copy."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for suffix in ("", *suffixes):
@@ -121,7 +121,7 @@ def test_what_is_left_of_a_truncated_store_is_saved(base: Path, tmp_path: Path) 
         os.truncate(path, length)
         store = SQLiteStore(path)
         if 0 < length < PAGE:
-            # Too little to know what it was: that is for somebody to decide.
+            # Too little is left to identify the file: an operator has to decide.
             try:
                 opened = store.open()
             except StoreFailed:
@@ -178,7 +178,7 @@ def test_a_log_that_is_damaged_while_it_is_open_is_not_copied(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def unclean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a kill leaves: everything is in the log."""
+    """Make a store in its state after a kill, with everything in the log."""
     folder = tmp_path_factory.mktemp("unclean")
     store = known_store(folder / "open", 6)
     for suffix in ("", "-wal"):
@@ -250,7 +250,7 @@ def test_damage_in_what_was_committed_is_told_from_a_torn_end(
         store = SQLiteStore(path)
         opened = store.open()
         if (offset - 32) // frame == count - 1 and not opened.damage:
-            # The very last frame: nothing tells this from a write that was torn.
+            # The very last frame: indistinguishable from a torn write.
             assert judge(store, opened, len(store.facts("kind"))) == 0
         else:
             judge(store, opened, 6)
@@ -263,7 +263,7 @@ def test_damage_in_what_was_committed_is_told_from_a_torn_end(
 def test_a_write_that_fails_stops_the_store_until_it_is_opened_again(
     tmp_path: Path, long_run: bool
 ) -> None:
-    """The n-th call of the disk fails, for every n, with what fsync and write report."""
+    """The n-th call of the disk fails, for every n, with the errors of fsync and write."""
     number = 0
     done = False
     while not done:
@@ -394,7 +394,7 @@ def test_what_was_consumed_is_taken_away_from_a_full_disk(tmp_path: Path) -> Non
 
 
 def judge_committed(path: Path, told: int) -> None:
-    """Everything that was reported is there, nothing is there by half."""
+    """Check that all reported batches are present, and none in part."""
     store = SQLiteStore(path)
     opened = store.open()
     assert not opened.damage
@@ -432,7 +432,7 @@ def test_nothing_reported_is_lost_by_a_kill_at_any_time(tmp_path: Path, long_run
         lines = b"".join(child.stdout.readline() for _ in range(chance.randrange(1, 60)))
         child.send_signal(signal.SIGKILL)
         lines += child.communicate()[0]
-        # A torn last line was reported as well; what follows it is no line.
+        # A torn last line was reported as well; the rest after it is not a line.
         told = max(told, last_of(lines))
         judge_committed(tmp_path / "store", told)
 
@@ -463,7 +463,7 @@ def test_nothing_reported_is_lost_by_a_kill_at_any_call_of_the_disk(
 def test_nothing_is_lost_when_the_power_goes(
     tmp_path: Path, long_run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was not synchronized is there in part, in any order and by sectors."""
+    """Writes that were not synchronized are present in part, in any order and by sectors."""
     monkeypatch.setattr(
         sqlite, "CHECKPOINT_FRAMES", 40
     )  # so that it is cut in the midst of that too
@@ -493,7 +493,7 @@ def test_nothing_is_lost_when_the_power_goes(
             count = len(store.facts("kind"))
             assert count in (kept, kept + 1)
             assert judge(store, opened, count) == 0
-            # A last batch that was torn in its midst cannot be told from one that is damaged.
+            # A torn last batch cannot be distinguished from a damaged one.
             assert all(damage.what == "batch" for damage in opened.damage), opened
             store.close()
 
@@ -511,7 +511,7 @@ def test_a_commit_is_synchronized_before_it_returns(tmp_path: Path) -> None:
         store.close()
 
 
-# -- who may open what -----------------------------------------------------------------------------------
+# -- opening: locks and foreign files --------------------------------------------------------------------
 
 
 def test_a_second_opening_is_refused_and_names_the_holder(tmp_path: Path) -> None:
@@ -591,7 +591,7 @@ def test_migrations_run_in_order_and_as_one(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_rescue_is_finished(base: Path, tmp_path: Path) -> None:
-    """Between its last steps there is no store, but one that was saved, and the log of the old."""
+    """Between the last steps of a rescue there is no store, but a saved one and the log of the old one."""
     path = fresh(tmp_path / "x", base)
     path.rename(f"{path}.saved")
     Path(f"{path}-wal").write_bytes(b"of the damaged file")
@@ -600,14 +600,14 @@ def test_an_interrupted_rescue_is_finished(base: Path, tmp_path: Path) -> None:
     assert judge(store, Opened(True)) == 0
     store.close()
     assert len(list(path.parent.glob("*.damaged-*-wal"))) == 1
-    shutil.copy(path, f"{path}.saved")  # One that was not needed.
+    shutil.copy(path, f"{path}.saved")  # Not needed any more.
     assert store.open() == Opened(clean=True)
     store.close()
     assert not Path(f"{path}.saved").exists()
 
 
 def test_a_log_is_trimmed_up_to_a_hole(tmp_path: Path) -> None:
-    """Chunks that were lost leave a hole; all before it goes, and no chunk more is kept."""
+    """Lost chunks leave a hole; trimming within it drops all chunks before it."""
     store = SQLiteStore(tmp_path / "store")
     store.open()
     batch = Batch()
@@ -651,7 +651,7 @@ def test_a_copy_has_its_name_on_the_disk(
 def test_each_step_of_a_rescue_is_on_the_disk_before_what_relies_on_it(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was saved has its name before the damaged file loses its own."""
+    """The saved file has its name before the damaged file loses its own."""
     path = fresh(tmp_path / "x", base)
     flip(path, 5 * PAGE, 3)
     renames = Renames(monkeypatch)
@@ -717,7 +717,7 @@ def test_check_names_damage_and_changes_nothing(base: Path, tmp_path: Path) -> N
     assert not list(path.parent.glob("*.damaged*"))
 
 
-# -- what goes in masses ---------------------------------------------------------------------------------
+# -- large numbers of changes ----------------------------------------------------------------------------
 
 
 def test_space_is_given_back_in_steps(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""A stand-in for Spark's micro-batch engine: the calls that it makes, in its order, with everything pickled
-on the way as Spark does it, and an end of the driver at any of them.
+"""Simulation of Spark's micro-batch engine: its calls, in its order, with everything pickled
+on the way as Spark does it, and with the driver killed at any of them.
 
-The order is the one that was traced of Spark 4.3: the first offset is asked for twice, the source hears of
-a batch only when the next one begins, a batch that was planned is done again after a restart from the
-logged offsets with the same number, with other partitions perhaps, and the sink is asked to commit again
-whatever was not noted as committed. Real broker, real sockets, no Java.
+The order was traced in Spark 4.3: the first offset is requested twice, the source learns of the end of
+a batch only when the next one begins, a planned batch is repeated after a restart from the
+logged offsets with the same number, perhaps with other partitions, and the sink has to commit again
+every batch that was not recorded as committed. Real broker, real sockets, no Java.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ NEVER = 1_000_000
 
 
 class DriverEnded(Exception):
-    """The driver's process is killed here."""
+    """Raised where the driver's process is killed."""
 
 
 class TaskEnded(Exception):
-    """The process of a task is killed here."""
+    """Raised where the process of a task is killed."""
 
 
 class Checkpoint:
-    """The folder that outlives the driver: planned offsets by batch, and batches that are done."""
+    """Folder that outlives the driver: planned offsets by batch, and completed batches."""
 
     def __init__(self) -> None:
         self.offsets: dict[int, str] = {}
@@ -58,18 +58,18 @@ class Checkpoint:
 
 
 def moved(value: Any) -> Any:
-    """What is left of *value* in another process."""
+    """Return *value* as it arrives in another process."""
     return pickle.loads(pickle.dumps(value))
 
 
 class StagedSink:
-    """The sink as it is."""
+    """Sink of the plug-in, unchanged."""
 
     def __init__(self, options: Options, source: Options) -> None:
         self.options = options
         self.read = columns_of(source)
         self.columns = [name for name in self.read if name != "address"]
-        #: Run → the sink that goes to its tasks.
+        #: Run → the sink that is sent to its tasks.
         self.sinks: dict[str, Sink] = {}
 
     def write(self, rows: list[tuple[Any, ...]], task: Task, fail: bool) -> Written:
@@ -93,7 +93,7 @@ class StagedSink:
 
 
 class RowsByPosition:
-    """The negative control: a sink that tells rows by batch, partition and position."""
+    """Negative control: a sink that identifies rows by batch, partition and position."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, int, int], tuple[Any, ...]] = {}
@@ -105,7 +105,7 @@ class RowsByPosition:
             self.known.setdefault((task.epoch, task.part, number), row)
 
     def commit(self, written: list[Any]) -> None:
-        """Everything is there already."""
+        """Do nothing: all rows have been sent already."""
 
 
 class BareLogs(StartRemembered, LogStream):
@@ -121,18 +121,18 @@ class BareSpools(StartRemembered, SpoolStream):
 
 
 class Driver:
-    """One life of the driver of a query that ends when it has read everything (AvailableNow).
+    """Driver of a query, for one life; the query ends when it has read everything (AvailableNow).
 
     Args:
-        checkpoint: What the lives have in common.
+        checkpoint: State shared by all lives.
         source: Options of the source.
         sink: Writes and commits.
         run: The id of this run.
-        ends_at: At which call it is killed; never if there are fewer.
-        chance: Decides which tasks fail, and where rows go in a shuffle.
-        shuffle: Whether the rows are dealt out anew before they are written.
-        early: The negative control: the source hears of a batch before the sink does.
-        older: It is one of Spark 4.0 or 4.1, as was traced there: it says neither bounds nor starts, and asks
+        ends_at: Number of the call at which it is killed; never if there are fewer.
+        chance: Decides which tasks fail, and the partitions of rows in a shuffle.
+        shuffle: Whether the rows are redistributed before they are written.
+        early: Negative control: the source is notified of a completed batch before the sink commits it.
+        older: Behave as traced in Spark 4.0 and 4.1, which pass neither bounds nor starts, and ask
             for the tasks of an empty batch where the last planned one ends before anything else.
     """
 
@@ -190,7 +190,7 @@ class Driver:
             seen = json.loads(checkpoint.offsets[number])
             assert self.call("partitions", seen, seen) == []
         if number >= 0 and number not in checkpoint.commits:
-            # Planned, and not known to be done: the same again.
+            # Planned, and not known to be complete: repeat it.
             self.batch(number)
         elif number < 0:
             self.call("initialOffset")
@@ -210,7 +210,7 @@ class Driver:
             self.batch(number)
 
     def before(self, number: int) -> str:
-        """Where batch *number* begins."""
+        """Return the offsets at which batch *number* begins."""
         if number > 0:
             return self.checkpoint.offsets[number - 1]
         return json.dumps(self.call("initialOffset"))
@@ -236,7 +236,7 @@ class Driver:
         self.arrow("the batch is noted")
 
     def rows(self, span: Any) -> list[tuple[Any, ...]]:
-        """What a task reads, which is done again if it fails."""
+        """Return the rows that a task reads; a failed task is repeated."""
         for _ in range(4):
             try:
                 return list(moved(self.reader).read(span))
@@ -257,7 +257,7 @@ class Driver:
 
 @pytest.fixture(scope="module")
 def anywhere() -> Iterator[Any]:
-    """A broker, and names that nobody has used."""
+    """Return a broker, its URL, and a function that makes unused names."""
     with sync.Broker(volatile=True) as broker:
         (url,) = broker.listen("amqp://127.0.0.1:0")
         numbers = iter(range(1_000_000))
@@ -280,7 +280,7 @@ def fill(broker: Any, address: str, first: int, end: int, *, named: bool = True)
 
 
 def unsettled(endpoint: wire.Endpoint, queue: str) -> bool:
-    """Whether somebody still has messages of *queue*, who may have been dead for a moment."""
+    """Return whether messages of *queue* stay acquired; a killed consumer's are released after a moment."""
     for _ in range(200):
         if not wire.call(endpoint, queue, "READ")["acquired"]:
             return False
@@ -302,14 +302,14 @@ def lives(
     older: bool = False,
     **options: str,
 ) -> Any:
-    """Runs the query as often as it takes, and ends at *ends*; its sink."""
+    """Run the query until it is complete, with its driver killed at *ends*; return its sink."""
     log, _ = names
     chance = random.Random(seed)
     checkpoint = Checkpoint()
     sink = None
     fill(broker, log, 0, MESSAGES // 2, named=named)
     for life, end in enumerate([*ends, NEVER, NEVER]):
-        # What may change from one start to the next.
+        # Options that may change from one start to the next.
         given = {
             "url": url,
             "address": log,
@@ -340,7 +340,7 @@ def lives(
             driver.run()
         except DriverEnded:
             if chance.random() < 0.5 or source.mode == "spool":
-                # Also so that what it has not settled is not its own any more.
+                # Also so that its unsettled messages are released.
                 wire.forget(source.endpoint)
         if life == 0:
             fill(broker, log, MESSAGES // 2, MESSAGES, named=named)
@@ -399,7 +399,7 @@ def test_nothing_is_lost_with_spark_that_says_no_starts(
 
 @pytest.mark.req("K2", "K3")
 def test_each_call_is_one_at_which_it_may_end(anywhere: Any) -> None:
-    """Not left to chance: every call of the first life, one after the other."""
+    """Kill the first life at every one of its calls, one after the other."""
     broker, url, fresh = anywhere
     for end in range(0, 60, 1):
         names = fresh()
@@ -414,7 +414,7 @@ def test_each_call_is_one_at_which_it_may_end(anywhere: Any) -> None:
 @pytest.mark.req("K3")
 @pytest.mark.parametrize("delivery", ["by position", "at-least-once"])
 def test_other_sinks_would_double_or_lose(anywhere: Any, delivery: str) -> None:
-    """The negative control: the same lives with sinks that are not exactly once."""
+    """Negative control: the same lives with sinks that are not exactly once."""
     broker, url, fresh = anywhere
     wrong = 0
     for seed in range(12):
@@ -443,7 +443,7 @@ def test_other_sinks_would_double_or_lose(anywhere: Any, delivery: str) -> None:
 @steady
 @given(crashes, st.integers(0, 2**16))
 def test_a_start_that_moves_is_found_once(anywhere: Any, ends: list[int], seed: int) -> None:
-    """Starting at the latest record: whatever comes after the first call is read, once."""
+    """Start at the latest record: all records after the first call are read once."""
     broker, url, fresh = anywhere
     names = fresh()
     log = names[0]
@@ -459,7 +459,7 @@ def test_a_start_that_moves_is_found_once(anywhere: Any, ends: list[int], seed: 
 
 
 def test_the_group_is_where_the_query_is(anywhere: Any) -> None:
-    """Of the last batch, too, which Spark itself never speaks of."""
+    """The end of the last batch is included, although Spark never commits it."""
     _broker, url, fresh = anywhere
     names = fresh()
 
@@ -476,7 +476,7 @@ def test_the_group_is_where_the_query_is(anywhere: Any) -> None:
 
 
 def leased(anywhere: Any, ends: list[int], seed: int, **options: Any) -> tuple[Counter[Any], int]:
-    """What came out of a queue that was streamed, and what is left in it."""
+    """Stream a queue; return the published messages, and those left in the queue."""
     broker, url, fresh = anywhere
     _, out = fresh()
     queue = out.replace("out", "in")
@@ -502,7 +502,7 @@ def test_a_queue_is_consumed_once_wherever_the_driver_ends(
 
 @pytest.mark.req("K5")
 def test_accepting_early_would_lose_messages(anywhere: Any) -> None:
-    """The negative control: the queue hears that a batch is done before the sink has it."""
+    """Negative control: the queue is notified of a completed batch before the sink commits it."""
     wrong = 0
     for end in range(12, 30):
         options = {"shuffle": False, "early": True}
@@ -535,7 +535,7 @@ def test_a_queue_that_is_streamed_is_still_a_queue(anywhere: Any) -> None:
         "leases": {queue: {"id": known, "n": 10, "waiting": True}},
         "v": 1,
     }
-    # Nothing more is there, and what was written is gone.
+    # No message is left, and the files have been deleted.
     assert stream.latestOffset(end, None) == end
     assert found(url, queue) == Counter()
 
@@ -569,17 +569,17 @@ def test_a_group_has_one_query(anywhere: Any) -> None:
     assert caught.value.condition == "amqp:link:stolen"
     end = two.latestOffset(start, None)
     spans = two.partitions(start, end)
-    # Somebody ends the lease.
+    # An operator ends the lease.
     wire.call(two.options.endpoint, queue, "RELEASE-LEASE", group="g")
     with pytest.raises(wire.DataLost, match=r"the lease has ended: .*no group 'g'"):
         list(two.read(spans[0]))
     three = LeaseStream(read_options(given_, "source"))
-    # With a new checkpoint they are read as new ones.
+    # With a new checkpoint the messages are read as new ones.
     begin = three.initialOffset()
     later = three.latestOffset(begin, None)
     rows = [row for span in three.partitions(begin, later) for row in three.read(span)]
     assert [row[2] for row in rows] == [*range(10)]
-    # The numbers are the same, and the messages are not: what is about the old ones is refused.
+    # The numbers are equal, but the messages are not: requests for the old ones are refused.
     assert later["leases"][queue]["n"] == end["leases"][queue]["n"]
     for refused in (lambda: three.partitions(start, end), lambda: three.latestOffset(end, None)):
         with pytest.raises(wire.DataLost, match="was released, or has ended after its leaseTtl"):
@@ -619,19 +619,19 @@ def test_what_a_lease_cannot_do(options: dict[str, str], why: str) -> None:
 
 
 class Killed:
-    """Ends tasks, and the driver, while they keep what they have taken.
+    """Kills tasks, and the driver, while they store received messages.
 
     Args:
-        patch: Undoes it.
-        ends: At which files, counted from the first: before it is there, or after it and before
-            anything of it is accepted.
-        endpoint: Where they are connected.
+        patch: Applies the change, and reverts it in the end.
+        ends: Files at which to kill, counted from the first: before the file exists, or after it and before
+            any of its messages is accepted.
+        endpoint: Broker that they are connected to.
     """
 
     def __init__(
         self, patch: pytest.MonkeyPatch, ends: dict[int, str], endpoint: wire.Endpoint
     ) -> None:
-        #: Messages in files that were not accepted.
+        #: Messages that are in files and were not accepted.
         self.doubtful = 0
         publish = SpoolFile.publish
         numbers = count()
@@ -651,7 +651,7 @@ class Killed:
 def spool(
     anywhere: Any, ends: list[int], kills: dict[int, str], seed: int, folder: Path, **options: Any
 ) -> tuple[Counter[Any], int]:
-    """What came out of a queue that was streamed by files; and how much of it may be double."""
+    """Stream a queue by files; return the published messages, and the number of possible duplicates."""
     broker, url, fresh = anywhere
     _, out = fresh()
     queue = out.replace("out", "in")
@@ -686,7 +686,7 @@ def test_files_lose_nothing_wherever_driver_and_tasks_end(
     seed: int,
     shuffle: bool,
 ) -> None:
-    """At least once: what is double was in a file that was not accepted, and has no name."""
+    """At least once: duplicates were in a file that was not accepted, and have no message-id."""
     folder = tmp_path_factory.mktemp("spool")
     out, doubtful = spool(anywhere, ends, kills, seed, folder, shuffle=shuffle, named=False)
     assert set(out) == set(ALL)
@@ -704,7 +704,7 @@ def test_messages_with_names_come_once(
     seed: int,
     shuffle: bool,
 ) -> None:
-    """Those that come again are found in the files that are left."""
+    """Redelivered messages are recognized by the remaining files."""
     folder = tmp_path_factory.mktemp("spool")
     out, _ = spool(anywhere, ends, kills, seed, folder, shuffle=shuffle)
     assert out == ALL
@@ -748,7 +748,7 @@ def test_an_old_checkpoint_is_noticed(anywhere: Any) -> None:
     for epoch in range(3):
         sent = sink.send([{"body": epoch}], Task(0, epoch, epoch, "query", "one"))
         assert sink.publish([sent])
-    # The last one is done again: that is what Spark does, and nothing is even sent.
+    # The last batch is repeated, as Spark does, and nothing is sent.
     again = sink.send([{"body": 2}], Task(0, 9, 2, "query", "two"))
     assert (again.count, sink.publish([again])) == (0, False)
     with pytest.raises(ValueError, match="has published epoch 2, and this is epoch 0"):
@@ -775,13 +775,13 @@ def test_a_batch_with_a_name_is_published_once(anywhere: Any) -> None:
     assert found(url, out) == Counter({1: 2, 2: 1})
 
 
-# --- Epochs that come again ----------------------------------------------------------------------
+# --- Repeated epochs -----------------------------------------------------------------------------
 
 
 def restarted(
     anywhere: Any, names: tuple[str, str], checkpoint: Checkpoint, run: str, **options: str
 ) -> Driver:
-    """A run of a query that writes what it reads, and ends when it has read everything."""
+    """Run a query that writes the rows it reads, and ends when it has read everything."""
     _, url, _ = anywhere
     log, out = names
     starting = options.pop("startingOffsets", "earliest")
@@ -815,12 +815,12 @@ def test_a_checkpoint_from_a_backup_loses_nothing_silently(
     restarted(anywhere, names, checkpoint, "two")
     published = json.loads(checkpoint.offsets[1])
     assert found(url, out) == counted(0, 140)
-    # Restored at once, it plans the same records, which are there.
+    # Restored at once, it plans the same records, which are published already.
     again = copy.deepcopy(backup)
     restarted(anywhere, names, again, "three")
     assert "not published again: epoch 1 of 'query' is there" in caplog.text
     assert found(url, out) == counted(0, 140)
-    # Restored when more has come, it plans more under the same number.
+    # Restored after more records have arrived, it plans more under the same number.
     fill(broker, log, 140, 340)
     if on_different == "skip":
         # The negative control: 200 of 340 rows are gone, and the query ends well.
@@ -835,7 +835,7 @@ def test_a_checkpoint_from_a_backup_loses_nothing_silently(
     assert "100 messages" in caught.value.description
     assert "not 300 messages" in caught.value.description
     assert 1 not in backup.commits
-    # It stays so until what the sentence says is done.
+    # The error persists until the advice in its text is followed.
     with pytest.raises(EpochDiffers):
         restarted(anywhere, names, backup, "five")
     assert found(url, out) == counted(0, 140)
@@ -865,7 +865,7 @@ def test_a_producer_without_its_checkpoint_loses_nothing_silently(
 
 
 def in_a_micro_batch(anywhere: Any, out: str, run: str, *bodies: range, **given_: str) -> None:
-    """What ``foreachBatch`` does that writes each of *bodies*: a writer each, all under one number."""
+    """Act as a ``foreachBatch`` that writes each of *bodies*: a writer for each, all in one batch."""
     _, url, _ = anywhere
     for bodies_ in bodies:
         options = read_options({"url": url, "address": out, "producer": "job", **given_}, "sink")
@@ -885,15 +885,15 @@ def test_a_micro_batch_may_write_more_than_once(anywhere: Any) -> None:
     _, out = fresh()
     in_a_micro_batch(anywhere, out, "one", range(500), range(500, 1000))
     assert found(url, out) == counted(0, 1000)
-    # Done again, it repeats both.
+    # A repetition of the batch repeats both writes.
     in_a_micro_batch(anywhere, out, "two", range(500), range(500, 1000))
     assert found(url, out) == counted(0, 1000)
-    # It had ended between its second write and its third.
+    # The run before had ended between its second write and its third.
     in_a_micro_batch(anywhere, out, "three", range(500), range(500, 1000), range(1000, 1100))
     assert found(url, out) == counted(0, 1100)
     with pytest.raises(EpochDiffers, match="give each a producer of its own"):
         in_a_micro_batch(anywhere, out, "four", range(501))
-    # The negative control: taken for the first, it would be gone.
+    # Negative control: mistaken for the first write, the messages would be lost.
     in_a_micro_batch(anywhere, out, "five", range(2000, 2010), onDifferentEpoch="skip")
     assert found(url, out) == counted(0, 1100)
 
@@ -918,7 +918,7 @@ def test_a_name_that_another_batch_had_loses_nothing_silently(
         return sink.publish([moved(sink).send(rows, Task(0, next(attempts)))])
 
     assert write(0, 20) is True
-    # The same batch once more, after an answer that was lost perhaps.
+    # The same batch again, as after a lost answer.
     assert write(0, 20) is False
     if on_different == "skip":
         # The negative control.
@@ -933,7 +933,7 @@ def test_a_name_that_another_batch_had_loses_nothing_silently(
 
 @pytest.mark.req("K3")
 def test_a_plan_that_is_done_again_may_have_other_rows(anywhere: Any, tmp_path: Path) -> None:
-    """Where rows differ each time they are made, the plan in the checkpoint says that nothing is lost."""
+    """If rows differ each time they are made, the plan in the checkpoint shows that none is lost."""
     _, url, fresh = anywhere
     _, out = fresh()
     offsets = tmp_path / "offsets"
@@ -948,7 +948,7 @@ def test_a_plan_that_is_done_again_may_have_other_rows(anywhere: Any, tmp_path: 
 
     assert write("one", "3f2a") is True
     assert write("two", "88d1") is False
-    # The same offsets, planned anew: what is behind them may be something else.
+    # The same offsets, planned again: the records there may be other ones.
     (offsets / "0").write_text(plan.format(2))
     with pytest.raises(EpochDiffers, match=r"planned as '[0-9a-f]{16} \{\"logs\":\{\}\}'"):
         write("three", "c0de")
@@ -969,11 +969,11 @@ def test_where_a_plan_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert plan_of(str(folder), 4) == ""
 
 
-# --- A broker that starts again ------------------------------------------------------------------
+# --- Restarts of the broker ----------------------------------------------------------------------
 
 
 class Restarting(Driver):
-    """A driver whose broker is started again at every so many calls."""
+    """Driver whose broker is restarted every few calls."""
 
     broker: Any
     every: int

@@ -29,7 +29,7 @@ FIRST = {"at": Described(Symbol("rabbitmq:stream-offset-spec"), "first")}
 
 
 class Broken:
-    """A link that raises what nothing expects as soon as it is sent something."""
+    """Link that raises an unexpected error on the first delivery."""
 
     draining = False
     attached = True
@@ -53,7 +53,7 @@ class Broken:
 
 
 class World:
-    """A broker with a node ``bad``, which is to fail, and a queue ``good``."""
+    """Broker with a node ``bad``, which the test makes fail, and a queue ``good``."""
 
     def __init__(self, broker: Broker, stalls: Stalls, peer: Connection) -> None:
         self.broker = broker
@@ -66,7 +66,7 @@ class World:
         return self.host._spaces[""]["bad"].held
 
     def attach_broken(self) -> None:
-        """Let a consumer be served next whose link raises."""
+        """Attach a consumer whose link raises, and which is served next."""
         subscription = self.held.subscribe(default_outcome=RELEASED)
         subscription.link = Broken()
         self.held.serve(subscription)
@@ -85,13 +85,13 @@ Fault = Callable[[World], Awaitable[None]]
 
 
 async def kept_message(world: World) -> None:
-    """The journal: what follows when a message is on the disk."""
+    """Fail in the journal: in the calls after a message is on the disk."""
     world.attach_broken()
     await world.fill("a")
 
 
 async def due_message(world: World) -> None:
-    """The clock: a message that was delayed is due."""
+    """Fail by the clock: when a delayed message is due."""
     due = Symbol("x-opt-delivery-delay")
     await world.fill("a", message_annotations={due: 5_000})
     world.attach_broken()
@@ -99,7 +99,7 @@ async def due_message(world: World) -> None:
 
 
 async def expired_message(world: World) -> None:
-    """The sweep: a message has expired."""
+    """Fail in the sweep: when a message has expired."""
 
     def bury(*args: Any) -> bool:
         raise ZeroDivisionError("a bug")
@@ -110,7 +110,7 @@ async def expired_message(world: World) -> None:
 
 
 async def paged_message(world: World) -> None:
-    """The pager: what is in the store only is read."""
+    """Fail in the pager: when messages are read from the store."""
     await world.fill(*"abcdefgh")
     world.stalls.at("_read", error=ZeroDivisionError("a bug")).released.set()
     async with world.peer.receiver("bad", credit=100, rcv_settle_mode=RCV_SECOND) as inbox:
@@ -120,7 +120,7 @@ async def paged_message(world: World) -> None:
 
 
 async def filtered_messages(world: World) -> None:
-    """What a filter had too much to look at."""
+    """Fail in a later turn of a filter with many messages to examine."""
     await world.fill("a")
     held = world.held
     world.host._unfinished.append(_Raises(held))
@@ -129,7 +129,7 @@ async def filtered_messages(world: World) -> None:
 
 
 class _Raises:
-    """A queue, equal to *held*, that has more to look at, and raises."""
+    """Queue equal to *held* that has more messages to examine, and raises."""
 
     def __init__(self, held: Any) -> None:
         self._held = held
@@ -145,7 +145,7 @@ class _Raises:
 
 
 async def committed_epoch(world: World) -> None:
-    """Staging: an epoch is committed."""
+    """Fail in staging: when an epoch is committed."""
     claim: dict[Any, Any] = {PRODUCER: "job", RUN: "one", EPOCH: 0, PART: 0, ATTEMPT: 0}
     async with world.peer.sender("bad", properties=claim) as out:
         await out.send("a", durable=True)
@@ -160,7 +160,7 @@ def _crc(body: Any) -> int:
 
 
 async def ended_lease(world: World) -> None:
-    """The sweep: a lease has ended, and its messages are for others."""
+    """Fail in the sweep: when a lease has ended, and its messages are available to others."""
     await world.fill("a")
     await world.host.open_lease("bad", "job", 5)
     await world.host.lease("bad", "job", 1, 1)
@@ -169,7 +169,7 @@ async def ended_lease(world: World) -> None:
 
 
 async def expired_terminus(world: World) -> None:
-    """The sweep: a link that may come back has not."""
+    """Fail in the sweep: when a terminus has expired without its link."""
     await world.fill("a")
     async with world.broker.local() as third:
         options: dict[str, Any] = {"name": "mine", "timeout": 5, "rcv_settle_mode": RCV_SECOND}
@@ -182,7 +182,7 @@ async def expired_terminus(world: World) -> None:
 
 
 async def retired_work(world: World) -> None:
-    """The journal: a transaction is kept, and releases a message."""
+    """Fail in the journal: when a stored transaction releases a message."""
     await world.fill("a")
     async with world.peer.receiver("bad", credit=1, rcv_settle_mode=RCV_SECOND) as inbox:
         delivery = await inbox.receive(within=5)
@@ -209,7 +209,7 @@ QUEUE_FAULTS = [
 
 
 async def topic_message(world: World) -> None:
-    """The journal: a message is kept for the subscribers of a topic."""
+    """Fail in the journal: when a message is stored for the subscribers of a topic."""
     (queue,) = world.held.queues
     queue.subscribe(default_outcome=RELEASED).link = Broken()
     queue.serve(next(reversed(queue.consumers.values())))
@@ -217,7 +217,7 @@ async def topic_message(world: World) -> None:
 
 
 async def read_log(world: World) -> None:
-    """The log reader: records are read from the store."""
+    """Fail in the reader of logs: when records are read from the store."""
     await world.fill("a")
     log = world.held
     for partition in log.partitions:
@@ -228,14 +228,14 @@ async def read_log(world: World) -> None:
 
 
 async def retained_log(world: World) -> None:
-    """Retention: the store is asked what may go."""
+    """Fail in the retention: when the store looks for records to drop."""
     await world.fill("a")
     world.stalls.at("extent", error=ZeroDivisionError("a bug")).released.set()
     await trio.sleep(3)
 
 
 async def kept_record(world: World) -> None:
-    """The journal: a record is on the disk, and its readers get it."""
+    """Fail in the journal: when a stored record is delivered to readers."""
 
     def extend(*args: Any) -> None:
         raise ZeroDivisionError("a bug")
@@ -245,7 +245,7 @@ async def kept_record(world: World) -> None:
 
 
 async def swept_log(world: World) -> None:
-    """The sweep: a log looks for what it need not keep."""
+    """Fail in the sweep: when a log looks for records to drop."""
 
     def tell() -> None:
         raise ZeroDivisionError("a bug")
@@ -291,7 +291,7 @@ async def test_a_node_that_fails_is_out_of_service_and_nothing_else(
         faults = [each for each in caplog.records if each.exc_info and "'bad'" in each.getMessage()]
         assert len(faults) == 1
         assert faults[0].getMessage().startswith("node failed: 'bad'")
-        # Who wants something of it hears what has happened and what to do.
+        # Requests for the node get an error with the event and the advice.
         for attach in (other.sender, other.receiver):
             with pytest.raises(
                 LinkRefused, match=r"'bad' is out of service.*start the broker"
@@ -308,14 +308,14 @@ async def test_a_node_that_fails_is_out_of_service_and_nothing_else(
         assert failed.value.condition == "amqp:internal-error"
         query = Message(application_properties={"operation": "QUERY"})
         assert (await other.call("$management", query, reply=Message)).body["results"]
-        # Others go on.
+        # Other nodes continue.
         async with other.sender("good") as out, other.receiver("good") as inbox:
             await out.send("hello", durable=True)
             delivery = await inbox.receive(within=5)
             assert delivery.body == "hello"
             delivery.accept()
             await trio.sleep(5)
-    # What was in it is there when the broker has been started again.
+    # Its messages are available after a restart of the broker.
     async with (
         Broker(store=store, executor=Stalls(), limits=LIMITS) as broker,
         broker.local() as peer,
@@ -323,7 +323,7 @@ async def test_a_node_that_fails_is_out_of_service_and_nothing_else(
         await settle()
         assert broker.host.stats("bad").failure is None
         if fault is committed_epoch:
-            # It was decided before the node failed.
+            # The commit was decided before the node failed.
             assert not await broker.host.commit_epoch("bad", "job", "one", 0, [])
         options: dict[str, Any] = kept if isinstance(node, Topic) else {}
         if isinstance(node, Log):

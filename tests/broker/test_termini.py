@@ -1,4 +1,4 @@
-"""Termini that outlive their links: what they hold, for how long, and what becomes of it."""
+"""Termini that outlive their links: their deliveries, lifetime, expiry and bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def world(**options: Any) -> World:
 
 
 def resume(client: Client, name: str, unsettled: UnsettledMap | None, **options: Any) -> Receiving:
-    """Attach a receiver that brings what it remembers."""
+    """Attach a receiver with its unsettled map."""
     endpoint = Recorder()
     link = client.session.attach_receiver(
         name,
@@ -36,7 +36,7 @@ def resume(client: Client, name: str, unsettled: UnsettledMap | None, **options:
 
 
 def kept(here: World, container_id: str = "c") -> int:
-    """How many termini there are for the links of a container."""
+    """Return the number of termini for the links of a container."""
     return sum(1 for terminus in here.host.termini if terminus.key[2] == container_id)
 
 
@@ -46,7 +46,7 @@ def bodies(receiving: Receiving | Sending) -> list[Any]:
 
 # --- when a source expires -------------------------------------------------------------------------
 
-#: How the link goes, the policy, whether its timer runs then.
+#: End of the link, expiry policy, and whether its timer runs afterwards.
 WAYS = [
     ("detach", "link-detach", True),
     ("detach", "session-end", False),
@@ -97,7 +97,7 @@ def test_a_source_expires_when_its_policy_says(
     here.client().sender("q").send("m")
     assert receiver.bodies == ["m"]
     leave(client, receiver, how)
-    # What it had in hand is nobody else's as long as it may come back.
+    # Its unsettled deliveries stay acquired as long as it may be resumed.
     stats = here.host.stats("q")
     assert stats.acquired == (0 if counts and not timeout else 1)
     if timeout:
@@ -141,7 +141,7 @@ def test_a_source_that_was_attached_again_does_not_expire(shared: bool) -> None:
     client.cut()
     here.time.now += 20
     again = here.client("c").receiver(address, **wanted)
-    # The time at which the countdown would have ended is over.
+    # The time at which the countdown would have ended has passed.
     here.time.now += 100
     here.host.sweep()
     here.client().sender(address).send("m")
@@ -169,7 +169,7 @@ def test_a_target_that_was_attached_again_does_not_expire() -> None:
 @pytest.mark.req("M39")
 @pytest.mark.parametrize("policy", ["session-end", "connection-close"])
 def test_what_it_was_attached_to_before_ends_without_a_countdown(policy: str) -> None:
-    """The session or connection that is to start the countdown is that of the last link."""
+    """Only the session or connection of the last link starts the countdown."""
     here = world()
     before = here.client("c")
     before.receiver("q", name="l", credit=1, expiry_policy=policy).detach(closed=False)
@@ -256,7 +256,7 @@ def test_an_outcome_that_was_lost_is_heard_when_the_link_comes_back(said: Outcom
     stats = here.host.stats("q")
     if said is None:
         assert stats.acquired == 1
-        # The one that was resumed, and no other.
+        # The resumed delivery, and no other.
         again.settle(ACCEPTED)
         assert here.host.stats("q").accepted == 1
     else:
@@ -316,7 +316,7 @@ def test_a_message_that_arrived_in_part_is_completed() -> None:
 
 @pytest.mark.req("X24")
 def test_a_link_is_taken_over_with_what_it_holds() -> None:
-    """The peer opens another connection, and the broker has not heard that the first one is gone."""
+    """The peer opens another connection before the broker has noticed the loss of the first one."""
     here = world()
     sender = here.client().sender("q")
     sender.send(1, 2)
@@ -445,11 +445,11 @@ def test_a_target_keeps_the_beginning_of_a_message(room: int) -> None:
         (message,) = here.client().receiver("q", credit=1).messages
         assert message.body == b"x" * 5000
     else:
-        # There was no room for it: its sender begins again.
+        # There was no room for the message: its sender starts again.
         assert [known.tag for known in again.link.unknown] == [sending.tag]
 
 
-# --- how many there may be ---------------------------------------------------------------------------
+# --- bounds ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("B4")
@@ -460,7 +460,7 @@ def test_termini_are_bounded(bound: str) -> None:
     client.receiver("q", timeout=1)
     second = client.receiver("q")
     third = client.receiver("q")
-    # What nobody counts on is not promised, and what somebody does is refused.
+    # Above the bound, a default lifetime is reduced, and a requested one is refused.
     assert second.link.source.expiry_policy == "session-end"
     assert (third.error, third.link.source.expiry_policy) == (None, "link-detach")
     assert client.receiver("q", timeout=1).error == "amqp:resource-limit-exceeded"

@@ -1,4 +1,4 @@
-"""Planned ends: what a container that stops says, and what a client makes of what peers say."""
+"""Planned ends: frames of a container that stops, and the reaction of clients to a peer's end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def client(
         async with Container("us", nodes=nodes, network=far.network) as us:
             async with us.connect("memory://far", reconnect=reconnect) as peer:
                 yield us, peer
-            # Whatever ran for the connection has ended with its block.
+            # All tasks of the connection have ended with its block.
             assert us._started().connections.child_tasks == {us._started().listeners.parent_task}
         nursery.cancel_scope.cancel()
 
@@ -63,11 +63,11 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
-# --- what a container says that stops ----------------------------------------------------------
+# --- a container that stops --------------------------------------------------------------------
 
 
 class Everything:
-    """A node of each kind, and none that ends by itself."""
+    """Nodes of each kind whose handlers do not end by themselves."""
 
     @node("take")
     async def take(self, number: int) -> None:
@@ -168,7 +168,7 @@ async def test_a_link_that_is_asked_for_while_a_container_stops_waits_for_the_cl
             late = peer.sender("slow")
             await trio.sleep(0.5)
             assert not late.closed
-            # What runs comes to its end before the close.
+            # Running handlers end before the close.
             assert await receipt.outcome() == ACCEPTED
             await peer.wait_changed()
             assert peer.state == "recovering"
@@ -449,7 +449,7 @@ async def test_a_link_that_ends_alone_has_ended(autojump_clock: Clock) -> None:
 
         async def take() -> None:
             async for delivery in messages:
-                taken.append(delivery.body)  # noqa: PERF401  # what came before the end counts
+                taken.append(delivery.body)  # noqa: PERF401  # messages before the end count
 
         with pytest.raises(LinkEnded):
             await take()
@@ -584,7 +584,7 @@ async def test_a_worker_whose_broker_does_not_come_back_hears_so(
         with pytest.raises(ConnectionLost, match="nobody listens there"):
             await us.serve()
         assert 100 <= trio.current_time() - started <= 106
-        # Once it has ended, it has.
+        # A second call raises the same error at once.
         with pytest.raises(ConnectionLost):
             await us.serve()
     assert any("connection given up" in each for each in warnings(caplog))

@@ -1,4 +1,4 @@
-"""Connecting, and connecting again: failover, back-off, redirects, what is in doubt, and ends."""
+"""Connecting and reconnecting: failover, back-off, redirects, messages in doubt, and ends."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ async def client(far: FarEnd, *names: str, **options: Any) -> AsyncIterator[Conn
     async with Container("us", network=far.network) as us:
         async with us.connect([f"memory://{name}" for name in names], **options) as peer:
             yield peer
-        # Whatever ran for the connection has ended with its block.
+        # All tasks of the connection have ended with its block.
         assert us._started().connections.child_tasks == {us._started().listeners.parent_task}
 
 
 def close(far: FarEnd, condition: str, **info: Any) -> None:
-    """The peer closes the present connection."""
+    """Let the peer close the present connection."""
     symbols = {Symbol(key.replace("_", "-")): value for key, value in info.items()}
     far.engine.close(Error(condition, "so it is", symbols or None))
 
@@ -74,7 +74,7 @@ async def test_the_urls_are_tried_in_order(nursery: trio.Nursery, autojump_clock
     async with client(far, "a", "b", "c") as peer:
         assert far.dialled == ["b"]
         assert peer.peer.address == "memory://b"
-        # What worked is tried first, then those behind it.
+        # The address that worked is tried first, then those after it.
         for name in ("a", "c"):
             await nursery.start(far.listen, name)
         far.drop()
@@ -112,7 +112,7 @@ async def test_a_peer_that_says_nothing_gets_its_time_and_no_more(autojump_clock
     with pytest.raises(ConnectFailed, match=r"cannot connect to memory://far: .*") as caught:
         async with client(far, "far", within=3, reconnect=None):
             pytest.fail("connected")
-    # It has a moment to read why.
+    # The peer has a moment to read the reason.
     assert 3 <= trio.current_time() - started <= 4.1
     assert caught.value.description.count("\n") == 0
     channel.close()
@@ -122,7 +122,7 @@ async def test_a_dial_that_hangs_is_bounded_too(autojump_clock: Clock) -> None:
     far = FarEnd()
     channel = far.network.listen("far")
     async with trio.open_nursery() as nursery:
-        # The backlog is full: dialling itself waits.
+        # The backlog is full, so that connecting waits.
         for _ in range(200):
             nursery.start_soon(far.network.dial, "far")
         await trio.testing.wait_all_tasks_blocked()
@@ -297,7 +297,7 @@ async def test_a_login_that_is_no_longer_valid_ends_it_at_once(autojump_clock: C
             far.connections[0].close(Error("amqp:connection:forced", "restart"))
             started = trio.current_time()
             await peer.wait_closed()
-            # One pause, and the time that a failed login costs.
+            # One pause, and the delay of a failed login.
             assert trio.current_time() - started < 3
             with pytest.raises(ConnectionLost) as caught:
                 await sender.wait_attached()
@@ -326,7 +326,7 @@ async def test_a_password_does_not_cross_a_network_in_clear() -> None:
                 assert peer.state == "open"
 
 
-# --- what is said ----------------------------------------------------------------------------
+# --- pipelined frames ------------------------------------------------------------------------
 
 
 @pytest.mark.req("X4", "M43")
@@ -375,7 +375,7 @@ async def test_open_follows_the_header_at_once_or_when_the_peer_has_sent_its_own
         await trio.testing.wait_all_tasks_blocked()
         data = await stream.receive_some(100_000)
         assert data[:8] == first
-        # Within SASL, the peer's mechanisms are waited for in any case.
+        # With SASL the client always waits for the peer's mechanisms.
         assert (len(data) > 8) == (options == {"sasl": False})
         if options == {"sasl": False, "pipelined": False}:
             await stream.send_all(first)
@@ -385,7 +385,7 @@ async def test_open_follows_the_header_at_once_or_when_the_peer_has_sent_its_own
     channel.close()
 
 
-# --- lost and dialled again ------------------------------------------------------------------
+# --- lost and opened again -------------------------------------------------------------------
 
 
 @pytest.mark.req("X25")
@@ -436,7 +436,7 @@ async def test_a_peer_that_lets_us_in_to_throw_us_out_is_not_asked_ever_faster(
             await open_for(0.1)
         pauses = [late - early - 0.1 for early, late in pairwise(times)]
         assert pauses == pytest.approx([1, 2, 4], abs=0.05)
-        # One that stands for a while makes good.
+        # A connection that lasts for a while resets the pauses.
         await open_for(100)
         del times[:-1]
         await open_for(0)
@@ -531,7 +531,7 @@ async def test_a_peer_that_falls_silent_is_lost(
     assert far.dialled == ["far", "far"]
 
 
-# --- what was under way ----------------------------------------------------------------------
+# --- deliveries in flight --------------------------------------------------------------------
 
 
 @pytest.mark.req("X25")
@@ -614,10 +614,10 @@ async def test_deliveries_of_a_lost_connection_come_again(
         assert inbox.waiting == 2
         far.drop()
         await until(peer, "recovering")
-        # What was settled will not come again, so it is still here.
+        # Settled messages are not redelivered, so they stay in the receiver.
         assert (await inbox.receive()).body == "settled"
         assert inbox.waiting == 0
-        taken.accept()  # in vain, and no error
+        taken.accept()  # no effect, and no error
         got: list[Any] = []
 
         async def take() -> None:
@@ -662,7 +662,7 @@ async def test_an_ended_session_takes_its_links_and_no_others(nursery: trio.Nurs
         with pytest.raises(SessionEnded):
             session.sender("q")
         assert await out.send("x") == ACCEPTED
-        # The connection's own session is made again when it is needed.
+        # The default session of the connection begins again when it is needed.
         far.links[0].session.end(Error("amqp:session:errant-link"))
         with pytest.raises(SessionEnded):  # noqa: PT012
             while True:
@@ -715,7 +715,7 @@ async def test_a_redirected_connection_is_followed_without_a_pause(
         assert second.engine.peer.virtual_host == "house"
         if policy is None:
             return
-        # Lost again, it is looked for where it was to be found in the first place.
+        # After another loss the original address is tried first.
         first.on_open = None
         second.drop()
         await until(peer, "recovering")
@@ -786,18 +786,18 @@ async def test_a_redirected_link_goes_on_elsewhere(
                 await second.until(lambda: second.link.credit)
                 second.link.send(Message("x").encode())
                 assert (await link.receive()).body == "x"
-            # The connection that we asked for stands, and the new one is one for all such links.
+            # The original connection stays open, and one new connection serves all such links.
             first.on_attach = lambda link: link.refuse(error)
             async with peer.sender("q") as another:
                 assert await another.send("y") == ACCEPTED
             assert (first.dialled, second.dialled) == (["first"], ["second"])
-            # It comes back by itself, too.
+            # The second connection recovers by itself, too.
             second.drop()
             if isinstance(link, amqp_rt.Sender):
                 await trio.testing.wait_all_tasks_blocked()
                 assert await link.send("z") == ACCEPTED
         assert peer.state == "open"
-    # It was closed politely along with the other.
+    # The second connection was closed properly with the first.
     assert second.engine.finished
 
 
@@ -819,7 +819,7 @@ async def test_a_link_that_was_redirected_is_no_link_of_the_first_connection_any
         await peer.wait_open()
         await trio.testing.wait_all_tasks_blocked()
         assert await out.send("x") == ACCEPTED
-        # On the next first connection nothing was asked for.
+        # On the new first connection no link was requested.
         assert (len(first.links), len(second.links)) == (1, 1)
         assert await out.send("y") == ACCEPTED
 
@@ -967,7 +967,7 @@ async def test_cancelled_while_it_connects_nothing_is_left(autojump_clock: Clock
             assert scope.cancelled_caught
             stream = await channel.receive()
             while await stream.receive_some():
-                pass  # what was said, and then the end
+                pass  # the frames, and then the end
         assert len(us._started().connections.child_tasks) == 1
     channel.close()
 

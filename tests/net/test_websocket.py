@@ -1,4 +1,4 @@
-"""WebSocket: who is let in, and what may come in the frames. The other side is trio-websocket."""
+"""WebSocket: handshakes that are admitted, and valid and invalid frames. The peer is trio-websocket."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_there_and_back(scheme: str, length: int) -> None:
 @pytest.mark.req("L2")
 @pytest.mark.parametrize("chunk", [1, 3, 8, 100, 1_000])
 async def test_frames_are_cut_anywhere_over_messages(chunk: int) -> None:
-    """A client puts one octet, or half a frame, or many frames into a message."""
+    """Messages of a client may hold one octet, half a frame, or many frames."""
     async with serving() as url:
         said = AMQP_HEADER + OPEN
         async with trio_websocket.open_websocket_url(url, subprotocols=["amqp"]) as websocket:
@@ -114,7 +114,7 @@ async def test_our_client_and_another_server(nursery: trio.Nursery) -> None:
     nursery.cancel_scope.cancel()
 
 
-# --- who is let in ---------------------------------------------------------------------------------
+# --- handshakes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("L2")
@@ -215,7 +215,7 @@ async def test_keys_and_origins_are_one_and_sound(headers: list[str], status: in
 async def answered(
     url: str, *, subprotocols: list[str] | None = None, headers: list[tuple[bytes, bytes]] = NONE
 ) -> int:
-    """The HTTP status of the answer to a handshake."""
+    """Return the HTTP status of the answer to a handshake."""
     _, _, rest = url.partition("://")
     host, _slash, path = rest.partition("/")
     client = WSConnection(ConnectionType.CLIENT)
@@ -299,13 +299,13 @@ async def test_a_servers_refusal_is_one_sentence(
         await request_websocket(ours, host="x", path="/", limits=DEFAULT_LIMITS, nursery=nursery)
 
 
-# --- what comes in the frames ----------------------------------------------------------------------
+# --- content of frames -----------------------------------------------------------------------------
 
 
 async def opened(
     nursery: trio.Nursery, limits: Limits = DEFAULT_LIMITS
 ) -> tuple[WebSocketStream, MemoryStream, WSConnection]:
-    """A WebSocket on the server's side; its client's octets, and who makes frames of them."""
+    """Open a WebSocket; return the server's side, the client's stream, and its wsproto connection."""
     ours, theirs = memory_stream_pair()
     client = WSConnection(ConnectionType.CLIENT)
     await theirs.send_all(client.send(Request(host="x", target="/", subprotocols=["amqp"])))
@@ -318,7 +318,7 @@ async def opened(
 
 
 def masked(first: int, payload: bytes = b"", *, length: bytes | None = None) -> bytes:
-    """A frame of a client, whatever it is; the mask is nothing."""
+    """Return a client's frame with any content; its mask is zero."""
     if length is None:
         length = (
             struct.pack("!BH", 126, len(payload)) if len(payload) > 125 else bytes([len(payload)])
@@ -331,7 +331,7 @@ async def everything(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 def close_code(side: WSConnection, said: bytes) -> int:
-    """The code of the close that ends what was *said* to *side*."""
+    """Return the code of the close at the end of the octets *said* to *side*."""
     side.receive_data(said)
     *_, last = side.events()
     assert isinstance(last, CloseConnection)
@@ -339,7 +339,7 @@ def close_code(side: WSConnection, said: bytes) -> int:
 
 
 def code_of(out: bytes) -> int:
-    """The code of a close frame."""
+    """Return the code of a close frame."""
     assert out[0] == 0x88
     return int.from_bytes(out[2:4], "big")
 
@@ -350,11 +350,11 @@ def code_of(out: bytes) -> int:
     [
         (masked(0x81, b"text"), 1003),
         (b"\x82\x04abcd", 1002),  # not masked
-        (masked(0xC2, b"abcd"), 1002),  # RSV1: compressed, though that was not agreed on
+        (masked(0xC2, b"abcd"), 1002),  # RSV1: compressed without negotiation
         (masked(0x92, b"abcd"), 1002),
         (masked(0x83, b"abcd"), 1002),  # reserved opcodes
         (masked(0x8B), 1002),
-        (masked(0x80, b"abcd"), 1002),  # a continuation of nothing
+        (masked(0x80, b"abcd"), 1002),  # a continuation without a beginning
         (masked(0x02, b"a") + masked(0x82, b"b"), 1002),
         (masked(0x09, b"a"), 1002),  # a ping in pieces
         (masked(0x89, b"a" * 126), 1002),
@@ -388,7 +388,7 @@ async def test_messages_are_bounded(
             for at in range(pieces)
         )
         if fits:
-            # Again and again: what counts is one message.
+            # Repeatedly: the limit is for a single message.
             for _ in range(3):
                 await client.send_all(whole)
                 assert len(await stream.receive_some()) == size
@@ -411,7 +411,7 @@ async def test_frames_that_make_no_message_are_bounded(
     autojump_clock: trio.testing.MockClock,
     nursery: trio.Nursery,
 ) -> None:
-    """A message of empty fragments has no size, and pings are none: their octets count all the same."""
+    """Empty fragments add no size to a message, and pings are no messages: their octets count anyway."""
     limits = Limits(
         websocket_message_max=20_000, websocket_stranger_max=3_000, websocket_overhead_max=1_000
     )
@@ -422,7 +422,7 @@ async def test_frames_that_make_no_message_are_bounded(
         bound = 2 * 20_000 + READ_SIZE + 1_000
     each = masked(0x89) if kind == "pings" else masked(0x00, b"x" if "small" in kind else b"")
     begin = b"" if kind == "pings" else masked(0x02)
-    # A whole message ends what counts: it is at the bound, or one octet above.
+    # A complete message resets the count: its end is at the bound, or one octet above.
     count = (bound - len(begin) - 150) // len(each)
     rest = bound + above - len(begin) - count * len(each) - 8
     end = masked(0x82 if kind == "pings" else 0x80, b"e" * (rest + 2 if rest < 124 else rest))
@@ -434,7 +434,7 @@ async def test_frames_that_make_no_message_are_bounded(
     if not above:
         assert (await stream.receive_some()).endswith(b"e")
         return
-    # The octet above is not looked at any more.
+    # The octet above the bound is not processed.
     with pytest.raises(trio.BrokenResourceError, match="too much has come without a message"):
         await stream.receive_some()
     assert close_code(client, await everything(theirs)) == 1009
@@ -470,7 +470,7 @@ async def test_a_stranger_costs_little_memory(
 async def test_a_login_makes_room(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    """A stranger says what a login takes; who is known sends messages."""
+    """A client without a login may send enough for a login; one with a login sends messages."""
     limits = Limits(websocket_stranger_max=10_000, websocket_message_max=100_000)
     stream, theirs, _ = await opened(nursery, limits)
     large = masked(0x82, length=struct.pack("!BQ", 127, 100_000)) + b"x" * 100_000
@@ -491,7 +491,7 @@ async def test_a_login_makes_room(
 async def test_the_body_of_a_refusal_is_bounded(
     above: int, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    """A hostile server refuses us, at length."""
+    """A hostile server refuses us with a long body."""
     bound = 2_000
     ours, theirs = memory_stream_pair()
     head = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n"
@@ -593,7 +593,7 @@ async def test_a_ping_is_answered_and_a_close_too(nursery: trio.Nursery) -> None
 async def test_a_closed_websocket_leaves_no_task(
     cancelled: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """The client says nothing to our close: it has its moment, and then nothing runs."""
+    """The client does not answer our close: after a moment no task is left."""
     async with trio.open_nursery() as nursery:
         stream, theirs, _ = await opened(nursery)
         if cancelled:
@@ -610,7 +610,7 @@ async def test_a_closed_websocket_leaves_no_task(
 
 @pytest.mark.req("L2")
 async def test_a_page_that_leaves_leaves_nothing(nursery: trio.Nursery) -> None:
-    """A browser closes the WebSocket and not the connection in it."""
+    """A browser closes the WebSocket without closing the AMQP connection."""
     async with serving() as url:
         stream = await trio.open_tcp_stream("127.0.0.1", parse_url(url).port)
         async with stream:
@@ -630,7 +630,7 @@ HANDSHAKE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def framed(size: int, *, masked: bool) -> bytes:
-    """A frame with *size* octets of payload."""
+    """Return a frame with *size* octets of payload."""
     mask = 0x80 if masked else 0
     if size < 126:
         head = bytes((0x82, mask | size))
@@ -655,7 +655,7 @@ def test_frames_are_followed_however_they_are_cut(
     pieces = [framed(size, masked=masked) for size, masked in frames]
     handshake = HANDSHAKE.replace(b"\r\n", line)
     said = handshake + b"".join(pieces)
-    # Where each frame ends, and so where a piece of *count* frames may.
+    # Ends of frames, at which a piece of *count* frames may end.
     ends = list(itertools.accumulate(map(len, pieces), initial=len(handshake)))
     counter = FrameCounter()
     at = 0
@@ -665,13 +665,13 @@ def test_frames_are_followed_however_they_are_cut(
         assert 0 < size <= len(data)
         inside = sum(at <= begin < at + size for begin in ends[:-1])
         assert inside <= count
-        # Only the end of a frame is a reason to stop.
+        # Pieces stop at ends of frames only.
         assert size == len(data) or (at + size in ends and inside == count)
         at += size
 
 
 class FramesOfAStep(trio.abc.Instrument):
-    """The most frames that were looked at in one step of a task."""
+    """Largest number of frames processed in one step of a task."""
 
     def __init__(self) -> None:
         self.now = self.most = 0

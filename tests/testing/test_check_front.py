@@ -1,4 +1,4 @@
-"""``check_front``: our front passes, and one that makes a mistake does not."""
+"""``check_front``: our front passes, and fronts with a mistake fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amqp_rt.testing.fronts import FRONT_CHECKS, FrontWorld, check_front
 
 
 class NativeClient:
-    """AMQP 1.0, by our own client engine."""
+    """Client of AMQP 1.0 with our own engine."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -106,7 +106,7 @@ class NativeClient:
     def take(self) -> bytes:
         return b"".join(self._engine.take())
 
-    # --- What its links hear ---
+    # --- Callbacks of its links ---
 
     def on_attached(self, link: Any) -> None:
         if link.role:
@@ -142,11 +142,11 @@ def test_our_front_is_one(check: Callable[[FrontWorld], None]) -> None:
     check(FrontWorld(amqp10.Front(), NativeClient))
 
 
-# --- fronts that are none -------------------------------------------------------------------------
+# --- fronts with mistakes -------------------------------------------------------------------------
 
 
 class Engine:
-    """Our engine, for others to make mistakes with."""
+    """Our engine, as the base of fronts with mistakes."""
 
     def __init__(self, options: ServerOptions, now: float) -> None:
         self.inner = amqp10.Front().server(options, now)
@@ -231,14 +231,14 @@ class HasNoClock(Engine):
 
 
 class WantsWholeFrames(Engine):
-    """An octet alone is lost."""
+    """Front that loses single octets."""
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         return [] if len(data) == 1 else super().receive(data, now)
 
 
 class Raises(Engine):
-    """What it does not understand is raised."""
+    """Front that raises on input that it does not understand."""
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         events = super().receive(data, now)
@@ -267,7 +267,7 @@ class DoesNotClose(Engine):
 
 
 class Proxy:
-    """Something of the engine's, but for what a mistake changes."""
+    """Proxy of an object of the engine, except for the changes of a mistake."""
 
     def __init__(self, inner: Any) -> None:
         object.__setattr__(self, "inner", inner)
@@ -280,7 +280,7 @@ class Proxy:
 
 
 class WrongLinks(Engine):
-    """The broker gets links that are not quite right."""
+    """Front whose links differ slightly from correct ones."""
 
     link: type[Proxy] = Proxy
 
@@ -292,7 +292,7 @@ class WrongLinks(Engine):
 
 
 class Early(Proxy):
-    """Settles what comes, and lets the broker settle it again."""
+    """Endpoint that settles deliveries before the broker, which settles them again."""
 
     def deliver(self, link: Any, deliveries: list[Any]) -> None:
         for delivery in deliveries:
@@ -301,7 +301,7 @@ class Early(Proxy):
 
 
 class Always(Proxy):
-    """Whatever the broker says of a delivery, it was accepted."""
+    """Endpoint whose deliveries are accepted, despite the outcome of the broker."""
 
     def deliver(self, link: Any, deliveries: list[Any]) -> None:
         self.inner.deliver(link, [AlwaysAccepted(each) for each in deliveries])
@@ -313,21 +313,21 @@ class AlwaysAccepted(Proxy):
 
 
 class Silent(Proxy):
-    """The broker never hears that a link is over."""
+    """Endpoint that does not notify the broker of the end of its link."""
 
     def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
         pass
 
 
 class Deaf(Proxy):
-    """What a consumer says of a message is not heard."""
+    """Endpoint that ignores the outcomes of consumers."""
 
     def on_outcomes(self, link: Any, deliveries: list[Any]) -> None:
         pass
 
 
 def through(endpoint: type[Proxy]) -> type[Engine]:
-    """An engine with *endpoint* between its links and the broker."""
+    """Return an engine with *endpoint* between its links and the broker."""
 
     class Between(Proxy):
         def accept(self, bound: Any, **options: Any) -> None:

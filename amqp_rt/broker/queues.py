@@ -1,13 +1,14 @@
-"""A queue: put, offer, settle, requeue (Part 3 §3.3).
+"""Queues: storing, delivering, settling and requeueing messages (Part 3 §3.3).
 
-Pure: the wall clock is passed in and read only where a message has a time to live. A message is
-AVAILABLE while it lies in a slot, ACQUIRED while a delivery holds it, and ARCHIVED once nobody
-does. It keeps its sequence number all its life, which is its place in the queue: what comes back
-is delivered again before anything that was behind it.
+Pure: the wall clock is an argument, and is read only for messages with a time to live. A message is
+AVAILABLE while it is in a slot, ACQUIRED while a delivery holds it, and ARCHIVED afterwards. Its
+sequence number never changes and is its position in the queue, so that a requeued message is
+delivered again before those that were behind it.
 
-The cost of each operation does not grow with the depth of the queue. Slots lie in segments that
-are found by sequence number; messages never taken are contiguous, so that the next one is known;
-those that came back wait in a heap; consumers without credit are in no list that anybody walks.
+The cost of an operation does not grow with the length of the queue. Slots are in segments that are
+found by sequence number. *Fresh* messages, which were never acquired, are contiguous, so that the
+next one is known; requeued ones are in a heap; consumers without credit are in no list that is
+searched.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .paging import NOWHERE_PAGED, Paging
 from .schedule import Schedule
 from .subscriptions import Browser, DistributionNode, Enlisted, Subscription
 
-#: Slots of a segment.
+#: Slots of a segment, and the shift and mask that find one.
 _SEGMENT: Final = 128
 _SHIFT: Final = 7
 _MASK: Final = 127
@@ -39,45 +40,45 @@ _MASK: Final = 127
 #: The header's ``delivery-count`` is a uint; a sender may begin with its highest value.
 _COUNT_MAX: Final = 0xFFFF_FFFF
 
-#: What becomes of messages for which there is no room.
+#: Treatment of messages that exceed the limits of the queue.
 BLOCK: Final = "block"
 REJECT: Final = "reject"
 DROP_HEAD: Final = "drop-head"
 
-#: A message is found in its heap by its rank above the place, so that what ranks first comes first.
+#: In heaps the rank is above the sequence number, so that the lowest rank comes first.
 _PLACE_BITS: Final = 40
 _PLACE: Final = (1 << _PLACE_BITS) - 1
 
-#: Messages that one consumer gets in a row when no other waits.
+#: Messages that one consumer gets in a row if no other waits.
 _RUN: Final = 64
 
-#: Messages that are delivered in one turn of the event loop, if credit has come for more.
+#: Messages delivered in one turn of the event loop, however much credit there is.
 _DELIVERED: Final = 1_000
 
-#: Messages that the filters of one consumer look at in a row.
+#: Messages that the filters of one consumer examine in a row.
 _LOOKS: Final = 1_000
 
 
-#: Messages that are given up in a row because they have expired.
+#: Expired messages that are given up in a row.
 _SWEPT: Final = 50
 
-#: Messages that are due at the same time and become available in a row, and deliveries that are released
-#: in a row because their time is up.
+#: Messages due at the same time that become available in a row, and overdue deliveries that are
+#: released in a row.
 _DUE: Final = 250
 
-#: Deliveries of links that have ended, and the like, that are concluded in one turn of the event loop,
-#: over all nodes that share their :class:`Memory`: a few milliseconds.
+#: Deferrable work, such as ended links' deliveries to conclude, in one turn of the event loop for
+#: all nodes that share their :class:`Memory`: a few milliseconds.
 WORK_OF_A_TURN: Final = 1_000
-#: As many of them take as long as giving one message up, which may make a dead letter of it; and as
-#: each further copy of that.
+#: Units of that work for giving one message up, which may make a dead letter of it; and for each
+#: further copy of that dead letter.
 _WORK_OF_AN_END: Final = 16
 WORK_OF_A_LETTER: Final = 8
-#: Messages that may come while there is no time to drop those that they replace.
+#: Messages that may arrive while there is no time to drop those that they replace.
 _UNSHED_MAX: Final = 1_000
-#: Numbers that are freed for that work; a segment of messages takes about as long.
+#: Numbers freed for as much work; freeing a segment of messages takes about as long.
 _FREED: Final = 64
 
-#: What becomes of a message when its delivery has ended.
+#: Verdicts on a message whose delivery has ended.
 _ACCEPTED: Final = 0
 _REQUEUED: Final = 1
 DEAD_LETTERED: Final = 2
@@ -91,29 +92,29 @@ _NO_MORE_WORK: Final = Error(
 
 
 class Memory:
-    """Bytes of messages over all nodes that share this object, and how many there may be."""
+    """Memory account of messages in all nodes that share this object, in bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held: int = 0
-        #: What may still be done in this turn of the event loop of work that can wait for a later one;
-        #: the host, which gives such work its turns, fills it up again.
+        #: Deferrable work that may still be done in this turn of the event loop. The host refills
+        #: it, and calls the nodes that have left some.
         self.work: int = WORK_OF_A_TURN
-        #: Called one by one when there is room again.
+        #: Callbacks, by their owner, called one by one when there is room again.
         self.waiting: dict[Any, Callable[[], None]] = {}
 
     @property
     def scarce(self) -> bool:
-        """More than seven eighths are in use."""
+        """Whether more than seven eighths are in use."""
         return self.held * 8 > self.limit * 7
 
     def wait(self, who: Any, on_room: Callable[[], None]) -> None:
-        """Call *on_room* when memory is no longer scarce, if it is now."""
+        """If memory is scarce, call *on_room* once when it no longer is."""
         if self.scarce:
             self.waiting[who] = on_room
 
     def tell(self) -> None:
-        """Wake those who wait, as long as there is room."""
+        """Call the waiting callbacks as long as there is room."""
         for who in list(self.waiting):
             if self.scarce:
                 break
@@ -123,7 +124,7 @@ class Memory:
 
 
 class Counts:
-    """What has happened at a node since it was made."""
+    """Counters of a node since it was created."""
 
     def __init__(self) -> None:
         self.enqueued: int = 0
@@ -132,32 +133,32 @@ class Counts:
         self.requeued: int = 0
         self.dead_lettered: int = 0
         self.expired: int = 0
-        #: Archived without being accepted: rejected or worn out with no dead-letter address,
-        #: purged, replaced by a later one, or abandoned by a default outcome.
+        #: Archived without being accepted or dead-lettered: given up without a dead-letter address,
+        #: purged, replaced by a later message, missing in the store, or deleted with the queue.
         self.dropped: int = 0
 
 
 class Ledger(Protocol):
-    """Keeps messages of one queue beyond the process. Called for entries that are ``stored``."""
+    """Store of one queue's messages. Called for entries that are ``stored``."""
 
     def remove(self, entry: Entry) -> None:
-        """It is gone."""
+        """Remove *entry*."""
 
     def update(self, entry: Entry) -> None:
-        """What is known of it has changed, its payload has not."""
+        """Write the changed state of *entry*, whose payload is unchanged."""
 
     def rewrite(self, entry: Entry) -> None:
-        """Its payload has changed."""
+        """Write *entry*, whose payload has changed."""
 
     def discard(self, first: int, last: int, kept: list[Entry]) -> None:
-        """What is kept at the places from *first* to *last* is gone, but for *kept*."""
+        """Remove the messages from *first* to *last*, except *kept*."""
 
     def settle(self, delivery: Any, outcome: Any) -> None:
-        """Settle *delivery* once what was said of its entry is on the disk."""
+        """Settle *delivery* once the changes of its entry are on the disk."""
 
 
 def effective_priority(priority: int, levels: int) -> int:
-    """Which of *levels* distinct priorities, from 0, a message of *priority* has (§3.2.1)."""
+    """Return the level, from 0, of *priority* among *levels* distinct priorities (§3.2.1)."""
     if levels >= 10:
         return min(priority, levels - 1)
     lowest = 5 - (levels + 1) // 2
@@ -165,22 +166,22 @@ def effective_priority(priority: int, levels: int) -> int:
 
 
 class _Left:
-    """Deliveries that are to be concluded, in order.
+    """Deliveries to be concluded, in order.
 
     Args:
-        deliveries: What :meth:`finish` takes.
-        finish: Concludes one of them, if that has not happened meanwhile.
+        deliveries: Arguments of :meth:`finish`.
+        finish: Concludes one of them, unless it has been concluded in the meantime.
     """
 
     def __init__(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
         self.deliveries = deliveries
         self.finish = finish
-        #: So many of them are concluded.
+        #: Number of those concluded.
         self.done: int = 0
 
 
 class _Segment:
-    """Neighbouring slots."""
+    """Block of neighbouring slots."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -189,38 +190,38 @@ class _Segment:
 
 
 def _ignore() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 def _ignore_time(at: float) -> None:
-    """Nobody wants to know when."""
+    """Do nothing."""
 
 
 class MessageQueue(DistributionNode):
-    """The messages of one queue, and who takes them.
+    """Messages of one queue and their distribution to consumers.
 
     Args:
-        memory: Shared account of bytes.
+        memory: Shared memory account.
         wall: The wall clock, for times to live.
-        bury: What becomes of a message that is given up: called with the entry, the reason and
-            the error that the consumer gave. It returns false if there is no place for such
-            messages; they are dropped then.
+        bury: Dead-letters a message that is given up: called with the entry, the reason and the
+            consumer's error. Returns False if there is no dead-letter address; the message is then
+            dropped.
         max_deliveries: Failed deliveries (``delivery-count``) after which a message is given up.
-        max_attempts: Acquisitions, however they ended, after which a message that comes back is
-            given up (decision 10).
-        length_max: Messages that the queue holds, acquired ones included; 0 for any number.
-        bytes_max: Bytes that the queue holds; 0 for ``limits.queue_bytes_max``.
-        priorities: Distinct priorities (§3.2.1); 1 for none.
-        overflow: What becomes of messages for which there is no room: ``BLOCK`` gives no credit for
-            them, ``REJECT`` rejects them, ``DROP_HEAD`` gives up the first available ones.
-        monotonic: The clock of delays and locks; by default the wall clock.
-        marker: Reads what the next three go by of each message; None if none of them is wished.
-        last_value: Of messages with equal keys only the last is kept.
-        sorting: Messages are in the order of their marks; of equal ones the first comes first.
-        grouping: The messages of a group go to one consumer.
-        lock_s: Seconds that a delivery may be unsettled before it is released; 0 for ever.
-        single_active: One consumer gets everything until it leaves.
-        exclusive: There is one consumer at most.
+        max_attempts: Acquisitions, with any outcome, after which a requeued message is given up
+            (decision 0012).
+        length_max: Maximum number of messages, acquired ones included; 0 for unlimited.
+        bytes_max: Maximum size in bytes; 0 for ``limits.queue_bytes_max``.
+        priorities: Number of distinct priorities (§3.2.1); 1 to ignore them.
+        overflow: Treatment of messages beyond these limits: ``BLOCK`` grants no credit for them,
+            ``REJECT`` rejects them, ``DROP_HEAD`` gives up the first available ones.
+        monotonic: Clock of delays and locks; by default the wall clock.
+        marker: Reads the values for the next three from a message; None if none of them is used.
+        last_value: Whether only the last of messages with equal keys is kept.
+        sorting: Whether messages are sorted by their marks; equal ones stay in order.
+        grouping: Whether the messages of a group go to one consumer.
+        lock_s: Seconds after which an unsettled delivery is released; 0 for no limit.
+        single_active: Whether one consumer gets all messages until it leaves.
+        exclusive: Whether only one consumer is allowed.
         limits: Bounds.
     """
 
@@ -261,117 +262,119 @@ class MessageQueue(DistributionNode):
         self.length_max = length_max
         self.bytes_max = bytes_max or limits.queue_bytes_max
         self.limits = limits
-        #: Called when messages have gone and ``awaited`` is set.
+        #: Called when messages have left and ``awaited`` is set.
         self.on_room: Callable[[], None] = _ignore
-        #: Somebody waits for room.
+        #: Whether a sender waits for room.
         self.awaited: bool = False
-        #: Called when filters have more to look at than they may at once; :meth:`resume` is to be
-        #: called soon.
+        #: Called when deferrable work is left in this turn: :meth:`resume` has to be called soon.
         self.on_unfinished: Callable[[], None] = _ignore
         self.unfinished: bool = False
-        #: Called with a time, by the monotonic clock, when :meth:`tick` is to be called by then.
+        #: Called with a time of the monotonic clock by which :meth:`tick` has to be called.
         self.on_alarm: Callable[[float], None] = _ignore_time
-        #: The time that was said last, ``inf`` if that has passed.
+        #: The last such time, ``inf`` if it has passed.
         self.alarm: float = inf
         self.counts = Counts()
-        #: Where stored messages are kept, None if none are.
+        #: Store of the queue's messages, None if it is in memory only.
         self.ledger: Ledger | None = None
-        #: Messages that have a place and room here, and are not put yet.
+        #: Messages that have a sequence number and room, and are not put yet.
         self.pending: int = 0
-        #: Messages of transactions, which have room here and no place yet.
+        #: Messages of transactions, which have room and no sequence number yet.
         self.held: int = 0
-        #: Large messages that have a place here, and whose body is arriving.
+        #: Large messages with a sequence number whose body is arriving.
         self.arriving: int = 0
         #: Messages that are AVAILABLE, and that are ACQUIRED.
         self.available: int = 0
         self.acquired: int = 0
-        #: Messages that are not due yet.
+        #: Messages that are not due yet, or paused.
         self.delayed: int = 0
-        #: Payload bytes of all of them.
+        #: Payload bytes of all of these.
         self.bytes: int = 0
-        #: Of the available ones those that are in the store only, and the place from which on they
-        #: are; see :mod:`~amqp_rt.broker.paging`.
+        #: Number of the available messages that are in the store only, and their lowest sequence
+        #: number; see :mod:`~amqp_rt.broker.paging`.
         self.paged: int = 0
         self.paged_from: int = NOWHERE_PAGED
-        #: Bytes of messages here whose body is in the store only.
+        #: Bytes of bodies that are in the store only, of messages in memory.
         self.beyond: int = 0
-        #: Called with a subscription, a delivery that was begun with what comes before the body, and
-        #: its entry: the pieces of that are to follow, and then :meth:`fed`.
+        #: Called with a subscription, a delivery begun with the part before the body, and its
+        #: entry: the callee sends the pieces of the body and then calls :meth:`fed`.
         self.on_pieces: Callable[[Subscription, Any, Entry], None] | None = None
-        #: With more bytes or messages than these, what comes has to go through the ledger.
+        #: With more bytes or messages than these, new messages have to go through the ledger.
         self.bytes_here_max: int = NOWHERE_PAGED
         self.messages_here_max: int = NOWHERE_PAGED
         self.consumers: dict[int, Subscription] = {}
         self.browsers: dict[int, Browser] = {}
         self.deleted: bool = False
-        #: Called when outcomes have left it empty, None if nobody cares.
+        #: Called when outcomes have left the queue empty, or None.
         self.on_empty: Callable[[], None] | None = None
         self._identities: int = 0
         self._segments: dict[int, _Segment] = {}
         self._tail: _Segment = _Segment(0)
         self._segments[0] = self._tail
-        #: Never taken: the slots from ``_head`` up to ``_next``. A place that was reserved in vain is
-        #: empty; the first one never is.
+        #: Fresh messages are in the slots from ``_head`` up to ``_next``. A slot may be empty, such
+        #: as one whose message was reserved and withdrawn, but not the first one.
         self._head: int = 0
         self._next: int = 0
-        #: The next place to be given out.
+        #: The next sequence number.
         self._place_next: int = 0
-        #: Ranks and places of what came back, for everybody, and by the links that must not get it.
-        #: With priorities, of everything.
+        #: Ranks of requeued messages: of those for all consumers, and of others by the consumers
+        #: that must not get them. With priorities or sorting, of all messages.
         self._returned: list[int] = []
         self._apart: dict[frozenset[int], list[int]] = {}
-        #: Of those, the places between ``_head`` and ``_next``, or such once: a consumer that does not
-        #: want everything has taken them before their turn.
+        #: Sequence numbers of those between ``_head`` and ``_next`` that are in heaps nevertheless:
+        #: a selective consumer had acquired them out of turn.
         self._aside: set[int] = set()
-        #: Consumers with credit, in the order of its arrival; each takes its turn and goes to the end.
+        #: Consumers with credit, in the order in which it came; each takes its turn and goes to the
+        #: end.
         self._ring: deque[Subscription] = deque()
-        #: If some have other priorities than 0: these, highest first, and 0 among them; and in place
-        #: of the one ring one for each.
+        #: If some consumers have a priority other than 0: all priorities with 0, highest first, and
+        #: one ring for each in place of ``_ring``.
         self._levels: list[int] = []
         self._rings: dict[int, deque[Subscription]] = {}
-        #: It is being delivered, or must not be: see :meth:`conclude_left`.
+        #: Whether messages are being delivered, or must not be; see :meth:`conclude_left`.
         self._pumping: bool = False
         self._left: deque[_Left] = deque()
-        #: One of them is being concluded.
+        #: Whether one of them is being concluded.
         self._concluding: bool = False
-        #: As much was delivered as may be in one turn, and when there was as much.
+        #: Whether this turn's deliveries are used up.
         self._exhausted: bool = False
-        #: Much is put at once, and delivered when all of it is there.
+        #: Whether many messages are being put, to be delivered after the last of them.
         self._gathers: bool = False
+        #: Count of deliveries at which those of this turn are used up.
         self._enough: int = 0
-        #: What the queue held when it was deleted, as far as it has not been freed.
+        #: Objects of the deleted queue that have not been freed yet.
         self._trash: list[Any] = []
         self._freed: bool = False
-        #: Messages are ordered by something before their place.
+        #: Whether messages are ordered by more than their sequence number.
         self._ranked: bool = priorities > 1 or sorting
         self._marker = marker
-        #: The last message with each key, as long as it is here.
+        #: The last message with each key, as long as it is in the queue.
         self._latest: dict[Any, Entry] = {}
-        #: Ranks in heaps whose messages have been replaced.
+        #: Number of ranks in heaps whose messages have been replaced.
         self._stale: int = 0
         self._groups: Groups | None = Groups() if grouping else None
-        #: The one that gets everything.
+        #: The single active consumer.
         self._active: Subscription | None = None
         self._schedule: Schedule | None = None
-        #: Failed messages whose pause is not over, by their places; the schedule has them too. And a
-        #: heap of their ranks, with those of some whose pause is over.
+        #: Paused messages by their sequence numbers; they are in the schedule too. And a heap of
+        #: their ranks, which may contain ranks of messages no longer paused.
         self._paused: dict[int, Entry] = {}
         self._paused_ranks: list[int] = []
         self._locks: Locks | None = None
         self._paging: Paging | None = None
-        #: There may be messages here that expire.
+        #: Whether the queue may hold messages that expire.
         self._has_expiring: bool = False
-        #: When the first message expires that an alarm was set for, in wall-clock time, and the alarm.
+        #: Wall-clock time for which the expiry alarm is set, and the time of that alarm.
         self._expires_at: float = NEVER
         self._expiry_alarm: float = inf
-        #: :meth:`sweep` has left nothing for :meth:`resume`.
+        #: Whether :meth:`sweep` has left no work for :meth:`resume`.
         self._swept: bool = True
-        #: Messages that have come since :meth:`_shed` left something for :meth:`resume`.
+        #: Number of times that :meth:`_shed` ran out of time since it last dropped all that was
+        #: over the limits.
         self._unshed: int = 0
         self.lock(lock_s)
 
     def lock(self, lock_s: float) -> None:
-        """From now on deliveries may be unsettled for *lock_s* seconds; 0 for ever."""
+        """Limit the time of later unsettled deliveries to *lock_s* seconds; 0 for no limit."""
         if not lock_s:
             self._locks = None
         elif self._locks is None:
@@ -382,13 +385,13 @@ class MessageQueue(DistributionNode):
     # --- Room ---
 
     def room(self) -> int:
-        """How many more messages the queue can hold, at the mean size of those it has."""
+        """Return the number of messages for which there is room, at the mean size of those here."""
         held = self.available + self.acquired + self.delayed + self.pending + self.held
         memory = self.memory
         free = memory.limit - memory.held
         mean = self.bytes // held if held else 1024
         if self.overflow != BLOCK:
-            # Messages may come although there is no room here: others go for them, or they do.
+            # Messages beyond the limits are allowed to arrive: they or others are then given up.
             return max(0, free // max(mean, 64))
         free = min(free, self.bytes_max - self.bytes)
         room = free // mean if mean > 64 else free // 64
@@ -397,7 +400,7 @@ class MessageQueue(DistributionNode):
         return max(0, room)
 
     def fits(self, size: int) -> bool:
-        """Whether a message of *size* bytes may still come in."""
+        """Return whether there is room for a message of *size* bytes."""
         memory = self.memory
         if memory.held + size > memory.limit:
             return False
@@ -410,12 +413,14 @@ class MessageQueue(DistributionNode):
         return self.bytes + size <= self.bytes_max
 
     def _shed(self) -> None:
-        """Drop the first available messages while there are too many; of very many the rest is left for
-        :meth:`resume`."""
+        """Give up the first available messages while there are too many.
+
+        If there are very many, the rest is left for :meth:`resume`.
+        """
         left = _SWEPT
         while self.available > self.paged and self._is_over():
             if self.paged and not self._begins_here():
-                # The first of them are read, and go then.
+                # The first ones have to be read before they are given up.
                 break
             if not left or self.memory.work <= 0:
                 self._unshed += 1
@@ -428,13 +433,13 @@ class MessageQueue(DistributionNode):
         self._tell_of_room()
 
     def _is_over(self) -> bool:
-        """There are more than there may be, or larger ones."""
+        """Return whether the messages exceed the limits of number or bytes."""
         return self.bytes > self.bytes_max or (
             self.length_max > 0 and self.available + self.acquired + self.delayed > self.length_max
         )
 
     def _begins_here(self) -> bool:
-        """The first available message is in memory, and not one that was taken out of turn."""
+        """Return whether the first available message is in memory and not loaded out of turn."""
         if self._head < self._next:
             return True
         return any(
@@ -442,14 +447,14 @@ class MessageQueue(DistributionNode):
         )
 
     def hold(self, entry: Entry) -> None:
-        """Give *entry* room and no place: it may come when its transaction is discharged."""
+        """Reserve room for *entry*, without a sequence number, until its transaction ends."""
         size = len(entry.payload)
         self.bytes += size
         self.memory.held += size
         self.held += 1
 
     def let_go(self, entry: Entry) -> None:
-        """Take the room of a held *entry* back: it comes now, or ``room_again`` follows."""
+        """Free the room of a held *entry*, which is put now, or ``room_again`` follows."""
         if not self.deleted:
             size = len(entry.payload)
             self.bytes -= size
@@ -457,14 +462,17 @@ class MessageQueue(DistributionNode):
             self.held -= 1
 
     def room_again(self) -> None:
-        """Tell those who wait for room."""
+        """Notify those that wait for room."""
         self._freed = True
         self._tell_of_room()
 
     # --- Putting ---
 
     def reserve(self, entry: Entry) -> None:
-        """Give *entry* its place and its room; :meth:`put` or :meth:`withhold` follows, in order."""
+        """Reserve a sequence number and room for *entry*.
+
+        :meth:`put` or :meth:`withhold` follows, in order.
+        """
         entry.sequence = self._place_next
         self._place_next += 1
         if self._paging is not None and self.paged_from == NOWHERE_PAGED:
@@ -476,7 +484,7 @@ class MessageQueue(DistributionNode):
         self.pending += 1
 
     def withhold(self, entry: Entry) -> None:
-        """A reserved *entry* does not come after all."""
+        """Withdraw a reserved *entry*."""
         if self.deleted:
             return
         self.pending -= 1
@@ -484,7 +492,7 @@ class MessageQueue(DistributionNode):
         self._tell_of_room()
 
     def restore(self, entry: Entry) -> None:
-        """Put back at its place what a store has kept. Nobody is attached yet; the places rise."""
+        """Put a message from the store at its position. Called in order, before links attach."""
         self._place_next = max(self._place_next, entry.sequence + 1)
         size = len(entry.payload)
         self.bytes += size + entry.rest
@@ -494,7 +502,7 @@ class MessageQueue(DistributionNode):
             self._append(entry, entry.sequence)
 
     def put(self, entry: Entry) -> None:
-        """Take responsibility for *entry* and deliver it if somebody waits."""
+        """Take responsibility for *entry* and deliver it if a consumer waits."""
         if self.deleted:
             return
         sequence = entry.sequence
@@ -516,7 +524,7 @@ class MessageQueue(DistributionNode):
         if sequence >= self.paged_from and self._page_out(entry):
             return
         if self._ring and not self.available and not self._pumping and not self.browsers:
-            # Nobody is before it and somebody waits: it needs no slot.
+            # No message is before it and a consumer waits: it needs no slot.
             subscription = self._ring[0]
             link = subscription.link
             if (
@@ -537,18 +545,18 @@ class MessageQueue(DistributionNode):
             self._came()
 
     def gather(self) -> None:
-        """Deliver nothing of what is put before :meth:`deliver_gathered`, which follows at once."""
+        """Put messages without delivering them, until :meth:`deliver_gathered` in the same turn."""
         self._gathers = self._pumping = True
 
     def deliver_gathered(self) -> None:
-        """Deliver what was put since :meth:`gather`, from the next turn on."""
+        """Deliver the messages put since :meth:`gather`, from the next turn on."""
         self._gathers = False
         if not self.deleted:
             self._exhausted = True
             self._resume_later()
 
     def _came(self) -> None:
-        """There are messages that were not there before."""
+        """Deliver after messages have become available."""
         if self._gathers:
             return
         if self.browsers:
@@ -573,7 +581,7 @@ class MessageQueue(DistributionNode):
         self._place(entry, sequence)
 
     def _rank(self, entry: Entry) -> int:
-        """What orders *entry* among the others: its mark or its priority, then its place."""
+        """Return the number that orders *entry*: its mark or priority, then its sequence number."""
         if not self._ranked:
             return entry.sequence
         if self.sorting:
@@ -583,7 +591,7 @@ class MessageQueue(DistributionNode):
         return (self.priorities - 1 - band) << _PLACE_BITS | entry.sequence
 
     def _step(self) -> None:
-        """The first of those never taken has been: go on to the next that is there."""
+        """Advance ``_head`` past a removed fresh message to the next one."""
         self._head += 1
         while self._head < self._next and (
             self._look(self._head) is None or (self._aside and self._head in self._aside)
@@ -596,7 +604,7 @@ class MessageQueue(DistributionNode):
     # --- Keys and times ---
 
     def _mark(self, entry: Entry) -> bool:
-        """Read of *entry* what the queue wants to know; false if a later one has replaced it."""
+        """Read the marks of *entry*; return False if a later message has replaced it."""
         if self._marker is None:
             return True
         entry.marks = self._marker(entry)
@@ -605,14 +613,14 @@ class MessageQueue(DistributionNode):
             return True
         before = self._latest.get(key)
         if before is not None and before.sequence > entry.sequence:
-            # It was not due before.
+            # The older message was delayed until now.
             self._replaced(entry)
             return False
         self._latest[key] = entry
         if before is not None:
             before.marks.replaced = True
             if self._look(before.sequence) is before:
-                # Nobody holds it.
+                # Not acquired.
                 self._remove(before.sequence)
                 if before.sequence in self._aside or before.sequence < self._head:
                     self._aside.discard(before.sequence)
@@ -630,7 +638,7 @@ class MessageQueue(DistributionNode):
         self._archive(entry)
 
     def _skim(self) -> None:
-        """Let the first rank of each heap be that of a message."""
+        """Remove ranks of replaced messages from the front of each heap."""
         for avoid, heap in [(None, self._returned), *self._apart.items()]:
             while heap and self._look(heap[0] & _PLACE) is None:
                 heapq.heappop(heap)
@@ -639,7 +647,7 @@ class MessageQueue(DistributionNode):
                 del self._apart[avoid]
 
     def _delays(self, entry: Entry) -> bool:
-        """Whether *entry* is not due yet; it is kept until it is."""
+        """Hold *entry* if it is not due yet; return whether that is so."""
         if self._schedule is None:
             self._schedule = Schedule(self.wall, self.monotonic)
         if not self._schedule.add(entry):
@@ -652,14 +660,14 @@ class MessageQueue(DistributionNode):
         return True
 
     def _mature(self, entry: Entry) -> None:
-        """*entry* is due: it is AVAILABLE, at the place that it got when it came."""
+        """Make *entry*, which is due now, AVAILABLE at its position."""
         self.delayed -= 1
         entry.due = None
         if self._mark(entry):
             self._appear(entry)
 
     def _appear(self, entry: Entry) -> None:
-        """*entry* is AVAILABLE, at a place that it had before others came."""
+        """Make *entry* AVAILABLE at its position, which is before later messages."""
         sequence = entry.sequence
         if sequence >= self._next and (not self.paged or sequence < self.paged_from):
             if self.paged:
@@ -681,9 +689,9 @@ class MessageQueue(DistributionNode):
         self._place(entry, sequence)
 
     def tick(self) -> None:
-        """Do what is due: deliver what was delayed, and release what is locked for too long.
+        """Deliver messages that are due, release overdue deliveries, and give up expired messages.
 
-        Work beyond one turn is left to the next: the alarm is then due at once.
+        Work beyond one turn is left to the next one: the alarm is then due at once.
         """
         self.alarm = inf
         if self.deleted:
@@ -705,7 +713,8 @@ class MessageQueue(DistributionNode):
                 released: list[Any] = []
                 for subscription, delivery in overdue:
                     released.append((subscription, delivery, delivery.context))
-                    # What the peer says from now on comes too late: it is told so, and not heard.
+                    # An outcome from the peer arrives too late now: the peer is informed, and it is
+                    # ignored.
                     delivery.context = RELEASED
                 self.conclude_left(released, self._release_locked)
                 self.concluded()
@@ -722,10 +731,12 @@ class MessageQueue(DistributionNode):
         self.settle(delivery, entry, RELEASED)
 
     def _watch_front(self) -> None:
-        """Set an alarm for the time at which the first message expires, if that is the next one to do
-        so. Those behind it expire when they are the first, as they keep their order."""
+        """Set an alarm for the expiry of the first message, if that is next.
+
+        Messages behind it expire once they are first, as messages keep their order.
+        """
         if self._stale:
-            # The rank of a message that was replaced may hide the first one.
+            # The rank of a replaced message may hide the first one.
             self._skim()
         at = NEVER
         if self._head < self._next:
@@ -738,7 +749,7 @@ class MessageQueue(DistributionNode):
                 at = entry.expires_at
         if at < self._expires_at:
             self._expires_at = at
-            # A clock that is a hair early must not make the alarm go off over and over.
+            # A wake-up slightly before the time must not set the alarm again and again.
             self._expiry_alarm = self.monotonic() + max(0.001, at - self.wall())
             self._set_alarm()
         elif not self.available and self._expires_at == NEVER:
@@ -779,7 +790,7 @@ class MessageQueue(DistributionNode):
         return None if segment is None else segment.slots[sequence & _MASK]
 
     def _fresh(self, sequence: int) -> Entry | None:
-        """The message at this place if it was never taken."""
+        """Return the message at *sequence* if it is fresh."""
         if self._aside and sequence in self._aside:
             return None
         return self._look(sequence)
@@ -807,10 +818,10 @@ class MessageQueue(DistributionNode):
         priority: int = 0,
         exclusive: bool = False,
     ) -> Subscription:
-        """A new consumer; it is to be the endpoint of a sending link.
+        """Return a new consumer, which is to be the endpoint of a sending link.
 
-        Those with a higher *priority* get messages before the others. With *exclusive* no other
-        may come, and :meth:`locked` says whether it may.
+        Consumers with a higher *priority* get messages before the others. *exclusive* keeps others
+        out; call :meth:`locked` before.
         """
         self._identities += 1
         subscription = Subscription(
@@ -843,22 +854,22 @@ class MessageQueue(DistributionNode):
         return subscription
 
     def locked(self, exclusive: bool) -> bool:
-        """Whether another consumer, who wants to be the only one if *exclusive*, has to stay away."""
+        """Return whether a further consumer, *exclusive* or not, has to be refused."""
         for consumer in self.consumers.values():
-            # If one is exclusive, there is no other.
+            # If one is exclusive, it is the only one.
             return exclusive or self.exclusive or consumer.exclusive
         return False
 
     @property
     def locks_deliveries(self) -> bool:
-        """Deliveries that are not settled in time come back."""
+        """Whether deliveries that are not settled in time are requeued."""
         return self._locks is not None
 
     def _ring_of(self, subscription: Subscription) -> deque[Subscription]:
         return self._rings[subscription.priority] if self._levels else self._ring
 
     def browse(self, *, settled: bool = False, filters: Any = None) -> Browser:
-        """A new browser; it sees what is available now and what arrives later (§3.5.7 *copy*)."""
+        """Return a new browser of messages available now and arriving later (§3.5.7 *copy*)."""
         self._identities += 1
         older = sorted(self._older(), reverse=True)
         browser = Browser(
@@ -873,7 +884,7 @@ class MessageQueue(DistributionNode):
         return browser
 
     def serve(self, subscription: Subscription) -> None:
-        """Credit or room has come: send what there is, or give the credit back."""
+        """Send messages after credit or room has come, and return credit that a drain asks for."""
         if subscription.feeding:
             if subscription.on_writable is not None:
                 subscription.on_writable()
@@ -894,19 +905,19 @@ class MessageQueue(DistributionNode):
                 subscription.ready = True
                 self._ring_of(subscription).append(subscription)
             self.pump()
-            # How much of it passes the filters is known only by looking at all of it.
+            # The number that passes the filters is unknown without examining all messages.
             waiting = 0 if subscription.selective else self.available
         link.offer(waiting)
         self._give_back(subscription)
         if subscription.ready and link.credit <= 0:
-            # Credit that comes later has its place behind that of others.
+            # Later credit queues up behind that of other consumers.
             self._ring_of(subscription).remove(subscription)
             subscription.ready = False
 
     def _give_back(self, subscription: Subscription) -> None:
-        """There is no more for *subscription* now: a link that is drained gives its credit back."""
+        """Return the credit of a draining link if *subscription* gets no more messages now."""
         link = subscription.link
-        # What is being requeued is for it, too.
+        # Messages still to be requeued are for it as well.
         looking = (
             self._exhausted or bool(self._left) or (self.unfinished and subscription.selective)
         )
@@ -916,7 +927,7 @@ class MessageQueue(DistributionNode):
             link.drained()
 
     def pump(self) -> None:
-        """Deliver as long as there are messages and consumers that may have them."""
+        """Deliver while there are messages and consumers that may have them."""
         if self._pumping or self.deleted:
             return
         self._pumping = True
@@ -933,10 +944,10 @@ class MessageQueue(DistributionNode):
 
     def _pump_ring(self, ring: deque[Subscription]) -> None:
         passed = 0
-        # Who may have nothing of what there is keeps its place, and is passed over once.
+        # A consumer that may have none of the messages keeps its place, and is passed over once.
         while self.available and passed < len(ring) and not self._exhausted:
             if self.counts.delivered >= self._enough:
-                # The rest comes with the next turn, and nothing before it.
+                # The rest is delivered in the next turn, before anything else.
                 self._exhausted = True
                 self.memory.work -= _DELIVERED
                 self._resume_later()
@@ -949,7 +960,7 @@ class MessageQueue(DistributionNode):
                     ring.rotate(-1)
 
     def _serve_run(self, ring: deque[Subscription], subscription: Subscription, run: int) -> bool:
-        """Up to *run* messages for the first in the ring; whether it got any."""
+        """Deliver up to *run* messages to the first in the ring; return whether it got any."""
         served = False
         link = subscription.link
         while run > 0 and self.available:
@@ -968,18 +979,18 @@ class MessageQueue(DistributionNode):
             else:
                 self._put_back(entry)
                 if not link.attached:
-                    # Its endpoint will hear so.
+                    # Its endpoint will be notified of the end.
                     self._retire(ring, subscription)
                     break
         return served
 
     def _retire(self, ring: deque[Subscription], subscription: Subscription) -> None:
-        """The first in the ring has no credit or no room; it queues up again when it has."""
+        """Remove the first in the ring, which lacks credit or room and joins again with both."""
         ring.popleft()
         subscription.ready = False
 
     def _take(self, subscription: Subscription) -> Entry | None:
-        """The first message that *subscription* may have."""
+        """Take and return the first message that *subscription* may have."""
         while True:
             sequence = -1
             heap: list[int] | None = None
@@ -990,7 +1001,7 @@ class MessageQueue(DistributionNode):
                 heap = self._returned
                 sequence = heap[0]
                 if self._aside and self._head < self._next:
-                    # Only then can one that was never taken be before it.
+                    # Only then can a fresh message be before it.
                     fresh = self._wanted(subscription) if subscription.selective else self._head
                     if 0 <= fresh < sequence:
                         sequence = fresh
@@ -1015,7 +1026,7 @@ class MessageQueue(DistributionNode):
                     return None
                 entry = found
             elif heap is not None and self.paged and sequence >= self.paged_from:
-                # It was taken out of turn, and there may be some in the store that are before it.
+                # It was acquired out of turn, and the store may hold some that are before it.
                 older = self._reach(subscription, sequence) if subscription.selective else None
                 if older is not None:
                     entry = older
@@ -1034,7 +1045,7 @@ class MessageQueue(DistributionNode):
                 if key is not None and not heap:
                     del self._apart[key]
                 if self._groups is not None and not subscription.wants(entry):
-                    # Its group has become somebody else's since.
+                    # Another consumer has become the owner of its group.
                     self._file(entry)
                     self._place(entry, entry.sequence)
                     continue
@@ -1044,16 +1055,16 @@ class MessageQueue(DistributionNode):
                 return entry
             self._expire(entry)
             if self.memory.work <= 0:
-                # Those behind it expire with the next turn, and nothing is delivered before.
+                # Messages behind it expire in the next turn; none is delivered before that.
                 self._exhausted = True
                 self._resume_later()
                 return None
 
     def _wanted(self, subscription: Subscription) -> int:
-        """The first message never taken that *subscription* wants, -1 for none.
+        """Return the first fresh message that *subscription* wants, -1 for none.
 
-        One look at many messages that it does not want is continued by :meth:`resume`, so that
-        nobody else waits for it.
+        If ``_LOOKS`` messages do not match, the search continues in :meth:`resume`, so that
+        others need not wait for it.
         """
         cursor = max(subscription.cursor, self._head)
         last = min(self._next, cursor + _LOOKS)
@@ -1070,7 +1081,7 @@ class MessageQueue(DistributionNode):
         return -1
 
     def resume(self) -> None:
-        """Go on with what was too much for one turn; asked for by ``on_unfinished``."""
+        """Continue with deferred work; requested by ``on_unfinished``."""
         self.unfinished = False
         if self._left:
             self._go_on_concluding()
@@ -1087,7 +1098,7 @@ class MessageQueue(DistributionNode):
                 self._browse(browser)
             self.pump()
             if self.overflow == DROP_HEAD and not self._exhausted:
-                # Only what consumers with credit have left.
+                # Only after delivery: messages that consumers have credit for are not dropped.
                 self._shed()
             if exhausted:
                 self._give_back_all()
@@ -1096,7 +1107,7 @@ class MessageQueue(DistributionNode):
                     self._give_back(subscription)
 
     def _hand(self, subscription: Subscription, entry: Entry) -> bool:
-        """Send *entry*; false if the link is gone, or cannot take this one."""
+        """Send *entry*; return False if the link has ended or cannot take this message."""
         if self.beyond and entry.pieces:
             return self._hand_in_pieces(subscription, entry)
         if subscription.acquiring is not None:
@@ -1113,7 +1124,7 @@ class MessageQueue(DistributionNode):
             )
         except LocalProtocolError:
             if link.attached:
-                # Too large for it.
+                # The message is too large for the link.
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
         entry.attempts += 1
@@ -1130,7 +1141,7 @@ class MessageQueue(DistributionNode):
         return True
 
     def left(self, subscription: Subscription, delivery: Any) -> None:
-        """A delivery that was noted first has been sent by now."""
+        """Start the time limit of a delivery that was recorded before it was sent."""
         if self._locks is not None:
             self._lock(subscription, delivery)
 
@@ -1140,19 +1151,19 @@ class MessageQueue(DistributionNode):
             self._set_alarm()
 
     def _give(self, subscription: Subscription, entry: Entry) -> None:
-        """The group of *entry* belongs to *subscription*."""
+        """Make *subscription* the owner of the group of *entry*."""
         assert self._groups is not None
         if self._groups.give(entry, subscription.identity):
             self._look_again()
 
     def _look_again(self) -> None:
-        """Consumers may have what they might not have before."""
+        """Let all consumers examine messages again, after group owners have changed."""
         for consumer in self.consumers.values():
             consumer.cursor = 0
         self._regroup()
 
     def _hand_in(self, subscription: Subscription, entry: Entry) -> bool:
-        """Send *entry* within the transaction that *subscription* acquires in (Part 4 §4.4.3)."""
+        """Send *entry* in the transaction in which *subscription* acquires (Part 4 §4.4.3)."""
         link = subscription.link
         transaction = subscription.acquiring
         if not transaction.has_room:
@@ -1187,7 +1198,7 @@ class MessageQueue(DistributionNode):
     # --- Settling ---
 
     def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
-        """A delivery of *entry* has ended in *outcome* (§3.4); ``concluded`` follows."""
+        """Apply *outcome* to *entry*, whose delivery has ended (§3.4); ``concluded`` follows."""
         if self.deleted:
             return
         if type(outcome) is Accepted:
@@ -1198,10 +1209,10 @@ class MessageQueue(DistributionNode):
             self.carry_out(entry, self.judge(subscription, entry, outcome))
 
     def judge(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
-        """What *outcome* makes of *entry*, noted in the entry and in the ledger.
+        """Return the verdict of *outcome* on *entry*, and record it in the entry and in the ledger.
 
-        Nobody else sees it before :meth:`carry_out`; what has its end here is in the ledger no
-        more, and its dead letter, if there is one, is.
+        The message is not visible to others before :meth:`carry_out`. If it is removed from the
+        queue, it is removed from the ledger here, and its dead letter, if any, is added there.
         """
         ledger = self.ledger
         if ledger is not None and not entry.stored:
@@ -1216,7 +1227,7 @@ class MessageQueue(DistributionNode):
             return _ACCEPTED
         rewritten = False
         if kind is Rejected:
-            # Counts as a delivery that failed, unlike release (§3.4.3, §3.4.4).
+            # Counts as a failed delivery, unlike release (§3.4.3, §3.4.4).
             entry.delivery_count = min(entry.delivery_count + 1, _COUNT_MAX)
             entry.altered = True
             reason = "rejected"
@@ -1245,7 +1256,7 @@ class MessageQueue(DistributionNode):
                         ledger.update(entry)
                 failed = kind is Modified and outcome.delivery_failed and subscription.pauses
                 return _FAILED if failed else _REQUEUED
-        # Its copy is written before it is taken away here, and with it.
+        # The dead letter is written before the message is removed, in the same commit.
         self.memory.work -= _WORK_OF_AN_END
         verdict = DEAD_LETTERED if self.bury(entry, reason, error) else DROPPED
         if ledger is not None:
@@ -1254,7 +1265,7 @@ class MessageQueue(DistributionNode):
         return verdict
 
     def carry_out(self, entry: Entry, verdict: int) -> None:
-        """Do to an acquired *entry* what was judged; ``concluded`` follows."""
+        """Apply the verdict to an acquired *entry*; ``concluded`` follows."""
         if self.deleted:
             return
         self.acquired -= 1
@@ -1276,7 +1287,7 @@ class MessageQueue(DistributionNode):
         self._archive(entry)
 
     def reprieve(self, entry: Entry, before: Entry) -> None:
-        """The ledger has refused what was judged: *entry* is as it was *before*, still acquired."""
+        """Restore *entry* to its state *before* the verdict, which the ledger has refused."""
         if not self.deleted:
             self._grow(len(before.payload) - len(entry.payload))
         entry.payload = before.payload
@@ -1290,27 +1301,28 @@ class MessageQueue(DistributionNode):
         self.memory.held += size
 
     def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
-        """Answer *delivery*, whose peer waits for it, once its outcome cannot be lost any more."""
+        """Settle *delivery*, whose peer waits for it, once its outcome is safe."""
         if self.ledger is not None and entry.stored:
             self.ledger.settle(delivery, outcome)
         else:
             delivery.settle(outcome)
 
     def is_busy(self) -> bool:
-        """Return whether what may take long has to wait for a later turn of the event loop."""
-        # What waits already comes first: dead letters keep the order in which messages were given up.
+        """Return whether long work has to wait for a later turn of the event loop."""
+        # Pending conclusions come first: dead letters keep the order in which their messages were
+        # given up.
         return (self.memory.work <= 0 or bool(self._left)) and not self._concluding
 
     def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
-        """Have *finish* conclude each of *deliveries*: as many as this turn may, the rest in later ones.
+        """Call *finish* for each of *deliveries*: as far as this turn allows, later for the rest.
 
-        Nothing is delivered before the last of them has its end, since what is behind a message that
-        is requeued must not overtake it. The rest belongs to the queue: neither the link nor the
-        connection that left it has to be there any more.
+        No message is delivered before all of them are concluded, since messages behind a requeued
+        one must not overtake it. The remaining ones belong to the queue: their link and connection
+        may have ended.
 
         Args:
-            deliveries: They are concluded in this order, after those of earlier calls.
-            finish: Called with each of them; it has to look whether that has its end already.
+            deliveries: Deliveries to conclude in this order, after those of earlier calls.
+            finish: Called with each of them; must check whether it has been concluded already.
         """
         self._left.append(_Left(deliveries, finish))
         if len(self._left) == 1:
@@ -1325,9 +1337,9 @@ class MessageQueue(DistributionNode):
             self.on_unfinished()
 
     def _conclude_some(self) -> None:
-        """Conclude what was left, as far as the work of this turn goes."""
+        """Conclude pending deliveries as far as the work of this turn allows."""
         memory = self.memory
-        # Each of them may be held against the filters of all consumers.
+        # Each of them may be tested by the filters of all consumers.
         work = 1 + (len(self.consumers) >> 3)
         while self._left:
             left = self._left[0]
@@ -1336,7 +1348,7 @@ class MessageQueue(DistributionNode):
                 if memory.work <= 0:
                     return
                 delivery = deliveries[left.done]
-                # Before anything can go wrong with it: no delivery is concluded twice.
+                # Counted before an error can occur, so that no delivery is concluded twice.
                 left.done += 1
                 memory.work -= work
                 self._concluding = True
@@ -1357,14 +1369,14 @@ class MessageQueue(DistributionNode):
                 self._give_back_all()
 
     def conclude_all_left(self) -> None:
-        """Conclude all that is left, since the event loop gives no more turns."""
+        """Conclude all pending deliveries, since the event loop gives no more turns."""
         if self._left:
             work, self.memory.work = self.memory.work, maxsize
             self._go_on_concluding()
             self.memory.work = work
 
     def concluded(self) -> None:
-        """The batch of outcomes is complete: what came back may be delivered again."""
+        """Deliver requeued messages, after a complete batch of outcomes."""
         if self.available and (self._ring or self._levels):
             self.pump()
         self._tell_of_room()
@@ -1372,7 +1384,7 @@ class MessageQueue(DistributionNode):
             self.on_empty()
 
     def pause(self, subscription: Subscription) -> None:
-        """The subscription's link is over, and another one may take its place."""
+        """Stop serving a subscription whose link has ended and may be replaced."""
         if subscription.on_writable is not None:
             subscription.on_writable()
         if subscription.ready:
@@ -1380,9 +1392,9 @@ class MessageQueue(DistributionNode):
             self._ring_of(subscription).remove(subscription)
 
     def claim(self, subscription: Subscription, sequence: int) -> Entry | None:
-        """Let *subscription* have the available message at a place, which it had before a restart.
+        """Acquire the available message at *sequence* for *subscription*, as before a restart.
 
-        None if there is none.
+        Returns None if it does not exist.
         """
         entry = self._look(sequence)
         if entry is None:
@@ -1401,10 +1413,10 @@ class MessageQueue(DistributionNode):
         return entry
 
     def leave(self, subscription: Subscription) -> None:
-        """The subscription is over."""
+        """Remove a subscription that has ended."""
         self.browsers.pop(subscription.identity, None)
         if subscription.on_writable is not None:
-            # It is told so, and gives up.
+            # The callback notices the end and stops sending.
             subscription.on_writable()
         if self._paging is not None:
             self._paging.ahead.pop(subscription.identity, None)
@@ -1423,7 +1435,7 @@ class MessageQueue(DistributionNode):
                 self._rings.clear()
         if subscription is self._active:
             self._succeed()
-        # What only this link must not get is for everybody now.
+        # Messages that only this consumer must not get are for all consumers now.
         for avoid in [avoid for avoid in self._apart if subscription.identity in avoid]:
             moved = self._apart.pop(avoid)
             rest = avoid - {subscription.identity}
@@ -1435,7 +1447,7 @@ class MessageQueue(DistributionNode):
             self._look_again()
 
     def _succeed(self) -> None:
-        """The active consumer has left: the next is the one with the highest priority, or the first."""
+        """Replace the active consumer, which has left, by the first one of the highest priority."""
         self._active = None
         for consumer in self.consumers.values():
             if self._active is None or consumer.priority > self._active.priority:
@@ -1444,7 +1456,7 @@ class MessageQueue(DistributionNode):
             self._activate()
 
     def _activate(self) -> None:
-        """Serve the active consumer from now on."""
+        """Begin to serve the active consumer."""
         active = self._active
         if active is not None and not active.active:
             active.active = True
@@ -1492,7 +1504,7 @@ class MessageQueue(DistributionNode):
         self._set_alarm()
 
     def _end_pause(self, entry: Entry) -> None:
-        """Make *entry* AVAILABLE again, whose pause is over, unless an operator has taken it."""
+        """Make *entry*, whose pause has ended, AVAILABLE unless an operator has taken it."""
         if self._paused.pop(entry.sequence, None) is None:
             return
         self.delayed -= 1
@@ -1500,7 +1512,7 @@ class MessageQueue(DistributionNode):
         self._go_on_without(entry)
 
     def _go_on_without(self, entry: Entry) -> None:
-        """Let those go on that had to wait for the paused *entry*."""
+        """Deliver the messages that had to wait for *entry*, which is no longer paused."""
         ranks, paused = self._paused_ranks, self._paused
         while ranks and ranks[0] & _PLACE not in paused:
             heapq.heappop(ranks)
@@ -1513,7 +1525,7 @@ class MessageQueue(DistributionNode):
             self._look_again()
 
     def _put_back(self, entry: Entry) -> None:
-        """*entry* is AVAILABLE again, at its old place, unless a later one has replaced it."""
+        """Make *entry* AVAILABLE at its position, unless a later message has replaced it."""
         if self.last_value and entry.marks.replaced:
             self._replaced(entry)
             return
@@ -1525,7 +1537,7 @@ class MessageQueue(DistributionNode):
             self._aside.add(entry.sequence)
 
     def _file(self, entry: Entry) -> None:
-        """Note that *entry* came back, for those who may have it."""
+        """Add *entry* to the heap for the consumers that may have it."""
         avoid = entry.avoid
         if avoid:
             avoid = entry.avoid = frozenset(link for link in avoid if link in self.consumers)
@@ -1542,9 +1554,9 @@ class MessageQueue(DistributionNode):
         heapq.heappush(heap, self._rank(entry))
 
     def _part(self, subscription: Subscription) -> None:
-        """Of what came back, *subscription*, which is new, is to get only what it wants.
+        """Exclude the new *subscription* from requeued messages that it does not want.
 
-        It looks at each of them once, however many others look for something else.
+        Each message is examined once, however many other consumers are selective.
         """
         parted: dict[frozenset[int], list[int]] = {}
         everything = list(self._apart.items())
@@ -1563,7 +1575,7 @@ class MessageQueue(DistributionNode):
         self._apart = parted
 
     def _regroup(self) -> None:
-        """Sort what came back anew by who may have it."""
+        """Sort all requeued messages into heaps again by the consumers that may have them."""
         older = self._older()
         self._returned.clear()
         self._apart.clear()
@@ -1574,7 +1586,7 @@ class MessageQueue(DistributionNode):
                 self._file(entry)
 
     def _archive(self, entry: Entry) -> None:
-        # Most queues have nothing of these kinds: they ask themselves, and not each entry.
+        # The guards avoid looking at each entry in queues without such messages.
         size = len(entry.payload)
         self.bytes -= size
         self.memory.held -= size
@@ -1594,7 +1606,7 @@ class MessageQueue(DistributionNode):
         self._give_up(entry, "expired", None)
 
     def _give_up(self, entry: Entry, reason: str, error: Error | None) -> None:
-        # Its copy is written before it is taken away here, and with it.
+        # The dead letter is written before the message is removed, in the same commit.
         self.memory.work -= _WORK_OF_AN_END
         if self.bury(entry, reason, error):
             self.counts.dead_lettered += 1
@@ -1617,8 +1629,10 @@ class MessageQueue(DistributionNode):
     # --- Messages in pieces ---
 
     def expect(self, entry: Entry) -> None:
-        """Give *entry*, whose body is going to arrive, its place; :meth:`arrive` or :meth:`forgo`
-        follows."""
+        """Give *entry*, whose body is going to arrive, a sequence number and room.
+
+        :meth:`arrive` or :meth:`forgo` follows.
+        """
         entry.sequence = self._place_next
         self._place_next += 1
         size = len(entry.payload)
@@ -1627,21 +1641,21 @@ class MessageQueue(DistributionNode):
         self.arriving += 1
 
     def grow(self, entry: Entry, size: int) -> None:
-        """So many bytes of its body more are going to be in the store."""
+        """Count *size* more bytes of the body, which are being written to the store."""
         if not self.deleted:
             entry.rest += size
             self.bytes += size
             self.beyond += size
 
     def forgo(self, entry: Entry) -> None:
-        """An expected *entry* does not come after all."""
+        """Withdraw an expected *entry*."""
         if not self.deleted:
             self.arriving -= 1
             self._archive(entry)
             self._tell_of_room()
 
     def arrive(self, entry: Entry) -> None:
-        """All of an expected *entry* is kept: deliver it if somebody waits."""
+        """Make an expected *entry*, which is kept completely, AVAILABLE and deliver it."""
         if self.deleted:
             return
         self.arriving -= 1
@@ -1654,9 +1668,9 @@ class MessageQueue(DistributionNode):
             self._all_here()
             self._appear(entry)
         else:
-            # Its turn comes with that of its neighbours.
+            # It is read together with its neighbours.
             if any(browser.cursor > sequence for browser in self.browsers.values()):
-                # They are past it and do not come back: it is here for them, without its body.
+                # These browsers have passed it: keep it in memory for them, without its body.
                 paging.out[sequence] = entry
                 self._appear(entry)
                 for browser in self.browsers.values():
@@ -1674,12 +1688,12 @@ class MessageQueue(DistributionNode):
         self._tell_of_room()
 
     def _hand_in_pieces(self, subscription: Subscription, entry: Entry) -> bool:
-        """Begin to send *entry*; the subscription gets nothing else until it is through."""
+        """Begin to send *entry*; the subscription gets no other message until it is complete."""
         link = subscription.link
         transaction = subscription.acquiring
         settled = subscription.settled
         if subscription.recorder is not None:
-            # What is to be remembered of a delivery includes its payload.
+            # The recorded state of a delivery would have to include its payload.
             entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
         context: Any = None if settled else entry
@@ -1738,8 +1752,11 @@ class MessageQueue(DistributionNode):
         self.on_pieces(subscription, delivery, entry)
 
     def fed(self, subscription: Subscription, delivery: Any, entry: Entry, outcome: Any) -> None:
-        """All pieces of *entry* have been handed to the link; or it is given up, and *outcome* is
-        what becomes of it, if nobody has said another."""
+        """Finish the sending of *entry* in pieces.
+
+        *outcome* is None if all pieces were sent, and otherwise the outcome of the abandoned
+        delivery, unless that has another one.
+        """
         subscription.feeding = False
         subscription.on_writable = None
         if self.deleted:
@@ -1747,7 +1764,7 @@ class MessageQueue(DistributionNode):
         enlisted = delivery.context
         if isinstance(enlisted, Enlisted):
             if outcome is not None:
-                # Nobody can decide about what did not come whole.
+                # The consumer cannot decide about a message that it did not receive completely.
                 enlisted.transaction.fail("a large message could not be sent whole")
             elif subscription.settled and enlisted.outcome is None:
                 enlisted.outcome = ACCEPTED
@@ -1767,20 +1784,22 @@ class MessageQueue(DistributionNode):
     # --- Paging ---
 
     def page(self, bytes_max: int, messages_max: int, ask: Callable[[], None]) -> None:
-        """Keep what comes when there are *bytes_max* bytes or *messages_max* messages here in the
-        ledger only. *ask* is called when :meth:`readings` has something to read."""
+        """Page the queue: messages beyond *bytes_max* or *messages_max* stay in the ledger only.
+
+        *ask* is called when :meth:`readings` has something to read.
+        """
         self._paging = Paging(bytes_max, messages_max, ask)
         self.bytes_here_max = bytes_max
         self.messages_here_max = messages_max
 
     @property
     def in_order(self) -> bool:
-        """Messages come in the order in which they arrived, whatever they are."""
+        """Whether messages are always delivered in the order of arrival."""
         return not self._ranked and self._marker is None
 
     @property
     def is_full(self) -> bool:
-        """There is as much here as may be in memory."""
+        """Whether memory holds as many messages as it may."""
         paging = self._paging
         return paging is not None and (
             self.bytes - paging.bytes > paging.bytes_max
@@ -1788,7 +1807,7 @@ class MessageQueue(DistributionNode):
         )
 
     def _begin_paging(self, entry: Entry) -> None:
-        """If there is too much here, *entry* and all that come after it are not to stay."""
+        """Start paging with *entry* if memory holds too much."""
         paging = self._paging
         assert paging is not None
         if self.is_full or (self.memory.scarce and self.bytes * 16 >= paging.bytes_max):
@@ -1796,7 +1815,7 @@ class MessageQueue(DistributionNode):
             self.bytes_here_max = -1
 
     def _all_here(self) -> None:
-        """Nothing is in the store only."""
+        """End paging, since all messages are in memory."""
         paging = self._paging
         assert paging is not None
         paging.reset()
@@ -1804,7 +1823,7 @@ class MessageQueue(DistributionNode):
         self.bytes_here_max = paging.bytes_max
 
     def _page_out(self, entry: Entry) -> bool:
-        """Leave *entry* to the store; false if there is room for it here by now."""
+        """Leave *entry* to the store; return False if there is room in memory by now."""
         paging = self._paging
         assert paging is not None
         if not self.paged and self._has_few(paging):
@@ -1826,14 +1845,14 @@ class MessageQueue(DistributionNode):
         self._freed = True
 
     def _has_few(self, paging: Paging) -> bool:
-        """Less than half of what may be here is."""
+        """Return whether memory holds at most half of the bytes and messages that it may."""
         return (
             self.bytes - paging.bytes <= paging.bytes_max // 2
             and self.available - self.paged <= paging.messages_max // 2
         )
 
     def _ask_for_more(self) -> None:
-        """Have the next messages read, before somebody has to wait for them."""
+        """Request the next messages from the store before consumers have to wait for them."""
         paging = self._paging
         assert paging is not None
         if paging.asked or self._pumping:
@@ -1841,9 +1860,9 @@ class MessageQueue(DistributionNode):
         if (
             self.available == self.paged
             or self._has_few(paging)
-            # It is to be dropped, to make room.
+            # They are to be given up, to make room.
             or (self.overflow == DROP_HEAD and self._is_over() and not self._begins_here())
-            # What is here is not for those who wait.
+            # The messages in memory are not for the waiting consumers.
             or any(
                 not each.selective and each.link.credit > 0 and each.link.writable
                 for ring in (self._ring, *self._rings.values())
@@ -1854,8 +1873,11 @@ class MessageQueue(DistributionNode):
             paging.ask()
 
     def readings(self) -> list[tuple[int, int, int]]:
-        """What is to be read now: for which subscription, 0 for the queue itself, from which place
-        on, and the epoch; :meth:`load` or :meth:`show` follows for each."""
+        """Return the reads to be done now; :meth:`load` or :meth:`show` follows for each.
+
+        Each is the identity of a subscription, 0 for the queue itself, the first sequence number,
+        and the epoch.
+        """
         paging = self._paging
         if paging is None or not self.paged:
             return []
@@ -1872,8 +1894,10 @@ class MessageQueue(DistributionNode):
         return found
 
     def load(self, found: list[Entry], epoch: int) -> int:
-        """These are the next of those that are in the store only; how many of them are missing
-        there, which is known when it has no more."""
+        """Take the next messages of those in the store only; return how many are missing there.
+
+        Missing messages are noticed when the store has no more; they are counted as dropped.
+        """
         paging = self._paging
         assert paging is not None
         paging.read()
@@ -1905,7 +1929,7 @@ class MessageQueue(DistributionNode):
         return lost
 
     def _come_in(self, entry: Entry) -> None:
-        """*entry*, which was in the store only, is here; :meth:`_place` follows, or it is taken."""
+        """Move *entry* from the store into memory; :meth:`_place` follows, or it is acquired."""
         paging = self._paging
         assert paging is not None
         size = len(entry.payload)
@@ -1914,11 +1938,11 @@ class MessageQueue(DistributionNode):
         self.beyond += entry.rest
         self.paged -= 1
         self.available -= 1
-        # It had been, or would be with those that are not due.
+        # It had been due before, or would be among the delayed messages.
         entry.due = None
 
     def _lose_paged(self) -> None:
-        """What is in the store only is gone."""
+        """Forget the messages that are in the store only."""
         paging = self._paging
         assert paging is not None
         self.bytes -= paging.bytes
@@ -1928,7 +1952,7 @@ class MessageQueue(DistributionNode):
         self._all_here()
 
     def _drop_paged(self) -> None:
-        """Drop what is in the store only."""
+        """Remove the messages that are in the store only."""
         paging = self._paging
         if self.paged and paging is not None and self.ledger is not None:
             kept = [entry for entry in paging.out.values() if entry is not None and entry.stored]
@@ -1936,7 +1960,7 @@ class MessageQueue(DistributionNode):
             self._lose_paged()
 
     def not_read(self, identity: int) -> None:
-        """What was to be read for that subscription, or the queue, could not be."""
+        """Record that a read for the subscription *identity*, or 0 for the queue, has failed."""
         paging = self._paging
         assert paging is not None
         paging.read()
@@ -1946,20 +1970,20 @@ class MessageQueue(DistributionNode):
             paging.ahead[identity].wanted = False
 
     def read_on(self) -> None:
-        """Have the next messages read although nobody waits for them."""
+        """Request the next messages even though no consumer waits for them."""
         paging = self._paging
         if self.paged and paging is not None and not paging.asked:
             paging.asked = True
             paging.ask()
 
     def begin_reading(self) -> None:
-        """Somebody reads what is in the store only, and leaves it there: :meth:`seen` follows."""
+        """Count a read of messages that stay in the store; :meth:`seen` follows."""
         paging = self._paging
         assert paging is not None
         paging.reads += 1
 
     def seen(self, found: list[Entry]) -> list[Entry]:
-        """Which of *found*, that were read, are available now; those that are here as they are."""
+        """Return those of *found* that are available now; if in memory, the entries there."""
         paging = self._paging
         assert paging is not None
         available: list[Entry] = []
@@ -1979,14 +2003,16 @@ class MessageQueue(DistributionNode):
         return available
 
     def read_again(self) -> None:
-        """Reading may succeed now: ask once more."""
+        """Request reads again that have failed."""
         if not self.deleted:
             self._came()
             self._tell_of_room()
 
     def restore_paged(self, first: int, last: int, count: int, size: int) -> None:
-        """*count* messages of *size* bytes, at places from *first* to *last*, are in the store and
-        stay there. What comes in between is told by :meth:`restore` before and :meth:`fetch` after.
+        """Record *count* messages of *size* bytes, from *first* to *last*, that stay in the store.
+
+        Messages in that range that belong in memory are put by :meth:`restore` before and
+        :meth:`fetch` afterwards.
         """
         paging = self._paging
         assert paging is not None
@@ -2000,7 +2026,7 @@ class MessageQueue(DistributionNode):
         self.available += count
 
     def fetch(self, entry: Entry) -> None:
-        """Put *entry* into memory, which was counted among those that are in the store only."""
+        """Load *entry*, which is counted among those in the store only, into memory."""
         paging = self._paging
         assert paging is not None
         due = entry.due
@@ -2020,13 +2046,15 @@ class MessageQueue(DistributionNode):
             paging.out[sequence] = None
 
     def removed(self, sequence: int) -> None:
-        """What was at *sequence* has left the store."""
+        """Record that the message at *sequence* was deleted from the store."""
         if self._paging is not None:
             self._paging.forget(sequence)
 
     def show(self, identity: int, found: list[Entry], epoch: int) -> int:
-        """These are the next messages for a subscription that looks for what it wants among those
-        that are in the store only; 0, as nothing is missed."""
+        """Take the next messages in the store for a selective consumer or browser to examine.
+
+        Returns 0, since none are missed.
+        """
         paging = self._paging
         assert paging is not None
         paging.read()
@@ -2048,8 +2076,10 @@ class MessageQueue(DistributionNode):
         return 0
 
     def _ahead(self, subscription: Subscription) -> Entry | None:
-        """The next message that is in the store only for *subscription* to look at; None if it has
-        to be read first."""
+        """Return the next message in the store for *subscription* to examine.
+
+        None if it has to be read first.
+        """
         paging = self._paging
         assert paging is not None
         cursor = subscription.cursor = max(subscription.cursor, self.paged_from)
@@ -2066,8 +2096,10 @@ class MessageQueue(DistributionNode):
         return entry
 
     def _ahead_of(self, subscription: Subscription, sequence: int) -> Entry | None:
-        """The same if it is before *sequence*; None does not say that there is none, which
-        :meth:`_has_reached` does."""
+        """Return the same if it is before *sequence*.
+
+        None means not loaded yet, not absent; ask :meth:`_has_reached`.
+        """
         paging = self._paging
         assert paging is not None
         if subscription.cursor >= sequence:
@@ -2080,14 +2112,13 @@ class MessageQueue(DistributionNode):
         return entry
 
     def _has_reached(self, subscription: Subscription, sequence: int) -> bool:
-        """Whether *subscription* has looked at all that are in the store only before *sequence*."""
+        """Return whether *subscription* has examined all in the store before *sequence*."""
         paging = self._paging
         assert paging is not None
         return subscription.cursor >= min(sequence, paging.last + 1)
 
     def _reach(self, subscription: Subscription, before: int = NOWHERE_PAGED) -> Entry | None:
-        """Take the first message that *subscription* wants of those that were read for it, if that
-        is *before* a place."""
+        """Acquire the first message read ahead that *subscription* wants, below *before*."""
         paging = self._paging
         assert paging is not None
         while self.paged:
@@ -2103,7 +2134,7 @@ class MessageQueue(DistributionNode):
         return None
 
     def _awaits_reading(self, subscription: Subscription) -> bool:
-        """Whether there may be something for *subscription* that has not been read."""
+        """Return whether messages for *subscription* may exist that have not been read."""
         paging = self._paging
         assert paging is not None
         if subscription.selective or isinstance(subscription, Browser):
@@ -2118,8 +2149,10 @@ class MessageQueue(DistributionNode):
     # --- Browsing ---
 
     def _unseen(self, browser: Browser) -> int:
-        """The rank or place that *browser* is to see next, -1 for none; it is that of the last of
-        its backlog if it is not its cursor."""
+        """Return the rank or sequence number that *browser* is to see next, -1 for none.
+
+        It is either the last of its backlog or its cursor.
+        """
         cursor = browser.cursor = max(browser.cursor, self._head)
         if browser.backlog:
             sequence = browser.backlog[-1]
@@ -2136,7 +2169,7 @@ class MessageQueue(DistributionNode):
             sequence = self._unseen(browser)
             late = bool(browser.backlog) and sequence == browser.backlog[-1]
             if late and self.paged and sequence >= self.paged_from:
-                # It came out of turn, and there may be some in the store that are before it.
+                # It became available out of turn, and the store may hold some that are before it.
                 entry = self._ahead_of(browser, sequence)
                 if entry is not None:
                     sequence = entry.sequence
@@ -2180,16 +2213,18 @@ class MessageQueue(DistributionNode):
             else:
                 browser.cursor = sequence + 1
 
-    # --- What operators do ---
+    # --- Operations of operators ---
 
     def _older(self) -> list[int]:
-        """What is available and not in the run of those never taken: its ranks, in no order."""
+        """Return the ranks of available messages that are not fresh, in no order."""
         return [*self._returned, *chain.from_iterable(self._apart.values())]
 
     def peek(self, count: int, after: int = -1, before: int = NOWHERE_PAGED) -> list[Entry]:
-        """The first *count* messages that are available or in their pause, with sequence numbers higher
-        than *after* and lower than *before*: of a queue that is paged, of those that come before what is
-        in the store only. The work follows *count* and *after*, not the number of messages.
+        """Return the first *count* messages that are available or paused.
+
+        Their sequence numbers are higher than *after* and lower than *before*; of a paged queue
+        only those before the paged range. The work depends on *count* and *after*, not on the
+        number of messages.
         """
         found: list[Entry] = []
         if count <= 0:
@@ -2200,7 +2235,7 @@ class MessageQueue(DistributionNode):
         last = -1
         for rank in heapq.merge(*ways, fresh):
             if rank == last:
-                # It is between those never taken, or was paused before.
+                # Also among the fresh ones, or paused before.
                 continue
             last = rank
             sequence = rank & _PLACE
@@ -2216,11 +2251,11 @@ class MessageQueue(DistributionNode):
         return found
 
     def _heaps(self) -> list[list[int]]:
-        """The heaps of ranks of messages that are not in the run of those never taken."""
+        """Return the heaps of ranks of messages that are not fresh."""
         return [self._returned, *self._apart.values(), self._paused_ranks]
 
     def _present(self, sequence: int) -> Entry | None:
-        """The message at a place that is AVAILABLE, or will be when its pause is over."""
+        """Return the message at *sequence* if it is AVAILABLE or paused."""
         entry = self._look(sequence)
         if entry is None and self._paused:
             entry = self._paused.get(sequence)
@@ -2230,48 +2265,48 @@ class MessageQueue(DistributionNode):
 
     @property
     def present(self) -> int:
-        """Messages that operators see: those that are AVAILABLE, and those in their pause."""
+        """Number of messages visible to operators: AVAILABLE or paused."""
         return self.available + len(self._paused)
 
     @property
     def bytes_in_memory(self) -> int:
-        """Bytes of ``bytes`` that are not in the store only: its part of the shared account."""
+        """Part of ``bytes`` that is in memory: the queue's share of the memory account."""
         paged = 0 if self._paging is None else self._paging.bytes
         return self.bytes - self.beyond - paged
 
     @property
     def place_next(self) -> int:
-        """The place that the next message gets."""
+        """Sequence number of the next message."""
         return self._place_next
 
     def withdraw(self, count: int, before: int = NOWHERE_PAGED) -> list[Entry]:
-        """Take away the first *count* messages of those that :meth:`peek` sees."""
+        """Remove and return the first *count* messages that :meth:`peek` sees."""
         found = self.peek(count, before=before)
         self._forget(found)
         return found
 
     def drop(self, count: int, before: int = NOWHERE_PAGED) -> int:
-        """Drop the first *count* messages of those that :meth:`peek` sees; how many there were."""
+        """Drop the first *count* messages that :meth:`peek` sees; return how many there were."""
         found = self.peek(count, before=before)
         self._forget(found)
         self.counts.dropped += len(found)
         return len(found)
 
     def purge(self) -> int:
-        """Drop every message that is available or in its pause; how many there were."""
+        """Drop all messages that are available or paused; return how many there were."""
         return self.purge_paged() + self.drop(self.present)
 
     def purge_paged(self) -> int:
-        """Drop the messages that are in the store only; how many there were."""
+        """Drop the messages that are in the store only; return how many there were."""
         dropped = self.paged
         self._drop_paged()
         self.counts.dropped += dropped
         return dropped
 
     def sweep(self) -> None:
-        """Give up what has expired at the front; messages behind it are not looked at.
+        """Give up the expired messages at the front; messages behind them are not examined.
 
-        Of very many the rest is left for :meth:`resume`.
+        If there are very many, the rest is left for :meth:`resume`.
         """
         if self._stale:
             self._skim()
@@ -2282,7 +2317,7 @@ class MessageQueue(DistributionNode):
                 self._aside.discard(place)
                 self._expire(self._remove(place))
                 left = left - 1 if self.memory.work > 0 else 0
-            # What has been given up may have come in again, which tidies up too.
+            # Messages given up may have been requeued here, which removes empty heaps too.
             if avoid is not None and not heap and self._apart.get(avoid) is heap:
                 del self._apart[avoid]
         while left and self._head < self._next and self._expired(self._head):
@@ -2301,7 +2336,7 @@ class MessageQueue(DistributionNode):
         return entry is not None and entry.expires_at != NEVER and entry.expires_at <= self.wall()
 
     def _pop_first(self) -> Entry:
-        """Take the first available message out of its place."""
+        """Remove and return the first available message."""
         if self._stale:
             self._skim()
         first: list[int] | None = None
@@ -2321,13 +2356,13 @@ class MessageQueue(DistributionNode):
         return self._remove(place)
 
     def _forget(self, entries: list[Entry]) -> None:
-        """Remove *entries*, which :meth:`peek` has just found as the first ones."""
+        """Remove *entries*, which :meth:`peek` has just returned as the first ones."""
         if not entries:
             return
         gone = {entry.sequence for entry in entries}
         last = self._rank(entries[-1])
         for heap in self._heaps():
-            # What has come since the operator began may rank before them.
+            # Messages that arrived since the operation began may rank before them.
             newer: list[int] = []
             while heap and heap[0] <= last:
                 rank = heapq.heappop(heap)
@@ -2355,7 +2390,7 @@ class MessageQueue(DistributionNode):
         self._tell_of_room()
 
     def delete(self) -> None:
-        """The queue is no more; what it held is dropped, and late outcomes do nothing."""
+        """Delete the queue and drop its messages; later outcomes have no effect."""
         self.deleted = True
         self.counts.dropped += self.available + self.acquired + self.delayed
         self.memory.held -= self.bytes - self.beyond
@@ -2397,7 +2432,7 @@ class MessageQueue(DistributionNode):
         self._discard_some()
 
     def _discard_some(self) -> None:
-        """Let go of what the queue held, a part in each turn: freeing millions of messages takes long."""
+        """Free objects of the deleted queue, some in each turn, as millions take long to free."""
         memory = self.memory
         while self._trash:
             if memory.work <= 0:
@@ -2405,7 +2440,7 @@ class MessageQueue(DistributionNode):
                 return
             memory.work -= _WORK_OF_AN_END
             held = self._trash[-1]
-            # A segment is many messages.
+            # One segment holds many messages.
             _drop_some(held, 1 if isinstance(held, dict) else _FREED)
             if not held:
                 self._trash.pop()
@@ -2413,15 +2448,16 @@ class MessageQueue(DistributionNode):
     # --- Invariants ---
 
     def broken_invariants(self, acquired: Iterable[Entry] | None = None) -> list[str]:
-        """Return a sentence for each rule of this class's own state that does not hold now.
+        """Return a sentence for each invariant of this object's state that does not hold.
 
-        For tests, between two calls of other methods: the work follows the number of messages times that
-        of consumers. *acquired* is every entry that a delivery or a transaction of this queue holds, if the
-        caller knows all of them; bytes are compared exactly only then, or when nothing is ACQUIRED.
+        For tests, between two calls of other methods: the work is proportional to the number of
+        messages times that of consumers. *acquired* contains all entries held by a delivery or
+        transaction of this queue, if the caller knows them; only then, or if no message is
+        ACQUIRED, are bytes compared exactly.
         """
         broken: list[str] = []
         if self.deleted:
-            # A queue that is out of service after an error keeps what it had, in whatever state.
+            # A queue that failed keeps its state as it was at the error.
             return broken
         here = self._check_slots(broken)
         self._check_ranks(here, broken)
@@ -2430,7 +2466,7 @@ class MessageQueue(DistributionNode):
         return broken
 
     def _check_slots(self, broken: list[str]) -> dict[int, Entry]:
-        """Check segments and pages; return the entries in slots by their places."""
+        """Check segments and paging; return the entries in slots by their sequence numbers."""
         here: dict[int, Entry] = {}
         for number, segment in self._segments.items():
             found = 0
@@ -2467,7 +2503,7 @@ class MessageQueue(DistributionNode):
         return here
 
     def _check_ranks(self, here: dict[int, Entry], broken: list[str]) -> None:
-        """Check that each entry of *here* is either in one heap or among those never taken."""
+        """Check that each entry of *here* is either in one heap or fresh."""
         filed: dict[int, int] = {}
         stale = 0
         for heap in (self._returned, *self._apart.values()):
@@ -2513,7 +2549,7 @@ class MessageQueue(DistributionNode):
     def _check_counts(
         self, here: dict[int, Entry], acquired: Iterable[Entry] | None, broken: list[str]
     ) -> None:
-        """Check what is counted against what is there."""
+        """Check the counters against the actual messages."""
         counted = (self.available, self.acquired, self.delayed, self.pending, self.held, self.paged)
         if min(*counted, self.arriving) < 0 or self.bytes < 0 or self.beyond < 0:
             broken.append(f"a count is negative: {counted}, {self.bytes}, {self.beyond}")
@@ -2551,7 +2587,7 @@ class MessageQueue(DistributionNode):
                 broken.append(f"the last message with the key {key!r} is not its last one")
 
     def _check_turns(self, here: dict[int, Entry], broken: list[str]) -> None:
-        """Check who stands in which ring, and that nothing is left that one of them may have."""
+        """Check the rings, and that no waiting consumer may have one of the messages."""
         if self._levels:
             if self._levels != sorted(set(self._levels), reverse=True) or self._ring:
                 broken.append(f"the levels {self._levels} are out of order, or not in use")
@@ -2594,7 +2630,7 @@ class MessageQueue(DistributionNode):
 
 
 def _in_order(heap: list[int]) -> Iterator[int]:
-    """The elements of *heap* in order, which stays as it is: the first ones do not cost the others."""
+    """Yield the elements of *heap* in order without changing it, at a cost for each one yielded."""
     frontier = [(heap[0], 0)]
     while frontier:
         value, at = heapq.heappop(frontier)

@@ -1,8 +1,8 @@
-"""The nodes of a broker, and what attaches to them.
+"""Nodes of a broker, and the links that attach to them.
 
 A :class:`BrokerHost` is one of the places where a container looks for an address
-(:class:`~amqp_rt.fronts.base.Host`). It knows links, credit, deliveries and outcomes, and no
-protocol: whatever a front makes of its wire can attach here.
+(:class:`~amqp_rt.fronts.base.Host`). It knows links, credit, deliveries and outcomes, but no wire
+protocol, so that links of every front can attach to its nodes.
 """
 
 from __future__ import annotations
@@ -110,20 +110,20 @@ _log = logging.getLogger("amqp_rt.broker")
 
 
 class NodeStats(Struct, frozen=True, kw_only=True):
-    """A node in numbers. Of a topic, messages are summed over its subscribers."""
+    """Statistics of a node; of a topic, all but ``enqueued`` are summed over its subscribers."""
 
     name: str
     kind: str
     dynamic: bool
-    #: Waiting, delivered and not settled, and payload bytes of both.
+    #: Messages that wait, and those delivered and not settled; ``bytes`` has the payloads of both.
     available: int
     acquired: int
-    #: Not due yet; their bytes are counted too.
+    #: Messages not due yet; ``bytes`` includes them.
     delayed: int
     bytes: int
     consumers: int
     producers: int
-    #: Since the node was made.
+    #: Counts since the node was created, or restored when the broker started.
     enqueued: int
     delivered: int
     accepted: int
@@ -131,64 +131,65 @@ class NodeStats(Struct, frozen=True, kw_only=True):
     dead_lettered: int
     expired: int
     dropped: int
-    #: Why it is out of service until the broker is started again; None if it is not.
+    #: Why the node is out of service until the broker is restarted; None if it is in service.
     failure: str | None = None
 
 
 class SubscriptionStats(Struct, frozen=True, kw_only=True):
-    """One subscription of a topic in numbers."""
+    """Statistics of a topic's subscription."""
 
-    #: Container-id of its subscriber, and the name of its link; of a shared subscription, the name
-    #: that its links have in common.
+    #: Container-id of the subscriber, and the name of its link; of a shared subscription, the
+    #: common part of the names of its links.
     container: str
     name: str
-    #: It stays when its links go.
+    #: Whether the subscription remains when its links are detached.
     kept: bool
-    #: Waiting, delivered and not settled, and payload bytes of both.
+    #: Messages that wait, and those delivered and not settled; ``bytes`` has the payloads of both.
     available: int
     acquired: int
-    #: Not due yet; their bytes are counted too.
+    #: Messages not due yet; ``bytes`` includes them.
     delayed: int
     bytes: int
-    #: Its links that are attached.
+    #: Number of attached links.
     consumers: int
 
 
 class PartitionStats(Struct, frozen=True, kw_only=True):
-    """How far one partition of a log goes."""
+    """Statistics of a partition of a log."""
 
     partition: int
-    #: The first offset that is there, and the one that the next record gets.
+    #: Offset of the first record, and the offset that the next record gets.
     first: int
     next: int
     bytes: int
-    #: When the last record was appended, in milliseconds since 1970; None if never.
+    #: Time of the last append in milliseconds since 1970; None if there was none.
     last_enqueued_ms: int | None
 
 
 class EraStats(Struct, frozen=True, kw_only=True):
-    """A start of the broker, and the offsets that a log's next records had then, by their partitions."""
+    """A start of the broker, with the offset of each partition's next record at that time."""
 
     id: str
     starts: list[int]
 
 
 class LogStats(Struct, frozen=True, kw_only=True):
-    """A log and how far it goes."""
+    """Statistics of a log."""
 
     name: str
-    #: A log that takes this one's place has another: the same offsets mean other records.
+    #: Id of this log. A later log of the same name has another one: its offsets mean other records.
     incarnation: str
     partitions: list[PartitionStats]
     #: Groups with a cursor.
     groups: list[str]
-    #: Id and first offsets of each start of the broker since which something was appended, as far as they are
-    #: known; none without a store. Of two records with the same offset one is of another era.
+    #: Known starts of the broker after which records were appended, with their first offsets; none
+    #: without a store. After a restore from a backup two records may have had the same offset, in
+    #: different eras.
     eras: list[EraStats] = []
 
 
 class _Node:
-    """A declaration, what stands behind it, and who is attached."""
+    """Node: its declaration, its queue, topic or log, and the state of its links."""
 
     def __init__(
         self,
@@ -206,38 +207,39 @@ class _Node:
         self.held = held
         self.intake = intake
         self.inlet = inlet
-        #: The connection that made a dynamic node.
+        #: Connection for which a dynamic node was created.
         self.owner = owner
         self.ledger = ledger
-        #: Its number in the store, 0 if it is not there.
+        #: Number in the store, 0 if the node is not stored.
         self.number = number
-        #: How long a dynamic node lives, and whether the link that it was made for is gone.
+        #: Lifetime of a dynamic node, and whether the link for which it was created has ended.
         self.lifetime: Lifetime | None = None
         self.abandoned = False
-        #: Of a log, the partition that is meant, None for all.
+        #: The partition of a log that this node stands for, None for all.
         self.partition = partition
-        #: The connection that alone may receive from it.
+        #: The only connection that may receive from the node; None for any.
         self.reserved: Any = None
-        #: Called when one of its consumers has left.
+        #: Called with the link of each consumer that has left.
         self.on_left: Callable[[Any], None] | None = None
-        #: It was found in the store, or made for dead letters, and nobody has declared it since.
+        #: Whether the node was restored, or created for dead letters or on its first use, and has
+        #: not been declared since.
         self.found = False
-        #: Made for dead letters or on its first use, and not declared since, or only by a declaration
-        #: that does not outlive the process. Kept in the store.
+        #: Whether the node was created for dead letters or on its first use, and has not been
+        #: declared since, or only by a declaration that does not outlive the process. Stored.
         self.implicit = False
         self.virtual_host = virtual_host
-        #: Of its links those that may come back, attached or not.
+        #: Termini of links that may be resumed, attached or not.
         self.termini: dict[Terminus, None] = {}
-        #: Why it is out of service until the broker is started again.
+        #: Why the node is out of service until the broker is restarted.
         self.failure: AmqpError | None = None
 
     @property
     def is_sealed(self) -> bool:
-        """Nobody but the broker puts anything in."""
+        """Whether only the broker itself may append to the node."""
         return isinstance(self.held, MessageLog) and self.held.sealed
 
     def links(self) -> list[Any]:
-        """The links that are attached."""
+        """Return the attached links."""
         held = self.held
         consumers: list[Any] = (
             [*held.consumers.values(), *held.browsers.values()]
@@ -252,7 +254,7 @@ class _Node:
         return [*found, *(producer.link for producer in self.intake.producers)]
 
 
-#: As many deliveries are concluded in the time in which one of those who have more to do is called.
+#: Cost of one call of ``resume``, in deliveries concluded in the same time.
 _WORK_OF_A_CALL: Final = 10
 
 _WHOLE_LOG: Final = Error(
@@ -260,9 +262,9 @@ _WHOLE_LOG: Final = Error(
 )
 _SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
 
-#: The kind of fact that a declared node is.
+#: Kind of fact of a declared node.
 NODE: Final = "node"
-#: Of a log: its incarnation; for each group its cursor; its eras; what is held, and until when.
+#: Kinds of facts of a log: its incarnation; the cursor of each group; its eras; its holds.
 INCARNATION: Final = "log"
 CURSOR: Final = "log-cursor"
 ERAS: Final = "log-eras"
@@ -270,7 +272,7 @@ HOLD: Final = "log-hold"
 
 
 class _Described(Struct, array_like=True):
-    """A declared node as the store keeps it. New fields go to the end."""
+    """Record of a declared node in the store. Append new fields at the end."""
 
     virtual_host: str
     kind: str
@@ -279,9 +281,9 @@ class _Described(Struct, array_like=True):
 
 
 def _alike(one: Declaration, other: Declaration) -> bool:
-    """Whether a node that is declared as *one* can become one that is declared as *other*."""
+    """Return whether a node declared as *one* can be redeclared as *other*."""
     if isinstance(one, Queue) and isinstance(other, Queue):
-        # Its messages are in this order already.
+        # Messages are in the queue in this order already.
         return (
             one.priorities == other.priorities
             and one.sort_key == other.sort_key
@@ -289,7 +291,7 @@ def _alike(one: Declaration, other: Declaration) -> bool:
             and one.groups == other.groups
         )
     if isinstance(one, Log) and isinstance(other, Log):
-        # So are the places of its records.
+        # Records are in these partitions already.
         return one.partitions == other.partitions
     return type(one) is type(other)
 
@@ -299,7 +301,7 @@ def _way_in(
     ledger: Ledger | None,
     partition: int | None = None,
 ) -> tuple[Place, Ledger | None]:
-    """Where what comes for *held* is put, and what keeps it: of a log, for one link."""
+    """Return the place for messages to *held* and its ledger; those of a log are for one link."""
     if isinstance(held, MessageLog):
         entrance = Entrance(held, partition)
         return entrance, None if held.reading is None else entrance
@@ -307,7 +309,7 @@ def _way_in(
 
 
 def _locked(node: _Node, terms: Terms) -> bool:
-    """Whether a consumer with *terms* has to stay away because of another one."""
+    """Return whether a consumer with *terms* is excluded, because one of two is exclusive."""
     return isinstance(node.held, MessageQueue) and node.held.locked(terms.exclusive)
 
 
@@ -330,10 +332,10 @@ def _check_note(name: str) -> None:
 
 
 def _offsets(address: str, log: MessageLog, offsets: Mapping[int, int]) -> dict[int, int]:
-    """*offsets* by their partitions.
+    """Return *offsets* with plain integers.
 
     Raises:
-        AmqpError: One of them cannot be.
+        AmqpError: A partition does not exist, or an offset is out of range.
     """
     for partition, offset in offsets.items():
         if not 0 <= partition < len(log.partitions) or not 0 <= offset <= SEQUENCE_MAX:
@@ -345,30 +347,30 @@ def _offsets(address: str, log: MessageLog, offsets: Mapping[int, int]) -> dict[
 
 
 class Resumable(Protocol):
-    """Something that has more to do than it may in one turn."""
+    """Object with more work than one turn of the event loop allows."""
 
     def resume(self) -> None:
-        """Do one turn's work."""
+        """Do the work of one turn."""
 
 
 class _Steps:
-    """Work of many steps, which is done some at a time.
+    """Work of many steps, of which each turn does some.
 
     Args:
-        host: Gives it its turns.
-        steps: Does one with each element that is asked for.
-        work: As many deliveries are concluded in the time of one step.
+        host: Schedules the turns.
+        steps: Iterator that does one step for each element.
+        work: Cost of a step, in deliveries concluded in the same time.
     """
 
     def __init__(self, host: BrokerHost, steps: Iterator[None], work: int) -> None:
         self._host = host
         self._steps = steps
         self._work = work
-        #: There are no more of them.
+        #: Whether all steps are done.
         self.over = False
 
     def resume(self) -> None:
-        """Do what one turn has room for."""
+        """Do as many steps as this turn allows."""
         memory = self._host.memory
         for _ in self._steps:
             memory.work -= self._work
@@ -384,27 +386,32 @@ class Ways(Protocol):
     def inlet(
         self, virtual_host: str, address: str, link: ReceivingLink
     ) -> ReceivingEndpoint | Error | None:
-        """What takes messages for *address*; None if it is no such address, an error if there is
-        nothing there."""
+        """Return the endpoint for messages to *address*.
+
+        None if it is not such an address; an error if nothing there takes messages.
+        """
 
     def own_name(self, address: str) -> str:
-        """The name by which rights at *address* are given; *address* itself if it is no such address."""
+        """Return the name under which rights at *address* are granted.
+
+        *address* itself if it is not such an address.
+        """
 
     def letter(self, virtual_host: str, address: str, entry: Entry) -> Sequence[str] | None:
-        """Return the nodes that a dead letter for *address* goes to; None if it is no such address.
+        """Return the nodes for a dead letter to *address*; None if it is not such an address.
 
         Raises:
-            AmqpError: There is nothing at *address*, or the message is malformed.
+            AmqpError: Nothing exists at *address*, or the message is malformed.
         """
 
     def takes_no_letters(self, virtual_host: str, address: str) -> bool:
         """Return whether *address* exists and can never lead a dead letter to a node."""
 
     async def restore(self, journal: Journal) -> None:
-        """Read what was kept, once all nodes are there."""
+        """Restore stored declarations, after all nodes were restored."""
 
     def sweep(self) -> None:
-        """Time has passed."""
+        """Delete queues that were unused for too long; called periodically."""
 
 
 class BrokerHost:
@@ -412,18 +419,19 @@ class BrokerHost:
 
     Args:
         limits: Bounds; those of messages and nodes are read here.
-        clock: Where times to live, locks and schedules take the time from; by default the system, or
-            the event loop where its clock is virtual.
+        clock: Clock of times to live, locks and schedules; by default the system's, or that of the
+            event loop if it is virtual.
         auto_create: Called with an address that has no node; returns the declaration of the node
-            to make for it, or None.
-        annotations: What to do about annotation keys that nobody knows (decision 13).
-        journal: Keeps nodes and durable messages; None to keep everything in memory.
-        volatile: Take durable messages although there is no journal (M5 would refuse them).
-        virtual_hosts: Those that there are, beside those with nodes; see :meth:`virtual_host`.
-        life_cycles: What of messages is recorded in ``$journal``; None for nothing.
+            to create for it, or None.
+        annotations: Policy for unknown annotation keys (Part 3 §3.2.10).
+        journal: Stores nodes and durable messages; None to keep everything in memory.
+        volatile: Whether durable messages are accepted without a journal; otherwise they are
+            refused, as Part 3 §3.2.1 demands.
+        virtual_hosts: Virtual hosts that exist besides those with nodes; see :meth:`virtual_host`.
+        life_cycles: Events of messages to record in ``$journal``; None to record none.
     """
 
-    #: Several links can have one subscription.
+    #: Several links can share a subscription.
     capabilities = (SHARED_SUBS,)
 
     def __init__(
@@ -444,7 +452,7 @@ class BrokerHost:
         self._auto_create = auto_create
         self.door = Door(annotations, limits)
         self.journal = journal
-        #: Of the logs, as long as this broker runs.
+        #: Id of the era of all logs that begins with this start of the broker.
         self._era = uuid.uuid4().hex[:16]
         if journal is not None:
             journal.on_given_up = self._detach_consumers
@@ -457,43 +465,45 @@ class BrokerHost:
             self.memory, journal, self.clock, limits, self._new_number, self.fail
         )
         self.leases = Leases(journal, self.clock, limits, self._new_number, self.fail)
-        #: Dynamic nodes that go when they are empty and nobody is there.
+        #: Dynamic nodes, with their virtual host's nodes, that are deleted once they are empty or
+        #: without links, as their lifetimes require.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
-        #: Whether a peer may send to an address; None where everybody may. It is asked only for what
-        #: a peer does not send there itself.
+        #: Returns whether a peer may send to an address; None if all may. Called only for messages
+        #: that the broker returns to the ``reply-to`` of a peer.
         self.may_send: Callable[[Peer, str], bool] | None = None
-        #: What leads to several nodes at once; None if nothing does.
+        #: Addresses that lead to several nodes at once; None if there are none.
         self.ways: Ways | None = None
-        #: Told of each node that has been deleted, by virtual host and name: others have things to do
-        #: with it that go then.
+        #: Called with virtual host and name after a node is deleted, so that dependants such as
+        #: bindings can be removed.
         self.on_deleted: Callable[[str, str], None] | None = None
-        #: What knows again what comes twice, of each queue that wants to.
+        #: Duplicate-detection windows of the queues that have one.
         self._windows: dict[Duplicates, None] = {}
         #: Virtual host → address → node. "" is the default one.
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
         for name in virtual_hosts or ():
             self._spaces[name] = {}
-        #: What records the life of messages; None if nothing does.
+        #: Records events of messages in ``$journal``; None to record none.
         self.journals: Journals | None = None
         if life_cycles is not None:
             self.journals = Journals(life_cycles, self.clock, limits, self._journal_fault)
-        #: Whoever names no virtual host that there is gets the default one.
+        #: Whether a hostname without a virtual host means the default one.
         self._defaulting = virtual_hosts is None or "" in virtual_hosts
         #: Virtual host → alias → name of the node.
         self._aliases: dict[str, dict[str, str]] = {}
         self._count = 0
-        #: Dynamic nodes by connection.
+        #: Number of dynamic nodes by connection.
         self._dynamic: Counter[Any] = Counter()
-        #: The number that the next node gets in the store.
+        #: Number of the next object in the store.
         self._number = 1
-        #: Queues in which filters have more to look at, logs in which readers have, and the like.
+        #: Objects with work left for later turns, such as queues whose filters have to examine more
+        #: messages, and logs whose readers have to examine more records.
         self._unfinished: deque[Resumable] = deque()
         self._looking = trio.Event()
-        #: The nodes that :meth:`sweep` has still to look at; None if it has looked at all.
+        #: The latest round of :meth:`sweep` over the nodes; None before the first one.
         self._round: _Steps | None = None
         #: Nodes that may hold messages with a time to live.
         self._expiring: dict[MessageQueue | MessageTopic, None] = {}
-        #: Queues that are to be told the time, by when, and in which order they asked.
+        #: Heap of alarms: time, number in the order of setting, and queue to call.
         self._alarms: list[tuple[float, int, MessageQueue]] = []
         self._alarms_set = 0
         self._alarms_max = 64
@@ -501,19 +511,19 @@ class BrokerHost:
         self._reading = None if journal is None else Reading(journal, limits, self.fail)
         self._pager = Pager(limits, self.fail)
         self._log_limiter = LogLimiter(limits)
-        #: Logs, by their numbers in the store.
+        #: Logs and their numbers in the store, 0 for those not stored.
         self._logs: dict[MessageLog, int] = {}
 
     def __repr__(self) -> str:
         return f"<BrokerHost: {self._count} nodes, {self.memory.held} bytes>"
 
-    # --- Keeping ---
+    # --- Restoring ---
 
     async def restore(self) -> None:
-        """Open the store, and make the nodes and messages that it has kept.
+        """Open the store, and restore its nodes and messages.
 
         Raises:
-            AmqpError: The store cannot be opened, or holds what this release does not understand.
+            AmqpError: The store cannot be opened, or has records unknown to this release.
         """
         if isinstance(self.clock, RunClock):
             self.clock.begin()
@@ -526,7 +536,7 @@ class BrokerHost:
             try:
                 kept = msgspec.msgpack.decode(value, type=_Described)
                 if kept.declared.pop("check_properties", False):
-                    # What one option meant before there were two of them.
+                    # Earlier builds had one option in place of these two.
                     kept.declared.update(check_user_id=True, absolute_expiry=True)
                 declared = msgspec.convert(kept.declared, KINDS[kept.kind])
             except (msgspec.DecodeError, KeyError) as error:
@@ -597,14 +607,14 @@ class BrokerHost:
             if isinstance(known.get(number), KeptTarget):
                 seen.setdefault(number, []).append(value)
             else:
-                # A terminus that gets this number must not know messages that another has had.
+                # A later terminus with this number must not take messages for duplicates of these.
                 journal.loose.forget(SEEN, key)
         for number, values in seen.items():
             target = known.get(number)
             if isinstance(target, KeptTarget):
                 target.recall(values)
         for terminus in known.values():
-            # Whatever carried its link is gone.
+            # The connection of its link ended with the process before.
             terminus.count_down()
 
     async def _restore_terminus(
@@ -613,7 +623,7 @@ class BrokerHost:
         kept = decode_kept(described)
         found = split_partition(kept.address or "") if isinstance(node.held, MessageLog) else None
         if found is not None:
-            # The store knows the log only.
+            # Its record refers to the log, not to the partition.
             node = self._partition(described.virtual_host, node, str(kept.address), found[1])
         key = self.termini.restored_key(described, kept)
         if isinstance(kept, Target):
@@ -637,7 +647,7 @@ class BrokerHost:
             await self._restore_queue(journal, number, queue)
             self._expiring[node.held] = None
         if not terminus.is_durable and isinstance(terminus, KeptSource | KeptTarget):
-            # It was kept, and what was unsettled was not.
+            # The terminus was stored, but not its unsettled deliveries.
             terminus.memory = None
         return terminus
 
@@ -648,7 +658,7 @@ class BrokerHost:
                 log = logs.get(int.from_bytes(key[:4], "big"))
                 name = key[4:].decode()
                 if log is None:
-                    # It was deleted while this was being written.
+                    # The log was deleted while this fact was being written.
                     journal.loose.forget(kind, key)
                     continue
                 if kind == INCARNATION:
@@ -671,12 +681,12 @@ class BrokerHost:
     # --- Declaring ---
 
     def declare(self, declared: Declaration, *, virtual_host: str = "") -> None:
-        """Make a node, and the queue for its dead letters if there is none of that name.
+        """Create a node, and a queue for its dead letters if no node has that name.
 
-        Declaring the same again changes nothing.
+        An equal declaration of an existing node changes nothing.
 
         Raises:
-            AmqpError: The name is taken by another node, or there are too many.
+            AmqpError: The name is taken, an address cannot be used, or there are too many nodes.
         """
         space = self._spaces.setdefault(virtual_host, {})
         self._check_addresses(virtual_host, declared)
@@ -686,7 +696,7 @@ class BrokerHost:
         if known is not None and known.failure is not None:
             raise known.failure
         if known is not None and known.found and _alike(known.declared, declared):
-            # What the application says now counts, not what it said before it was restarted.
+            # The application's current declaration replaces the one from before the restart.
             known.found = known.implicit = False
             self._redeclare(known, declared, virtual_host)
         elif known is not None:
@@ -704,7 +714,7 @@ class BrokerHost:
     def _log_node(
         self, event: str, declared: Declaration, virtual_host: str, why: str = ""
     ) -> None:
-        """Log what has happened to a node, if the log may have the line: peers can make many."""
+        """Log an event of a node, within the rate limit, since peers can create many nodes."""
         left_out = self._log_limiter.admit((event, virtual_host), self.clock.monotonic())
         if left_out is not None:
             host = f" of virtual host {virtual_host!r}" if virtual_host else ""
@@ -720,14 +730,20 @@ class BrokerHost:
         reserved: Any = None,
         virtual_host: str = "",
     ) -> None:
-        """Make a node that is not in the store, and takes durable messages all the same. It is there
-        until somebody deletes it.
+        """Create a node that is not stored, and accepts durable messages nevertheless.
 
-        *reserved* is the connection that alone may receive from it; *owner* too, which has it under a
-        name that nobody can guess.
+        The node exists until it is deleted.
+
+        Args:
+            declared: Declaration of the node.
+            owner: Connection for which the node is created under a name that cannot be guessed; it
+                may have ``limits.dynamic_nodes_max`` of them. None for other nodes.
+            reserved: The only connection that may receive from the node; None for any.
+            virtual_host: Virtual host of the node.
 
         Raises:
-            AmqpError: The name is taken, there are too many, or *owner* has too many.
+            AmqpError: The name is taken, an address cannot be used, there are too many nodes, or
+                *owner* has too many.
         """
         self._check_addresses(virtual_host, declared)
         if declared.name in self._space(virtual_host):
@@ -747,19 +763,21 @@ class BrokerHost:
         self._make_dead(virtual_host, declared)
 
     def has(self, address: str, *, virtual_host: str = "") -> bool:
-        """Whether there is a node at *address*, by its name."""
+        """Return whether a node has the name *address*."""
         return address in self._space(virtual_host)
 
     def name_of(self, address: str, *, virtual_host: str = "") -> str | None:
-        """The name of the node at *address*, which may be an alias of it; None if there is none."""
+        """Return the name of the node at *address*, which may be an alias; None if none is there."""
         virtual_host = self._existing(virtual_host)
         if address in self._spaces[virtual_host]:
             return address
         return self._aliases.get(virtual_host, {}).get(address)
 
     def own_name(self, address: str, virtual_host: str) -> str:
-        """The name by which rights at *address* are given: of an alias, that of its node; of an address
-        of an exchange, that without a key."""
+        """Return the name under which rights at *address* are granted.
+
+        For an alias this is the name of its node, for an exchange its address without routing key.
+        """
         if self.ways is not None and address.startswith(EXCHANGES):
             return self.ways.own_name(address)
         if not self._aliases:
@@ -767,7 +785,7 @@ class BrokerHost:
         return self._aliases.get(self._existing(virtual_host), {}).get(address, address)
 
     def consumers(self, address: str, *, virtual_host: str = "") -> list[Any]:
-        """The links that receive from the node now.
+        """Return the attached links that receive from the node.
 
         Raises:
             AmqpError: There is no such node.
@@ -778,7 +796,7 @@ class BrokerHost:
     def watch_consumers(
         self, address: str, on_left: Callable[[Any], None], *, virtual_host: str = ""
     ) -> None:
-        """Call *on_left* with its link whenever a consumer has left the node.
+        """Call *on_left* with the link of each consumer that leaves the node.
 
         Raises:
             AmqpError: There is no such node.
@@ -786,10 +804,11 @@ class BrokerHost:
         self._known(self._space(virtual_host), address).on_left = on_left
 
     def update(self, declared: Declaration, *, virtual_host: str = "") -> None:
-        """Let a node that there is go on as *declared*; its messages and links stay.
+        """Replace the declaration of an existing node; its messages and links stay.
 
         Raises:
-            AmqpError: There is no such node, or it cannot become that without losing what it holds.
+            AmqpError: There is no such node, its messages do not permit the change, or an address
+                cannot be used.
         """
         node = self._find(self._space(virtual_host), declared.name)
         if not _alike(node.declared, declared):
@@ -804,7 +823,7 @@ class BrokerHost:
         self._make_dead(virtual_host, declared)
 
     def is_implicit(self, name: str, *, virtual_host: str = "") -> bool:
-        """Return whether node *name* was made for dead letters or on its first use, and not declared."""
+        """Return whether node *name* was created for dead letters or on first use only."""
         node = self._space(virtual_host).get(name)
         return node is not None and node.implicit
 
@@ -816,14 +835,15 @@ class BrokerHost:
         reserved: Any = None,
         virtual_host: str = "",
     ) -> None:
-        """Give the implicit node of that name its first declaration; messages and links stay.
+        """Give the implicit node of that name its first declaration; its messages and links stay.
 
         The node stays in the store even if it is not *durable*, so that dead letters outlive a restart;
-        the first declaration after the restart counts again. *reserved* is the connection that alone
-        may receive from it.
+        the first declaration after the restart counts again. *reserved* is the only connection that
+        may receive from it; None for any.
 
         Raises:
-            AmqpError: It cannot become that, or others use a queue that is to be exclusive.
+            AmqpError: There is no such node, its messages do not permit the change, an address
+                cannot be used, or a queue to be reserved has messages or links.
         """
         node = self._find(self._space(virtual_host), declared.name)
         if not _alike(node.declared, declared):
@@ -833,7 +853,7 @@ class BrokerHost:
                 condition="amqp:precondition-failed",
             )
         if reserved is not None and (self._holds_anything(node) or node.termini or node.links()):
-            # The queue would be deleted with its connection, and what others have put there too.
+            # The queue will be deleted with its connection, and messages of others with it.
             raise AmqpError(
                 f"queue {declared.name!r} cannot become exclusive: it has messages or links",
                 condition="amqp:resource-locked",
@@ -853,7 +873,7 @@ class BrokerHost:
         return bool(held.available or held.acquired or delayed)
 
     def declaration(self, address: str, *, virtual_host: str = "") -> Declaration:
-        """What a node is declared as.
+        """Return the declaration of a node.
 
         Raises:
             AmqpError: There is no such node.
@@ -861,7 +881,7 @@ class BrokerHost:
         return self._known(self._space(virtual_host), address).declared
 
     def declare_journals(self) -> None:
-        """Make ``$journal`` in each virtual host, if it is wished."""
+        """Create ``$journal`` in each virtual host, if events of messages are recorded."""
         for virtual_host in list(self._spaces):
             self._declare_journal(virtual_host)
 
@@ -882,16 +902,17 @@ class BrokerHost:
         held.sealed = True
 
     def _record(self, virtual_host: str, payload: bytes) -> None:
-        """Append what has happened to the journal, unless that has been deleted or has failed."""
+        """Append an event to ``$journal``, unless that has been deleted or has failed."""
         node = self._spaces[virtual_host].get(JOURNAL)
         if node is not None and isinstance(node.held, MessageLog) and node.failure is None:
             node.inlet.take(Entry(payload))
 
     def _check_addresses(self, virtual_host: str, declared: Declaration) -> None:
-        """Refuse a name, alias or dead-letter address that has another meaning.
+        """Check the name, aliases and dead-letter address of *declared*.
 
         Raises:
-            AmqpError: It has one.
+            AmqpError: One of them has another meaning, the dead-letter address is an alias, or
+                there are too many aliases.
         """
         aliases = declared.aliases if isinstance(declared, Addressed) else ()
         if len(aliases) > self.limits.aliases_max:
@@ -927,7 +948,7 @@ class BrokerHost:
             )
 
     def _meaning(self, virtual_host: str, address: str) -> str:
-        """Say why *address* cannot name a node of a client: its meaning today; empty if it can."""
+        """Return the meaning of *address* that prevents a node of that name; empty if none."""
         if address == JOURNAL:
             return f"{address!r} is where the broker records what becomes of messages"
         found = split_partition(address)
@@ -937,22 +958,22 @@ class BrokerHost:
         return reserved(address)
 
     def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
-        """The queue for the dead letters of *declared*, if there is no node of that name."""
+        """Create the queue for the dead letters of *declared*, unless a node has that name."""
         dead = declared.dead_letter if isinstance(declared, Queue) else None
         if dead is not None and dead.startswith(EXCHANGES):
             return
         if dead is not None and dead not in self._spaces[virtual_host]:
-            # Whoever declares it later says what it is like.
+            # A later declaration may change it.
             node = self._make(virtual_host, Queue(dead), implicit=True)
             node.found = True
             why = f", for the dead letters of {declared.name!r:.200}"
             self._log_node("made", node.declared, virtual_host, why)
 
     def _call(self, virtual_host: str, declared: Declaration, before: Declaration | None) -> None:
-        """Let the aliases of *declared* mean it, instead of those that it had *before*.
+        """Point the aliases of *declared* at it, and drop those of *before*.
 
         Raises:
-            AmqpError: One of them is another node's.
+            AmqpError: An alias is an address of another node.
         """
         aliases = declared.aliases if isinstance(declared, Addressed) else ()
         known = self._aliases.get(virtual_host, {})
@@ -1005,7 +1026,7 @@ class BrokerHost:
             self.journal.loose.keep(NODE, key_of(node.number), described)
 
     def delete(self, address: str, *, virtual_host: str = "") -> int:
-        """Delete a node with its messages; its links are detached. How many messages it had.
+        """Delete a node with its messages, and detach its links; return the number of its messages.
 
         Raises:
             AmqpError: There is no such node.
@@ -1014,7 +1035,7 @@ class BrokerHost:
         return self._delete(space, self._known(space, address))
 
     def nodes(self, *, virtual_host: str = "") -> list[Declaration]:
-        """What there is, dynamic nodes included, in the order in which it was made."""
+        """Return the declarations of all nodes, dynamic ones included, in the order of creation."""
         return [node.declared for node in self._space(virtual_host).values()]
 
     def node_count(self, *, virtual_host: str = "") -> int:
@@ -1022,24 +1043,24 @@ class BrokerHost:
         return len(self._space(virtual_host))
 
     def names(self, *, virtual_host: str = "") -> list[str]:
-        """Return the names of what :meth:`nodes` returns."""
+        """Return the names of all nodes, in the order of :meth:`nodes`."""
         return list(self._space(virtual_host))
 
     def kind(self, address: str, *, virtual_host: str = "") -> str | None:
-        """Return the kind of a node, None if there is none. An alias is no node."""
+        """Return the kind of the node named *address*; None if there is none, as for an alias."""
         node = self._space(virtual_host).get(address)
         return None if node is None else node.declared.kind
 
     def virtual_hosts(self) -> list[str]:
-        """The names of the virtual hosts; "" is the default one."""
+        """Return the names of the virtual hosts; "" is the default one."""
         return list(self._spaces)
 
     def virtual_host(self, hostname: str) -> str | None:
-        """The virtual host of those who say *hostname*, None if there is none.
+        """Return the virtual host for peers that connect to *hostname*, None if there is none.
 
-        Clients say the name by which they found the machine unless they are told otherwise, so that
-        by default every other name means the default host. ``vhost:NAME``, as RabbitMQ spells it,
-        means that host or none.
+        Clients that are not configured otherwise send the name under which they reached the
+        machine, so that by default every other name means the default host. ``vhost:NAME``, the
+        form of RabbitMQ, means that host or none.
         """
         if hostname in self._spaces and (hostname or self._defaulting):
             return hostname
@@ -1049,14 +1070,14 @@ class BrokerHost:
         return "" if self._defaulting else None
 
     def _existing(self, virtual_host: str) -> str:
-        """The virtual host that has the nodes of *virtual_host*."""
+        """Return *virtual_host* if it exists, and the default one otherwise."""
         return virtual_host if virtual_host in self._spaces else ""
 
     def _space(self, virtual_host: str) -> dict[str, _Node]:
         return self._spaces[self._existing(virtual_host)]
 
     def _known(self, space: dict[str, _Node], address: str) -> _Node:
-        """The node at *address*, which may be out of service.
+        """Return the node at *address*, even if it is out of service.
 
         Raises:
             AmqpError: There is none.
@@ -1067,7 +1088,7 @@ class BrokerHost:
         return node
 
     def _find(self, space: dict[str, _Node], address: str) -> _Node:
-        """The node at *address*.
+        """Return the node at *address*.
 
         Raises:
             AmqpError: There is none, or it is out of service.
@@ -1087,7 +1108,7 @@ class BrokerHost:
         transient: bool = False,
         implicit: bool = False,
     ) -> _Node:
-        """A new node; with *number* it is in the store already, and a *transient* one never is."""
+        """Create a node; with a *number* it is in the store already, *transient* ones never are."""
         transient = transient or owner is not None
         space = self._spaces.setdefault(virtual_host, {})
         if self._count >= self.limits.nodes_max:
@@ -1111,7 +1132,7 @@ class BrokerHost:
                 number = self._number
                 described = _described(declared, virtual_host, implicit=implicit)
                 journal.loose.keep(NODE, key_of(number), described)
-            # Each partition of a log has a number of its own.
+            # A log takes one number for each partition.
             taken = declared.partitions if isinstance(declared, Log) else 1
             self._number = max(self._number, number + taken)
         held: MessageQueue | MessageTopic | MessageLog
@@ -1188,7 +1209,7 @@ class BrokerHost:
             ttl_s=ttl_s,
             ledger=ledger,
             transactions=self.transactions,
-            # Topics and transient nodes promise nothing beyond the links that there are now.
+            # Topics and transient nodes promise nothing beyond the links that are attached now.
             volatile=self.volatile or transient or isinstance(held, MessageTopic),
             check=self._check(declared),
             successor=partial(self._inlet, virtual_host, declared.name),
@@ -1226,19 +1247,19 @@ class BrokerHost:
         return held
 
     def _begin_era(self, journal: Journal, log: MessageLog, number: int) -> None:
-        """Let *log* begin an era, and note it before the first record of it."""
+        """Begin an era of *log*, and store it before the first record of the era."""
         if number and log.reading is not None:
             log.begin_era(self._era)
             journal.loose.keep(ERAS, key_of(number), msgspec.msgpack.encode(log.eras))
 
     def _new_number(self) -> int:
-        """A number that nothing else has in the store."""
+        """Return a number that no other object has in the store."""
         number = self._number
         self._number += 1
         return number
 
     def _check(self, declared: Declaration) -> Check | None:
-        """What a node that is *declared* so looks at in each message that is sent to it."""
+        """Return the check of messages that are sent to a node with this declaration, if any."""
         if not isinstance(declared, Queue):
             return None
         returns = declared.return_to_sender and self.may_send is not None
@@ -1262,8 +1283,7 @@ class BrokerHost:
         return both
 
     def _mark_returnable(self, entry: Entry, peer: Peer) -> Rejected | None:
-        """Find out whether *entry* may be returned to where its sender wants it; nobody can ask who
-        that was once it is gone."""
+        """Record whether *entry* may be returned to its ``reply-to``, while its sender is known."""
         address = self._reply_to(entry)
         may_send = self.may_send
         entry.returnable = address is not None and may_send is not None and may_send(peer, address)
@@ -1279,7 +1299,7 @@ class BrokerHost:
         return None if address is None else str(address)
 
     def _remember_ids(self, intake: Intake, declared: Queue, number: int) -> None:
-        """Let *intake* know again what comes twice, as *declared*."""
+        """Create, change or remove the duplicate-detection window of *intake*, as *declared*."""
         window_s = declared.duplicate_window_s
         duplicates = intake.duplicates
         if window_s is None:
@@ -1296,8 +1316,10 @@ class BrokerHost:
             self._windows[duplicates] = None
 
     def _queue_bytes_max(self, number: int) -> int:
-        """Bytes that a queue may hold which says nothing about it: one that is in the store has
-        little of them in memory."""
+        """Return the limit of bytes of a queue that declares none.
+
+        The limit of a stored queue is higher, since few of its bytes are in memory.
+        """
         limits = self.limits
         return limits.queue_stored_bytes_max if number else limits.queue_bytes_max
 
@@ -1349,7 +1371,10 @@ class BrokerHost:
         return messages
 
     def _detach_consumers(self, error: Error) -> None:
-        """The store is given up: nobody is to wait for an outcome to be kept."""
+        """Detach the consumers of stored messages, since the store was given up.
+
+        Outcomes can no longer be stored, and peers must not wait for them.
+        """
         for space in self._spaces.values():
             for node in space.values():
                 held = node.held
@@ -1369,16 +1394,17 @@ class BrokerHost:
                         kept.update(terminus.members.values())
                 for consumer in consumers:
                     if consumer.link is not None and consumer.link.attached:
-                        # Those whose terminus is on the disk are not over.
+                        # A link whose terminus is in the store can be resumed: it is not closed.
                         consumer.link.detach(error, closed=consumer not in kept)
 
     def _disown(self, node: _Node) -> None:
-        """A dynamic node does not count as one of its connection any more."""
+        """Stop counting a dynamic node as one of its connection's."""
         if node.owner is not None:
             self._dynamic[node.owner] -= 1
             if not self._dynamic[node.owner]:
                 del self._dynamic[node.owner]
-            # The node and its queue refer to each other, and are not to keep the connection.
+            # The node and its queue refer to each other: until a full garbage collection they would
+            # keep the connection in memory.
             node.owner = None
 
     def _bury(
@@ -1391,7 +1417,7 @@ class BrokerHost:
     ) -> bool:
         node = self._sender(space, declared, entry) if declared.return_to_sender else None
         if node is not None and entry.pieces and not isinstance(node.ledger, QueueLedger):
-            # It is too large for whoever sent it.
+            # Only a stored queue can take a message in pieces, and the sender's node is none.
             node = None
         if node is None and declared.dead_letter is None:
             self._drop(declared.name, entry, reason, error, "the queue has no dead_letter")
@@ -1428,7 +1454,7 @@ class BrokerHost:
         if unit is not None:
             unit.letters += 1
         if unit is not None and node.ledger is None:
-            # Nothing of a transaction is seen before it is kept.
+            # A transaction has no visible effect before it is stored.
             unit.then(partial(node.inlet.take, letter))
         else:
             node.inlet.take(letter)
@@ -1440,14 +1466,14 @@ class BrokerHost:
         return False
 
     def _drop(self, name: str, entry: Entry, reason: str, error: Error | None, why: str) -> None:
-        """Warn of a message that was refused; what expires or overflows goes as declared."""
+        """Warn of a dropped message, unless it expired or overflowed, as the node is declared to."""
         if reason not in AUTOMATIC:
             self._log_drop(name, entry, reason, error, why)
 
     def _log_cycle(self, name: str, source: str, entry: Entry, reason: str) -> None:
-        """Warn that *entry* does not come to the node *name*, to which it would move in a cycle."""
+        """Warn that *entry* is not moved to the node *name*, because it would move in a cycle."""
         why = f"{reason} in {source!r}"
-        # Each of n queues may lead back to all others: lines are counted by where they lead.
+        # Each of n queues may lead back to all others: the lines are limited for each destination.
         self._log_drop(name, entry, "dead-letter cycle", None, why, key="cycle")
 
     def _log_drop(
@@ -1459,7 +1485,7 @@ class BrokerHost:
         why: str,
         key: object = None,
     ) -> None:
-        """Warn that *entry* has been dropped at the node *name*, if the log may have the line."""
+        """Warn that *entry* was dropped at the node *name*, within the rate limit of the log."""
         log_loss(
             _log,
             self._log_limiter,
@@ -1482,7 +1508,10 @@ class BrokerHost:
         reason: str,
         error: Error | None,
     ) -> bool:
-        """Put a dead letter into each of the nodes of *names*, but the one that gave it up."""
+        """Put a dead letter into each of the nodes in *names*, except the one that gave it up.
+
+        Return whether at least one node takes it.
+        """
         moves = moves_after(entry, declared.name, reason)
         nodes: list[_Node] = []
         cycle = False
@@ -1520,10 +1549,10 @@ class BrokerHost:
     def _within_copies(
         self, declared: Queue, entry: Entry, moves: Moves, nodes: list[_Node]
     ) -> list[_Node]:
-        """Return those of *nodes* to which a dead letter may go without too many copies of it.
+        """Return as many of *nodes* as the limit of copies allows for this dead letter.
 
-        Without a bound, n queues that are bound to each other's exchange would make about n! of one
-        message, although none comes to a queue twice.
+        Without a bound, n queues that are bound to each other's exchange would make about n! copies
+        of one message, although no copy enters a queue twice.
         """
         most = max(1, self.limits.dead_letter_copies_max // moves.copies)
         if moves.copies == 1 or len(nodes) <= most:
@@ -1533,9 +1562,9 @@ class BrokerHost:
         return nodes[:most]
 
     def _sender(self, space: dict[str, _Node], declared: Queue, entry: Entry) -> _Node | None:
-        """The node to which a message that was given up is returned, None if it names none.
+        """Return the node to which a message that was given up returns, None if it names none.
 
-        It goes nowhere from there but to a dead-letter address: its ``reply-to`` stays the same.
+        If that node gives it up too, only a dead-letter address is left: the ``reply-to`` stays.
         """
         if self.may_send is not None and not entry.returnable:
             return None
@@ -1546,12 +1575,12 @@ class BrokerHost:
     # --- Links (fronts.base.Host) ---
 
     def _refuse(self, link: ReceivingLink | SendingLink, error: Error) -> None:
-        """Refuse *link* with *error*, and log so."""
+        """Refuse *link* with *error*, and log the refusal."""
         link.refuse(error)
         log_refusal(_log, self._log_limiter, link, error, self.clock.monotonic())
 
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
-        """Accept or refuse *link*; False if its address is not ours."""
+        """Accept or refuse *link*; return False if its address is not ours."""
         sending = link.role == SENDER
         terminus = link.source if sending else link.target
         if isinstance(terminus, Coordinator):
@@ -1582,7 +1611,7 @@ class BrokerHost:
                 kept.end()
                 return True
             if terminus.dynamic and kept.kept.dynamic and address is None:
-                # The node that was made for it is there still.
+                # The node that was created for the terminus still exists.
                 address = kept.address
         made = kept is not None and terminus.dynamic and address == kept.address
         try:
@@ -1599,7 +1628,7 @@ class BrokerHost:
             node.declared,
             sending=sending,
             lifetime=node.lifetime if made else None,
-            # The link that it was made for may come back on another connection.
+            # The link for which the node was created may be resumed on another connection.
             owner=node.owner if isinstance(node.lifetime, DeleteOnClose) and not made else None,
             means=self._means(node, link, kept),
             address=address,
@@ -1639,7 +1668,7 @@ class BrokerHost:
                         ),
                     )
                     return True
-                # A link that asks for something else is another one (S3 2.3.2).
+                # A link with other terms replaces the kept one (S3 2.3.2, see docs/conformance.md).
                 kept.end()
         if made:
             self._disown(node)
@@ -1664,7 +1693,7 @@ class BrokerHost:
         return True
 
     def _has_too_many(self, node: _Node, terms: Terms) -> bool:
-        """Return whether *terms* ask for a durable subscription and the topic *node* may have no more."""
+        """Return whether *terms* request one durable subscription too many of the topic *node*."""
         return (
             isinstance(node.held, MessageTopic)
             and self.journal is not None
@@ -1675,13 +1704,17 @@ class BrokerHost:
         )
 
     def recall(self, link: SendingLink) -> Source | None:
-        """The source that is kept for *link*, whose peer names none."""
+        """Return the source kept for *link*, whose peer gives none; None if none is kept.
+
+        Raises:
+            AmqpError: It is that of a shared subscription with attached links.
+        """
         virtual_host = self._existing(link.peer.virtual_host)
         kept = self.termini.named(virtual_host, link)
         if kept is None or not isinstance(kept.kept, Source):
             return None
         if isinstance(kept, SharedSource) and kept.members:
-            # Who asks like this wants to end it.
+            # A peer that attaches without a source address wants to end the subscription.
             raise AmqpError(
                 f"the subscription {link.name!r} has links", condition="amqp:resource-locked"
             )
@@ -1693,12 +1726,12 @@ class BrokerHost:
         if not isinstance(terminus, Source | Target):
             return None
         key = self._key(self._existing(link.peer.virtual_host), link, terminus)
-        # One that is kept for a user is found by links of that user only.
+        # A terminus kept for a user is found by links of that user only.
         kept = None if key[1] else self.termini.find(key)
         return None if kept is None else kept.kept
 
     def _key(self, virtual_host: str, link: Any, terminus: Source | Target) -> Key:
-        """By what the terminus of *link*, which asks for *terminus*, is found if it is kept."""
+        """Return the key under which the terminus of *link*, which requests *terminus*, is kept."""
         if isinstance(terminus, Source) and SHARED in terminus.capabilities:
             return self.termini.shared_key(virtual_host, link, terminus)
         return self.termini.key(virtual_host, link)
@@ -1711,7 +1744,10 @@ class BrokerHost:
         )
 
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
-        """Where messages of the anonymous terminus *link* for *address* go."""
+        """Return the endpoint for messages to *address* on *link*, which has an anonymous terminus.
+
+        None if the address is not ours, an error if it cannot be used.
+        """
         if self.ways is not None:
             way = self.ways.inlet(self._existing(link.peer.virtual_host), address, link)
             if way is not None:
@@ -1725,17 +1761,17 @@ class BrokerHost:
         return None if node is None else node.inlet
 
     def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
-        """Let the discharge of the transaction that *delivery* is posted in wait for it."""
+        """Delay the discharge of the transaction in which *delivery* is posted."""
         self.transactions.hold(link, delivery)
 
     def let_go_of_post(self, delivery: IncomingDelivery) -> None:
-        """End the wait for *delivery*, which was taken or refused."""
+        """Stop delaying the discharge for *delivery*, which was taken or refused."""
         self.transactions.let_go(delivery)
 
     def refuse_post(
         self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected
     ) -> bool:
-        """Refuse *delivery* within its transaction; False if there is none."""
+        """Refuse *delivery* within its transaction; return False if there is none."""
         transaction = self.transactions.find_for(link, delivery)
         if transaction is None:
             return False
@@ -1743,7 +1779,7 @@ class BrokerHost:
         return True
 
     def is_dynamic(self, address: str, virtual_host: str) -> bool:
-        """Whether *address* is that of a dynamic node."""
+        """Return whether *address* is that of a dynamic node."""
         node = self._space(virtual_host).get(address)
         return node is not None and node.owner is not None
 
@@ -1765,7 +1801,11 @@ class BrokerHost:
         node.inlet.publish(payload)
 
     def _resolve(self, virtual_host: str, address: object) -> _Node | None:
-        """The node at *address*, made on the spot if that is wished."""
+        """Return the node at *address*, None if there is none; ``auto_create`` may declare it now.
+
+        Raises:
+            AmqpError: The node is out of service, has no such partition, or cannot be created.
+        """
         if not isinstance(address, str):
             return None
         virtual_host = self._existing(virtual_host)
@@ -1787,19 +1827,19 @@ class BrokerHost:
         return self._create(virtual_host, address)
 
     def _create(self, virtual_host: str, address: str, kind: str | None = None) -> _Node | None:
-        """The node to make at *address* on its first use, if it is to be of that *kind*."""
+        """Create the node that ``auto_create`` declares for *address*; with *kind*, only of that."""
         declared = None if self._auto_create is None else self._auto_create(address)
         if declared is None or (kind is not None and declared.kind != kind) or reserved(address):
             return None
         node = self._make(virtual_host, declared, implicit=True)
-        # Whatever declares it first says what it is like, as for a queue made for dead letters.
+        # The first declaration may change it, as for a queue created for dead letters.
         node.found = True
         self._make_dead(virtual_host, declared)
         self._log_node("made", declared, virtual_host, ", on its first use")
         return node
 
     def _partition(self, virtual_host: str, log: _Node, address: str, partition: int) -> _Node:
-        """One partition of *log*, as a node of its own for those who attach there."""
+        """Return a node for one partition of *log*, for links that attach to it."""
         held = log.held
         assert isinstance(held, MessageLog)
         if partition >= len(held.partitions):
@@ -1830,7 +1870,7 @@ class BrokerHost:
             virtual_host,
             partition,
         )
-        # One log has all of them.
+        # The log and its partitions share their termini.
         node.termini = log.termini
         return node
 
@@ -1878,12 +1918,12 @@ class BrokerHost:
         return True
 
     def _abandon(self, space: dict[str, _Node], node: _Node) -> None:
-        """The link that a dynamic node was made for is over."""
+        """Note that the link for which a dynamic node was created has ended."""
         node.abandoned = True
         self._judge(space, node)
 
     def _judge(self, space: dict[str, _Node], node: _Node) -> None:
-        """Delete a dynamic node whose time is over (§3.5.10 to §3.5.13)."""
+        """Delete a dynamic node whose lifetime has ended (§3.5.10 to §3.5.13)."""
         if space.get(node.declared.name) is not node:
             return
         lifetime = node.lifetime
@@ -1906,7 +1946,7 @@ class BrokerHost:
             self._leaving[node] = space
 
     def _has_links(self, node: _Node) -> bool:
-        """Whether somebody is attached, or may come back."""
+        """Return whether links of *node* are attached or may be resumed."""
         return bool(node.links() or node.termini)
 
     def _accept(
@@ -1937,7 +1977,7 @@ class BrokerHost:
         if isinstance(node.held, MessageLog) and sending:
             properties[Symbol("x-opt-incarnation")] = node.held.incarnation
         elif isinstance(node.held, MessageQueue) and sending and not terms.copies:
-            # What is honoured is said.
+            # The answer repeats those properties of the peer that are honoured.
             if terms.priority:
                 properties[PRIORITIES[0]] = Int(terms.priority)
             if terms.exclusive:
@@ -1948,7 +1988,7 @@ class BrokerHost:
             producer = self._producer(node)
             options["max_message_size"] = self.limits.message_size_max
             if isinstance(producer.ledger, QueueLedger):
-                # What is larger goes into the store while it arrives.
+                # Larger messages are written to the store while they arrive.
                 options["max_message_size"] = self.limits.streaming_message_size_max
                 options["stream_above"] = self.limits.message_size_max
             if isinstance(kept, KeptTarget):
@@ -1983,7 +2023,7 @@ class BrokerHost:
     def _when_left(
         self, node: _Node, endpoint: Any, on_left: Callable[[], None] | None = None
     ) -> None:
-        """Call *on_left* when the endpoint's link is over, and see whether that was the last one."""
+        """Call *on_left* when the endpoint's link has ended, and end a dynamic node then if due."""
         if on_left is not None:
             endpoint.on_left.append(on_left)
         if node.lifetime is not None:
@@ -2007,7 +2047,7 @@ class BrokerHost:
         )
 
     def _consumer(self, node: _Node, terms: Terms, *, batches: bool = False) -> Any:
-        """The endpoint of a link that receives from *node*; from a log in *batches*, if it wants that."""
+        """Create the endpoint of a link that receives from *node*; from a log also in *batches*."""
         held = node.held
         if isinstance(held, MessageLog):
             return held.subscribe(
@@ -2040,7 +2080,7 @@ class BrokerHost:
         return subscription
 
     def _make_terminus(self, node: _Node, key: Key, terms: Terms, number: int) -> Terminus:
-        """A terminus for a link of *node*, with *number* in the store, 0 for not there."""
+        """Create a terminus for a link of *node*, with *number* in the store, 0 for none."""
         held = node.held
         topic = held if isinstance(held, MessageTopic) else None
         terminus: Terminus
@@ -2065,7 +2105,7 @@ class BrokerHost:
         return terminus
 
     def _ended(self, node: _Node, terminus: Terminus) -> None:
-        """*terminus* is no more, and what it kept in the store is not either."""
+        """Remove *terminus*, which has ended, and its records in the store."""
         node.termini.pop(terminus, None)
         if terminus.number and self.journal is not None:
             unit = self.journal.loose
@@ -2079,19 +2119,19 @@ class BrokerHost:
             self._judge(self._spaces[node.virtual_host], node)
 
     async def wait_kept(self) -> None:
-        """Wait until what was changed so far would outlive the process."""
+        """Wait until all changes so far are stored and outlive the process."""
         if self.journal is not None:
             await self.journal.wait_kept()
 
     async def close(self) -> None:
-        """Let go of the store, once nothing changes any more."""
+        """Close the store; called when nothing changes any more."""
         if self.journal is not None:
             await self.journal.close()
 
-    # --- What operators do ---
+    # --- Operators ---
 
     def stats(self, address: str, *, virtual_host: str = "") -> NodeStats:
-        """A node in numbers.
+        """Return the statistics of a node.
 
         Raises:
             AmqpError: There is no such node.
@@ -2127,17 +2167,16 @@ class BrokerHost:
         bytes_max: int = sys.maxsize,
         virtual_host: str = "",
     ) -> list[bytes]:
-        """The first *count* messages of a queue, encoded as they would be sent now: those that are
-        available or in their pause after a failure.
+        """Return the first *count* messages of a queue, encoded as they would be sent now.
 
-        Those that are in the store only are read, and stay there. Of a message in pieces there is
-        what comes before its body.
+        These are the messages that are available or paused after a failure. Messages that are in
+        the store only are read, and stay there. Of a message in pieces the body is left out.
 
         Args:
             address: The queue.
-            count: How many at most.
-            bytes_max: Bytes of them together, but for the first one; by default any number.
-            virtual_host: Where the queue is.
+            count: Maximum number of messages.
+            bytes_max: Maximum of their bytes in all, which the first may exceed; by default none.
+            virtual_host: Virtual host of the queue.
 
         Raises:
             AmqpError: There is no such queue, or the store cannot be read.
@@ -2165,7 +2204,7 @@ class BrokerHost:
         return found
 
     def subscriptions(self, address: str, *, virtual_host: str = "") -> list[SubscriptionStats]:
-        """The subscriptions of a topic in numbers, in the order in which they were made.
+        """Return the statistics of a topic's subscriptions, in the order of their creation.
 
         Raises:
             AmqpError: There is no such topic.
@@ -2175,7 +2214,7 @@ class BrokerHost:
     def subscription(
         self, address: str, name: str, *, container: str | None = None, virtual_host: str = ""
     ) -> SubscriptionStats:
-        """A topic's subscription *name*, of *container* if that is named, in numbers.
+        """Return the statistics of a topic's subscription *name*, of *container* if that is given.
 
         Raises:
             AmqpError: There is no such topic or subscription, or there are several.
@@ -2191,8 +2230,9 @@ class BrokerHost:
         container: str | None = None,
         virtual_host: str = "",
     ) -> list[bytes]:
-        """The first *count* available messages of a topic's subscription, encoded as they would be
-        sent now.
+        """Return the first *count* available messages of a topic's subscription.
+
+        They are encoded as they would be sent now.
 
         Raises:
             AmqpError: There is no such topic or subscription, or there are several.
@@ -2233,7 +2273,7 @@ class BrokerHost:
             elif links:
                 container, name = links[0].peer.container_id, links[0].name
             else:
-                continue  # its link attaches at this moment
+                continue  # its link is being attached
             stats = SubscriptionStats(
                 container=container,
                 name=name,
@@ -2248,10 +2288,10 @@ class BrokerHost:
         return found
 
     async def purge(self, address: str, *, virtual_host: str = "") -> int:
-        """Drop the messages of a queue that are available or in their pause; how many there were.
+        """Drop the messages of a queue that are available or paused; return how many there were.
 
-        What is in the store only goes at once, unless each of them is recorded in ``$journal``: then
-        they are read for that. Cancelled, some of them may be left.
+        Messages that are in the store only are dropped at once, unless each has to be recorded in
+        ``$journal``: then they are read first. Cancellation may leave some of them.
 
         Raises:
             AmqpError: There is no such queue, or the store cannot be read.
@@ -2266,9 +2306,9 @@ class BrokerHost:
     def wait_stored(
         self, address: str, on_stored: Callable[[], None], *, virtual_host: str = ""
     ) -> bool:
-        """Call *on_stored* once the messages that are being stored for a queue are in it.
+        """Call *on_stored* once messages that are being stored for a queue have been added to it.
 
-        False, without a call, if there are none.
+        Return False, without a call, if there are none.
         """
         node = self._space(virtual_host).get(address)
         held = None if node is None else node.held
@@ -2278,8 +2318,9 @@ class BrokerHost:
         return True
 
     def purging(self, address: str, *, virtual_host: str = "") -> Generator[int, None, None]:
-        """Do as :meth:`purge`, a step at a time, and yield after each how many messages have been
-        dropped so far. What is in the store only is in no ``$journal`` then.
+        """Purge a queue step by step; yield the number of messages dropped so far.
+
+        Messages that are in the store only are dropped at once, without a record in ``$journal``.
 
         Raises:
             AmqpError: There is no such queue.
@@ -2295,14 +2336,14 @@ class BrokerHost:
                 return
 
     async def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
-        """Move the first *count* messages of a queue to another node, in order: those that are available
-        or in their pause after a failure.
+        """Move the first *count* messages of a queue to another node, in order.
 
-        Each of them is in one of the two whenever the broker stops. What is in the store only is read
-        for it a chunk at a time; cancelled, or when it raises, some of them may have been moved.
+        These are the messages that are available or paused after a failure. Each is in one of the
+        two nodes whenever the broker stops. Messages that are in the store only are read a chunk at
+        a time; after cancellation or an error, some may have been moved.
 
         Returns:
-            How many were moved.
+            The number of messages moved.
 
         Raises:
             AmqpError: There is no such queue, or no such node to move to; a message is too large for
@@ -2320,7 +2361,13 @@ class BrokerHost:
         )
 
     def _pass_on(self, queue: MessageQueue, target: _Node, count: int, before: int) -> int:
-        """Move messages that are in memory, and come before a place."""
+        """Move up to *count* messages in memory with sequence numbers below *before*.
+
+        Return their number.
+
+        Raises:
+            AmqpError: *target* has been deleted, or is no stored queue and a message is in pieces.
+        """
         if target.held.deleted:
             raise AmqpError(
                 f"{target.declared.name!r} has been deleted", condition="amqp:resource-deleted"
@@ -2353,24 +2400,26 @@ class BrokerHost:
         skip_different: bool = False,
         virtual_host: str = "",
     ) -> bool:
-        """Publish what was staged at *address*, once; see :mod:`~amqp_rt.broker.staging`.
+        """Publish the messages staged at *address*, once; see :mod:`~amqp_rt.broker.staging`.
 
         Args:
             address: The node.
-            producer: Who publishes there.
-            run: Its run; the latest one, or a new one.
-            epoch: What is committed: what was committed last, once more, or a higher one.
-            parts: Of each part the attempt that counts, how many messages it has sent, and their
-                CRC-32: ``(part, attempt, count, crc)``.
+            producer: Name of the producer.
+            run: Its run: the latest one, or a new one.
+            epoch: Number of the epoch to commit: the last committed one, or a higher one.
+            parts: For each part ``(part, attempt, count, crc)``: the attempt to publish, and the
+                number and CRC-32 of its messages.
             write: Name of the write, of which an epoch may have several.
-            query: Which computation has made the messages.
-            plan: What it was to read, as it was planned, if that is known.
-            content: What tells the messages from others, whatever their order; by default their parts do.
-            skip_different: Take what the epoch was committed with for this, whatever it was.
-            virtual_host: Where the node is.
+            query: Id of the computation that produced the messages.
+            plan: The input that was planned for the computation, if known.
+            content: Value that identifies the messages in any order, such as a digest; by default
+                it is computed from *parts*.
+            skip_different: Whether an earlier commit of the epoch counts as this one even if it was
+                different.
+            virtual_host: Virtual host of the node.
 
         Returns:
-            Whether it was not done before.
+            Whether this call published the messages; False if they were published before.
 
         Raises:
             AmqpError: As for :meth:`~amqp_rt.broker.staging.Staging.commit`, or there is no such
@@ -2399,7 +2448,7 @@ class BrokerHost:
         *,
         virtual_host: str = "",
     ) -> tuple[int, int]:
-        """Return how many messages an attempt has staged at *address*, and their CRC-32.
+        """Return the number of messages that an attempt has staged at *address*, and their CRC-32.
 
         Raises:
             AmqpError: As for :meth:`~amqp_rt.broker.staging.Staging.count`, or there is no such node.
@@ -2408,7 +2457,7 @@ class BrokerHost:
         return await self.staging.count(node, Claim(producer, run, epoch, part, attempt))
 
     def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
-        """The epoch that *producer* has committed last at *address*, -1 if none.
+        """Return the epoch that *producer* committed last at *address*, -1 if none.
 
         Raises:
             AmqpError: There is no such node.
@@ -2416,7 +2465,7 @@ class BrokerHost:
         return self.staging.committed(self._find(self._space(virtual_host), address), producer)
 
     def committed_query(self, address: str, producer: str, *, virtual_host: str = "") -> str:
-        """The query of the epoch that *producer* has committed last at *address*; empty if none is known.
+        """Return the query of the last epoch of *producer* at *address*; empty if none is known.
 
         Raises:
             AmqpError: There is no such node.
@@ -2428,7 +2477,7 @@ class BrokerHost:
     async def open_lease(
         self, address: str, group: str, ttl_s: float | None = None, *, virtual_host: str = ""
     ) -> LeaseState:
-        """Let *group* take messages of a queue aside; see :mod:`~amqp_rt.broker.leases`.
+        """Open *group*, which sets messages of a queue aside; see :mod:`~amqp_rt.broker.leases`.
 
         Raises:
             AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.open`, or there is no such queue.
@@ -2439,10 +2488,10 @@ class BrokerHost:
     def lease_state(
         self, address: str, group: str, id_: object = None, *, virtual_host: str = ""
     ) -> LeaseState:
-        """How far *group* has come, which has to be the one known as *id_*.
+        """Return the progress of *group*, whose id must be *id_* unless that is None.
 
         Raises:
-            AmqpError: There is no such queue, or no such group.
+            AmqpError: There is no such queue or group, or the group has another id.
         """
         return self.leases.state(self._find(self._space(virtual_host), address), group, id_)
 
@@ -2460,7 +2509,7 @@ class BrokerHost:
     async def accept_lease(
         self, address: str, group: str, generation: int, to: int, *, virtual_host: str = ""
     ) -> LeaseState:
-        """Be done with what *group* has before the number *to*.
+        """Accept the messages of *group* whose numbers are below *to*.
 
         Raises:
             AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.accept`, or there is no such queue.
@@ -2477,7 +2526,7 @@ class BrokerHost:
         *,
         virtual_host: str = "",
     ) -> LeaseState:
-        """Give some of what *group* has back to the queue.
+        """Return *ranges* of the messages of *group* to the queue.
 
         Raises:
             AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.give_back`, or there is no such
@@ -2487,7 +2536,7 @@ class BrokerHost:
         return await self.leases.give_back(node, group, generation, ranges)
 
     async def release_lease(self, address: str, group: str, *, virtual_host: str = "") -> int:
-        """Forget *group*; how many messages go back to the queue.
+        """Remove *group*, and return the number of its messages, which return to the queue.
 
         Raises:
             AmqpError: There is no such queue, or no such group.
@@ -2504,7 +2553,7 @@ class BrokerHost:
         return node.held
 
     def log_stats(self, address: str, *, virtual_host: str = "") -> LogStats:
-        """How far a log goes.
+        """Return the statistics of a log.
 
         Raises:
             AmqpError: There is no such log.
@@ -2528,17 +2577,17 @@ class BrokerHost:
         )
 
     async def purge_log(self, address: str, *, virtual_host: str = "") -> int:
-        """Drop the records of a log that nobody holds, in whole chunks; how many there were.
+        """Drop the records of a log without a hold, in whole chunks; return how many there were.
 
-        Offsets go on where they are. Cancelled, they may be dropped or not.
+        Later records continue the offsets. Cancellation may leave the records dropped or not.
 
         Raises:
-            AmqpError: There is no such log, or the store refuses.
+            AmqpError: There is no such log, or the store refuses the change.
         """
         return await self._log(address, virtual_host).purge()
 
     def cursor(self, address: str, group: str, *, virtual_host: str = "") -> dict[int, int]:
-        """Where *group* goes on in a log: an offset for each partition for which it said one.
+        """Return the cursor of *group* in a log: an offset for each partition that it has set.
 
         Raises:
             AmqpError: There is no such log.
@@ -2554,20 +2603,20 @@ class BrokerHost:
         incarnation: str | None = None,
         virtual_host: str = "",
     ) -> None:
-        """Remember where *group* goes on in the partitions of *offsets*; without any, forget it.
+        """Set the cursor of *group* in the partitions of *offsets*; without any, delete it.
 
-        With a store it is kept when this returns.
+        With a store, the cursor is stored when this returns.
 
         Args:
             address: The log.
-            group: Whose cursor it is.
+            group: Name of the group.
             offsets: Partition → offset of the next record to read.
-            incarnation: The log that the offsets are meant for.
-            virtual_host: Where the log is.
+            incarnation: Expected incarnation of the log; None for any.
+            virtual_host: Virtual host of the log.
 
         Raises:
-            AmqpError: There is no such log or partition, the log is another one by now, it has too
-                many groups, or the store refuses.
+            AmqpError: There is no such log or partition, the log has another incarnation or was
+                deleted in the meantime, it has too many groups, or the store refuses the change.
         """
         log = self._log(address, virtual_host)
         async with log.noting:
@@ -2594,20 +2643,21 @@ class BrokerHost:
         incarnation: str | None = None,
         virtual_host: str = "",
     ) -> None:
-        """Keep retention away from the records at *offsets* and after them, for a while.
+        """Exempt the records from *offsets* on from retention for *for_s* seconds.
 
-        What *holder* held before is replaced; without offsets it holds nothing any more.
+        The hold replaces an earlier one of *holder*; without offsets it is removed.
 
         Args:
             address: The log.
-            holder: Whose hold it is.
-            offsets: Partition → the first offset that has to stay.
-            for_s: Seconds for which it does.
-            incarnation: The log that the offsets are meant for.
-            virtual_host: Where the log is.
+            holder: Name of the holder.
+            offsets: Partition → offset of the first record to hold.
+            for_s: Duration in seconds.
+            incarnation: Expected incarnation of the log; None for any.
+            virtual_host: Virtual host of the log.
 
         Raises:
-            AmqpError: As for :meth:`set_cursor`, or it is held for too long or by too many.
+            AmqpError: As for :meth:`set_cursor`, or the duration is too long, or there are too many
+                holders.
         """
         log = self._log(address, virtual_host)
         limits = self.limits
@@ -2626,7 +2676,7 @@ class BrokerHost:
                 )
             held = _offsets(address, log, offsets), self.clock.wall() + for_s
             before = log.holds.get(holder)
-            # At once: a sweep could come before it is kept.
+            # Set before it is stored, because a sweep could run in between.
             log.set_hold(holder, held)
             value = msgspec.msgpack.encode(held) if held[0] else None
             try:
@@ -2637,10 +2687,10 @@ class BrokerHost:
             self._check_log(address, log, incarnation)
 
     def _check_log(self, address: str, log: MessageLog, incarnation: str | None) -> None:
-        """Refuse to go on with *log* if it has been deleted meanwhile, or is not the one that is meant.
+        """Check that *log* has not been deleted in the meantime, and has the expected incarnation.
 
         Raises:
-            AmqpError: It is so.
+            AmqpError: It was deleted, or has another incarnation.
         """
         if log not in self._logs:
             raise AmqpError(f"{address!r} was deleted meanwhile", condition="amqp:resource-deleted")
@@ -2649,9 +2699,9 @@ class BrokerHost:
     async def _remember(
         self, log: MessageLog, kind: str, name: str, value: bytes | None, note: Callable[[], None]
     ) -> None:
-        """Keep the fact *name* of *log*, or forget it without a *value*, and call *note* then.
+        """Store the fact *name* of *log*, or delete it without a *value*, and call *note* then.
 
-        That is not left to the caller, who may be cancelled while the fact is being written.
+        *note* is not left to the caller, which may be cancelled while the fact is being written.
         """
         _check_note(name)
         journal = self.journal
@@ -2665,7 +2715,7 @@ class BrokerHost:
             if log in self._logs:
                 note()
             elif value is not None:
-                # The log was deleted meanwhile, when this fact was not known.
+                # The log was deleted in the meantime, when it did not have this fact yet.
                 journal.loose.forget(kind, key)
 
         def fill(unit: Unit) -> None:
@@ -2686,26 +2736,26 @@ class BrokerHost:
     # --- Faults ---
 
     def guard(self, owner: object, call: Callable[[], object]) -> None:
-        """Do *call*, which is work of *owner*, and let an unexpected error end no other work."""
+        """Call *call*, work of *owner*; an unexpected error takes only its node out of service."""
         try:
             call()
         except Exception as error:
             self.fail(owner, error)
 
     def fail(self, owner: object, error: Exception) -> AmqpError:
-        """Take the node of *owner* out of service, since its work has raised *error*.
+        """Take the node of *owner* out of service, because its work raised *error*.
 
-        Its links are detached, and all that is asked of it is refused until the broker is started again,
-        when it is made anew of what the store has. Nothing that it does in memory reaches the store any
-        more, but what was on its way there is written.
+        The links of the node are detached, and requests for it are refused until the broker is
+        restarted and restores it from the store. Later changes of the node in memory are not
+        stored; pending writes are.
 
         Args:
-            owner: The node, what it holds, its inlet, the window of duplicates or a subscriber's queue of
-                it; None if it is the work of no node.
-            error: What was raised.
+            owner: The node, its queue, topic or log, its inlet, its duplicate-detection window, or
+                a subscriber's queue; None for work of no node.
+            error: The exception.
 
         Returns:
-            What those are refused with whose work it was.
+            The error with which to refuse the work that failed.
         """
         node = self._node_of(owner)
         if node is None:
@@ -2742,7 +2792,7 @@ class BrokerHost:
         self._leaving.pop(node, None)
         kept: set[Any] = set()
         for terminus in node.termini:
-            # Its time goes on when its peer can come back.
+            # Its countdown continues when its peer can attach again, after the restart.
             terminus.frozen = True
             terminus.stay()
             kept.update(terminus.links())
@@ -2759,9 +2809,9 @@ class BrokerHost:
         self.fail(self._spaces[virtual_host].get(JOURNAL), error)
 
     def _node_of(self, owner: object) -> _Node | None:
-        """The node that *owner* is, or is a part of; None if it is none."""
+        """Return the node that *owner* is or belongs to; None if there is none."""
         if owner is None:
-            # Most nodes have no window of duplicates: they are not to blame.
+            # Most nodes have no duplicate-detection window: None would match the first of them.
             return None
         for space in self._spaces.values():
             for node in space.values():
@@ -2775,17 +2825,19 @@ class BrokerHost:
     # --- Time ---
 
     def do_in_turns(self, steps: Iterator[None]) -> None:
-        """Do *steps*, each of which takes as long as concluding a delivery: as many as this turn may now,
-        the rest in later ones."""
+        """Do *steps*, as many as this turn allows now and the rest in later ones.
+
+        Each may take as long as concluding a delivery.
+        """
         _Steps(self, steps, 1).resume()
 
     def go_on_later(self, work: Resumable) -> None:
-        """Call ``resume`` of *work* in the next turn, after others have had theirs."""
+        """Call ``resume`` of *work* in the next turn, after work that was deferred before."""
         self._unfinished.append(work)
         self._looking.set()
 
     def look_on(self) -> None:
-        """Let those whose work was too much for one turn go on a bit, each in its turn."""
+        """Continue deferred work, each object once at most, as far as one turn allows."""
         memory = self.memory
         memory.work = WORK_OF_A_TURN
         unfinished = self._unfinished
@@ -2801,7 +2853,7 @@ class BrokerHost:
             memory.work = WORK_OF_A_TURN
 
     def _finish(self) -> None:
-        """Requeue and stage what has to be before the store is closed: no more turns are given."""
+        """Finish deferred conclusions and staging before the store is closed: no turns follow."""
         for held in list(self._unfinished):
             if isinstance(held, MessageQueue):
                 self.guard(held, held.conclude_all_left)
@@ -2818,7 +2870,7 @@ class BrokerHost:
     def _set_alarm(self, held: MessageQueue, at: float) -> None:
         self._alarms_set += 1
         if len(self._alarms) >= self._alarms_max:
-            # Some queues have gone, or wait for another time now.
+            # Drop alarms of deleted queues, and those replaced by another time.
             self._alarms = [
                 alarm
                 for alarm in self._alarms
@@ -2830,8 +2882,10 @@ class BrokerHost:
         self._alarmed.set()
 
     def tick(self) -> None:
-        """Let queues do what is due: deliver what was delayed, release what was locked. What is too much
-        for one turn stays due."""
+        """Call queues whose alarm is due, such as for delayed messages or expired locks.
+
+        Alarms beyond the work of one turn stay due.
+        """
         memory = self.memory
         memory.work = WORK_OF_A_TURN
         alarms = self._alarms
@@ -2852,8 +2906,11 @@ class BrokerHost:
             self.tick()
 
     def sweep(self) -> None:
-        """Give up what has expired at the front of its queue although nobody came for it, and what
-        logs in memory do not keep, and roll back transactions that take too long."""
+        """Do periodic work: expire messages, termini, stages and leases, and apply retention.
+
+        Messages at the front of queues expire without a consumer; retention is that of logs in
+        memory. Overdue transactions are rolled back.
+        """
         self.tick()
         guard = self.guard
         for roll_back in self.transactions.overdue():
@@ -2866,12 +2923,12 @@ class BrokerHost:
         if self.ways is not None:
             guard(None, self.ways.sweep)
         if self._round is None or self._round.over:
-            # The one before is through: many nodes take more than one turn.
+            # Only after the round before has finished: many nodes take more than one turn.
             self._round = _Steps(self, self._sweep_nodes(), 2)
             self._round.resume()
 
     def _sweep_nodes(self) -> Generator[None, None, None]:
-        """Sweep one node, or what belongs to one, in each step."""
+        """Sweep one node, or one part of a node, in each step."""
         guard = self.guard
         for duplicates in list(self._windows):
             guard(duplicates, duplicates.expire)
@@ -2897,12 +2954,12 @@ class BrokerHost:
                 self.journal.loose.forget(HOLD, key_of(number) + holder.encode())
 
     def catch_up(self) -> None:
-        """The clock has been moved: do what is due now, and reckon anew when to wake up."""
+        """Do work that has become due and recompute the next wake-up, after the clock was moved."""
         self.sweep()
         self._alarmed.set()
 
     async def _retain_always(self, interval_s: float) -> None:
-        """Let logs in the store drop what they do not keep."""
+        """Apply retention to logs in the store every *interval_s* seconds."""
         while True:
             await trio.sleep(interval_s)
             for log in list(self._logs):
@@ -2916,9 +2973,9 @@ class BrokerHost:
                     self.fail(log, error)
 
     async def run(self, *, interval_s: float = 1.0) -> None:
-        """Keep what changes, and sweep every *interval_s* seconds, until cancelled.
+        """Store changes, and sweep every *interval_s* seconds, until cancelled.
 
-        What has been changed until then is kept before the store is closed.
+        Changes made before the cancellation are stored.
         """
         if isinstance(self.clock, RunClock):
             self.clock.begin()

@@ -1,16 +1,18 @@
-"""A topic: each message to every subscription of that moment (distribution-mode *copy*).
+"""Topics, which copy each message to all current subscriptions (distribution-mode *copy*).
 
-Each subscription has a queue of its own, so that credit, settlement, release and time to live are
-the same as everywhere. The payload is shared between them. One that does not keep up is given up
-when its queue is full: neither the others nor the publishers wait for it.
+Each subscription has a queue of its own, so that credit, settlement, release and time to live work
+as for any queue. The copies share the payload. A subscription whose queue is full is ended: neither
+other subscriptions nor publishers wait for a slow one.
 
 A subscription ends with the terminus of its link, or with the last of its links if they share it;
-until then it gathers, whether anybody is there or not. One that is durable has its queue in the
-store, and a durable message is accepted when all of those have it (:class:`TopicLedger`).
+until then it collects messages, with or without an attached link. A durable subscription has its
+queue in the store, and a durable message is accepted when all of these have it
+(:class:`TopicLedger`).
 
-A message for more subscriptions than one turn of the event loop has time for is handed to some of them
-in each turn, in the order in which they were made, and messages behind it wait. It goes to those that
-there were when it was put. Publishers get no credit for more than ``backlog_max`` messages that wait so.
+If a message has more subscriptions than one turn of the event loop has time for, each turn hands it
+to some of them, in the order of their creation, and messages behind it wait. The message goes to the
+subscriptions that existed when it was put. Publishers get no credit while ``backlog_max`` messages
+wait for their turns.
 """
 
 from __future__ import annotations
@@ -30,24 +32,25 @@ from .observed import ObservedQueue
 from .queues import Counts, Memory, MessageQueue
 from .subscriptions import Subscription
 
-#: What handing one message to one subscription is worth, in deliveries that are concluded: if it has
-#: filters, and if it is in the store.
+#: Cost of handing one message to one subscription, in deliveries concluded in the same time: without
+#: filters, with filters, and for writing to the store.
 _WORK_OF_A_COPY: Final = 4
 _WORK_OF_FILTERS: Final = 32
 _WORK_OF_A_ROW: Final = 4
-#: What deleting the queue of one subscription is worth.
+#: Cost of deleting the queue of one subscription.
 _WORK_OF_AN_END: Final = 16
-#: Queues that are deleted, or swept, at once.
+#: Maximum number of queues that are deleted, or swept, in one step.
 _FEW: Final = 50
 
 
 class _Passing:
-    """A message that is being handed to subscriptions.
+    """Message that is being handed to subscriptions.
 
     Args:
         entry: The message.
-        copies: Those that have their place in stored queues already; None if none has.
-        last: The number of the newest subscription that is to get it.
+        copies: Copies with a sequence number in stored queues, by subscription; None if the stored
+            queues get their copies like all others.
+        last: Number of the newest subscription that gets the message.
     """
 
     __slots__ = ("copies", "entry", "last", "seen")
@@ -56,24 +59,24 @@ class _Passing:
         self.entry = entry
         self.copies = copies
         self.last = last
-        #: The number of the last subscription that was looked at.
+        #: Number of the last subscription that has been examined.
         self.seen = 0
 
 
 def _drop(entry: Entry, reason: str, error: Error | None) -> bool:
-    """There is no dead-letter address for copies."""
+    """Drop the message, since subscriptions have no dead-letter address."""
     return False
 
 
 class MessageTopic:
-    """The subscribers of one topic.
+    """Subscriptions of one topic.
 
     Args:
         memory: Shared account of bytes.
         wall: The wall clock.
-        backlog_max: Messages that may wait for one subscriber; 0 for ``limits.backlog_max``.
-        backlog_bytes_max: Bytes of those; 0 for ``limits.backlog_bytes_max``.
-        monotonic: The clock of delays; by default the wall clock.
+        backlog_max: Messages that may wait in one subscription; 0 for ``limits.backlog_max``.
+        backlog_bytes_max: Bytes that one subscription may hold; 0 for ``limits.backlog_bytes_max``.
+        monotonic: Clock of delays; by default the wall clock.
         limits: Bounds.
     """
 
@@ -95,35 +98,37 @@ class MessageTopic:
         self.limits = limits
         self.counts = Counts()
         self.deleted = False
-        #: A topic always has room: its subscribers' queues are bounded.
+        #: Whether a publisher waits for room: then ``on_room`` is called after each turn's work.
         self.awaited = False
         self.on_room: Callable[[], None] = _nothing
-        #: What subscribers' queues are, and who hears what becomes of their messages.
+        #: Class of the subscriptions' queues.
         self.queue_type: type[MessageQueue] = MessageQueue
-        #: Called as a queue's ``bury`` for what a subscriber's queue gives up.
+        #: Called as ``bury`` of a queue for messages that a subscription's queue gives up.
         self.bury: Callable[[Entry, str, Error | None], bool] = _drop
+        #: Records events of messages, if ``queue_type`` is an :class:`ObservedQueue`.
         self.watch: Any = None
-        #: Called with the time at which a subscriber's queue has something to do next.
+        #: Called with a subscription's queue and the time of its next alarm.
         self.on_alarm: Callable[[MessageQueue, float], None] = _nothing_then
-        #: Called when the topic or a subscriber's queue has more work than one turn may take.
+        #: Called when the topic or a subscription's queue has more work than one turn allows.
         self.on_unfinished: Callable[[MessageQueue | MessageTopic], None] = _no_more
-        #: Bytes of messages of transactions.
+        #: Bytes of messages of transactions, and of messages that wait for a turn.
         self._held = 0
-        #: The queues of the subscriptions.
+        #: Subscription → its queue.
         self._queues: dict[int, MessageQueue] = {}
-        #: Of the subscriptions that do not want everything.
+        #: Subscription → its filters, if it has any.
         self._filters: dict[int, Any] = {}
-        #: Those that lie in the store, by the numbers that they have there.
+        #: Durable subscription → the number of its queue in the store.
         self.stored: dict[int, int] = {}
-        #: Whom to tell that a subscription's backlog was full, and what to say to who comes for it.
+        #: Subscription → function called with the error when it is ended because its backlog is
+        #: full, so that a peer that attaches again gets the error.
         self.given_up: dict[int, Callable[[Error], None]] = {}
-        #: Messages that wait until they are kept.
+        #: Number of messages that are being stored.
         self.pending = 0
         self._identities = 0
-        #: The numbers of all subscriptions, in order; None if some have come or gone since.
+        #: All subscriptions in the order of their creation; None if the list is out of date.
         self._order: list[int] | None = None
-        #: What waits for a later turn: messages, calls that stage messages, queues that are to be swept
-        #: or deleted.
+        #: Work for later turns: messages to hand out, calls that stage messages, queues to sweep,
+        #: and queues to delete.
         self._passing: deque[_Passing] = deque()
         self.staging: deque[Callable[[], None]] = deque()
         self._swept: list[MessageQueue] = []
@@ -132,65 +137,67 @@ class MessageTopic:
 
     @property
     def queues(self) -> list[MessageQueue]:
-        """What waits, and is with consumers, of each subscription, in the order of their making."""
+        """Queues of the subscriptions, in the order of their creation."""
         return list(self._queues.values())
 
     @property
     def consumers(self) -> list[Subscription]:
-        """The subscribers."""
+        """Consumers of the queues of all subscriptions."""
         return [
             consumer for queue in self._queues.values() for consumer in queue.consumers.values()
         ]
 
     @property
     def available(self) -> int:
-        """Messages that wait, summed over the subscribers."""
+        """Number of messages that wait, summed over the subscriptions."""
         return sum(queue.available for queue in self._queues.values())
 
     @property
     def acquired(self) -> int:
-        """Messages that are delivered and not settled, summed over the subscribers."""
+        """Number of unsettled deliveries, summed over the subscriptions."""
         return sum(queue.acquired for queue in self._queues.values())
 
     @property
     def bytes(self) -> int:
-        """Bytes of both; a payload counts once for each subscriber."""
+        """Bytes of both; a payload counts once for each subscription."""
         return sum(queue.bytes for queue in self._queues.values())
 
     def hold(self, entry: Entry) -> None:
-        """Give *entry* room: it may come when its transaction is discharged."""
+        """Reserve room for *entry*, until its transaction ends or its turn comes."""
         self.memory.held += len(entry.payload)
         self._held += len(entry.payload)
 
     def let_go(self, entry: Entry) -> None:
-        """Take the room of a held *entry* back: it comes now, or ``room_again`` follows."""
+        """Release the room reserved for *entry*: it is put now, or ``room_again`` follows."""
         if not self.deleted:
             self.memory.held -= len(entry.payload)
             self._held -= len(entry.payload)
 
     def room_again(self) -> None:
-        """Tell those who wait for room."""
+        """Notify publishers that wait for room."""
         if self.memory.waiting:
             self.memory.tell()
 
     def room(self) -> int:
-        """How many more messages it can take: as many as the memory of all nodes has room for; none
-        while too many wait to be handed out."""
+        """Return the number of messages for which the memory of all nodes has room.
+
+        0 while too many messages wait to be handed out or stored.
+        """
         if len(self._passing) + len(self.staging) >= self.backlog_max:
             return 0
         return max(0, (self.memory.limit - self.memory.held) // 1024)
 
     def fits(self, size: int) -> bool:
-        """Whether a message of *size* bytes may still come in."""
+        """Return whether there is room for a message of *size* bytes."""
         return self.memory.held + size <= self.memory.limit
 
     def put(self, entry: Entry, copies: dict[int, Entry] | None = None) -> None:
-        """Give *entry* to all current subscriptions: now, if this turn has time for all of them.
+        """Hand *entry* to all current subscriptions: now if this turn has time for all, or later.
 
         Args:
             entry: The message.
-            copies: Copies of it whose places in stored queues are reserved, by subscription; None if no
-                places are.
+            copies: Copies with a sequence number reserved in stored queues, by subscription; None if
+                the stored queues get their copies like all others.
         """
         self.counts.enqueued += 1
         count = len(self._queues)
@@ -205,8 +212,10 @@ class MessageTopic:
             self._hand_out(entry, copies, list(self._queues))
 
     def takes_turn(self, count: int, work: int, more: int = 0) -> bool:
-        """Return whether this turn has time to do *count* times *work*, and *more*, which it then has
-        no more. One time is always done: it is what a queue would do."""
+        """Return whether this turn has time for *count* times *work* and *more*, and use that time.
+
+        A *count* of 1 is always allowed: a queue would do as much.
+        """
         if count > 1:
             work = count * work + more
             if work > self.memory.work:
@@ -215,18 +224,18 @@ class MessageTopic:
         return True
 
     def go_on_later(self) -> None:
-        """Have :meth:`resume` called in the next turn."""
+        """Request a call of :meth:`resume` in the next turn."""
         if not self._unfinished:
             self._unfinished = True
             self.on_unfinished(self)
 
     def resume(self) -> None:
-        """Go on with what was too much for one turn."""
+        """Continue deferred work."""
         self._unfinished = False
         try:
             self._go_on()
         finally:
-            # What raised is not called again; what is behind it may be waited for.
+            # A call that raised is not repeated, but a discharge may wait for those behind it.
             more = self._doomed or self.staging
             if more or (not self.deleted and (self._passing or self._swept)):
                 self.go_on_later()
@@ -234,21 +243,21 @@ class MessageTopic:
             self.on_room()
 
     def _go_on(self) -> None:
-        """Do what waits, as far as the work of this turn goes."""
+        """Do deferred work as far as this turn allows."""
         memory = self.memory
         while memory.work > 0:
             if self._doomed:
                 memory.work -= _WORK_OF_AN_END
                 self._doomed.pop().delete()
             elif self.staging:
-                # Even if the topic has failed: a discharge may wait for it.
+                # Even if the topic has failed, since a discharge may wait for the call.
                 memory.work -= max(1, _WORK_OF_A_ROW * len(self.stored))
                 self.staging.popleft()()
             elif self.deleted:
                 return
             elif self._passing:
                 memory.work -= 1
-                # Giving up a slow subscriber may delete the topic, and then nothing waits any more.
+                # Ending a slow subscription may delete the topic, and then no message waits.
                 if self._hand_out_some(self._passing[0]) and self._passing:
                     self.let_go(self._passing.popleft().entry)
             elif self._swept:
@@ -258,7 +267,7 @@ class MessageTopic:
                 return
 
     def _hand_out_some(self, passing: _Passing) -> bool:
-        """Hand out a message as far as the work of this turn goes. Returns whether all have it."""
+        """Hand out a message as far as this turn allows; return whether that is done."""
         memory = self.memory
         if self._order is None:
             self._order = list(self._queues)
@@ -269,7 +278,7 @@ class MessageTopic:
             memory.work -= _WORK_OF_FILTERS if order[at] in self._filters else _WORK_OF_A_COPY
             at += 1
         if at > start:
-            # Before anything can go wrong: none of them gets it twice.
+            # Set before an error can occur, so that no subscription gets the message twice.
             passing.seen = order[at - 1]
         self._hand_out(passing.entry, passing.copies, order[start:at])
         return at >= last
@@ -277,14 +286,14 @@ class MessageTopic:
     def _hand_out(
         self, entry: Entry, copies: dict[int, Entry] | None, identities: Iterable[int]
     ) -> None:
-        """Give a message to those of *identities* that exist and match it."""
+        """Put a message into the queues of those *identities* that exist and whose filters match."""
         counts = self.counts
         before = counts.enqueued
         slow: list[int] = []
         for identity in identities:
             queue = self._queues.get(identity)
             if queue is None:
-                # It has ended meanwhile.
+                # The subscription has ended in the meantime.
                 continue
             if copies is not None and identity in self.stored:
                 copy = copies.get(identity)
@@ -298,13 +307,16 @@ class MessageTopic:
             queue.put(copy)
             if queue.available > self.backlog_max or queue.bytes > self.backlog_bytes_max:
                 slow.append(identity)
-        # The queues have counted a copy each.
+        # Each queue counted its copy, but the topic has got only one message.
         counts.enqueued = before
         for identity in slow:
             self._give_up(identity)
 
     def reserve(self, entry: Entry) -> dict[int, Entry]:
-        """Give copies of *entry* their places in the stored queues that want it."""
+        """Reserve sequence numbers for copies of *entry* in the stored queues whose filters match.
+
+        Return the copies, by subscription.
+        """
         found: dict[int, Entry] = {}
         for identity in self.stored:
             wanted = self._filters.get(identity)
@@ -314,11 +326,11 @@ class MessageTopic:
         return found
 
     def put_reserved(self, entry: Entry, copies: dict[int, Entry]) -> None:
-        """Put what was reserved for *entry*, and give it to the subscriptions that keep nothing."""
+        """Put the reserved *copies* of *entry*, and hand it to subscriptions that are not stored."""
         self.put(entry, copies)
 
     def withhold(self, copies: dict[int, Entry]) -> None:
-        """What was reserved does not come."""
+        """Withdraw reserved *copies*, which could not be stored."""
         for identity, copy in copies.items():
             queue = self._queues.get(identity)
             copy.stored = False
@@ -326,10 +338,10 @@ class MessageTopic:
                 queue.withhold(copy)
 
     def open(self, filters: Any) -> tuple[int, MessageQueue]:
-        """A new subscription without a consumer: it gathers from now on.
+        """Create a subscription without a consumer, which collects messages from now on.
 
         Args:
-            filters: What messages have to match, None for nothing.
+            filters: Filters that its messages have to match; None for all messages.
 
         Returns:
             The subscription's number, for :meth:`close`, and its queue.
@@ -347,18 +359,18 @@ class MessageTopic:
         self._queues[identity] = queue
         self._order = None
         if filters is not None:
-            # What it does not want never takes room in its backlog.
+            # Messages that do not match never take room in the backlog.
             self._filters[identity] = filters
         return identity, queue
 
     def keep(self, identity: int, journal: Journal, number: int) -> None:
-        """Keep the durable messages of a subscription in the store, as those of *number*."""
+        """Store the durable messages of a subscription under *number*."""
         queue = self._queues[identity]
         queue.ledger = QueueLedger(journal, number, queue)
         self.stored[identity] = number
 
     def close(self, identity: int) -> None:
-        """A subscription has ended; what it held is dropped."""
+        """End a subscription, and drop its messages."""
         queue = self._queues.pop(identity, None)
         self._order = None
         self._filters.pop(identity, None)
@@ -370,7 +382,7 @@ class MessageTopic:
             self.memory.work -= _WORK_OF_AN_END
             queue.delete()
         else:
-            # A connection may have ended that had very many of them.
+            # A connection with very many subscriptions may have ended.
             queue.deleted = True
             self._doomed.append(queue)
             self.go_on_later()
@@ -383,7 +395,7 @@ class MessageTopic:
         settled: bool = False,
         filters: Any = None,
     ) -> Subscription:
-        """A new subscription for one link: it gets what is put from now on."""
+        """Create a subscription for one link, which gets the messages put from now on."""
         identity, queue = self.open(filters)
         subscription = queue.subscribe(
             default_outcome=default_outcome, outcomes=outcomes, settled=settled
@@ -392,7 +404,11 @@ class MessageTopic:
         return subscription
 
     def identity_of(self, queue: object) -> int:
-        """The number of the subscription that has *queue*."""
+        """Return the number of the subscription that has *queue*.
+
+        Raises:
+            KeyError: There is none.
+        """
         for identity, known in self._queues.items():
             if known is queue:
                 return identity
@@ -406,7 +422,7 @@ class MessageTopic:
             "amqp:resource-limit-exceeded",
             "the subscriber did not keep up and its backlog is full",
         )
-        # Closing takes the links from their subscriptions.
+        # Collected before closing, which removes the links from their subscriptions.
         links = [each.link for each in queue.consumers.values() if each.link is not None]
         on_given_up = self.given_up.get(identity)
         self.close(identity)
@@ -417,7 +433,7 @@ class MessageTopic:
             on_given_up(error)
 
     def sweep(self) -> None:
-        """Drop what has expired at the front of each subscriber's queue; of many some later."""
+        """Drop expired messages at the front of each queue; of many queues in later turns."""
         if len(self._queues) <= _FEW:
             for queue in self._queues.values():
                 queue.sweep()
@@ -426,7 +442,7 @@ class MessageTopic:
             self.go_on_later()
 
     def delete(self) -> None:
-        """The topic is no more."""
+        """Delete the topic, its subscriptions and their messages."""
         self.deleted = True
         self.memory.held -= self._held
         self._held = 0
@@ -436,31 +452,31 @@ class MessageTopic:
         for queue in queues[:_FEW]:
             queue.delete()
         for queue in queues[_FEW:]:
-            # What comes late does nothing there.
+            # Late calls have no effect there.
             queue.deleted = True
-        # Those of subscriptions that have ended may be waiting, too.
+        # Queues of subscriptions that ended before may be in the list already.
         self._doomed += queues[_FEW:]
         self._queues.clear()
         self._order = None
         self._filters.clear()
         self.given_up.clear()
         self.stored.clear()
-        # For no subscription any more: their senders get their answers.
+        # No subscription is left to store them for, but their senders have to be answered.
         self.stage_all()
         if self._doomed:
             self.go_on_later()
 
     def stage_all(self) -> None:
-        """Stage all messages that wait for that, since no more turns come."""
+        """Stage all messages that wait for it, since no more turns follow."""
         while self.staging:
             self.staging.popleft()()
 
 
 class TopicLedger:
-    """Keeps durable messages for the stored subscriptions of *topic*.
+    """Stores durable messages for the durable subscriptions of *topic*.
 
-    A message comes to its subscribers when all stored subscriptions have it on the disk, and what
-    comes after it waits with it.
+    A message is handed out when it is on the disk for all durable subscriptions, and messages behind
+    it wait too, so that the order stays.
     """
 
     def __init__(self, journal: Journal, topic: MessageTopic, address: str) -> None:
@@ -470,16 +486,16 @@ class TopicLedger:
 
     @property
     def copies(self) -> int:
-        """How many copies of a durable message are stored."""
+        """Number of copies that are stored of a durable message."""
         return len(self._topic.stored)
 
     def wants(self, entry: Entry) -> bool:
-        """Whether *entry* has to be staged: somebody keeps it, or it is behind one that waits."""
+        """Return whether *entry* has to be staged: to be stored, or to wait behind stored ones."""
         topic = self._topic
         return topic.pending > 0 or (entry.durable and bool(topic.stored))
 
     def reserve(self, entry: Entry) -> None:
-        """Let what comes next wait behind *entry*; :meth:`stage` follows."""
+        """Make later messages wait behind *entry*, for which :meth:`stage` follows."""
         self._topic.pending += 1
 
     def stage(
@@ -489,11 +505,14 @@ class TopicLedger:
         done: Callable[[], None] | None = None,
         note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
     ) -> None:
-        """Put *entries* once they are kept, and answer *deliveries* then, which brought them."""
+        """Store *entries*, then put them and settle *deliveries*, in which they arrived.
+
+        *done* is called after that, also if they were refused. *note* may add changes to the unit.
+        """
         topic = self._topic
         stored = len(topic.stored)
         if topic.staging or not topic.takes_turn(len(entries) * stored, _WORK_OF_A_ROW):
-            # One message takes one turn at most: ``stored_subscriptions_max`` bounds its copies.
+            # One message is staged within a turn, as ``stored_subscriptions_max`` bounds its copies.
             for at, entry in enumerate(entries):
                 last = at == len(entries) - 1
                 some = deliveries[at : at + 1]
@@ -505,7 +524,7 @@ class TopicLedger:
             self._stage(entries, deliveries, done, note)
 
     def call_in_line(self, call: Callable[[], None]) -> bool:
-        """Call *call* when all messages that wait to be staged have been; False if none does."""
+        """Call *call* after all messages that wait to be staged; return False if there are none."""
         staging = self._topic.staging
         if not staging:
             return False
@@ -519,7 +538,7 @@ class TopicLedger:
         done: Callable[[], None] | None,
         note: Callable[[Unit, list[IncomingDelivery]], None] | None,
     ) -> None:
-        """Stage *entry*, which had room while it waited for a turn."""
+        """Stage *entry*, for which room was reserved while it waited for a turn."""
         self._topic.let_go(entry)
         self._stage([entry], deliveries, done, note)
 
@@ -558,7 +577,7 @@ class TopicLedger:
         self._journal.add(unit)
 
     def receive(self, entry: Entry) -> None:
-        """Put *entry*, which is in the broker already and cannot be refused, once it is kept."""
+        """Store *entry*, then put it; it is in the broker already and cannot be refused."""
         topic = self._topic
         topic.pending += 1
         unit = self._journal.loose
@@ -578,7 +597,7 @@ class TopicLedger:
         topic = self._topic
         copies = topic.reserve(entry)
         if entry.durable and copies:
-            # All copies have the same.
+            # The same fields for all copies.
             head = head_of(entry.again())
             for identity, copy in copies.items():
                 unit.put(topic.stored[identity], copy.sequence, head, copy.payload)

@@ -1,13 +1,12 @@
 """Transactions: posts, retirements and acquisitions that happen together or not at all (Part 4).
 
-A :class:`Transaction` gathers work and lets nobody see it. Posted messages have room in their node
-and no place; deliveries that are retired stay acquired. Discharged, everything is written as one
-unit of the journal, and only when that is kept does anything become visible and the controller
-hear so. Rolled back, room is given back and deliveries are what they were before; credit that was
-used stays used (decision 8).
+A :class:`Transaction` collects work without visible effect. Posted messages have room in their node,
+but no sequence number; retired deliveries stay acquired. The discharge writes everything as one unit
+of the journal. The effects become visible, and the controller gets its answer, once that unit is
+stored. A rollback releases the room and restores the deliveries; credit that was used stays used.
 
-A transaction belongs to the control link on which it was declared and goes with it. Any link of the
-same connection may use it; links of other connections cannot name it, whatever id they say.
+A transaction belongs to the control link on which it was declared, and ends with it. All links of
+that connection may use it; links of other connections cannot, not even with its id.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from .duplicates import Arrived, Duplicates
     from .producers import Inlet
 
-#: What a coordinator here can do: any number of transactions in a session, each usable from all
-#: sessions of the connection. None are distributed, and none can become so.
+#: Capabilities of the coordinator: several transactions in a session, each usable from all sessions
+#: of the connection; no distributed transactions, and no promotion to one.
 CAPABILITIES: Final = tuple(
     Symbol(each)
     for each in (
@@ -57,10 +56,10 @@ TOO_MUCH: Final = rejected(
     "amqp:resource-limit-exceeded", "there is no room for the message in its transaction"
 )
 
-#: Posts, and retirements, that are put or carried out at once. More of them are there at once, too, but
-#: are delivered and answered in turns.
+#: Maximum number of posts, and of retirements, that are delivered and answered at once. More are
+#: committed at once too, but delivered and answered in turns (decision 0061).
 _FEW: Final = 100
-#: What a dead letter counts.
+#: Weight of a dead letter in the work of a transaction.
 _WORK_OF_A_LETTER: Final = 4
 
 _ROLLBACK: Final = "amqp:transaction:rollback"
@@ -72,18 +71,18 @@ _REJECTED: Final = "amqp:rejected:list"
 
 
 def _has_come(entry: Entry) -> bool:
-    """Whether a posted *entry* came in pieces, and has its place."""
+    """Return whether a posted *entry* arrived in pieces, and so has its sequence number already."""
     return entry.sequence >= 0
 
 
 def _accept(delivery: IncomingDelivery) -> None:
-    """Answer *delivery*, which was posted, unless it has been settled."""
+    """Accept *delivery*, which was posted, unless it has been settled."""
     if not delivery.settled:
         delivery.settle(ACCEPTED)
 
 
 def _accepting(deliveries: list[IncomingDelivery]) -> Iterator[None]:
-    """Answer each of *deliveries*, one with each step."""
+    """Accept *deliveries*, one in each step."""
     for delivery in deliveries:
         _accept(delivery)
         yield
@@ -95,7 +94,7 @@ def _do_all(steps: Iterator[None]) -> None:
 
 
 class Transaction:
-    """Work that waits for its discharge."""
+    """Transaction: work that takes effect with its discharge."""
 
     def __init__(
         self,
@@ -109,40 +108,40 @@ class Transaction:
         self.control = control
         self.id = txn_id
         self.deadline = deadline
-        #: What acquired messages are sent with.
+        #: Delivery state of messages that are acquired in the transaction.
         self.state = TransactionalState(txn_id)
-        #: Why it was rolled back before it was discharged.
+        #: Why the transaction was rolled back before its discharge.
         self.error: Error | None = None
-        #: It was discharged, and is being written perhaps.
+        #: Whether it was committed, and may still be written, or dropped with its control link.
         self.over = False
-        #: Its discharge has come: nothing new belongs to it.
+        #: Whether the discharge has arrived: no work is added any more.
         self.is_discharged = False
-        #: Posts that came before the discharge and cannot be taken yet.
+        #: Number of posts that arrived before the discharge and cannot be taken yet.
         self._coming = 0
-        #: Carries out the discharge when those have been taken or refused.
+        #: Performs the discharge when these have been taken or refused.
         self._end: Callable[[], None] | None = None
         self._journal = journal
         self._work_max = work_max
         self._do_in_turns = do_in_turns
-        #: What was posted, where, and the delivery if its sender waits to settle it after us.
+        #: Posted messages: where, the entry, and the delivery if its sender settles it after us.
         self._posts: list[tuple[Inlet, Entry, IncomingDelivery | None]] = []
-        #: Copies of posts for durable subscriptions, beyond one of each.
+        #: Number of copies of posts for durable subscriptions, beyond one for each post.
         self._copies = 0
         self._work: dict[Enlisted, None] = {}
         self._acquiring: dict[Subscription, None] = {}
 
     @property
     def has_room(self) -> bool:
-        """There may be more work in it."""
+        """Whether the limit of work allows more."""
         return len(self._posts) + self._copies + len(self._work) < self._work_max
 
     # --- Work ---
 
     def post(self, inlet: Inlet, entry: Entry, delivery: IncomingDelivery) -> None:
-        """Put *entry* once discharged; its sender hears that it will be accepted then (§4.4.1).
+        """Add *entry*, to be put at the discharge, and answer its sender provisionally (§4.4.1).
 
-        One that came in pieces has its place and its room, and the pieces are on the disk: it becomes
-        a message with what else is written then.
+        An entry that arrived in pieces has its sequence number and its room already, and the pieces
+        are on the disk: the unit that is written at the discharge makes it a message.
         """
         if not _has_come(entry):
             inlet.node.hold(entry)
@@ -153,13 +152,13 @@ class Transaction:
         delivery.settle(TransactionalState(self.id, ACCEPTED))
 
     def refuse(self, delivery: IncomingDelivery, outcome: Rejected) -> None:
-        """A post is not wanted. Who settled it cannot hear that, so that all of it fails then."""
+        """Refuse a post; if it was sent settled and its sender gets no outcome, fail as a whole."""
         if delivery.settled:
             self.fail(f"a settled message was rejected: {outcome.error}")
         delivery.settle(TransactionalState(self.id, outcome))
 
     def takes(self, subscription: Subscription, outcome: Any) -> bool:
-        """Whether a delivery may be retired with *outcome*; if not, the transaction has failed."""
+        """Return whether a delivery may be retired with *outcome*; if not, fail the transaction."""
         if self.error is not None:
             return False
         if not subscription.allows(outcome):
@@ -169,21 +168,21 @@ class Transaction:
         return self.error is None
 
     def enlist(self, enlisted: Enlisted) -> None:
-        """A delivery was acquired or retired in it."""
+        """Add a delivery that was acquired or retired in the transaction."""
         self._work[enlisted] = None
 
     def acquire(self, subscription: Subscription) -> None:
-        """What is sent to *subscription* is acquired in it until it is discharged (§4.4.3)."""
+        """Note that *subscription* acquires in the transaction until its discharge (§4.4.3)."""
         self._acquiring[subscription] = None
 
     def hears(self, enlisted: Enlisted) -> bool:
-        """The consumer has said more of its delivery; false if that is not within this transaction.
+        """Handle a later disposition of a delivery; return False if it is outside the transaction.
 
-        It is rolled back in that case, and so are the others of its control link: what belongs to a
-        transaction has no other fate before the discharge (§4.4.2, §4.4.4).
+        In that case all transactions of the control link are rolled back, because work of a
+        transaction may have no other outcome before the discharge (§4.4.2, §4.4.4).
         """
         if self.is_discharged or self.over:
-            # It is being written as it was.
+            # Too late: the work is written as it was at the discharge.
             return True
         delivery = enlisted.delivery
         state = delivery.state
@@ -198,7 +197,7 @@ class Transaction:
                 enlisted.outcome = subscription.default_outcome
         else:
             if not enlisted.acquired:
-                # What it says now is heard, and nothing is left to be rolled back.
+                # The new outcome is applied, and nothing is left to be rolled back.
                 del self._work[enlisted]
                 delivery.context = enlisted.entry
             self.control.abort(
@@ -208,7 +207,7 @@ class Transaction:
         return True
 
     def keeps(self, enlisted: Enlisted) -> bool:
-        """The link of a delivery is over; whether its outcome is still to come from here."""
+        """Note that the link of a delivery has ended; return whether its outcome comes from here."""
         if enlisted.outcome is None and not (self.is_discharged or self.over):
             del self._work[enlisted]
             return False
@@ -218,7 +217,7 @@ class Transaction:
     # --- Ends ---
 
     def discharge(self, end: Callable[[], None]) -> None:
-        """Take nothing new, and call *end* once each post that has come is taken or refused."""
+        """Stop adding work, and call *end* once each post so far has been taken or refused."""
         self.is_discharged = True
         self._stop_acquiring()
         if self._coming:
@@ -227,11 +226,11 @@ class Transaction:
             end()
 
     def hold(self) -> None:
-        """Let the discharge wait for a post; :meth:`let_go` follows."""
+        """Delay the discharge for a post; :meth:`let_go` follows."""
         self._coming += 1
 
     def let_go(self) -> None:
-        """End the wait for a post, which was taken or refused."""
+        """Stop delaying the discharge for a post, which was taken or refused."""
         self._coming -= 1
         if not self._coming:
             self._carry_on()
@@ -242,23 +241,24 @@ class Transaction:
             end()
 
     def drop(self) -> None:
-        """Roll back without a discharge, as the control link is gone."""
+        """Roll back without a discharge, because the control link has ended."""
         self.over = True
         self._end = None
         self.roll_back()
 
     def fail(self, description: str, condition: str = _ROLLBACK) -> None:
-        """It cannot be committed any more: roll back now, and say so at the discharge."""
+        """Roll back now, and answer the discharge with an error."""
         if self.error is None and not self.over:
             self.error = Error(condition, description)
             self.roll_back()
             self._carry_on()
 
     def roll_back(self) -> None:
-        """Nothing of it has happened (§4.4.4).
+        """Undo all work (§4.4.4).
 
-        What its consumer still holds unsettled is as it was; what was acquired in it, or cannot go
-        back to who had it, is available again, or gets the default outcome of its link.
+        Deliveries that their consumers hold unsettled are as before. Messages acquired in the
+        transaction are released; deliveries that cannot return to their consumers get the default
+        outcomes of their links.
         """
         posts, self._posts = self._posts, []
         for inlet, entry, _ in posts:
@@ -279,7 +279,7 @@ class Transaction:
                 delivery.context = enlisted.entry
                 delivery.state = None
                 continue
-            # Whatever its consumer says from now on comes too late.
+            # Later dispositions of its consumer have no effect.
             delivery.context = enlisted.outcome
             concluded.setdefault(subscription.node, []).append(enlisted)
         for node, each in concluded.items():
@@ -287,8 +287,11 @@ class Transaction:
         self._tell(work)
 
     def commit(self, done: Callable[[Error | None], None]) -> None:
-        """Let all of it happen, and call *done* then; with an error if nothing has happened, or if
-        whether it has is in doubt (:class:`~amqp_rt.broker.journal.InDoubt`)."""
+        """Commit, and call *done* after that.
+
+        *done* gets an error if nothing was done, or if that is unknown
+        (:class:`~amqp_rt.broker.journal.InDoubt`).
+        """
         self.over = True
         inlets = {inlet: None for inlet, _, _ in self._posts}
         ledgers = {inlet.ledger: None for inlet in inlets}
@@ -305,15 +308,15 @@ class Transaction:
                 else:
                     self._commit(list(inlets), done)
 
-        # Messages that came before wait for their turn at a topic, and are not to be overtaken.
+        # Earlier messages may wait for their turn at a topic: posts must not overtake them.
         for ledger in topics:
             if ledger.call_in_line(go_on):
                 left += 1
         go_on()
 
     def _commit(self, places: list[Inlet], done: Callable[[Error | None], None]) -> None:
-        """Commit now. Posts are at *places*."""
-        #: Where there are posts, by what is known of it once and not for each of them.
+        """Commit now; *places* are the destinations of the posts."""
+        # Whether each detects duplicates is determined once, not for each post.
         inlets = {inlet: inlet.intake.duplicates is not None for inlet in places}
         if any(inlet.node.deleted for inlet in inlets):
             self.roll_back()
@@ -327,7 +330,7 @@ class Transaction:
             return
         self._stop_acquiring()
         journal = self._journal
-        #: The ids of what was posted to queues that remember them.
+        # Message-ids of posts to queues that detect duplicates.
         arrived: dict[Duplicates, Arrived] = {}
         if journal is None:
             gathering: dict[MessageQueue, None] = {}
@@ -350,7 +353,7 @@ class Transaction:
                 each.kept()
             self._finish({}, done)
             return
-        #: What becomes of stored messages, which is written now and done when it is kept.
+        # Verdicts on stored messages: written now, and applied when that is stored.
         verdicts: dict[Enlisted, int] = {}
         before: dict[Enlisted, Entry] = {}
 
@@ -367,14 +370,14 @@ class Transaction:
 
         unit = Unit(refused)
         unit.gathers = len(self._posts) > _FEW
-        #: What comes to each queue that has its messages in the store.
+        # Posts to each stored queue.
         received: dict[QueueLedger, list[Entry]] = {}
         letters_max = self._work_max // _WORK_OF_A_LETTER
         with journal.joined(unit):
             for inlet, entry, _ in self._posts:
                 ledger = inlet.ledger
                 if entry.sequence < 0 and type(ledger) is QueueLedger and not inlets[inlet]:
-                    # Most of them.
+                    # The most frequent case.
                     received.setdefault(ledger, []).append(entry)
                 elif self._comes_again(inlet, entry, arrived):
                     give_room = partial(self._give_room, inlet, entry)
@@ -417,8 +420,10 @@ class Transaction:
         journal.add(unit)
 
     def _has_outgrown(self) -> bool:
-        """Whether topics have so many more durable subscriptions than when messages were posted there
-        that writing all copies would take too long."""
+        """Return whether new durable subscriptions of its topics make the transaction too large.
+
+        Each copy counts as a post: writing too many at once would take too long.
+        """
         copies = 0
         for inlet, _, _ in self._posts:
             if isinstance(inlet.ledger, TopicLedger):
@@ -427,7 +432,7 @@ class Transaction:
         return copies > self._copies and size > self._work_max
 
     def _is_undecided(self, inlet: Inlet, entry: Entry) -> bool:
-        """Whether *entry* is a duplicate of what may still be refused."""
+        """Return whether *entry* is a duplicate of a message that may still be refused."""
         duplicates = inlet.intake.duplicates
         if duplicates is None:
             return False
@@ -435,7 +440,7 @@ class Transaction:
         return first is not None and first.pending
 
     def _comes_again(self, inlet: Inlet, entry: Entry, arrived: dict[Duplicates, Arrived]) -> bool:
-        """Whether *entry* is not to be put, because its queue has had it; if not, it has now."""
+        """Return whether *entry* is a duplicate and must not be put; if not, remember it."""
         duplicates = inlet.intake.duplicates
         identity = None if duplicates is None else duplicates.identify(entry)
         if duplicates is None or identity is None:
@@ -456,22 +461,22 @@ class Transaction:
         inlet.node.room_again()
 
     def _let_go(self, inlet: Inlet, entry: Entry) -> None:
-        """What was posted does not come."""
+        """Release the room of a post that is not put."""
         if _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
             inlet.ledger.cancel(entry)
         else:
             inlet.node.let_go(entry)
 
     def _finish(self, verdicts: dict[Enlisted, int], done: Callable[[Error | None], None]) -> None:
-        """It is kept, and the posts are there: do the rest."""
+        """Complete the commit, after the unit was stored and the posts were put."""
         try:
             self._carry_out(verdicts)
         finally:
-            # Whatever a queue does with what it retires, the transaction is committed.
+            # An error of a queue in a retirement changes nothing: the transaction is committed.
             done(None)
 
     def _carry_out(self, verdicts: dict[Enlisted, int]) -> None:
-        # Deliveries refer to their transaction and their link: no cycle is to keep either.
+        # Deliveries refer to their transaction and their link: a cycle would keep both in memory.
         posts, self._posts = self._posts, []
         work, self._work = self._work, {}
         waiting: list[IncomingDelivery] = []
@@ -480,7 +485,7 @@ class Transaction:
                 inlet.on_expiring()
             if delivery is not None:
                 waiting.append(delivery)
-        # The outcome depends on nothing any more.
+        # Their outcome is final.
         if len(waiting) <= _FEW:
             for delivery in waiting:
                 _accept(delivery)
@@ -494,7 +499,7 @@ class Transaction:
             retired: dict[DistributionNode, list[Enlisted]] = {}
             for enlisted in work:
                 if enlisted.outcome is None and not enlisted.left:
-                    # Its consumer may say its outcome as soon as the discharge is answered.
+                    # Acquired only: once the discharge is answered its consumer may settle it.
                     retire(enlisted)
                 else:
                     retired.setdefault(enlisted.subscription.node, []).append(enlisted)
@@ -503,7 +508,7 @@ class Transaction:
         self._tell(work)
 
     def _retire_or_log(self, verdicts: dict[Enlisted, int], enlisted: Enlisted) -> None:
-        """Retire one delivery. Where there is a journal, a fault is that of its node alone."""
+        """Retire one delivery; with a journal, an error takes only its node out of service."""
         try:
             self._retire(enlisted, verdicts.get(enlisted))
         except Exception as error:
@@ -513,7 +518,7 @@ class Transaction:
             journal.on_fault(enlisted.subscription.node, error)
 
     def _retire(self, enlisted: Enlisted, verdict: int | None) -> None:
-        """Do to one delivery what was decided in the transaction, which is kept."""
+        """Apply the outcome of one delivery, after the transaction was stored."""
         outcome = enlisted.outcome
         node = enlisted.subscription.node
         if verdict is not None and isinstance(node, MessageQueue):
@@ -524,7 +529,7 @@ class Transaction:
         elif enlisted.left:
             self._conclude(enlisted, enlisted.subscription.default_outcome)
         else:
-            # Acquired, and nothing more said of it so far.
+            # Acquired, and without an outcome so far: from now on outside of a transaction.
             enlisted.delivery.context = enlisted.entry
 
     def _conclude(self, enlisted: Enlisted, outcome: Any) -> None:
@@ -552,7 +557,7 @@ class Transaction:
                 journal.on_fault(node, error)
 
     def _stop_acquiring(self) -> None:
-        """Credit stays, and what is sent for it from now on is in no transaction."""
+        """Stop acquiring in the transaction; the credit stays, for deliveries outside of it."""
         for subscription in self._acquiring:
             if subscription.acquiring is self:
                 subscription.acquiring = None
@@ -560,13 +565,13 @@ class Transaction:
 
 
 class Transactions:
-    """The transactions of a broker.
+    """Transactions of a broker.
 
     Args:
-        journal: Where they are written when they are committed, None for nowhere.
-        monotonic: The clock of their timeout.
+        journal: Stores committed transactions; None to store nothing.
+        monotonic: Clock of their timeout.
         limits: Bounds.
-        do_in_turns: Does steps of which there may be many; by default all at once.
+        do_in_turns: Does the steps of long work, some in later turns; by default all at once.
     """
 
     def __init__(
@@ -580,10 +585,10 @@ class Transactions:
         self.do_in_turns = do_in_turns or _do_all
         self.monotonic = monotonic
         self.limits = limits
-        #: By connection and id, oldest first.
+        #: Connection and id → open transaction, oldest first.
         self._open: dict[tuple[Any, bytes], Transaction] = {}
-        #: Posts that have come and cannot be taken yet, and where they belong: a discharge that comes
-        #: after them waits for them.
+        #: Posts that have arrived and cannot be taken yet, with their transactions, whose discharges
+        #: wait for them.
         self._coming: dict[IncomingDelivery, Transaction] = {}
         self._sessions: Counter[Any] = Counter()
         self._last = 0
@@ -600,14 +605,14 @@ class Transactions:
         )
 
     def find(self, connection: Any, txn_id: object) -> Transaction | None:
-        """The transaction that links of *connection* call *txn_id*, unless it was discharged."""
+        """Return the transaction *txn_id* of *connection*, None if there is none or it is discharged."""
         if not isinstance(txn_id, bytes):
             return None
         found = self._open.get((connection, txn_id))
         return None if found is None or found.is_discharged else found
 
     def find_for(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
-        """The transaction that *delivery* says it is posted in, None if there is none."""
+        """Return the transaction named in the state of *delivery*, None if there is none."""
         state = delivery.state
         if type(state) is not TransactionalState:
             return None
@@ -617,9 +622,10 @@ class Transactions:
         return self.find(link.connection, state.txn_id)
 
     def hold(self, link: ReceivingLink, delivery: IncomingDelivery) -> bool:
-        """Let the discharge wait for *delivery*, which has come and cannot be taken yet.
+        """Delay the discharge for *delivery*, which has arrived and cannot be taken yet.
 
-        Returns whether it is posted in a transaction; :meth:`let_go` follows then.
+        Return whether it is posted in a transaction and was not delayed before; then :meth:`let_go`
+        follows.
         """
         transaction = self.find_for(link, delivery)
         if transaction is None or delivery in self._coming:
@@ -629,13 +635,13 @@ class Transactions:
         return True
 
     def let_go(self, delivery: IncomingDelivery) -> None:
-        """End the wait for *delivery*, which was taken or refused, or will not be."""
+        """Stop delaying the discharge for *delivery*, which was taken, refused or dropped."""
         transaction = self._coming.pop(delivery, None)
         if transaction is not None:
             transaction.let_go()
 
     def declare(self, control: CoordinatorEndpoint) -> Transaction | Error:
-        """A new transaction, unless the session has too many."""
+        """Create a transaction; return an error if the session has too many."""
         session = control.link.session
         limits = self.limits
         if self._sessions[session] >= limits.transactions_max:
@@ -657,7 +663,7 @@ class Transactions:
         return transaction
 
     def forget(self, transaction: Transaction) -> None:
-        """It is discharged, or its control link is over."""
+        """Remove a transaction that is discharged, or whose control link has ended."""
         link = transaction.control.link
         del self._open[link.connection, transaction.id]
         self._sessions[link.session] -= 1
@@ -665,8 +671,10 @@ class Transactions:
             del self._sessions[link.session]
 
     def overdue(self) -> list[Callable[[], None]]:
-        """What rolls back each transaction that takes too long; its controller hears so when it
-        discharges it."""
+        """Return a function for each overdue transaction that rolls it back.
+
+        Its controller gets the error in answer to the discharge.
+        """
         now = self.monotonic()
         limit_s = self.limits.transaction_s
         found: list[Callable[[], None]] = []
@@ -679,7 +687,7 @@ class Transactions:
 
 
 class CoordinatorEndpoint:
-    """A control link: transactions are declared and discharged on it, and go with it (§4.1)."""
+    """Control link: transactions are declared and discharged on it, and end with it (§4.1)."""
 
     def __init__(self, transactions: Transactions, link: ReceivingLink) -> None:
         self.link = link
@@ -699,7 +707,7 @@ class CoordinatorEndpoint:
 
     def _take(self, delivery: IncomingDelivery) -> None:
         if delivery.settled:
-            # Its sender has to hear the answer (§4.2, §4.3).
+            # The sender needs the answer, and a settled message gets none (§4.2, §4.3).
             self.abort(Error("amqp:not-allowed", "declare and discharge are not sent settled"))
             return
         if delivery.state is not None and type(delivery.state) is not Received:
@@ -743,7 +751,7 @@ class CoordinatorEndpoint:
         transaction.discharge(partial(self._end, transaction, delivery, bool(discharge.fail)))
 
     def _end(self, transaction: Transaction, delivery: IncomingDelivery, fail: bool) -> None:
-        """Carry out a discharge: all posts that came before it have been taken or refused."""
+        """Perform a discharge, after all earlier posts have been taken or refused."""
         del self._open[transaction.id]
         self._transactions.forget(transaction)
         if fail:
@@ -763,7 +771,7 @@ class CoordinatorEndpoint:
             self._refuse(delivery, error)
 
     def _refuse(self, delivery: IncomingDelivery, error: Error) -> None:
-        """Say so as the link's source lets us: where it has no *rejected*, with a detach (§4.2)."""
+        """Reject a request; detach if the link's source does not support *rejected* (§4.2)."""
         source = self.link.source
         if source is not None and source.outcomes and _REJECTED not in source.outcomes:
             self.abort(error)
@@ -771,7 +779,7 @@ class CoordinatorEndpoint:
             delivery.settle(Rejected(error))
 
     def abort(self, error: Error) -> None:
-        """Roll back everything that was declared here, and detach with *error*."""
+        """Roll back all transactions that were declared here, and detach with *error*."""
         self._roll_back()
         self.link.detach(error)
 
@@ -782,14 +790,14 @@ class CoordinatorEndpoint:
             transaction.drop()
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Messages come whole."""
+        """Do nothing: only complete messages are handled."""
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """The controller has heard the answer."""
+        """Do nothing: an answer needs no confirmation."""
 
     def on_flow(self, link: ReceivingLink) -> None:
-        """Nothing to grant."""
+        """Do nothing: credit is granted with deliveries."""
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        """What was not discharged is rolled back (§4.1)."""
+        """Roll back transactions that were not discharged (§4.1)."""
         self._roll_back()

@@ -1,9 +1,9 @@
-"""Queues, exchanges and bindings as peers declare them, for protocols that let them (0-9-1 §3.1, 0-10).
+"""Queues, exchanges and bindings that peers declare, if the protocol permits it (0-9-1 §3.1, 0-10).
 
-A :class:`Topologies` belongs to a broker; a :class:`Topology` is what one peer sees of its virtual host,
-with its rights (:class:`~amqp_rt.fronts.base.Topology`). Queues are nodes of the broker like any
-other, so that links of every protocol reach them; what only these protocols know of a queue, such as that
-it goes with its last consumer, is kept here.
+A :class:`Topologies` belongs to a broker; a :class:`Topology` is the view of one peer on its virtual
+host, limited to its rights (:class:`~amqp_rt.fronts.base.Topology`). Queues are ordinary nodes of
+the broker, so that links of every protocol reach them. Properties that queues have only in these
+protocols, such as deletion with the last consumer, are kept here.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from .views import MessageView
 
 _log = logging.getLogger("amqp_rt.broker")
 
-#: Makes the node that a queue is declared as, whose name is that of what it is given. What is wrong with
-#: an argument it says by ``AmqpError`` with ``amqp:precondition-failed``.
+#: Function from a queue's declaration to the node to create, which has the same name. It raises
+#: ``AmqpError`` with ``amqp:precondition-failed`` for a wrong argument.
 QueueType: TypeAlias = Callable[[QueueDeclaration], Declaration]
 
-#: Kinds of queue that clients ask for, and what they get.
+#: Supported values of ``x-queue-type``, and of ``x-overflow`` with the overflow policies they mean.
 _QUEUE_TYPES: Final = ("classic", "quorum", "stream")
 _OVERFLOWS: Final = {
     "drop-head": "drop-head",
@@ -74,9 +74,10 @@ _OVERFLOWS: Final = {
 
 #: Credit of a link that sends to an exchange.
 _WINDOW: Final = 1_000
-#: The condition with which a queue refuses everything that is out of service.
+#: Condition with which a queue that is out of service refuses everything.
 _FAILED: Final = "amqp:internal-error"
-#: Work of one turn, in frames, on messages for an exchange, and queues between two looks at it.
+#: Limit of one turn's work on messages to an exchange, in frames, and number of queues between two
+#: checks of it.
 _WORK_MAX: Final = 200
 _QUEUES_OF_A_STEP: Final = 10
 _TOO_LONG: Final = rejected(
@@ -84,20 +85,20 @@ _TOO_LONG: Final = rejected(
     "the exchange leads to too many queues for a message of a transaction: send it outside of one",
 )
 _GONE: Final = rejected("amqp:not-found", "the queue has been deleted")
-#: Message annotation: with which key a message was published before (0-9-1).
+#: Message annotation with the routing key of a message published in 0-9-1.
 _ROUTING_KEY: Final = Symbol("x-routing-key")
 
 
 @lru_cache(maxsize=1024)
 def exchange_address(name: str, key: str = "") -> str:
-    """The address by which rights to an exchange are given, and 1.0 peers reach it."""
-    # Whoever names an exchange in octets that are no text hears that there is none.
+    """Return the address of an exchange, for rights and for peers of AMQP 1.0."""
+    # Names that are not UTF-8 are encoded too, and lead to the error for an unknown exchange.
     address = EXCHANGES + quote(name, safe="", errors="surrogateescape")
     return f"{address}/{quote(key, safe='', errors='surrogateescape')}" if key else address
 
 
 def split_exchange(address: str) -> tuple[str, str] | None:
-    """The exchange and the routing key that *address* names; None if it names none."""
+    """Return the exchange and the routing key in *address*; None if it is no such address."""
     if not address.startswith(EXCHANGES):
         return None
     name, _, key = address.removeprefix(EXCHANGES).partition("/")
@@ -112,34 +113,34 @@ def _own_name(address: str) -> str:
     name, key = found
     if name:
         return exchange_address(name)
-    # The default exchange leads to the queue that the key names; without one, to the queue that each
-    # message names, which may be any.
+    # The default exchange leads to the queue named by the key; without a key, to the queue named by
+    # each message, which may be any.
     return key or EVERYWHERE
 
 
-#: Kinds of fact: what is durable of queues, exchanges and bindings.
+#: Kinds of facts: durable queues, exchanges and bindings.
 QUEUE_FACT: Final = "topology-queue"
 EXCHANGE_FACT: Final = "topology-exchange"
 BINDING_FACT: Final = "topology-binding"
 
 
 class _Declared(Struct):
-    """A queue as it was declared, and the connection that alone may use it, if it is exclusive."""
+    """Declaration of a queue; for an exclusive one, the only connection that may use it."""
 
     declared: QueueDeclaration
     owner: Any = None
-    #: Seconds without use after which it goes (``x-expires``), and when it was used last.
+    #: Seconds without use after which it is deleted (``x-expires``), and time of its last use.
     expires_s: float | None = None
     used_at: float = 0.0
 
 
 class _Space:
-    """What is declared in one virtual host."""
+    """Declarations in one virtual host."""
 
     def __init__(self, topologies: Topologies, name: str) -> None:
         self.name = name
         self.queues: dict[str, _Declared] = {}
-        #: Exchange and binding → its key in the store, for those that are there.
+        #: Exchange and binding → key in the store, for stored bindings.
         self.stored: dict[tuple[str, Binding], bytes] = {}
         self.exchanges = Exchanges(
             partial(topologies.host.has, virtual_host=name),
@@ -148,15 +149,15 @@ class _Space:
             on_unbound=partial(topologies.unbound, self),
             memory=topologies.host.memory,
         )
-        #: What is being handed to queues in turns hears here of those that are deleted meanwhile.
+        #: Records of deleted queues, one for each message that is being handed to queues in turns.
         self.watched: dict[Deletions, None] = {}
 
 
 class Deletions:
     """Names of the queues of a virtual host that are deleted within a ``with`` block.
 
-    Queues that are declared again under such a name within the block are among them: the message that
-    the block hands out was not routed to these.
+    Such a name stays in the set if a queue is declared again under it within the block: the message
+    that the block hands out was not routed to that queue.
     """
 
     __slots__ = ("_names", "_space")
@@ -183,12 +184,12 @@ class Deletions:
 
 
 def _key(*parts: object) -> bytes:
-    """The key of a fact. Names have any length, keys have not."""
+    """Return the key of a fact: a digest, since names have any length and keys have not."""
     return blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def _written(fields: list[object]) -> bytes:
-    """The value of a fact. Arguments keep the types of AMQP 1.0."""
+    """Encode the value of a fact; arguments keep their AMQP 1.0 types."""
     out = bytearray()
     write_value(out, fields)
     return bytes(out)
@@ -202,17 +203,19 @@ def _read(value: bytes) -> list[Any]:
 
 
 class Topologies:
-    """What peers have declared in *host*, beside its nodes.
+    """Declarations of peers in *host*, besides its nodes.
 
     Args:
         host: The broker.
-        decide: Says who may do what.
-        asks: Whether somebody else is asked too who may send where, for which it takes a link.
-        types: Types of exchange beside those of the standard, by names that begin with ``x-``.
-        queue_types: What ``x-queue-type`` may say beside RabbitMQ's: what each makes of a declaration.
+        decide: Decides whether a peer has a right at an address.
+        asks: Returns whether the application also has to authorize senders, for which a link is
+            needed.
+        types: Types of exchanges besides those of the standard, by names that begin with ``x-``.
+        queue_types: Custom values of ``x-queue-type``, which begin with ``x-`` too; each with the
+            function from a queue's declaration to its node.
 
     Raises:
-        ValueError: A type has another name.
+        ValueError: The name of a type does not begin with ``x-``.
     """
 
     def __init__(
@@ -233,18 +236,18 @@ class Topologies:
         self.host = host
         self.decide = decide
         self.asks = asks
-        #: Bounds what is logged of messages that cannot be routed.
+        #: Limits log lines about messages that cannot be routed.
         self.log_limiter = LogLimiter(host.limits)
         self._spaces: dict[str, _Space] = {}
         host.on_deleted = self._deleted
         host.ways = self
 
     def of(self, peer: Peer, connection: Any) -> Topology:
-        """What *peer* sees on *connection*, once it has named its virtual host."""
+        """Return the topology for *peer* on *connection*, whose virtual host has to be known."""
         return Topology(self, peer, connection)
 
     def space(self, virtual_host: str) -> _Space:
-        """What is declared in *virtual_host*."""
+        """Return the declarations in *virtual_host*."""
         found = self._spaces.get(virtual_host)
         if found is None:
             found = self._spaces[virtual_host] = _Space(self, virtual_host)
@@ -253,13 +256,16 @@ class Topologies:
     # --- Addresses of exchanges (broker.Ways) ---
 
     def own_name(self, address: str) -> str:
-        """The name by which rights at the exchange at *address* are given."""
+        """Return the name under which rights at the exchange at *address* are granted."""
         return _own_name(address)
 
     def inlet(
         self, virtual_host: str, address: str, link: ReceivingLink
     ) -> ReceivingEndpoint | Error | None:
-        """What takes messages for the exchange at *address*."""
+        """Return the endpoint for messages to the exchange at *address*.
+
+        None if that is no address of an exchange, an error if the exchange cannot be sent to.
+        """
         found = split_exchange(address)
         if found is None:
             return None
@@ -281,7 +287,7 @@ class Topologies:
         return ExchangeInlet(self, virtual_host, *found)
 
     def letter(self, virtual_host: str, address: str, entry: Entry) -> list[str] | None:
-        """Return the queues that a dead letter for the exchange at *address* goes to.
+        """Return the queues to which the exchange at *address* routes a dead letter.
 
         None if that is no address of an exchange.
 
@@ -299,8 +305,8 @@ class Topologies:
         exchanges = self.space(virtual_host).exchanges
         if exchanges.find(name).type == SYSTEM:
             return []
-        # A dead letter is written together with its removal, so that all of it is done now. The
-        # bound keeps a single one from holding up the whole broker.
+        # A dead letter is written together with the removal of its message, so that all of it is
+        # done now. The bound keeps one of them from delaying the whole broker.
         left = self.host.limits.dead_letter_looks_max
         names: dict[str, None] = {}
         for work in exchanges.routing(name, (key,), headers, names):
@@ -312,7 +318,7 @@ class Topologies:
         return list(names)
 
     def _log_shortened(self, virtual_host: str, name: str) -> None:
-        """Warn that a dead letter does not go to all queues of the exchange *name*."""
+        """Warn that a dead letter is not sent to all queues of the exchange *name*."""
         left_out = self.log_limiter.admit(
             ("dead letter", virtual_host, name), self.host.clock.wall()
         )
@@ -334,14 +340,16 @@ class Topologies:
                 and self.space(virtual_host).exchanges.find(found[0]).type == SYSTEM
             )
         except AmqpError:
-            # An exchange may be declared after the queue that names it.
+            # The exchange may be declared after the queue that refers to it.
             return False
 
     def routing(
         self, virtual_host: str, name: str, key: str, payload: bytes, found: dict[str, None]
     ) -> Generator[int, None, None]:
-        """Add to *found* the queues that a message of AMQP 1.0 for exchange *name* goes to. Without a
-        *key* it is the message's subject.
+        """Add to *found* the queues to which exchange *name* routes a message of AMQP 1.0.
+
+        Without a *key*, the routing key is the message's subject. Yields the work done since the
+        last step, in frames.
 
         Raises:
             AmqpError: There is no such exchange, or the message is malformed.
@@ -352,7 +360,7 @@ class Topologies:
         yield from self.space(virtual_host).exchanges.routing(name, keys, headers, found)
 
     def _deleted(self, virtual_host: str, name: str) -> None:
-        """A node is gone, whoever deleted it: so are its bindings."""
+        """Remove the declaration and the bindings of a node that was deleted, by any protocol."""
         space = self._spaces.get(virtual_host)
         if space is not None:
             known = space.queues.pop(name, None)
@@ -364,17 +372,17 @@ class Topologies:
             for each in space.watched:
                 each.add(name)
 
-    # --- What is kept ---
+    # --- Storing ---
 
     def keep_queue(self, space: _Space, known: _Declared) -> None:
-        """Remember how a durable queue was declared."""
+        """Store the declaration of a queue, if it is durable and not exclusive."""
         declared = known.declared
         if declared.durable and not declared.exclusive:
             fields = [space.name, declared.name, declared.auto_delete, dict(declared.arguments)]
             self._keep(QUEUE_FACT, _key(space.name, declared.name), fields)
 
     def keep_exchange(self, space: _Space, declared: Exchange) -> None:
-        """Remember a durable exchange."""
+        """Store an exchange, if it is durable."""
         if declared.durable:
             self._keep(
                 EXCHANGE_FACT,
@@ -386,14 +394,14 @@ class Topologies:
             )
 
     def exchanges_gone(self, space: _Space, names: Iterable[str]) -> None:
-        """Exchanges are deleted, or went with their last binding."""
+        """Remove the records of exchanges that were deleted, also with their last binding."""
         for name in names:
             self._forget(EXCHANGE_FACT, _key(space.name, name))
 
     def keep_binding(
         self, space: _Space, source: str, binding: Binding, arguments: Mapping[str, object]
     ) -> None:
-        """Remember a binding between what is durable."""
+        """Store a binding, if both its exchange and its destination are durable."""
         where = binding.destination
         if not space.exchanges.find(source).durable:
             return
@@ -414,7 +422,7 @@ class Topologies:
         return known is None or (known.declared.durable and not known.declared.exclusive)
 
     def unbound(self, space: _Space, source: str, binding: Binding) -> None:
-        """A binding is undone."""
+        """Remove the record of a binding that was removed."""
         key = space.stored.pop((source, binding), None)
         if key is not None:
             self._forget(BINDING_FACT, key)
@@ -428,7 +436,7 @@ class Topologies:
             self.host.journal.loose.forget(kind, key)
 
     async def restore(self, journal: Journal) -> None:
-        """Read what was kept: queues' words, exchanges, and then what is bound to them."""
+        """Restore stored declarations: queues, exchanges, and then their bindings."""
         restorers: list[tuple[str, Callable[[bytes, list[Any]], None]]] = [
             (QUEUE_FACT, self._restore_queue),
             (EXCHANGE_FACT, self._restore_exchange),
@@ -439,7 +447,7 @@ class Topologies:
                 try:
                     restorer(key, _read(value))
                 except (AmqpError, ValueError, TypeError) as error:
-                    # What it was about has gone, or is none of this release.
+                    # Its node or exchange does not exist any more, or this release does not know it.
                     _log.warning("a fact of the topology is dropped: %s", error)
                     journal.loose.forget(kind, key)
 
@@ -479,12 +487,12 @@ class Topologies:
         if binding is not None:
             space.stored[source, binding] = key
 
-    # --- Queues that go by themselves ---
+    # --- Queues that are deleted automatically ---
 
     def known_as(
         self, space: _Space, name: str, declared: QueueDeclaration, owner: Any = None
     ) -> _Declared:
-        """Remember with which words queue *name*, which is there, was declared."""
+        """Register the declaration of queue *name*, whose node exists."""
         expires = declared.arguments.get("x-expires")
         self.host.memory.held += size_of(declared.arguments)
         known = space.queues[name] = _Declared(
@@ -500,39 +508,39 @@ class Topologies:
         return known
 
     def consumers(self, space: _Space, name: str) -> int:
-        """Links that take messages from queue *name*."""
+        """Return the number of links that take messages from queue *name*."""
         links = self.host.consumers(name, virtual_host=space.name)
         return sum(not link.idle for link in links)
 
     def idle(self, space: _Space, name: str) -> None:
-        """A consumer takes no more: an auto-delete queue goes with its last one."""
+        """Note that a consumer takes no more messages; delete an auto-delete queue with its last."""
         known = space.queues.get(name)
         if known is None:
             return
         known.used_at = self.host.clock.monotonic()
         if not known.declared.auto_delete or not self.host.has(name, virtual_host=space.name):
-            # It stays, or is being deleted, for which its consumers leave it.
+            # The queue stays, or is being deleted, which is why its consumers leave.
             return
         if not self.consumers(space, name):
             self.host.delete(name, virtual_host=space.name)
 
     def _left(self, space: _Space, name: str, known: _Declared, link: Any) -> None:
-        """The link of a consumer of an auto-delete queue is over."""
+        """Note that the link of a consumer of an auto-delete queue has ended."""
         if space.queues.get(name) is known and not link.idle:
             self.idle(space, name)
 
     def sweep(self) -> None:
-        """Delete queues that nobody has used for too long (``x-expires``)."""
+        """Delete queues that were unused for too long (``x-expires``)."""
         now = self.host.clock.monotonic()
         for space in list(self._spaces.values()):
             for name, known in list(space.queues.items()):
                 if known.expires_s is not None:
-                    # One queue that cannot be deleted keeps no other.
+                    # An error with one queue must not keep the others.
                     self.host.guard(None, partial(self._sweep, space, name, known, now))
 
     def _sweep(self, space: _Space, name: str, known: _Declared, now: float) -> None:
         if space.queues.get(name) is not known:
-            # It went with another one.
+            # It was deleted together with another one.
             return
         if self.consumers(space, name):
             known.used_at = now
@@ -545,25 +553,25 @@ def _texts(arguments: Any) -> dict[str, object]:
 
 
 class ExchangeInlet:
-    """Takes what 1.0 peers send to an exchange (:class:`~amqp_rt.fronts.base.ReceivingEndpoint`)."""
+    """Endpoint for messages of 1.0 peers to an exchange (fronts.base.ReceivingEndpoint)."""
 
     def __init__(self, topologies: Topologies, virtual_host: str, name: str, key: str) -> None:
         self._all = topologies
         self._virtual_host = virtual_host
         self._name = name
         self._key = key
-        #: Deliveries that wait for their turn, and the one that is being handed to its queues.
+        #: Deliveries that wait for their turn, and the remaining work on the current one.
         self._waiting: deque[tuple[ReceivingLink, Any]] = deque()
         self._work: Generator[int, None, None] | None = None
 
     def on_attached(self, link: ReceivingLink) -> None:
-        """Queues have room, or refuse: nobody can promise it for all of them."""
+        """Grant a fixed credit: queues without room refuse, as room in all cannot be promised."""
         link.grant(_WINDOW)
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Put each message into all queues that it goes to; one that goes nowhere is released.
+        """Put each message into all its queues; release those without a queue.
 
-        What takes long goes on in later turns, and what comes behind it waits.
+        Long work continues in later turns, and later deliveries wait for it.
         """
         for delivery in deliveries:
             if type(delivery.state) is TransactionalState:
@@ -575,9 +583,9 @@ class ExchangeInlet:
         self.on_flow(link)
 
     def _deliver_now(self, link: ReceivingLink, delivery: Any) -> None:
-        """Deliver what belongs to a transaction, which may be discharged before the next turn.
+        """Handle a post of a transaction at once, since the discharge may precede the next turn.
 
-        What is too much for this turn is refused before any queue has it.
+        A message with more work than one turn allows is refused before any queue gets it.
         """
         left = _WORK_MAX
         names: dict[str, None] = {}
@@ -596,7 +604,7 @@ class ExchangeInlet:
             pass
 
     def resume(self) -> None:
-        """Do one turn's work on what waits."""
+        """Work on the waiting deliveries as far as one turn allows."""
         left = _WORK_MAX
         while self._work is not None or self._waiting:
             if self._work is None:
@@ -612,13 +620,13 @@ class ExchangeInlet:
         return self._all.routing(self._virtual_host, self._name, self._key, delivery.payload, names)
 
     def _spread(self, link: ReceivingLink, delivery: Any) -> Generator[int, None, None]:
-        """Put a message into its queues, yielding what the work done since is worth, in frames."""
+        """Put a message into its queues; yield the work done since the last step, in frames."""
         names: dict[str, None] = {}
         with Deletions(self._all.space(self._virtual_host)) as gone:
             try:
                 yield from self._route(delivery, names)
             except Exception as error:
-                # What waits behind this message goes on.
+                # Deliveries behind this one must not be affected.
                 self._refuse(delivery, error)
                 return
             yield from self._hand_out(link, delivery, names, gone)
@@ -626,7 +634,7 @@ class ExchangeInlet:
     def _refuse(self, delivery: Any, error: Exception) -> None:
         """Reject *delivery*, which cannot be routed because of *error*."""
         if not isinstance(error, AmqpError):
-            # An exchange type of the application, for example, may raise anything.
+            # Exchange types of the application, for example, may raise any exception.
             topologies = self._all
             left_out = topologies.log_limiter.admit(self._name, topologies.host.clock.wall())
             if left_out is not None:
@@ -651,7 +659,7 @@ class ExchangeInlet:
         for name in names:
             each = None if name in gone else host.relay(name, link)
             if isinstance(each, Error) and each.condition == _FAILED:
-                # Of a queue that is out of service no copy must be lost: the sender tries again.
+                # A queue that is out of service must not miss its copy: the sender has to retry.
                 delivery.settle(Rejected(each))
                 return
             if each is not None and not isinstance(each, Error):
@@ -675,31 +683,31 @@ class ExchangeInlet:
                     else:
                         inlet.deliver(link, [copy])
                 except Exception as error:
-                    # The other queues get theirs, and the sender learns that this one did not.
+                    # The other queues get their copies, and the sender gets this error.
                     copy.settle(Rejected(Error.of(host.fail(inlet, error))))
                 if not at % _QUEUES_OF_A_STEP:
                     yield 5 * _QUEUES_OF_A_STEP
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Messages come whole."""
+        """Do nothing: only complete messages are handled."""
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Our outcome stands."""
+        """Do nothing: the outcome is final."""
 
     def on_flow(self, link: ReceivingLink) -> None:
-        """Credit was given back, or used for messages that do not wait any more."""
+        """Grant more credit if the link has little, unless too many deliveries wait."""
         if link.attached and link.credit * 2 <= _WINDOW and len(self._waiting) < _WINDOW:
             link.grant(_WINDOW)
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        """Nothing to take back."""
+        """Do nothing: no room was reserved for the link."""
 
 
 class Copies:
-    """A delivery that goes to several queues; it is accepted when all of them have accepted it.
+    """Delivery to several queues, which is accepted when all of them have accepted it.
 
-    A queue that has been deleted since the delivery was routed does not count. Without any queue that
-    does the delivery is released, as one is that goes nowhere.
+    Queues that were deleted since the delivery was routed do not count. If no other queue is left,
+    the delivery is released, as an unroutable one is.
     """
 
     __slots__ = ("awaited", "delivery", "outcome", "payload")
@@ -711,7 +719,7 @@ class Copies:
         self.outcome: Any = None
 
     def settle(self, outcome: Any) -> None:
-        """One of them has said what became of it."""
+        """Count the outcome of one queue; settle the delivery with the last."""
         said = outcome.outcome if type(outcome) is TransactionalState else outcome
         counts = said is not outcome or not _is_gone(said)
         if counts and (self.outcome is None or type(said) is not Accepted):
@@ -722,14 +730,14 @@ class Copies:
 
 
 def _is_gone(outcome: Any) -> bool:
-    """Whether *outcome* is that of a queue which is there no more."""
+    """Return whether *outcome* is that of a queue that has been deleted."""
     if type(outcome) is not Rejected or outcome.error is None:
         return False
     return bool(outcome.error.condition == "amqp:not-found")
 
 
 class Copy:
-    """One delivery of :class:`Copies`, as a node sees it."""
+    """Delivery of :class:`Copies` to one queue."""
 
     __slots__ = ("_copies", "context", "local_state", "payload", "settled")
 
@@ -739,18 +747,18 @@ class Copy:
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
-        #: The same object for all queues, which then have one body in memory and in the store.
+        #: The same object for all queues, so that they share one body in memory and in the store.
         self.payload = copies.payload
         self.settled = copies.delivery.settled
         self.context: Any = None
         self.local_state: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """What it does not say itself is that of the delivery."""
+        """Return an attribute of the delivery that is not overridden here."""
         return getattr(self._copies.delivery, name)
 
     def settle(self, outcome: Any) -> None:
-        """Only the first outcome counts."""
+        """Settle the copy; only the first outcome counts."""
         if self.local_state is not None:
             return
         self.settled = True
@@ -758,11 +766,11 @@ class Copy:
         copies.settle(outcome)
 
     def update(self, state: Any) -> None:
-        """Nothing is said of a part."""
+        """Do nothing: states of a single copy are not sent to the peer."""
 
 
 class Topology:
-    """What one peer may declare, find and use (:class:`~amqp_rt.fronts.base.Topology`)."""
+    """Topology as one peer may see and change it (:class:`~amqp_rt.fronts.base.Topology`)."""
 
     def __init__(self, topologies: Topologies, peer: Peer, connection: Any) -> None:
         self._all = topologies
@@ -775,7 +783,7 @@ class Topology:
     # --- queues ---
 
     def declare_queue(self, wanted: QueueDeclaration) -> QueueState:
-        """Make a queue, or find the equal one that there is."""
+        """Create a queue, or find an existing one with an equal declaration."""
         name = wanted.name
         _check_texts(name, wanted.arguments, self._host.limits)
         if wanted.durable and not wanted.exclusive:
@@ -785,8 +793,8 @@ class Topology:
             found = self._host.name_of(name, virtual_host=self._virtual_host)
             if found is not None:
                 self._judge(Rights.MANAGE, name)
-                # The first declaration of a queue that was made for dead letters or on its first use
-                # says what it is like, so that the order of declarations makes no difference.
+                # The first declaration of a queue that was created for dead letters or on first use
+                # determines its properties, so that the order of declarations does not matter.
                 implicit = self._known(found) is None and self._host.is_implicit(
                     found, virtual_host=self._virtual_host
                 )
@@ -818,7 +826,7 @@ class Topology:
                 virtual_host=self._virtual_host,
             )
         elif wanted.exclusive or not wanted.durable:
-            # It need not outlive the process, nor does what is in it.
+            # Neither the queue nor its messages have to outlive the process.
             self._host.declare_transient(
                 node,
                 None if wanted.name else owner,
@@ -840,7 +848,7 @@ class Topology:
             raise _wrong(f"queue {name!r:.100}: {error}") from error
 
     def _equal(self, name: str, wanted: QueueDeclaration) -> None:
-        """Refuse a declaration that differs from what there is (errata: 405 before 406)."""
+        """Refuse a declaration that differs from the existing one (errata: 405 before 406)."""
         known = self._known(name)
         if known is None:
             if wanted.exclusive:
@@ -849,7 +857,7 @@ class Topology:
                     " it first",
                     condition="amqp:resource-locked",
                 )
-            # It was declared in another way, with other words.
+            # It was declared by other means, whose options cannot be compared.
             return
         for field in ("durable", "exclusive", "auto_delete", "arguments"):
             before, now = getattr(known.declared, field), getattr(wanted, field)
@@ -861,7 +869,11 @@ class Topology:
                 )
 
     def _known(self, name: str) -> _Declared | None:
-        """How queue *name* was declared, unless another connection has it for itself."""
+        """Return the declaration of queue *name*, None if peers did not declare it.
+
+        Raises:
+            AmqpError: The queue is exclusive to another connection.
+        """
         known = self._space.queues.get(name)
         if known is not None and known.owner is not None and known.owner is not self._connection:
             raise AmqpError(
@@ -871,7 +883,7 @@ class Topology:
         return known
 
     def queue(self, name: str) -> QueueState:
-        """The queue *name*, as it is now."""
+        """Return the current state of queue *name*."""
         self._judge_look(name)
         found = self._find(name)
         stats = self._host.stats(found, virtual_host=self._virtual_host)
@@ -882,7 +894,11 @@ class Topology:
         )
 
     def _find(self, name: str) -> str:
-        """The name of the node that *name* means, which may be an alias of it."""
+        """Return the name of the node at *name*, which may be an alias of it.
+
+        Raises:
+            AmqpError: There is no such queue, or it is exclusive to another connection.
+        """
         found = self._host.name_of(name, virtual_host=self._virtual_host)
         if found is None:
             raise AmqpError(f"there is no queue {name!r:.100}", condition="amqp:not-found")
@@ -892,7 +908,7 @@ class Topology:
         return found
 
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
-        """Delete a queue with its messages and bindings; how many messages it had."""
+        """Delete a queue with its messages and bindings; return the number of waiting messages."""
         self._judge(Rights.MANAGE, name)
         found = self._find(name)
         if found != name:
@@ -909,13 +925,16 @@ class Topology:
         return stats.available
 
     def purge_queue(self, name: str) -> Generator[int, None, None]:
-        """Drop what waits in a queue, a step at a time; yields how many messages that were so far."""
+        """Drop the waiting messages of a queue step by step; yield the number dropped so far."""
         self._judge(Rights.MANAGE, name)
         found = self._find(name)
         return self._host.purging(found, virtual_host=self._virtual_host)
 
     def wait_stored(self, queue: str, on_stored: Callable[[], None]) -> bool:
-        """Call *on_stored* once the messages that are being stored for *queue* are in it."""
+        """Call *on_stored* once messages that are being stored for *queue* have been added to it.
+
+        Return False, without a call, if there are none.
+        """
         virtual_host = self._virtual_host
         found = self._host.name_of(queue, virtual_host=virtual_host)
         return found is not None and self._host.wait_stored(
@@ -923,7 +942,7 @@ class Topology:
         )
 
     def scarce(self, on_room: Callable[[], None]) -> bool:
-        """Whether memory is scarce; *on_room* is called once it is not any more."""
+        """Return whether memory is scarce; *on_room* is called once it no longer is."""
         memory = self._host.memory
         if memory.scarce:
             memory.wait(self, on_room)
@@ -931,11 +950,11 @@ class Topology:
         return False
 
     def idle(self, queue: str) -> None:
-        """A consumer of the peer takes no more messages."""
+        """Note that a consumer of the peer takes no more messages."""
         self._all.idle(self._space, queue)
 
     def close(self) -> None:
-        """The connection is over: what it had for itself goes with it (§3.1.3.3)."""
+        """Delete the exclusive queues of the connection, which has ended (0-9-1 §2.1.4.1)."""
         self._host.memory.waiting.pop(self, None)
         for name, known in list(self._space.queues.items()):
             if known.owner is self._connection:
@@ -944,7 +963,7 @@ class Topology:
     # --- exchanges and bindings ---
 
     def declare_exchange(self, wanted: Exchange) -> None:
-        """Make an exchange, or find the equal one that there is."""
+        """Create an exchange, or find an existing one with an equal declaration."""
         _check_texts(wanted.name, wanted.arguments, self._host.limits)
         own = exchange_address(wanted.name)
         self._judge(Rights.MANAGE, own)
@@ -957,10 +976,10 @@ class Topology:
             self._all.keep_exchange(self._space, wanted)
 
     def _check_store(self, what: str) -> None:
-        """Refuse to declare *what* as durable where nothing would keep it.
+        """Check that the broker can store a durable object, which *what* describes.
 
         Raises:
-            AmqpError: The broker has no store, and was not told to accept durable things all the same.
+            AmqpError: The broker has no store, and is not configured to do without (``volatile``).
         """
         if self._host.journal is None and not self._host.volatile:
             raise AmqpError(
@@ -970,7 +989,7 @@ class Topology:
             )
 
     def exchange(self, name: str) -> Exchange:
-        """How exchange *name* was declared."""
+        """Return the declaration of exchange *name*."""
         self._judge_look(exchange_address(name))
         return self._space.exchanges.find(name)
 
@@ -983,28 +1002,28 @@ class Topology:
     def bind_queue(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
-        """Let *exchange* lead to queue *name*."""
+        """Bind queue *name* to *exchange*."""
         self._judge_binding(exchange, name)
         self._bind(exchange, Destination(self._find(name)), key, arguments)
 
     def unbind_queue(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
-        """Undo that, if it is so."""
+        """Remove the binding of queue *name* to *exchange*, if it exists."""
         self._judge_binding(exchange, name)
         self._unbind(exchange, Destination(self._find(name)), key, arguments)
 
     def bind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
-        """Let *exchange* lead to exchange *name*."""
+        """Bind exchange *name* to *exchange*."""
         self._judge_binding(exchange, exchange_address(name))
         self._bind(exchange, Destination(name, is_exchange=True), key, arguments)
 
     def unbind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
-        """Undo that, if it is so."""
+        """Remove the binding of exchange *name* to *exchange*, if it exists."""
         self._judge_binding(exchange, exchange_address(name))
         self._unbind(exchange, Destination(name, is_exchange=True), key, arguments)
 
@@ -1023,7 +1042,10 @@ class Topology:
         self._all.exchanges_gone(self._space, gone)
 
     def _judge_binding(self, exchange: str, where: str) -> None:
-        """A binding decides what comes in at *where*, and reads what *exchange* is sent."""
+        """Check the rights for a binding: to listen at *exchange*, and to manage *where*.
+
+        A binding reads the messages of *exchange* and determines the input of *where*.
+        """
         self._judge_passages(
             [Passage(exchange_address(exchange), where, Rights.LISTEN, Rights.MANAGE)]
         )
@@ -1031,7 +1053,7 @@ class Topology:
     # --- publishing ---
 
     def route(self, exchange: str, key: str, headers: Mapping[str, object]) -> list[str]:
-        """The queues that a message for a named exchange goes to."""
+        """Return the queues to which a named exchange routes a message."""
         names: dict[str, None] = {}
         for _ in self.routing(exchange, (key,), headers, names):
             pass
@@ -1044,7 +1066,7 @@ class Topology:
         headers: Mapping[str, object],
         found: dict[str, None],
     ) -> Generator[int, None, None]:
-        """Add to *found* the queues that a message with *keys* for a named exchange goes to."""
+        """Add to *found* the queues to which a named exchange routes a message with *keys*."""
         self._judge(Rights.SEND, exchange_address(exchange))
         declared = self._space.exchanges.find(exchange)
         if declared.internal:
@@ -1064,7 +1086,7 @@ class Topology:
     def inlet(
         self, queue: str, link: ReceivingLink, *, routed: bool
     ) -> ReceivingEndpoint | Error | None:
-        """The way into a queue, None if there is none."""
+        """Return the endpoint for messages to *queue*, as documented in fronts.base.Topology."""
         if self._all.asks():
             return None
         if not routed:
@@ -1074,7 +1096,7 @@ class Topology:
         return self._host.relay(queue, link)
 
     def _judge_look(self, address: str) -> None:
-        """Refuse a peer without any right at *address*, which does not learn whether it exists."""
+        """Refuse a peer without any right at *address*, so that it does not learn if that exists."""
         for wanted in (Rights.LISTEN, Rights.SEND, Rights.MANAGE):
             if self._all.decide(self._peer, wanted, address) is None:
                 return
@@ -1089,10 +1111,11 @@ class Topology:
             raise refused.raised_as(AmqpError)
 
     def _judge_passages(self, passages: list[Passage], *, waiting: bool = False) -> None:
-        """Refuse a declaration that lets messages go where the peer may not.
+        """Refuse a declaration that moves messages to addresses for which the peer has no right.
 
-        With *waiting*, nothing else asks the application later: publishers are asked for each queue
-        that a binding or an alternate exchange leads them to, but a dead letter has no publisher.
+        *waiting* means that the application cannot authorize the move later: it authorizes
+        publishers for each queue to which a binding or an alternate exchange leads, but a dead
+        letter has no publisher.
         """
         refused = decide_passages(self._all.decide, self._peer, passages)
         if refused is None and waiting and passages and self._all.asks() and not self._peer.trusted:
@@ -1110,11 +1133,12 @@ class Topology:
 
 
 def _check_texts(name: str, arguments: Mapping[str, object], limits: Limits) -> None:
-    """Refuse what could neither be kept nor said to a peer of AMQP 1.0, such as octets that are no
-    text, or is too much, before anything is done.
+    """Check, before anything is changed, that a name and arguments can be encoded in AMQP 1.0.
+
+    Otherwise they could neither be stored nor sent to a peer.
 
     Raises:
-        EncodeError: It cannot be said.
+        EncodeError: They cannot be encoded, such as octets that are not UTF-8.
         AmqpError: The arguments have more than ``arguments_bytes_max`` bytes.
     """
     out = bytearray()
@@ -1127,7 +1151,7 @@ def _check_texts(name: str, arguments: Mapping[str, object], limits: Limits) -> 
 
 
 def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:
-    """The node that a queue with these arguments is.
+    """Return the declaration of the node for a queue with these arguments.
 
     Raises:
         AmqpError: An argument is wrong (``amqp:precondition-failed``).
@@ -1159,10 +1183,11 @@ def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:
     if most:
         if most > 255:
             raise _wrong(f"x-max-priority is at most 255, not {most}")
-        # From ten on a priority means itself, and not how far it is from the middle one.
+        # With ten or more priorities, each value is its own priority; with fewer, values are grouped
+        # around the middle one (Part 3 §3.2.1).
         options["priorities"] = max(most + 1, 10)
     returns = _number(given, "x-delivery-limit", least=0, most=_NUMBER_MAX - 1)
-    # Clients of 0-9-1 requeue what they merely give back: only the limit they ask for holds.
+    # Clients of 0-9-1 requeue messages that did not fail: only the limit that they set applies.
     options["max_deliveries"] = 0 if returns is None else returns + 1
     single = given.get("x-single-active-consumer", False)
     if not isinstance(single, bool):
@@ -1183,7 +1208,7 @@ def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:
     return Queue(name, **options)
 
 
-#: The largest number that 0-9-1 can carry, and the longest time that a node can have.
+#: Largest number of 0-9-1, and longest time that a node can have.
 _NUMBER_MAX: Final = 2**63 - 1
 _MILLISECONDS_MAX: Final = int(SECONDS_MAX) * 1000
 
@@ -1203,8 +1228,8 @@ _UNITS: Final = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3_600, "m": 
 
 
 def _age(value: object) -> float:
-    """``x-max-age`` of a stream in seconds, such as ``7D``."""
-    # Nineteen digits are more than any time that is allowed has.
+    """Convert ``x-max-age`` of a stream, such as ``7D``, to seconds."""
+    # No permitted time has more than nineteen digits.
     if isinstance(value, str) and re.fullmatch("[0-9]{1,19}[YMDhms]", value):
         age = int(value[:-1]) * _UNITS[value[-1]]
         if age <= SECONDS_MAX:

@@ -605,7 +605,7 @@ class Transactions:
         )
 
     def find(self, connection: Any, txn_id: object) -> Transaction | None:
-        """Return the transaction *txn_id* of *connection*, None if there is none or it is discharged."""
+        """Return transaction *txn_id* of *connection*; None if it is unknown or discharged."""
         if not isinstance(txn_id, bytes):
             return None
         found = self._open.get((connection, txn_id))

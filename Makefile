@@ -157,20 +157,22 @@ types: .venv/ready
 	$(BIN)/mypy amqp_rt $(wildcard tests/typing)
 	$(BIN)/mypy $(filter-out %.egg-info,$(wildcard plugins/*/amqp_rt_*))
 
-# Whole programs: benchmarks, the pages of the documentation, examples. They have a lane of their own, which is
-# why what they prove is noted in a file of its own.
+# Whole programs: benchmarks, the pages of the documentation, examples.
 WHOLE := $(addprefix tests/,benchmarks test_docs.py test_examples.py testing/test_guide.py)
+# These and the tests of the test kit run beside all others, so that both lanes take as long. What they prove is
+# noted in a file of its own.
+BESIDE := $(filter-out tests/testing/%,$(WHOLE)) tests/testing
 PYTEST := AMQP_RT_EXPECT=pure $(BIN)/pytest --durations=30 --durations-min=4
 
 .PHONY: unit
 unit: .venv/flights peers
 	$(call heading,Tests on plain Python)
-	$(PYTEST) --conformance=.conformance.json tests $(wildcard plugins/*/tests) $(addprefix --ignore=,$(WHOLE))
+	$(PYTEST) --conformance=.conformance.json tests $(wildcard plugins/*/tests) $(addprefix --ignore=,$(BESIDE))
 
 .PHONY: whole
 whole: .venv/flights peers
-	$(call heading,Benchmarks$(comma) pages and examples on plain Python)
-	$(PYTEST) --conformance=.conformance-whole.json $(WHOLE)
+	$(call heading,Benchmarks$(comma) pages$(comma) examples and the test kit on plain Python)
+	$(PYTEST) --conformance=.conformance-whole.json $(BESIDE)
 
 .PHONY: conformance
 conformance: unit whole
@@ -214,12 +216,12 @@ mutation-score: .venv/mutation
 	$(if $(PLAIN),.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(PLAIN)))
 	touch $@
 
-# What tests the Spark plug-in or whole programs runs the same Python either way, and takes half of the time:
-# long runs repeat it on the compiled wheel.
+# The Spark plug-in, whole programs, the command line and logins run the same Python either way, and their tests take
+# more than half of the time: only long runs repeat them on the compiled wheel.
 TWICE := tests $(wildcard plugins/*/tests)
 ifneq ($(AMQP_RT_LONG),1)
 TWICE := $(filter-out $(SPARK)/tests,$(TWICE))
-ONCE := $(addprefix --ignore=$(CURDIR)/,$(WHOLE))
+ONCE := $(addprefix --ignore=$(CURDIR)/,$(WHOLE) tests/cli tests/security)
 endif
 
 .PHONY: compiled

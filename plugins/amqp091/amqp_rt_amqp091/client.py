@@ -90,10 +90,17 @@ class _Answer:
     def __init__(self) -> None:
         self._came = trio.Event()
         self._answer: m.Method | Content | Fault | None = None
+        self._then: OnAnswer | None = None
 
     def __call__(self, answer: m.Method | Content | Fault) -> None:
         self._answer = answer
         self._came.set()
+        if self._then is not None:
+            self._then(answer)
+
+    def then(self, on_answer: OnAnswer) -> None:
+        """Call *on_answer* with the answer, which has not arrived, since its task was cancelled."""
+        self._then = on_answer
 
     async def wait(self) -> m.Method | Content:
         """Wait for the answer and return it.
@@ -155,7 +162,9 @@ class Consumer:
                 raise _said(self._fault)
             if self._ended:
                 raise StopAsyncIteration
-            self._came = trio.Event()
+            if self._came.is_set():
+                # Keep an event that is not set: another task may be waiting for it.
+                self._came = trio.Event()
             await self._came.wait()
         delivery = self._waiting.popleft()
         self._size -= len(delivery.body)
@@ -429,9 +438,24 @@ class ClientChannel:
                 return
 
     async def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
-        """Get a message of *queue*, None if it is empty."""
-        answer = await self._ask(m.BasicGet(queue=queue, no_ack=no_ack))
-        return Delivery(self._half, answer) if isinstance(answer, Content) else None
+        """Get a message of *queue*, None if it is empty.
+
+        If cancelled while waiting, the message is requeued when it arrives; with *no_ack* it is lost.
+        """
+        answer = _Answer()
+
+        def requeue(found: m.Method | Content | Fault) -> None:
+            if isinstance(found, Content) and not no_ack:
+                tag = found.method.delivery_tag
+                self._half.say(m.BasicReject(delivery_tag=tag, requeue=True))
+
+        self._half.ask(m.BasicGet(queue=queue, no_ack=no_ack), answer)
+        try:
+            found = await answer.wait()
+        except trio.Cancelled:
+            answer.then(requeue)
+            raise
+        return Delivery(self._half, found) if isinstance(found, Content) else None
 
     async def qos(self, count: int, *, whole_channel: bool = False) -> None:
         """Bound the unacknowledged messages of each new consumer, or of the whole channel."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 from amqp_rt_amqp091 import methods as m
-from amqp_rt_amqp091.client import ClientChannel, ClientConnection
+from amqp_rt_amqp091.client import ClientChannel, ClientConnection, Consumer
 from amqp_rt_amqp091.client_engine import (
     ClientEngine,
     ClientOptions,
@@ -367,6 +368,55 @@ async def test_publishers_of_a_channel_that_ends_wait_no_more(blocked: str) -> N
 
 
 @pytest.mark.req("N6")
+async def open_channel(both: Conversation) -> ClientChannel:
+    half = both.channel()
+    return ClientChannel(ClientConnection(both.client), half, confirms=False)
+
+
+async def test_tasks_that_share_a_consumer_all_wake() -> None:
+    both = Conversation().opened()
+    channel = await open_channel(both)
+    both.ask(channel._half, m.QueueDeclare(queue="q"))
+    found: list[bytes] = []
+    ended = 0
+
+    async def take(consumer: Consumer) -> None:
+        nonlocal ended
+        async for delivery in consumer:
+            found[len(found) :] = [delivery.body]
+        ended += 1
+
+    async with trio.open_nursery() as nursery:
+        consumer = channel._consumers["c"] = Consumer("c", both.client.limits)
+        for _ in range(3):
+            nursery.start_soon(take, consumer)
+        await trio.testing.wait_all_tasks_blocked()
+        both.ask(channel._half, m.BasicConsume(queue="q", consumer_tag="c"))
+        for body in (b"a", b"b", b"c"):
+            both.server.publish(1, "q", body)
+            both.go()
+            await trio.testing.wait_all_tasks_blocked()
+        assert found == [b"a", b"b", b"c"]
+        channel._on_cancel("c")
+    assert ended == 3
+
+
+@pytest.mark.parametrize("no_ack", [False, True])
+async def test_a_get_that_is_cancelled_requeues_its_message(no_ack: bool) -> None:
+    both = Conversation().opened()
+    channel = await open_channel(both)
+    both.ask(channel._half, m.QueueDeclare(queue="q"))
+    both.server.publish(1, "q", b"a")
+    both.go()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(channel.get, "q", no_ack=no_ack))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    both.go()
+    stats = both.world.host.stats("q")
+    assert (stats.available, stats.acquired) == (0 if no_ack else 1, 0)
+
+
 def test_silence_ends_it_and_nothing_is_said() -> None:
     both = Conversation(heartbeat_s=10).opened()
     client = both.client

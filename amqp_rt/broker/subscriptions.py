@@ -1,8 +1,7 @@
 """Subscriptions: the consumers of a node, their credit and their deliveries (Part 3 §3.3).
 
-Pure: no clock, no waiting. A subscription is the endpoint of a sending link, so that an outcome
-    from
-the peer reaches the node in one call.
+Pure: no clock, no waiting. A subscription is the endpoint of a sending link, so that an outcome from the
+peer reaches the node in one call.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ _RUN: Final = 64
 #: Messages delivered in one turn of the event loop, however much credit there is.
 _DELIVERED: Final = 1_000
 
-#: Messages that the filters of one consumer examine in a row.
-_LOOKS: Final = 1_000
+#: Messages that the filters of one consumer examine in a row; selectors may take 20 µs for each.
+_LOOKS: Final = 500
 
 
 #: Expired messages that are given up in a row.

@@ -579,7 +579,7 @@ class Engine:
             if isinstance(performative, Flow):
                 session.on_flow(performative)
             elif isinstance(performative, Attach):
-                self.spent += end - at
+                self.spent += 2 * (end - at)
                 session.on_attach(performative)
             elif isinstance(performative, Detach):
                 session.on_detach(performative)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,43 @@ def test_a_page_can_be_read_back() -> None:
     proofs = {"T1": {"a.py::test_a": {"passed": 1}, "a.py::TestB::test_c": {"passed": 1}}}
 
     assert TOOL["claims"](TOOL["page"](REQUIREMENTS, proofs)) == {"T1": set(proofs["T1"])}
+
+
+def requirements_of(marks: list[ast.expr]) -> set[str]:
+    """Return the requirements that ``pytest.mark.req`` names anywhere in *marks*."""
+    return {
+        argument.value
+        for mark in marks
+        for call in ast.walk(mark)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.req"
+        for argument in call.args
+        if isinstance(argument, ast.Constant)
+    }
+
+
+def functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, list[ast.expr]]]:
+    """Yield the name and decorators of each function in *body* and its classes."""
+    for each in body:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + each.name, each.decorator_list
+        elif isinstance(each, ast.ClassDef):
+            yield from functions(each.body, f"{prefix}{each.name}::")
+
+
+def test_marks_and_claims_name_tests() -> None:
+    found: set[str] = set()
+    for folder in (ROOT / "tests", *ROOT.glob("plugins/*/tests")):
+        for path in folder.rglob("test_*.py"):
+            file = path.relative_to(ROOT).as_posix()
+            for name, decorators in functions(ast.parse(path.read_text("utf-8")).body):
+                found.add(f"{file}::{name}")
+                marks = requirements_of(decorators)
+                # A helper put between a mark and its test takes the mark away from it.
+                assert name.rpartition("::")[2].startswith("test_") or not marks, f"{file}::{name}"
+    claimed = set().union(*TOOL["claims"](TOOL["PAGE"].read_text("utf-8")).values())
+
+    # Hypothesis makes the method runTest of state machines.
+    assert {test for test in claimed - found if not test.endswith("::runTest")} == set()
 
 
 def test_our_copy_of_the_list_is_whole(shared: Path) -> None:

@@ -367,7 +367,6 @@ async def test_publishers_of_a_channel_that_ends_wait_no_more(blocked: str) -> N
     assert publishers.failed == ["no more"] * 2
 
 
-@pytest.mark.req("N6")
 async def open_channel(both: Conversation) -> ClientChannel:
     half = both.channel()
     return ClientChannel(ClientConnection(both.client), half, confirms=False)
@@ -417,6 +416,7 @@ async def test_a_get_that_is_cancelled_requeues_its_message(no_ack: bool) -> Non
     assert (stats.available, stats.acquired) == (0 if no_ack else 1, 0)
 
 
+@pytest.mark.req("N6")
 def test_silence_ends_it_and_nothing_is_said() -> None:
     both = Conversation(heartbeat_s=10).opened()
     client = both.client

@@ -165,7 +165,7 @@ async def a_body_in_pieces(door: Any) -> None:
 
 
 async def mistakes(door: Any) -> None:
-    with pytest.raises(ConnectFailed, match="nobody listens there"):
+    with pytest.raises(ConnectFailed, match="nothing listens there"):
         async with door.connect("amqp://127.0.0.1:1", within=5, reconnect=None):
             raise AssertionError
     with pytest.raises(AmqpError, match="ampq"):

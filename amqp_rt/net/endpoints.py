@@ -13,12 +13,12 @@ from ..errors import ConnectFailed
 
 #: Reasons of failed connections; the system's texts describe system calls instead.
 _WORDS: Final = {
-    errno.ECONNREFUSED: "nobody listens there",
+    errno.ECONNREFUSED: "nothing listens there",
     errno.ENOENT: "there is no such file or folder",
     errno.EHOSTUNREACH: "the host cannot be reached",
     errno.ENETUNREACH: "its network cannot be reached",
     errno.ETIMEDOUT: "it does not answer",
-    errno.EADDRINUSE: "somebody listens there already",
+    errno.EADDRINUSE: "the address is already in use",
     errno.EADDRNOTAVAIL: "the address is not one of this machine",
     errno.EACCES: "it is not allowed",
 }

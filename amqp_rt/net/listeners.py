@@ -259,7 +259,7 @@ def _remove_stale(path: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
             return
-    raise OSError(errno.EADDRINUSE, "somebody listens there already")
+    raise OSError(errno.EADDRINUSE, "the address is already in use")
 
 
 async def serve_socket(

@@ -300,6 +300,6 @@ class MemoryNetwork:
             await listener.send(theirs)
         except trio.BrokenResourceError:
             raise ConnectFailed(
-                f"cannot connect to memory://{name}: nobody listens there"
+                f"cannot connect to memory://{name}: nothing listens there"
             ) from None
         return ours

@@ -347,7 +347,7 @@ class SimulatedNetwork:
         await self.passable((host,))
         known = self._listeners.get(name)
         if known is None:
-            raise ConnectFailed(f"cannot connect to memory://{name}: nobody listens there")
+            raise ConnectFailed(f"cannot connect to memory://{name}: nothing listens there")
         listener, listening = known
         await self.passable((host, listener))
         far = await listening.dial(name)

@@ -169,41 +169,40 @@ def _partings() -> Attack:
     return Attack(begun(), rounds)
 
 
+def in_sessions(count: int, each: Callable[[int], bytes]) -> bytes:
+    """Encode *count* sessions, each with the frames that *each* returns for its channel."""
+    return b"".join(begin_on(channel) + each(channel) for channel in range(count))
+
+
 def _losses() -> Attack:
     # The same in each of 64 sessions, requeued by the end of the connection.
-    sessions = [
-        begin_on(channel)
-        + receiver("many", name=f"in-{channel}", channel=channel)
-        + credit(5_000, channel=channel)
-        for channel in range(64)
-    ]
-    return Attack(opened() + b"".join(sessions), hears_max=1_000_000)
+    def each(channel: int) -> bytes:
+        link = receiver("many", name=f"in-{channel}", channel=channel)
+        return link + credit(5_000, channel=channel)
+
+    return Attack(opened() + in_sessions(64, each), hears_max=1_000_000)
 
 
 def _links() -> Attack:
     # As many links as a connection may have, all of which end with it.
-    sessions = [
-        begin_on(channel)
-        + b"".join(
+    def each(channel: int) -> bytes:
+        return b"".join(
             receiver("linked", handle, f"in-{channel}-{handle}", channel=channel)
             for handle in range(256)
         )
-        for channel in range(16)
-    ]
-    return Attack(opened() + b"".join(sessions), hears_max=300_000)
+
+    return Attack(opened() + in_sessions(16, each), hears_max=300_000)
 
 
 def _subscribers() -> Attack:
     # Each message goes to all subscribers of a topic, of which each connection has as many as links.
-    sessions = [
-        begin_on(channel)
-        + b"".join(
+    def each(channel: int) -> bytes:
+        return b"".join(
             receiver("spread", handle, f"in-{channel}-{handle}", channel=channel)
             + credit(1_000, channel=channel, handle=handle)
             for handle in range(256 - (channel == 0))
         )
-        for channel in range(2)
-    ]
+
     message = Message(b"").encode()
 
     def talk() -> Talk:
@@ -211,7 +210,7 @@ def _subscribers() -> Attack:
         heard = yield opened()
         while _OPEN not in heard:
             heard += yield b""
-        heard = yield b"".join(sessions) + sender("spread", 255)
+        heard = yield in_sessions(2, each) + sender("spread", 255)
         for start in itertools.count(0, _POSTS_OF_A_LINK):
             while _FLOW not in heard:
                 heard += yield b""

@@ -53,5 +53,5 @@ async def test_what_waits_for_room_at_the_end_is_in_the_last_commit(
         assert ended == ["first", "second"]
         assert {key for key, _ in store.facts("kind")} == {b"first", b"second"}
     else:
-        # There is no next commit, and whoever waits for the second would wait for ever.
+        # No commit follows, so a caller waiting for the second unit would wait for ever.
         assert ended == ["refused"]

@@ -59,7 +59,7 @@ def test_a_batch_is_staged_as_its_messages_are(kind: Any) -> None:
 
 
 def test_who_does_not_ask_sends_no_batches() -> None:
-    """What looks like one is a message of an unknown format, as on any other link."""
+    """Without the capability, a batch is a message of an unknown format, as on any other link."""
     world = World(Queue("out"))
     single = staging(world, wants=False)
     assert single.link.offered_capabilities == (EPOCH_PUBLISH,)

@@ -185,8 +185,8 @@ def test_a_server_that_is_not_there_and_clients_that_speak_something_else(
     traced = tracing("amqp://127.0.0.1:1")
     assert amqp_rt("send", "q", "x", url=traced.url).returncode == 1
     drawn, summary = traced.stop()
-    assert "! cannot connect to amqp://127.0.0.1:1: nobody listens there" in drawn
-    assert "nobody listens there: 1\n" in summary
+    assert "! cannot connect to amqp://127.0.0.1:1: nothing listens there" in drawn
+    assert "nothing listens there: 1\n" in summary
 
     traced = tracing(served.url)
     with socket.create_connection(("127.0.0.1", traced.port)) as client:
@@ -219,4 +219,4 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
 def test_a_port_that_is_taken_is_said(served: Served) -> None:
     done = amqp_rt("trace", "--listen", served.url.rpartition(":")[2], "amqp://127.0.0.1:1")
     assert done.returncode == 1
-    assert done.stderr.endswith("somebody listens there already\n")
+    assert done.stderr.endswith("the address is already in use\n")

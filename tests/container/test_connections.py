@@ -152,7 +152,7 @@ def _an_address_that_is_not_loopback() -> str | None:
         ("amqp://h:port", "port"),
         ("", "no URL"),
         ([], "no URL"),
-        ("memory://nowhere", "memory://nowhere: nobody listens there"),
+        ("memory://nowhere", "memory://nowhere: nothing listens there"),
         ("amqp+unix:///nowhere/at/all", "/nowhere/at/all: "),
         ("amqps://h", "amqps://h:5671"),
         ("memory://a,memory://b", "memory://a: .*; .*memory://b: "),

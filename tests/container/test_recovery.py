@@ -99,8 +99,8 @@ async def test_if_none_works_every_reason_is_said() -> None:
         async with client(far, "a", "b", reconnect=None):
             pytest.fail("connected")
     assert caught.value.description == (
-        "cannot connect to memory://a: nobody listens there; "
-        "cannot connect to memory://b: nobody listens there"
+        "cannot connect to memory://a: nothing listens there; "
+        "cannot connect to memory://b: nothing listens there"
     )
     assert not isinstance(caught.value, AuthenticationFailed)
 
@@ -206,7 +206,7 @@ async def test_the_environment_says_where(
 async def test_without_an_environment_it_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AMQP_URL", raising=False)
     monkeypatch.setattr("amqp_rt.container.recovery.DEFAULT_URL", "amqp://127.0.0.1:1")
-    with pytest.raises(ConnectFailed, match=r"amqp://127\.0\.0\.1:1: nobody listens there"):
+    with pytest.raises(ConnectFailed, match=r"amqp://127\.0\.0\.1:1: nothing listens there"):
         async with connect(reconnect=None):
             pytest.fail("connected")
 
@@ -459,11 +459,11 @@ async def test_it_is_given_up_in_the_end(nursery: trio.Nursery, autojump_clock: 
         far.drop()
         await until(peer, "recovering")
         waiting = out.send_nowait("x")
-        with pytest.raises(ConnectionLost, match="nobody listens there"):
+        with pytest.raises(ConnectionLost, match="nothing listens there"):
             await waiting.outcome()
         assert peer.state == "closed"
         assert 20 <= trio.current_time() - started <= 24
-        with pytest.raises(ConnectionLost, match="nobody listens there"):
+        with pytest.raises(ConnectionLost, match="nothing listens there"):
             peer.receiver("q")
         with pytest.raises(ConnectionLost):
             await peer.call("q", 1)
@@ -742,7 +742,7 @@ async def test_a_redirect_to_nowhere_is_said(nursery: trio.Nursery) -> None:
     where = {Symbol("network-host"): "nowhere"}
     far.on_open = lambda engine: engine.close(Error("amqp:connection:redirect", None, where))
     await nursery.start(far.listen, "far")
-    with pytest.raises(ConnectFailed, match="memory://nowhere: nobody listens there"):
+    with pytest.raises(ConnectFailed, match="memory://nowhere: nothing listens there"):
         async with client(far, "far", reconnect=None):
             pytest.fail("connected")
 
@@ -861,7 +861,7 @@ async def test_a_link_redirected_to_nowhere_says_both(nursery: trio.Nursery) -> 
     far.on_attach = lambda link: link.refuse(Error("amqp:link:redirect", "over there", info))
     await nursery.start(far.listen, "far")
     async with client(far, "far") as peer:
-        with pytest.raises(LinkDetached, match=r"redirected us, but .*nobody listens") as caught:
+        with pytest.raises(LinkDetached, match=r"redirected us, but .*nothing listens") as caught:
             async with peer.sender("q"):
                 pytest.fail("attached")
         assert caught.value.condition == "amqp:link:redirect"
@@ -1028,7 +1028,7 @@ def test_connecting_is_a_public_name() -> None:
 
 
 async def test_a_memory_name_needs_a_network_that_has_it() -> None:
-    with pytest.raises(ConnectFailed, match="nobody listens there"):
+    with pytest.raises(ConnectFailed, match="nothing listens there"):
         async with connect("memory://far", reconnect=None):
             pytest.fail("connected")
     network = MemoryNetwork()

@@ -282,10 +282,10 @@ def test_dialling_a_unix_socket(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("amqp://127.0.0.1:1", "nobody listens there"),
+        ("amqp://127.0.0.1:1", "nothing listens there"),
         ("amqp://no-such-host.invalid", "the host's name is not known"),
         ("amqp+unix:///no/such/file", "there is no such file or folder"),
-        ("amqps://127.0.0.1:1", "nobody listens there"),
+        ("amqps://127.0.0.1:1", "nothing listens there"),
         (
             "wss://127.0.0.1",
             "without an event loop there are amqp://, amqps:// and amqp.unix:// only",

@@ -59,15 +59,15 @@ async def test_a_name_in_memory(nursery: trio.Nursery) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("amqp://bob:s3cret@127.0.0.1:1", "amqp://bob@127.0.0.1:1: nobody listens there"),
+        ("amqp://bob:s3cret@127.0.0.1:1", "amqp://bob@127.0.0.1:1: nothing listens there"),
         (
             "amqp://no-such-host.invalid",
             "amqp://no-such-host.invalid:5672: the host's name is not known",
         ),
         ("amqp+unix:///no/such/file", "amqp+unix:///no/such/file: there is no such file or folder"),
-        ("memory://nobody", "memory://nobody: nobody listens there"),
-        ("ws://127.0.0.1:1/amqp", "ws://127.0.0.1:1/amqp: nobody listens there"),
-        ("wss://127.0.0.1:1/amqp", "wss://127.0.0.1:1/amqp: nobody listens there"),
+        ("memory://nobody", "memory://nobody: nothing listens there"),
+        ("ws://127.0.0.1:1/amqp", "ws://127.0.0.1:1/amqp: nothing listens there"),
+        ("wss://127.0.0.1:1/amqp", "wss://127.0.0.1:1/amqp: nothing listens there"),
     ],
 )
 async def test_why_not_is_one_sentence(url: str, why: str) -> None:
@@ -82,7 +82,7 @@ async def test_why_not_is_one_sentence(url: str, why: str) -> None:
 async def test_a_file_that_nobody_listens_on(tmp_path: Path) -> None:
     async with await open_unix(str(tmp_path / "s")):
         pass
-    with pytest.raises(ConnectFailed, match="nobody listens there"):
+    with pytest.raises(ConnectFailed, match="nothing listens there"):
         await dial(parse_url(f"amqp+unix://{tmp_path}/s"))
 
 
@@ -108,7 +108,7 @@ def test_what_is_local_is_told_by_the_address(family: int, address: object, loca
 def test_the_first_of_several_reasons_is_said() -> None:
     error = OSError("all attempts to connect failed")
     error.__cause__ = ExceptionGroup("", [ValueError(), OSError(111, "Connection refused")])
-    assert reason(error) == "nobody listens there"
+    assert reason(error) == "nothing listens there"
     assert reason(OSError("just words")) == "just words"
     assert reason(OSError(9999, "odd")) == "odd"
     assert reason(TimeoutError()) == "it does not answer"

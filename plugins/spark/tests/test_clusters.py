@@ -267,7 +267,7 @@ def test_a_cluster_that_gets_our_python_sent_along(
         )
     missing, unreached = said
     assert "2 of 2 tasks ran has no amqp-rt and amqp-rt-spark for its Python" in missing
-    assert unreached.endswith(": cannot connect to amqp://127.0.0.1:1: nobody listens there")
+    assert unreached.endswith(": cannot connect to amqp://127.0.0.1:1: nothing listens there")
     assert tasks == 2
     check_copies(served, copies)
     assert ingested == INGESTED

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.req("K2", "K3")
         (ConnectionLost("reset"), True),
         (ConnectionLost("idle", condition="amqp:resource-limit-exceeded"), True),
         (ConnectionLost("who?", condition="amqp:unauthorized-access"), False),
-        (ConnectFailed("nobody listens there"), True),
+        (ConnectFailed("nothing listens there"), True),
         (ConnectFailed("no such scheme", condition="amqp:not-implemented"), False),
         (AuthenticationFailed("wrong password"), False),
         (SessionEnded("ended"), True),

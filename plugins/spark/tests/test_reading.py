@@ -101,7 +101,7 @@ def test_small_partitions_have_a_task_together(
     found = joined(spans, Options(min_per_partition=least))
     assert [span for task in found for span in task] == spans
     assert [[span.end - span.start for span in task] for task in found] == tasks
-    # Whoever asks for tasks gets them.
+    # `min_partitions` overrides joining.
     apart = joined(spans, Options(min_per_partition=least, min_partitions=len(spans) or 1))
     assert apart == [(span,) for span in spans]
     # How much a queue has is known when it has been read.

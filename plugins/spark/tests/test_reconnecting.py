@@ -183,7 +183,7 @@ def test_a_broker_that_stays_away_ends_the_task(tmp_path: Path) -> None:
 
 @pytest.mark.req("K2", "K3")
 def test_a_browse_that_has_begun_is_not_begun_again(broker_process: Any) -> None:
-    """It has no place to go on at: rows would come twice."""
+    """A browse cannot continue where the connection was lost: rows would be returned twice."""
     broker_process.send("in", *map(str, NUMBERS))
     batch = Batch(source(broker_process.url, "in", mode="browse"))
     broker_process.restart(signal.SIGKILL)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.req("K1")
 
 
 def shown(call: Callable[[], Any]) -> str:
-    """What is shown where tracebacks are not shortened."""
+    """Return the full traceback of the error that *call* raises."""
     try:
         call()
     except Exception:
@@ -26,7 +26,7 @@ def shown(call: Callable[[], Any]) -> str:
 
 
 def shown_by_spark(call: Callable[[], Any]) -> str:
-    """What a worker of Spark sends to the driver."""
+    """Return the text that a Spark worker sends to the driver for the error that *call* raises."""
     util = pytest.importorskip("pyspark.util")
     out = io.BytesIO()
     try:

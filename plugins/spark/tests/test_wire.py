@@ -190,7 +190,7 @@ def test_a_batch_that_is_none_ends_the_reading(
 
 
 def test_few_batches_are_sent_that_are_behind_the_end(served: Any) -> None:
-    """They are asked for by what was in those before."""
+    """The number of records in earlier batches decides how many batches are requested."""
     served.send("one", *(bytes(80) for _ in range(200)))
     with Wire(served.endpoint) as it:
         found: Any = it.records("one", 0, 10, 100, batches=True)
@@ -271,7 +271,7 @@ def test_staging_and_a_commit(served: Any) -> None:
 @pytest.mark.req("K3")
 @pytest.mark.parametrize("address", ["out", "one"])
 def test_batches_that_are_staged_outlive_the_broker(tmp_path: Path, address: str) -> None:
-    """They are counted again after a restart, and published in their order as if each came alone."""
+    """A restarted broker recounts staged messages and publishes them in order, like single ones."""
     said: list[dict[str, Any]] = [{}, {"ttl_ms": 3_600_000}, {"durable": True, "priority": 9}]
     payloads = [Message(number, **said[number // 250 % 3]).encode() for number in range(1_200)]
     payloads[1_100] = Message(bytes(100_000)).encode()

@@ -183,8 +183,8 @@ conformance: unit whole
 mutations: .venv/ready
 	$(BIN)/python docs/_tools/mutations.py
 
-# What mutmut changes and no test notices; some minutes a module. MODULES="broker/queues core/links" takes these
-# only, and MODULES="--survivors broker/queues" what survived there before.
+# What mutmut changes and no test notices; some minutes a module. MODULES="broker/queue/queue core/links" takes these
+# only, and MODULES="--survivors broker/queue/queue" what survived there before.
 .PHONY: mutation-score
 mutation-score: .venv/mutation
 	nice $(BIN)/python docs/_tools/mutation_scores.py $(MODULES)

@@ -18,7 +18,7 @@ from .addresses import AddressError, Wildcards
 from .broker.bindings import RoutingTable
 from .broker.broker import BrokerHost
 from .broker.declarations import declarations_in, declared_by
-from .broker.journal import Executor, Journal
+from .broker.durable.journal import Executor, Journal
 from .broker.lifecycles import LifeCycles
 from .broker.nodes import (
     LOG,

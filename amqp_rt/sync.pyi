@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from amqp_rt.broker.bindings import RoutingTable
-from amqp_rt.broker.journal import Executor
+from amqp_rt.broker.durable.journal import Executor
 from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.topology import QueueType

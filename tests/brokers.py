@@ -12,8 +12,8 @@ from amqp_rt import Broker, Connection, Container
 from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.entries import Entry
 from amqp_rt.broker.nodes import Declaration
-from amqp_rt.broker.queues import MessageQueue
-from amqp_rt.broker.subscriptions import Enlisted
+from amqp_rt.broker.queue.queue import MessageQueue
+from amqp_rt.broker.queue.subscriptions import Enlisted
 from amqp_rt.broker.topics import MessageTopic
 from amqp_rt.events import AttachRequested
 from amqp_rt.fronts import amqp10

@@ -20,8 +20,8 @@ from hostile import PROGRAMS
 
 from amqp_rt.addresses import parse_url
 from amqp_rt.broker.entries import Door
-from amqp_rt.broker.selectors import FILTEX, JMS, QPID, InvalidFilter, compile_selector
-from amqp_rt.broker.views import Exhausted, MessageView
+from amqp_rt.broker.filtering.selectors import FILTEX, JMS, QPID, InvalidFilter, compile_selector
+from amqp_rt.broker.filtering.views import Exhausted, MessageView
 from amqp_rt.codec.primitives import Reader
 from amqp_rt.core.frames import SASL_HEADER
 from amqp_rt.errors import AmqpError, AuthenticationFailed, ConnectFailed, DecodeError

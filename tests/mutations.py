@@ -19,10 +19,10 @@ from msgspec import Struct
 from worlds import trade
 
 from amqp_rt.broker.broker import BrokerHost
+from amqp_rt.broker.durable.journal import Journal, QueueLedger, Unit
 from amqp_rt.broker.expiry import NEVER
-from amqp_rt.broker.journal import Journal, QueueLedger, Unit
-from amqp_rt.broker.logs import Appending, Entrance
-from amqp_rt.broker.queues import MessageQueue
+from amqp_rt.broker.log.log import Appending, Entrance
+from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.termini import KeptSource, KeptTarget
 from amqp_rt.broker.topics import MessageTopic, TopicLedger
 from amqp_rt.broker.transactions import Transaction

@@ -11,9 +11,9 @@ import trio
 import trio.testing
 from brokers import Receiving, World
 
-from amqp_rt.broker.journal import Journal
+from amqp_rt.broker.durable.journal import Journal
 from amqp_rt.broker.nodes import Declaration
-from amqp_rt.broker.queues import MessageQueue
+from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED

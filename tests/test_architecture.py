@@ -66,13 +66,19 @@ PURE = (
     COMMON
     | {"core", "fronts.base", "security"}
     | {
-        "broker.queues",
-        "broker.observed",
-        "broker.subscriptions",
+        "broker.queue.queue",
+        "broker.queue.observed",
+        "broker.queue.subscriptions",
         "broker.bindings",
         "broker.expiry",
     }
-    | {"broker.paging", "broker.schedule", "broker.locks", "broker.groups", "broker.keyed"}
+    | {
+        "broker.queue.paging",
+        "broker.queue.schedule",
+        "broker.queue.locks",
+        "broker.queue.groups",
+        "broker.queue.keyed",
+    }
 )
 FORBIDDEN_IN_PURE = {
     *("trio", "anyio", "asyncio", "socket", "ssl", "select", "selectors", "socketserver"),
@@ -198,13 +204,13 @@ def test_layers_only_look_down() -> None:
             "def f():\n    from ..container.routes import Route",
             "not import container",
         ),
-        ("broker.queues", "import trio", "brings I/O into broker"),
+        ("broker.queue.queue", "import trio", "brings I/O into broker"),
         ("broker.broker", "from ..net.driver import run_connection", "broker must not import net"),
         ("container.container", "from ..runtime import serve", "must not know who composes it"),
-        ("management.node", "from ..broker.queues import Queue", "not import broker"),
+        ("management.node", "from ..broker.queue.queue import Queue", "not import broker"),
         ("net.driver", "from ..core.engine import Engine", "net must not import core"),
         ("stores.sqlite", "import trio", "brings an event loop into stores"),
-        ("stores.sqlite", "from ..broker.queues import Queue", "stores must not import broker"),
+        ("stores.sqlite", "from ..broker.queue.queue import Queue", "stores must not import broker"),
         ("attic", "import os", "no line in the table"),
     ],
 )

@@ -51,14 +51,16 @@ from ..termini import (
 from ..values import Int, Symbol
 from .claims import check_claims
 from .clocks import RunClock
-from .duplicates import DUPLICATES, Duplicates
+from .durable.duplicates import DUPLICATES, Duplicates
+from .durable.journal import Journal, QueueLedger, Unit
+from .durable.pager import STEP, Pager
 from .entries import Door, Entry, Moves, dead_letter, departing, moves_after
 from .expiry import AUTOMATIC
-from .journal import Journal, QueueLedger, Unit
-from .keyed import marker
+from .filtering.selectors import InvalidFilter
+from .filtering.views import MessageView
 from .leases import Leases, LeaseState
 from .lifecycles import JOURNAL, Journals, LifeCycles
-from .logs import Entrance, Era, MessageLog, Reading
+from .log.log import Entrance, Era, MessageLog, Reading
 from .nodes import (
     EXCLUSIVE,
     KINDS,
@@ -80,13 +82,12 @@ from .nodes import (
     split_partition,
     terms_again,
 )
-from .observed import ObservedQueue
-from .pager import STEP, Pager
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
-from .queues import WORK_OF_A_LETTER, WORK_OF_A_TURN, Memory, MessageQueue
-from .selectors import InvalidFilter
+from .queue.keyed import marker
+from .queue.observed import ObservedQueue
+from .queue.queue import WORK_OF_A_LETTER, WORK_OF_A_TURN, Memory, MessageQueue
+from .queue.subscriptions import Subscription
 from .staging import Claim, Identity, Part, Staging, claim_of
-from .subscriptions import Subscription
 from .termini import (
     DELIVERY,
     SEEN,
@@ -104,7 +105,6 @@ from .termini import (
 )
 from .topics import MessageTopic, TopicLedger
 from .transactions import Transactions
-from .views import MessageView
 
 _log = logging.getLogger("amqp_rt.broker")
 

@@ -10,7 +10,7 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..message import MESSAGE_FORMAT
 from ..outcomes import Error, Rejected, rejected
 from .entries import Entry
-from .views import MessageView
+from .filtering.views import MessageView
 
 _NOT_THE_USER = rejected(
     "amqp:unauthorized-access", "the user-id of the message is not that of the connection's user"

@@ -33,7 +33,7 @@ from ..message import (
 )
 from ..outcomes import Error
 from .expiry import AUTOMATIC, NEVER, dead_letter_annotations, expiry, remaining_ms
-from .schedule import Due, due_of
+from .queue.schedule import Due, due_of
 
 __all__ = [
     "LATER",
@@ -115,7 +115,7 @@ class Entry(Struct, gc=False):
     publisher: str | None = None
     #: Earliest time of delivery, None for immediately.
     due: Due | None = None
-    #: Values that its queue has read from it, if any; see :mod:`~amqp_rt.broker.keyed`.
+    #: Values that its queue has read from it, if any; see :mod:`~amqp_rt.broker.queue.keyed`.
     marks: Any = None
     #: Bytes and pieces of a body that is in the store only; ``payload`` is the part before the
     #: body.

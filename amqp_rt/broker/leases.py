@@ -32,11 +32,11 @@ from ..limits import Limits
 from ..message import MESSAGE_FORMAT
 from ..outcomes import ACCEPTED, RELEASED, Error, Modified
 from ..values import Symbol
+from .durable.journal import Journal, Unit
 from .entries import Entry, annotated, departing
-from .journal import Journal, Unit
-from .logs import OFFSET, SEQUENCE_NUMBER
-from .queues import MessageQueue
-from .subscriptions import Subscription
+from .log.log import OFFSET, SEQUENCE_NUMBER
+from .queue.queue import MessageQueue
+from .queue.subscriptions import Subscription
 from .termini import key_of
 
 #: Link properties for reading leased messages: the group, optionally its id, the first number, and

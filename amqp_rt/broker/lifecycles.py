@@ -23,10 +23,10 @@ from ..limits import DEFAULT_LIMITS, Limits, check_seconds
 from ..message import MESSAGE_FORMAT, Message
 from ..values import Symbol, Timestamp, UInt
 from .entries import Entry
-from .keyed import Field
+from .filtering.views import MessageView
 from .nodes import similar
-from .observed import ACCEPTED, DELIVERED, MODIFIED, PUBLISHED, REJECTED, RELEASED
-from .views import MessageView
+from .queue.keyed import Field
+from .queue.observed import ACCEPTED, DELIVERED, MODIFIED, PUBLISHED, REJECTED, RELEASED
 
 #: Address of the log.
 JOURNAL: Final = "$journal"

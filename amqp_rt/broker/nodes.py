@@ -47,11 +47,11 @@ from ..termini import (
     outlives_connection,
 )
 from ..values import Array, Described, Symbol
-from .filters import FilterSet, compile_filter_set
-from .keyed import Field
-from .positions import Position
-from .queues import BLOCK, DROP_HEAD, REJECT
-from .selectors import InvalidFilter
+from .filtering.filters import FilterSet, compile_filter_set
+from .filtering.positions import Position
+from .filtering.selectors import InvalidFilter
+from .queue.keyed import Field
+from .queue.queue import BLOCK, DROP_HEAD, REJECT
 
 #: Longest name of a node, in characters.
 NAME_MAX: Final = DEFAULT_LIMITS.name_max

@@ -18,12 +18,12 @@ from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..loglimit import log_loss
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..termini import Target
-from . import pieces
-from .duplicates import Arrived, Duplicates
+from .durable import pieces
+from .durable.duplicates import Arrived, Duplicates
+from .durable.journal import Unit
 from .entries import Door, Entry, Unwelcome
 from .expiry import NEVER, expiry
-from .journal import Unit
-from .queues import Memory
+from .queue.queue import Memory
 from .transactions import TOO_MUCH, UNKNOWN_TRANSACTION, Transaction, Transactions
 
 _log = logging.getLogger("amqp_rt.broker")

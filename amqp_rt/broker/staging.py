@@ -43,11 +43,11 @@ from ..message import MESSAGE_FORMAT
 from ..outcomes import ACCEPTED, Error, Received, Rejected
 from ..termini import Target
 from ..values import Symbol
+from .durable.journal import Journal, Unit, accept, refuse
 from .entries import Entry, Unwelcome, head_of, restored
 from .expiry import NEVER
-from .journal import Journal, Unit, accept, refuse
 from .producers import FULL, NOT_KEPT, WINDOW, Inlet, Intake, Producer
-from .queues import Memory
+from .queue.queue import Memory
 from .termini import key_of
 from .transactions import UNKNOWN_TRANSACTION
 

@@ -41,11 +41,11 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected, Released
 from ..termini import DURABLE_UNSETTLED, Source, Target, outlives_connection
 from ..unsettled import Unsettled, UnsettledMap
+from .durable.journal import Journal, Unit
 from .entries import Entry, departing
-from .journal import Journal, Unit
 from .nodes import CONNECTION_CLOSE, GLOBAL, NEVER, SESSION_END, SHARED, Terms
-from .queues import MessageQueue
-from .subscriptions import Subscription
+from .queue.queue import MessageQueue
+from .queue.subscriptions import Subscription
 
 _log = logging.getLogger("amqp_rt.broker")
 

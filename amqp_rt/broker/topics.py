@@ -26,11 +26,11 @@ from typing import Any, Final
 from ..fronts.base import IncomingDelivery
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
+from .durable.journal import Journal, QueueLedger, Unit, accept, refuse
 from .entries import Entry, head_of
-from .journal import Journal, QueueLedger, Unit, accept, refuse
-from .observed import ObservedQueue
-from .queues import Counts, Memory, MessageQueue
-from .subscriptions import Subscription
+from .queue.observed import ObservedQueue
+from .queue.queue import Counts, Memory, MessageQueue
+from .queue.subscriptions import Subscription
 
 #: Cost of handing one message to one subscription, in deliveries concluded in the same time: without
 #: filters, with filters, and for writing to the store.

@@ -52,10 +52,10 @@ from .bindings import (
     size_of,
 )
 from .broker import BrokerHost
+from .durable.journal import Journal
 from .entries import Entry
-from .journal import Journal
+from .filtering.views import MessageView
 from .nodes import NAME_MAX, Declaration, Log, Queue, passages_of
-from .views import MessageView
 
 _log = logging.getLogger("amqp_rt.broker")
 

@@ -26,14 +26,14 @@ from ..outcomes import ACCEPTED, RELEASED, Error, Received, Rejected, rejected
 from ..termini import Coordinator
 from ..transactions import Declare, Declared, Discharge, TransactionalState
 from ..values import Symbol
+from .durable.journal import InDoubt, Journal, QueueLedger, Unit
 from .entries import NEVER, Entry
-from .journal import InDoubt, Journal, QueueLedger, Unit
-from .queues import MessageQueue
-from .subscriptions import DistributionNode, Enlisted, Subscription
+from .queue.queue import MessageQueue
+from .queue.subscriptions import DistributionNode, Enlisted, Subscription
 from .topics import TopicLedger
 
 if TYPE_CHECKING:
-    from .duplicates import Arrived, Duplicates
+    from .durable.duplicates import Arrived, Duplicates
     from .producers import Inlet
 
 #: Capabilities of the coordinator: several transactions in a session, each usable from all sessions
@@ -290,7 +290,7 @@ class Transaction:
         """Commit, and call *done* after that.
 
         *done* gets an error if nothing was done, or if that is unknown
-        (:class:`~amqp_rt.broker.journal.InDoubt`).
+        (:class:`~amqp_rt.broker.durable.journal.InDoubt`).
         """
         self.over = True
         inlets = {inlet: None for inlet, _, _ in self._posts}

@@ -18,8 +18,8 @@ import trio
 from click.core import ParameterSource
 
 from ..addresses import Url, parse_url
-from ..broker import selectors
 from ..broker.declarations import declarations_in, declared_by
+from ..broker.filtering import selectors
 from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
 from ..container.container import SASL_POLICIES, Container, SaslPolicy

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from ..broker.broker import BrokerHost
 from ..broker.nodes import Queue
-from ..broker.queues import MessageQueue
+from ..broker.queue.queue import MessageQueue
 from ..events import AttachRequested, Event, LoginRequested, Opened
 from ..fronts.base import Front, ProtocolEngine, ServerOptions
 from ..limits import Limits

@@ -1,7 +1,7 @@
 """Mutate modules with mutmut, and list the surviving mutants in docs/mutations.md.
 
 ``make mutation-score`` runs every module of ``tests/mutation_scores.toml``, ``make mutation-score
-MODULES="broker/selectors"`` only the named ones. Each module is mutated in a folder of its own under
+MODULES="broker/filtering/selectors"`` only the named ones. Each module is mutated in a folder of its own under
 ``.build/mutation``, so that the checkout is not changed and several runs can work at once. Results are kept
 in ``tests/mutation_scores.json``; ``--page`` only writes the page from them, and ``--survivors`` runs the
 survivors again after tests have been added.
@@ -260,7 +260,7 @@ def write(config: dict[str, Any], results: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("modules", nargs="*", help="such as broker/selectors; all if none is named")
+    parser.add_argument("modules", nargs="*", help="such as broker/filtering/selectors; all if none is named")
     parser.add_argument("--page", action="store_true", help="mutate nothing, only write the page")
     parser.add_argument("--survivors", action="store_true", help="run only what survived before")
     options = parser.parse_args()

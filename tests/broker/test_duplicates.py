@@ -13,7 +13,7 @@ from brokers import Controller, World
 from paged import Gate
 
 from amqp_rt import Broker, Message
-from amqp_rt.broker.duplicates import DUPLICATES
+from amqp_rt.broker.durable.duplicates import DUPLICATES
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached
 from amqp_rt.limits import Limits

@@ -11,7 +11,7 @@ from brokers import Client, Controller, World
 from paged import Gate
 from references import reference
 
-from amqp_rt.broker.journal import Journal
+from amqp_rt.broker.durable.journal import Journal
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from amqp_rt.broker.entries import Door, Entry
-from amqp_rt.broker.filters import FilterSet, compile_filter_set
-from amqp_rt.broker.positions import Position
-from amqp_rt.broker.selectors import QPID, InvalidFilter
+from amqp_rt.broker.filtering.filters import FilterSet, compile_filter_set
+from amqp_rt.broker.filtering.positions import Position
+from amqp_rt.broker.filtering.selectors import QPID, InvalidFilter
 from amqp_rt.codec.composites import read_composite, write_composite
 from amqp_rt.codec.primitives import Reader, encode
 from amqp_rt.limits import Limits

@@ -15,7 +15,7 @@ from brokers import World
 
 import amqp_rt
 from amqp_rt.broker.entries import Entry
-from amqp_rt.broker.filters import FilterSet
+from amqp_rt.broker.filtering.filters import FilterSet
 from amqp_rt.broker.nodes import Queue, Topic
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Outcome

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from stalls import Stalls
 
-from amqp_rt.broker.journal import Journal, Unit
+from amqp_rt.broker.durable.journal import Journal, Unit
 from amqp_rt.outcomes import Error
 from amqp_rt.stores.base import Batch, StoreFull
 from amqp_rt.stores.memory import MemoryStore

@@ -12,7 +12,7 @@ import trio.testing
 from paged import Gate, in_line
 
 from amqp_rt import Broker, Message
-from amqp_rt.broker.journal import Journal
+from amqp_rt.broker.durable.journal import Journal
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached, LocalProtocolError
 from amqp_rt.fronts.base import RCV_SECOND

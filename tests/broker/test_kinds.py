@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from paged import in_line
 
 from amqp_rt import Broker, Limits, Message
-from amqp_rt.broker.keyed import LAST, Field, key_of, order_of
 from amqp_rt.broker.nodes import Log, Queue, Topic
+from amqp_rt.broker.queue.keyed import LAST, Field, key_of, order_of
 from amqp_rt.clock import Clock
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Rejected
 from amqp_rt.stores.base import Store

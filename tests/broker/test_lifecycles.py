@@ -11,10 +11,10 @@ from brokers import Controller, World
 
 from amqp_rt import Broker
 from amqp_rt.broker import LifeCycles, Log, Queue, Topic
+from amqp_rt.broker.filtering.positions import Position
 from amqp_rt.broker.lifecycles import JOURNAL, life_cycles_by
-from amqp_rt.broker.observed import ObservedQueue
-from amqp_rt.broker.positions import Position
-from amqp_rt.broker.queues import MessageQueue
+from amqp_rt.broker.queue.observed import ObservedQueue
+from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.errors import AmqpError
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Modified, Rejected

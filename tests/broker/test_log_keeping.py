@@ -11,7 +11,7 @@ import trio
 
 from amqp_rt import Broker, Message
 from amqp_rt.broker import Log, Queue
-from amqp_rt.broker.logs import block_of
+from amqp_rt.broker.log.log import block_of
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import AmqpError, DeliveryRejected
 from amqp_rt.limits import Limits

@@ -9,7 +9,7 @@ from brokers import Receiving, World
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from amqp_rt.broker.logs import MessageLog
+from amqp_rt.broker.log.log import MessageLog
 from amqp_rt.broker.nodes import Log
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, rejected

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from brokers import Receiving, World
 
-from amqp_rt.broker.logs import Record, dress
+from amqp_rt.broker.log.log import Record, dress
 from amqp_rt.broker.nodes import Log, Queue
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts.base import SND_SETTLED

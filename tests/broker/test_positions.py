@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from amqp_rt.broker.filters import log_position
-from amqp_rt.broker.positions import Position, event_hubs_position, stream_position
-from amqp_rt.broker.selectors import InvalidFilter
+from amqp_rt.broker.filtering.filters import log_position
+from amqp_rt.broker.filtering.positions import Position, event_hubs_position, stream_position
+from amqp_rt.broker.filtering.selectors import InvalidFilter
 from amqp_rt.values import Described, Int, Symbol, Timestamp, ULong
 
 DAY_MS = 86_400_000

@@ -13,7 +13,7 @@ import trio.testing
 from far_end import FarEnd
 
 from amqp_rt.broker.broker import BrokerHost
-from amqp_rt.broker.journal import Journal
+from amqp_rt.broker.durable.journal import Journal
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container

@@ -15,8 +15,15 @@ from uuid import UUID
 import pytest
 
 from amqp_rt.broker.entries import Door, Entry
-from amqp_rt.broker.selectors import FILTEX, JMS, QPID, Dialect, InvalidFilter, compile_selector
-from amqp_rt.broker.views import Exhausted, MessageView
+from amqp_rt.broker.filtering.selectors import (
+    FILTEX,
+    JMS,
+    QPID,
+    Dialect,
+    InvalidFilter,
+    compile_selector,
+)
+from amqp_rt.broker.filtering.views import Exhausted, MessageView
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import Message
 from amqp_rt.values import (
@@ -544,7 +551,7 @@ def test_the_worst_that_fits_the_bounds_comes_to_an_end() -> None:
 
 def test_nothing_is_loaded_before_there_is_a_selector() -> None:
     program = (
-        "import sys, amqp_rt.broker.filters as f\n"
+        "import sys, amqp_rt.broker.filtering.filters as f\n"
         "assert 'lark' not in sys.modules\n"
         "f.compile_filter_set({'apache.org:legacy-amqp-direct-binding:string': 'x'})\n"
         "assert 'lark' not in sys.modules\n"

@@ -15,7 +15,7 @@ from brokers import Controller, Receiving, World
 from paged import Gate, PagedWorld, world_of
 
 from amqp_rt.broker.nodes import Declaration, Queue, Topic
-from amqp_rt.broker.queues import WORK_OF_A_TURN, MessageQueue
+from amqp_rt.broker.queue.queue import WORK_OF_A_TURN, MessageQueue
 from amqp_rt.broker.topics import MessageTopic
 from amqp_rt.broker.topology import exchange_address
 from amqp_rt.errors import WouldBlock

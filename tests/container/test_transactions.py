@@ -12,7 +12,7 @@ from paged import Gate
 
 from amqp_rt import Broker, Connection, Container, Message, Modify, Reconnect, connect, node
 from amqp_rt.broker import Queue, Topic
-from amqp_rt.broker.journal import Journal
+from amqp_rt.broker.durable.journal import Journal
 from amqp_rt.errors import (
     AmqpError,
     ConnectionLost,

@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amqp_rt.broker.entries import Door, Entry
-from amqp_rt.broker.filters import compile_filter_set, log_position
-from amqp_rt.broker.selectors import FILTEX, JMS, QPID, Dialect, InvalidFilter, compile_selector
-from amqp_rt.broker.views import Exhausted, MessageView
+from amqp_rt.broker.filtering.filters import compile_filter_set, log_position
+from amqp_rt.broker.filtering.selectors import (
+    FILTEX,
+    JMS,
+    QPID,
+    Dialect,
+    InvalidFilter,
+    compile_selector,
+)
+from amqp_rt.broker.filtering.views import Exhausted, MessageView
 from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.message import Message
 from amqp_rt.values import Described, Symbol, ULong

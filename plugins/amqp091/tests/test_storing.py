@@ -18,7 +18,7 @@ from amqp_rt_amqp091 import methods as m
 from worlds091 import Client, Content, World, published
 
 from amqp_rt import Broker
-from amqp_rt.broker.journal import Journal
+from amqp_rt.broker.durable.journal import Journal
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from .entries import Entry
+    from ..entries import Entry
 
 #: A sequence number above all others: that of the first message outside memory if there is none.
 NOWHERE_PAGED: Final = 1 << 60

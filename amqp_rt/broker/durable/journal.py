@@ -19,13 +19,13 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from ..errors import AmqpError
-from ..fronts.base import IncomingDelivery
-from ..loglimit import LogLimiter, error_text
-from ..outcomes import ACCEPTED, Error, Rejected
-from ..stores.base import Batch, Store, StoreDamaged, StoreFailed, StoreFull, StoreRefused
-from .entries import Entry, head_of
-from .queues import MessageQueue
+from ...errors import AmqpError
+from ...fronts.base import IncomingDelivery
+from ...loglimit import LogLimiter, error_text
+from ...outcomes import ACCEPTED, Error, Rejected
+from ...stores.base import Batch, Store, StoreDamaged, StoreFailed, StoreFull, StoreRefused
+from ..entries import Entry, head_of
+from ..queue.queue import MessageQueue
 
 _log = logging.getLogger("amqp_rt.store")
 

@@ -26,25 +26,25 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from ..batches import RECORD_BATCH, RECORD_HEAD
-from ..codec.sections import (
+from ...batches import RECORD_BATCH, RECORD_HEAD
+from ...codec.sections import (
     MESSAGE_ANNOTATIONS,
     SECTION_OPENINGS,
     read_annotations,
     walk_head,
 )
-from ..errors import AmqpError, LocalProtocolError
-from ..fronts.base import IncomingDelivery, Payload, SendingLink
-from ..limits import DEFAULT_LIMITS, Limits
-from ..message import JOIN_MAX, MESSAGE_FORMAT
-from ..outcomes import Accepted, Error, Modified, Rejected, Released
-from ..stores.base import Batch, Chunk, Store
-from ..transactions import TransactionalState
-from ..values import Symbol, Timestamp, ULong
-from .entries import Entry, annotated
-from .journal import Journal, Unit, accept, refuse
-from .positions import Position
-from .queues import Counts, Memory
+from ...errors import AmqpError, LocalProtocolError
+from ...fronts.base import IncomingDelivery, Payload, SendingLink
+from ...limits import DEFAULT_LIMITS, Limits
+from ...message import JOIN_MAX, MESSAGE_FORMAT
+from ...outcomes import Accepted, Error, Modified, Rejected, Released
+from ...stores.base import Batch, Chunk, Store
+from ...transactions import TransactionalState
+from ...values import Symbol, Timestamp, ULong
+from ..durable.journal import Journal, Unit, accept, refuse
+from ..entries import Entry, annotated
+from ..filtering.positions import Position
+from ..queue.queue import Counts, Memory
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -288,7 +288,7 @@ class Era(Struct, frozen=True, array_like=True):
 
 
 class Appending:
-    """Records written together, as part of a unit (:class:`~amqp_rt.broker.journal.Appended`).
+    """Records written together, as part of a unit (:class:`~amqp_rt.broker.durable.journal.Appended`).
 
     Offsets are assigned when the records are put into a batch: refused records leave no gap.
     """

@@ -18,13 +18,13 @@ from hashlib import blake2b
 from typing import Any, Final
 from uuid import UUID
 
-from ..errors import DecodeError
-from ..limits import DEFAULT_LIMITS, Limits
-from ..message import MESSAGE_FORMAT
-from ..outcomes import ACCEPTED, Error, rejected
-from .entries import Entry
+from ...errors import DecodeError
+from ...limits import DEFAULT_LIMITS, Limits
+from ...message import MESSAGE_FORMAT
+from ...outcomes import ACCEPTED, Error, rejected
+from ..entries import Entry
+from ..filtering.views import MessageView
 from .journal import Journal, Unit
-from .views import MessageView
 
 #: Kind of the facts in the store that hold ids.
 DUPLICATES: Final = "duplicates"

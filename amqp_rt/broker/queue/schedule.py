@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from ..codec.sections import read_annotations
-from ..errors import DecodeError
-from ..limits import Limits
+from ...codec.sections import read_annotations
+from ...errors import DecodeError
+from ...limits import Limits
 
 if TYPE_CHECKING:
-    from .entries import Entry
+    from ..entries import Entry
 
 #: Message annotations that request a later delivery: a delay in milliseconds from the arrival, and
 #: a wall-clock time, in the spelling of Artemis and of Service Bus.

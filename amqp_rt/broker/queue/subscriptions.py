@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
-from ..fronts.base import SendingLink
-from ..outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, Released
-from ..transactions import TransactionalState
-from ..unsettled import Unsettled, UnsettledMap
-from .entries import Entry
+from ...fronts.base import SendingLink
+from ...outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, Released
+from ...transactions import TransactionalState
+from ...unsettled import Unsettled, UnsettledMap
+from ..entries import Entry
 from .groups import Groups
 
 #: The four standard outcomes.

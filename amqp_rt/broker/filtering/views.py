@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..codec.sections import (
+from ...codec.sections import (
     MESSAGE_ANNOTATIONS,
     read_annotation_map,
     read_application_properties,
@@ -18,9 +18,9 @@ from ..codec.sections import (
     read_section_code,
     walk_front,
 )
-from ..limits import Limits
-from ..message import Properties
-from .entries import Entry
+from ...limits import Limits
+from ...message import Properties
+from ..entries import Entry
 
 __all__ = ["Exhausted", "MessageView"]
 

@@ -16,12 +16,12 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from ..errors import DecodeError
-from ..limits import DEFAULT_LIMITS, Limits
-from ..message import MESSAGE_FORMAT, Properties
-from ..values import Symbol, Timestamp
-from .entries import Entry
-from .views import MessageView
+from ...errors import DecodeError
+from ...limits import DEFAULT_LIMITS, Limits
+from ...message import MESSAGE_FORMAT, Properties
+from ...values import Symbol, Timestamp
+from ..entries import Entry
+from ..filtering.views import MessageView
 
 _PROPERTIES: Final = frozenset(Properties.__struct_fields__)
 

@@ -17,19 +17,19 @@ from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
-from ..codec.sections import walk_front
-from ..errors import DecodeError
-from ..outcomes import ACCEPTED, Error, Rejected, rejected
-from ..transactions import TransactionalState
-from .entries import NOWHERE, Entry, Unwelcome
-from .expiry import NEVER
+from ...codec.sections import walk_front
+from ...errors import DecodeError
+from ...outcomes import ACCEPTED, Error, Rejected, rejected
+from ...transactions import TransactionalState
+from ..entries import NOWHERE, Entry, Unwelcome
+from ..expiry import NEVER
+from ..transactions import TOO_MUCH, UNKNOWN_TRANSACTION
 from .journal import QueueLedger, Unit, refuse
-from .transactions import TOO_MUCH, UNKNOWN_TRANSACTION
 
 if TYPE_CHECKING:
-    from ..fronts.base import IncomingDelivery, ReceivingLink
+    from ...fronts.base import IncomingDelivery, ReceivingLink
+    from ..producers import Producer
     from .duplicates import Arrived
-    from .producers import Producer
 
 _log = logging.getLogger("amqp_rt.broker")
 

@@ -12,15 +12,15 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from ..errors import AmqpError
-from ..limits import Limits
-from ..outcomes import RELEASED, rejected
-from ..stores.base import Store
-from .entries import NEVER, Entry, restored
+from ...errors import AmqpError
+from ...limits import Limits
+from ...outcomes import RELEASED, rejected
+from ...stores.base import Store
+from ..entries import NEVER, Entry, restored
+from ..queue.paging import AHEAD, CHUNK
+from ..queue.queue import MessageQueue
+from ..queue.subscriptions import Subscription
 from .journal import Journal, Unit
-from .paging import AHEAD, CHUNK
-from .queues import MessageQueue
-from .subscriptions import Subscription
 
 _log = logging.getLogger("amqp_rt.store")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from .entries import Entry
+from ..entries import Entry
 from .subscriptions import Enlisted, Subscription
 
 

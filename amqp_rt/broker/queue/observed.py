@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..outcomes import Accepted, Error, Modified, Rejected, Released
-from .entries import Entry
+from ...outcomes import Accepted, Error, Modified, Rejected, Released
+from ..entries import Entry
 from .paging import NOWHERE_PAGED
-from .queues import DEAD_LETTERED, DROPPED, MessageQueue
+from .queue import DEAD_LETTERED, DROPPED, MessageQueue
 from .subscriptions import Subscription
 
 PUBLISHED: Final = "published"

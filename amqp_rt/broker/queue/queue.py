@@ -21,10 +21,10 @@ from math import inf
 from sys import maxsize
 from typing import Any, Final, Protocol
 
-from ..errors import LocalProtocolError
-from ..limits import DEFAULT_LIMITS, Limits
-from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
-from .entries import NEVER, NOWHERE, Entry, annotate, departing
+from ...errors import LocalProtocolError
+from ...limits import DEFAULT_LIMITS, Limits
+from ...outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
+from ..entries import NEVER, NOWHERE, Entry, annotate, departing
 from .groups import Groups
 from .keyed import Marks
 from .locks import Locks
@@ -290,7 +290,7 @@ class MessageQueue(DistributionNode):
         #: Payload bytes of all of these.
         self.bytes: int = 0
         #: Number of the available messages that are in the store only, and their lowest sequence
-        #: number; see :mod:`~amqp_rt.broker.paging`.
+        #: number; see :mod:`~amqp_rt.broker.queue.paging`.
         self.paged: int = 0
         self.paged_from: int = NOWHERE_PAGED
         #: Bytes of bodies that are in the store only, of messages in memory.

@@ -34,10 +34,10 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from ..errors import AmqpError
-from ..limits import DEFAULT_LIMITS, Limits
-from ..message import Properties
-from ..values import (
+from ...errors import AmqpError
+from ...limits import DEFAULT_LIMITS, Limits
+from ...message import Properties
+from ...values import (
     Byte,
     Char,
     Decimal32,

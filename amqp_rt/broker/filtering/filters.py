@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from ..codec.sections import is_simple
-from ..errors import DecodeError
-from ..limits import DEFAULT_LIMITS, Limits
-from ..message import MESSAGE_FORMAT, Properties
-from ..values import Described, Map, Symbol
-from .entries import Entry
+from ...codec.sections import is_simple
+from ...errors import DecodeError
+from ...limits import DEFAULT_LIMITS, Limits
+from ...message import MESSAGE_FORMAT, Properties
+from ...values import Described, Map, Symbol
+from ..entries import Entry
 from .positions import Position, event_hubs_position, stream_position
 from .selectors import FILTEX, JMS, KINDS, Dialect, Evaluate, InvalidFilter, compile_selector
 from .views import Exhausted, MessageView

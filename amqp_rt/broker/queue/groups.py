@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .entries import Entry
+from ..entries import Entry
 
 
 class Groups:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from ..values import Timestamp
+from ...values import Timestamp
 from .selectors import InvalidFilter
 
 __all__ = ["Position", "event_hubs_position", "stream_position"]

@@ -33,11 +33,11 @@ from weakref import WeakKeyDictionary
 
 import trio
 
+from .bridge import Door, StandIn, give_back, inward
 from .container.container import Container as _Container
 from .container.receiving import Receiver
 from .container.recovery import connect as _connect
 from .container.routes import Release
-from .doors import Door, StandIn, give_back, inward
 from .runtime import Broker as _Broker
 
 P = ParamSpec("P")

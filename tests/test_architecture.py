@@ -29,7 +29,7 @@ VALUES = {"errors", "limits", "values"}
 CODEC = VALUES | {"codec"}
 NEUTRAL = {
     *("message", "outcomes", "events", "addresses", "termini", "transactions", "unsettled"),
-    *("clock", "settings", "loglimit", "batches"),
+    *("clock", "config_files", "loglimit", "batches"),
 }
 #: Layers that every module may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
@@ -58,7 +58,7 @@ LAYERS: dict[str, set[str]] = {
 #: Modules that connect all parts, and may import any module.
 COMPOSERS = {
     *("__init__", "__main__", "runtime", "managed", "plugins", "testing", "cli"),
-    *("doors", "aio", "sync"),
+    *("bridge", "aio", "sync"),
 }
 
 #: Standard library and msgspec only, without FORBIDDEN_IN_PURE: time and bytes are arguments.
@@ -97,7 +97,7 @@ PLUGINS_MAY_IMPORT = {
     *("amqp_rt.net.blocking", "amqp_rt.broker.bindings", "amqp_rt.fronts.amqp10"),
     # Shared vocabulary: values of the wire, and types of messages, outcomes and errors.
     *("amqp_rt.values", "amqp_rt.message", "amqp_rt.errors", "amqp_rt.outcomes", "amqp_rt.termini"),
-    *("amqp_rt.addresses", "amqp_rt.clock", "amqp_rt.settings", "amqp_rt.batches"),
+    *("amqp_rt.addresses", "amqp_rt.clock", "amqp_rt.config_files", "amqp_rt.batches"),
     # For clients of other protocols: opening a stream, and running an engine on it.
     *("amqp_rt.net.dial", "amqp_rt.net.driver"),
 }
@@ -210,7 +210,11 @@ def test_layers_only_look_down() -> None:
         ("management.node", "from ..broker.queue.queue import Queue", "not import broker"),
         ("net.driver", "from ..core.engine import Engine", "net must not import core"),
         ("stores.sqlite", "import trio", "brings an event loop into stores"),
-        ("stores.sqlite", "from ..broker.queue.queue import Queue", "stores must not import broker"),
+        (
+            "stores.sqlite",
+            "from ..broker.queue.queue import Queue",
+            "stores must not import broker",
+        ),
         ("attic", "import os", "no line in the table"),
     ],
 )

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl
 
+from ..config_files import line_of
 from ..errors import AmqpError
-from ..settings import line_of
 from .nodes import KINDS, LOG, QUEUE, TOPIC, Declaration, declaration_of, similar
 
 #: Virtual host → its nodes. "" is the default one.

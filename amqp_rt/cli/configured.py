@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import click
 import msgspec
 
-from ..settings import SettingsError, Where, mistake, read_settings
+from ..config_files import SettingsError, Where, mistake, read_settings
 
 #: Key in a context's ``meta`` for the name and the text of the file.
 _META: Final = "amqp_rt.config"

@@ -17,9 +17,9 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 from ..addresses import EXCHANGES, address_of, wild_match, wild_parts
+from ..config_files import SettingsError, mistake, read_settings, suggestion
 from ..events import Peer
 from ..outcomes import Error
-from ..settings import SettingsError, mistake, read_settings, suggestion
 
 #: Addresses of the nodes for tokens and for management operations.
 CBS: Final = "$cbs"

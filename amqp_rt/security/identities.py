@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from ..config_files import sync_folder
 from ..errors import AmqpError
-from ..settings import sync_folder
 from .scram import (
     HASHES,
     ITERATIONS,

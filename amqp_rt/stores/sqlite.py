@@ -26,8 +26,8 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
+from ..config_files import sync_folder
 from ..errors import AmqpError
-from ..settings import sync_folder
 from . import salvage
 from .base import (
     PIECE_MAX,

@@ -260,7 +260,9 @@ def write(config: dict[str, Any], results: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("modules", nargs="*", help="such as broker/filtering/selectors; all if none is named")
+    parser.add_argument(
+        "modules", nargs="*", help="such as broker/filtering/selectors; all if none is named"
+    )
     parser.add_argument("--page", action="store_true", help="mutate nothing, only write the page")
     parser.add_argument("--survivors", action="store_true", help="run only what survived before")
     options = parser.parse_args()

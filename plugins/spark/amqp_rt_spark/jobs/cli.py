@@ -20,7 +20,7 @@ import click
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
-from amqp_rt.settings import SettingsError, read_settings, suggestion
+from amqp_rt.config_files import SettingsError, read_settings, suggestion
 
 from ..cluster import check
 from ..java import NoJava, java_home

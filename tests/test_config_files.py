@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from msgspec import Struct
 
-from amqp_rt.settings import SettingsError, Where, line_of, parse_settings, read_settings
+from amqp_rt.config_files import SettingsError, Where, line_of, parse_settings, read_settings
 
 
 class Inner(Struct, forbid_unknown_fields=True):

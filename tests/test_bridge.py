@@ -26,8 +26,8 @@ from anyio.from_thread import BlockingPortalProvider
 
 import amqp_rt
 from amqp_rt import Connection, Delivery, Message, Reject, Release, aio, node, rpc, source, sync
+from amqp_rt.bridge import ThreadDoor
 from amqp_rt.broker import Queue
-from amqp_rt.doors import ThreadDoor
 from amqp_rt.errors import AmqpError, ConnectFailed, DeadlineExceeded, LocalProtocolError
 from amqp_rt.outbox import Outbox
 from amqp_rt.outcomes import ACCEPTED, RELEASED

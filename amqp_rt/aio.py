@@ -33,7 +33,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from .bridge import Door, StandIn, give_back, inward
+from .bridge import Bridge, StandIn, give_back, inward
 from .container.container import Container as _Container
 from .container.receiving import Receiver
 from .container.recovery import connect as _connect
@@ -91,7 +91,7 @@ class _Call:
         return cancelled
 
 
-class _Guest(Door):
+class _Guest(Bridge):
     """Run of trio inside an event loop of asyncio, for as long as a block is open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -285,25 +285,25 @@ class _AioStandIn(StandIn):
 
     __slots__ = ("_block",)
 
-    def __init__(self, door: _Guest, target: Any) -> None:
-        super().__init__(door, target)
+    def __init__(self, bridge: _Guest, target: Any) -> None:
+        super().__init__(bridge, target)
         self._block: _Block | None = None
 
     def __aiter__(self) -> Self:
         if hasattr(self._target, "__anext__"):
             return self
-        return cast("Self", self._door.outward(self._target.__aiter__()))
+        return cast("Self", self._bridge.outward(self._target.__aiter__()))
 
     async def __anext__(self) -> Any:
         target = self._target
         if isinstance(target, Receiver):
             here = target.receive_nowait()
             if here is not None:
-                return self._door.outward(here)
-        return await self._door.wait(target.__anext__)
+                return self._bridge.outward(here)
+        return await self._bridge.wait(target.__anext__)
 
     async def __aenter__(self) -> Any:
-        self._block = _Block(cast("_Guest", self._door), self._target)
+        self._block = _Block(cast("_Guest", self._bridge), self._target)
         return await self._block.enter()
 
     async def __aexit__(
@@ -316,7 +316,7 @@ class _AioStandIn(StandIn):
         return await self._block.leave(error)
 
     def __enter__(self) -> Any:
-        return self._door.outward(self._target.__enter__())
+        return self._bridge.outward(self._target.__enter__())
 
     def __exit__(
         self,

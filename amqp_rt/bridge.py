@@ -1,4 +1,4 @@
-"""Doors: the common base of the API for asyncio and for threads, with proxies for objects under trio.
+"""The common base of the API for asyncio and for threads, with proxies for objects under trio.
 
 There is one implementation, and it runs under trio. An application that does not run under trio holds a
 :class:`StandIn`: reading an attribute reads that of the object, a plain call is a plain call, and an
@@ -41,18 +41,18 @@ _WAITING: Final = ("__aenter__", "__anext__", "__aiter__", "__await__")
 
 
 class StandIn:
-    """Proxy that behaves like *target* for code on the other side of *door*."""
+    """Proxy that behaves like *target* for code on the other side of *bridge*."""
 
-    __slots__ = ("_door", "_target")
+    __slots__ = ("_bridge", "_target")
 
-    def __init__(self, door: Door, target: Any) -> None:
-        self._door = door
+    def __init__(self, bridge: Bridge, target: Any) -> None:
+        self._bridge = bridge
         self._target = target
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self._target).__name__!r} shows no {name!r} here")
-        return self._door.attribute(self._target, name)
+        return self._bridge.attribute(self._target, name)
 
     @property  # type: ignore[misc]  # the attribute of object is writable
     def __class__(self) -> type:
@@ -97,7 +97,7 @@ def _is_alive(kind: Any) -> bool:
     )
 
 
-class Door(ABC):
+class Bridge(ABC):
     """Passage between trio and the code of an application."""
 
     @abstractmethod
@@ -223,8 +223,8 @@ class _Doing:
         give_back(self.value)
 
 
-class ThreadDoor(Door):
-    """Door for threads, which leads to the thread in which trio runs."""
+class ThreadBridge(Bridge):
+    """Bridge for threads, which leads to the thread in which trio runs."""
 
     def __init__(self, portal: BlockingPortal) -> None:
         self.portal = portal
@@ -298,29 +298,29 @@ class _SyncStandIn(StandIn):
     """Proxy that threads call, enter and iterate."""
 
     __slots__ = ("_block",)
-    _door: ThreadDoor
+    _bridge: ThreadBridge
 
-    def __init__(self, door: ThreadDoor, target: Any) -> None:
-        super().__init__(door, target)
+    def __init__(self, bridge: ThreadBridge, target: Any) -> None:
+        super().__init__(bridge, target)
         self._block: AbstractContextManager[Any] | None = None
 
     def __iter__(self) -> Self:
         if hasattr(self._target, "__anext__"):
             return self
-        stream: Self = self._door.outward(self._door.plain(self._target.__aiter__))
+        stream: Self = self._bridge.outward(self._bridge.plain(self._target.__aiter__))
         return stream
 
     def __next__(self) -> Any:
         try:
-            return self._door.wait(self._target.__anext__)
+            return self._bridge.wait(self._target.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
 
     def __enter__(self) -> Any:
         if hasattr(self._target, "__enter__"):
-            return self._door.outward(self._door.plain(self._target.__enter__))
-        self._block = self._door.portal.wrap_async_context_manager(self._target)
-        return self._door.outward(self._block.__enter__())
+            return self._bridge.outward(self._bridge.plain(self._target.__enter__))
+        self._block = self._bridge.portal.wrap_async_context_manager(self._target)
+        return self._bridge.outward(self._block.__enter__())
 
     def __exit__(
         self,
@@ -329,7 +329,7 @@ class _SyncStandIn(StandIn):
         trace: TracebackType | None,
     ) -> bool | None:
         if self._block is None:
-            done: bool | None = self._door.plain(
+            done: bool | None = self._bridge.plain(
                 functools.partial(self._target.__exit__, kind, error, trace)
             )
             return done
@@ -344,12 +344,12 @@ def thread_entrance(make: Callable[..., Any]) -> Callable[..., AbstractContextMa
         with ExitStack() as stack:
             _OPEN[stack] = None
             stack.callback(_OPEN.pop, stack, None)
-            door = ThreadDoor(stack.enter_context(_THREAD))
-            nodes = [door.nodes(node) for node in kwargs.pop("nodes", ())]
-            given = {name: door.given(value) for name, value in kwargs.items()}
+            bridge = ThreadBridge(stack.enter_context(_THREAD))
+            nodes = [bridge.nodes(node) for node in kwargs.pop("nodes", ())]
+            given = {name: bridge.given(value) for name, value in kwargs.items()}
             if nodes:
                 given["nodes"] = nodes
-            made = door.plain(functools.partial(make, *map(door.given, args), **given))
-            yield stack.enter_context(door.stand_in(made))
+            made = bridge.plain(functools.partial(make, *map(bridge.given, args), **given))
+            yield stack.enter_context(bridge.stand_in(made))
 
     return functools.wraps(make, updated=())(enter)

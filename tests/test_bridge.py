@@ -1,4 +1,4 @@
-"""The same classes through three doors: trio, asyncio and threads."""
+"""The same classes through three interfaces: trio, asyncio and threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from anyio.from_thread import BlockingPortalProvider
 
 import amqp_rt
 from amqp_rt import Connection, Delivery, Message, Reject, Release, aio, node, rpc, source, sync
-from amqp_rt.bridge import ThreadDoor
+from amqp_rt.bridge import ThreadBridge
 from amqp_rt.broker import Queue
 from amqp_rt.errors import AmqpError, ConnectFailed, DeadlineExceeded, LocalProtocolError
 from amqp_rt.outbox import Outbox
@@ -452,7 +452,7 @@ def test_an_interrupted_thread_gives_back_what_comes_all_the_same() -> None:
         return _delivery(settled)
 
     with BlockingPortalProvider("trio") as portal:
-        door = ThreadDoor(portal)
+        door = ThreadBridge(portal)
         with pytest.raises(KeyboardInterrupt):
             door.wait(take)
         assert over.wait(10)

@@ -8,7 +8,7 @@ from pathlib import Path
 import brokers
 import pytest
 
-from amqp_rt.broker import pieces
+from amqp_rt.broker.durable import pieces
 from amqp_rt.stores.base import Store
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore

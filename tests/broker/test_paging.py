@@ -12,7 +12,7 @@ import trio.testing
 from brokers import Receiving
 from paged import in_memory, world_of
 
-from amqp_rt.broker import pager
+from amqp_rt.broker.durable import pager
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message

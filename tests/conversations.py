@@ -16,7 +16,6 @@ from wire import SASL
 
 from amqp_rt.codec.composites import read_composite
 from amqp_rt.codec.primitives import Reader
-from amqp_rt.core.delivery import is_outcome
 from amqp_rt.core.engine import Engine
 from amqp_rt.core.frames import SASL_HEADER
 from amqp_rt.core.performatives import (
@@ -41,6 +40,7 @@ from amqp_rt.core.sasl_frames import (
     SaslOutcome,
     SaslResponse,
 )
+from amqp_rt.core.states import is_outcome
 from amqp_rt.events import AttachRequested, Event, LoginRequested
 from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import ServerOptions

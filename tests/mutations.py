@@ -26,7 +26,7 @@ from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.termini import KeptSource, KeptTarget
 from amqp_rt.broker.topics import MessageTopic, TopicLedger
 from amqp_rt.broker.transactions import Transaction
-from amqp_rt.core.links import SenderLink
+from amqp_rt.core.senders import SenderLink
 from amqp_rt.outcomes import ACCEPTED, Released
 from amqp_rt.testing.faults import Cut, Fails, Fault, Full, Kill, draw_faults
 from amqp_rt.testing.simulation import Simulation, simulate

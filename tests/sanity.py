@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from amqp_rt.core.engine import Engine
 from amqp_rt.core.lifecycle import Stage
-from amqp_rt.core.links import ReceiverLink, SenderLink
+from amqp_rt.core.receivers import ReceiverLink
+from amqp_rt.core.senders import SenderLink
 
 
 def check(engine: Engine) -> None:

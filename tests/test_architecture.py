@@ -226,7 +226,7 @@ def test_a_look_up_is_found(module: str, source: str, complaint: str) -> None:
     ("module", "source"),
     [
         ("clock", "import time"),
-        ("core.links", "from ..codec import primitives\nfrom .delivery import Delivery"),
+        ("core.links", "from ..codec import primitives\nfrom .receivers import Delivery"),
         ("core.links", "from collections import deque\nfrom msgspec import Struct"),
         (
             "broker.broker",

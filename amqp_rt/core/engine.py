@@ -44,7 +44,7 @@ from .lifecycle import (
     Step,
     connection_state,
 )
-from .links import Link, SenderLink
+from .links import Link
 from .options import EngineOptions
 from .performatives import (
     PERFORMATIVES,
@@ -66,6 +66,7 @@ from .sasl_frames import (
     SaslOutcome,
     SaslResponse,
 )
+from .senders import SenderLink
 from .session import Session
 
 # Progress of the layers below open.

@@ -13,21 +13,10 @@ from ..codec.primitives import Reader, encode
 from ..errors import DecodeError
 from ..limits import Limits
 from ..outcomes import Received
-from ..transactions import TransactionalState
-from ..unsettled import Unsettled
 from ..values import Described
-from .delivery import Delivery, is_outcome
 from .frames import encode_state, link_fault
 from .performatives import DELIVERY_STATE
-
-
-class Known(Enum):
-    """State of a delivery in one side's unsettled map."""
-
-    ABSENT = "absent"
-    NULL = "null"
-    RECEIVED = "received"
-    OUTCOME = "outcome"
+from .states import Known, known_of
 
 
 class Action(Enum):
@@ -83,19 +72,6 @@ def _by_pair() -> dict[tuple[Known, Known, bool], Action]:
 
 
 _ACTIONS: Final = _by_pair()
-
-
-def known_of(state: Any) -> Known:
-    """Classify a *state* of an unsettled map.
-
-    A transactional state is provisional, and its transaction ended with its connection, so that it
-    counts as null. So do states of other standards.
-    """
-    if type(state) is Received:
-        return Known.RECEIVED
-    if type(state) is not TransactionalState and is_outcome(state):
-        return Known.OUTCOME
-    return Known.NULL
 
 
 def action_for(local: Any, remote: Any, *, known: bool) -> Action:
@@ -173,23 +149,6 @@ def whole(payload: Any) -> bytes:
     if isinstance(payload, bytes):
         return payload
     return b"" if payload is None else b"".join(payload)
-
-
-def state_at_target(entry: Unsettled, limits: Limits) -> Any:
-    """Return the state of a remembered delivery for the receiver's unsettled map."""
-    state = entry.state
-    payload = entry.payload
-    delivery = entry.delivery
-    if isinstance(delivery, Delivery):
-        state = delivery.local_state
-        payload = delivery.payload
-    if known_of(state) is Known.OUTCOME:
-        return state
-    if entry.message_format or not payload:
-        # Either a message format whose sections cannot be counted, or a stream whose beginning has
-        # been read and dropped.
-        return None
-    return position_after(whole(payload), limits)
 
 
 def fitting(states: list[tuple[bytes, Any]], room: int, most: int) -> tuple[dict[Any, Any], bool]:

@@ -13,7 +13,6 @@ from ..outcomes import Error, Received
 from ..transactions import TransactionalState
 from ..unsettled import UnsettledMap
 from . import serial
-from .delivery import Delivery, Sending, is_outcome
 from .frames import (
     Fault,
     connection_fault,
@@ -35,7 +34,7 @@ from .lifecycle import (
     Step,
     session_state,
 )
-from .links import Link, ReceiverLink, SenderLink
+from .links import Link
 from .performatives import (
     RECEIVER,
     SENDER,
@@ -46,7 +45,10 @@ from .performatives import (
     End,
     Flow,
 )
+from .receivers import Delivery, ReceiverLink
 from .resume import fitting
+from .senders import SenderLink, Sending
+from .states import is_outcome
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from ..codec.section_types import Head
 from ..codec.sections import (
     MESSAGE_ANNOTATIONS,
     read_annotations,
@@ -47,6 +48,7 @@ __all__ = [
     "annotated",
     "dead_letter",
     "departing",
+    "entry_of",
     "head_of",
     "restored",
 ]
@@ -173,6 +175,23 @@ class _Known(Struct, gc=False, array_like=True):
     moves: Moves | None = None
 
 
+def entry_of(
+    payload: bytes, head: Head, expires_at: float = NEVER, publisher: str | None = None
+) -> Entry:
+    """Return an entry of the message *payload*, whose sections before the body are *head*."""
+    return Entry(
+        payload,
+        MESSAGE_FORMAT,
+        head.durable,
+        head.priority,
+        head.first_acquirer,
+        head.delivery_count,
+        expires_at,
+        head.ttl_ms is not None,
+        publisher=publisher,
+    )
+
+
 _head_encoder = msgspec.msgpack.Encoder()
 _head_decoder = msgspec.msgpack.Decoder(_Known)
 
@@ -283,16 +302,9 @@ class Door:
                 due = due_of(told, now, self.limits)
                 if due is None and len(told) <= _PLAIN_MAX:
                     self._plain = told
-        entry = Entry(
-            payload,
-            MESSAGE_FORMAT,
-            head.durable,
-            head.priority,
-            head.first_acquirer,
-            head.delivery_count,
-            expiry(head.ttl_ms, ttl_s, now),
-            head.ttl_ms is not None,
-        )
+        ttl_ms = head.ttl_ms
+        expires_at = NEVER if ttl_ms is None and ttl_s is None else expiry(ttl_ms, ttl_s, now)
+        entry = entry_of(payload, head, expires_at)
         if due is not None:
             entry.sequence = LATER
             entry.due = due

@@ -86,6 +86,8 @@ class Ledger(Protocol):
 
     def receive(self, entry: Entry) -> None: ...
 
+    def receive_all(self, entries: list[Entry]) -> None: ...
+
 
 #: Returns the reason for which a message of a peer is rejected, or None.
 Check: TypeAlias = Callable[[Entry, Peer], Rejected | None]

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
@@ -41,14 +42,17 @@ from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..limits import Limits
 from ..message import MESSAGE_FORMAT
 from ..outcomes import ACCEPTED, Error, Received, Rejected
+from ..stores.base import Stored
 from ..termini import Target
 from ..values import Symbol
 from .durable.journal import Journal, Unit, accept, refuse
-from .entries import Entry, Unwelcome, head_of, restored
+from .entries import Entry, Unwelcome, entry_of, head_of, restored
 from .expiry import NEVER
+from .log.log import Entrance
 from .producers import FULL, NOT_KEPT, WINDOW, Inlet, Intake, Producer
-from .queue.queue import Memory
+from .queue.queue import Memory, MessageQueue
 from .termini import key_of
+from .topics import TopicLedger
 from .transactions import UNKNOWN_TRANSACTION
 
 _log = logging.getLogger("amqp_rt.broker")
@@ -85,6 +89,8 @@ _WHOLE_MAX: Final = 2**63 - 1
 #: Messages and bytes that are published with one commit.
 _RUN_MESSAGES: Final = 1_000
 _RUN_BYTES: Final = 4 * 1024 * 1024
+#: Messages of a unit that are delivered as they are put into their queue, and not in turns.
+_FEW: Final = 50
 #: Bytes of a message assumed for credit: before any has arrived, and at least. Credit is granted for
 #: messages as large as the largest one staged, so that messages with credit find room.
 _SIZE_FIRST: Final = 1024 * 1024
@@ -227,7 +233,7 @@ class Stage:
         self.bytes = 0
         self.key = claim.epoch, claim.part, claim.attempt
         #: The messages, if they are in memory only.
-        self.entries: list[Entry] = []
+        self.entries: deque[Entry] = deque()
         #: Whether count and checksum are known; they are not after a restart.
         self.counted = True
         #: Messages being written to the disk, not yet in ``count``.
@@ -305,6 +311,9 @@ class Stage:
         journal.add(unit)
 
     def receive(self, entry: Entry) -> None:
+        """Do nothing: only links bring messages here."""
+
+    def receive_all(self, entries: list[Entry]) -> None:
         """Do nothing: only links bring messages here."""
 
     def restored(self, last: int, size: int) -> None:
@@ -583,29 +592,25 @@ class Staging:
         # Batches above the limit were refused on arrival, when the limit may have been another one.
         return read_messages(entry.payload, len(entry.payload))
 
-    def entries_of(self, entry: Entry) -> list[Entry]:
-        """Return *entry*, or if it is a batch, an entry for each of its messages.
+    def _published(self, stage: Stage, stored: Stored, inlet: Inlet) -> list[Entry]:
+        """Return the entries to publish for a message that *stage* has *stored*, or for each message of
+        a batch.
 
         Raises:
             DecodeError: A message was admitted under other limits.
         """
+        entry = restored(stage.number, stored.sequence, stored.head, stored.payload)
         if entry.message_format != _BATCH:
-            return [entry]
-        found = []
-        for payload in self.payloads_of(entry):
-            head = walk_head(payload, self.limits)
-            found.append(
-                Entry(
-                    payload,
-                    MESSAGE_FORMAT,
-                    head.durable,
-                    head.priority,
-                    head.first_acquirer,
-                    head.delivery_count,
-                    publisher=entry.publisher,
-                )
-            )
-        return found
+            return [entry.again()]
+        publisher = entry.publisher
+        payloads = self.payloads_of(entry)
+        if isinstance(inlet.ledger, Entrance):
+            # The records of a log have no fields of the header.
+            return [Entry(payload, publisher=publisher) for payload in payloads]
+        return [
+            entry_of(payload, walk_head(payload, self.limits), publisher=publisher)
+            for payload in payloads
+        ]
 
     # --- Links ---
 
@@ -1089,11 +1094,16 @@ class Staging:
             )
             if not found:
                 break
+            counted = count
             for stored in found:
                 entry = restored(stage.number, stored.sequence, stored.head, stored.payload)
                 for payload in self.payloads_of(entry):
                     crc = zlib.crc32(payload, crc)
                     count += 1
+                if count - counted >= _RUN_MESSAGES:
+                    # Batches may hold very many messages.
+                    await trio.lowlevel.checkpoint()
+                    counted = count
             first = found[-1].sequence + 1
         stage.count, stage.crc, stage.counted = count, crc, True
 
@@ -1117,12 +1127,24 @@ class Staging:
             if stage.number:
                 await self._publish_stored(producer, stage)
             else:
-                for entry in stage.entries:
-                    _put(producer.destination.inlet, entry)
+                await self._publish_held(producer, stage)
             # If the node has been deleted meanwhile, the stage is dropped already.
             if stage in producer.publishing:
                 producer.publishing.remove(stage)
                 self._drop(producer, stage)
+            await trio.lowlevel.checkpoint()
+
+    async def _publish_held(self, producer: EpochProducer, stage: Stage) -> None:
+        """Publish *stage*, which is in memory only, in turns.
+
+        Raises:
+            AmqpError: As for :meth:`_publish`.
+        """
+        waiting = stage.entries
+        while waiting:
+            self._check_there(producer)
+            some = [waiting.popleft() for _ in range(min(len(waiting), _RUN_MESSAGES))]
+            _put_held(producer.destination.inlet, some)
             await trio.lowlevel.checkpoint()
 
     async def _publish_stored(self, producer: EpochProducer, stage: Stage) -> None:
@@ -1155,7 +1177,8 @@ class Staging:
                 await trio.sleep(_RETRY_S)
 
     async def _publish_some(self, producer: EpochProducer, stage: Stage) -> bool:
-        """Move messages of *stage* in one commit; return whether those were the last ones.
+        """Read messages of *stage* once, and move them, in commits of bounded size; return whether those
+        were the last ones.
 
         Raises:
             AmqpError: They cannot be read, or there is no room for them.
@@ -1165,31 +1188,54 @@ class Staging:
         found = await journal.call(
             journal.store.messages, stage.number, 0, _RUN_MESSAGES, _RUN_BYTES
         )
-        self._check_there(producer)
         last = len(found) < _RUN_MESSAGES and sum(len(each.payload) for each in found) < _RUN_BYTES
-        entries: list[Entry] = []
-        sequences: list[int] = []
-        for stored in found:
-            if len(entries) >= _RUN_MESSAGES:
-                # The messages not handled here are read again next time.
-                last = False
-                break
-            kept = restored(stage.number, stored.sequence, stored.head, stored.payload)
-            entries += self.entries_of(kept)
-            sequences.append(stored.sequence)
-        rest = [each for each in producer.publishing if each is not stage]
+        waiting = deque(found)
+        del found
+        while True:
+            self._check_there(producer)
+            inlet = producer.destination.inlet
+            most = _RUN_MESSAGES // _copies(inlet)
+            entries: list[Entry] = []
+            sequences: list[int] = []
+            while waiting and len(entries) < max(most, 1):
+                stored = waiting.popleft()
+                sequences.append(stored.sequence)
+                entries += self._published(stage, stored, inlet)
+            fill = partial(
+                self._move,
+                producer=producer,
+                stage=stage,
+                entries=entries,
+                sequences=sequences,
+                last=last and not waiting,
+            )
+            await journal.keep(fill)
+            if not waiting:
+                return last
 
-        def fill(unit: Unit) -> None:
-            with journal.joined(unit):
-                for entry in entries:
-                    _put(producer.destination.inlet, entry.again(), unit)
-                for sequence in sequences:
-                    unit.remove(stage.number, sequence)
-                if last:
-                    self._keep(unit, producer, producer.epoch, producer.writes, rest)
-
-        await journal.keep(fill)
-        return last
+    def _move(
+        self,
+        unit: Unit,
+        producer: EpochProducer,
+        stage: Stage,
+        entries: list[Entry],
+        sequences: list[int],
+        *,
+        last: bool,
+    ) -> None:
+        """Add to *unit* that *entries* are put into their node, and that the messages with *sequences*,
+        of which they were made, leave *stage*; nothing is left there if these are the *last* ones."""
+        assert self.journal is not None
+        # The queue delivers them in turns, even if few of them are stored.
+        unit.gathers = len(entries) > _FEW
+        with self.journal.joined(unit):
+            if entries:
+                _put_stored(producer.destination.inlet, entries, unit)
+            for sequence in sequences:
+                unit.remove(stage.number, sequence)
+            if last:
+                rest = [each for each in producer.publishing if each is not stage]
+                self._keep(unit, producer, producer.epoch, producer.writes, rest)
 
     async def run(self) -> None:
         """Carry out requested commits, and publish epochs committed before a restart, until
@@ -1291,16 +1337,38 @@ class Staging:
                 self.journal.loose.forget(PRODUCER_FACT, _producer_key(producer))
 
 
-def _put(inlet: Inlet, entry: Entry, unit: Unit | None = None) -> None:
-    """Put *entry*, which has been admitted, into its node; with *unit*, once that unit is stored."""
-    if entry.expires_at != NEVER:
+def _put_stored(inlet: Inlet, entries: list[Entry], unit: Unit) -> None:
+    """Put *entries*, which have been admitted, into their node once *unit* is stored."""
+    if any(entry.expires_at != NEVER for entry in entries):
         inlet.on_expiring()
-    if inlet.ledger is not None and unit is not None:
-        inlet.ledger.receive(entry)
-    elif unit is not None:
-        unit.then(partial(inlet.node.put, entry))
+    if inlet.ledger is not None:
+        inlet.ledger.receive_all(entries)
     else:
-        inlet.node.put(entry)
+        for entry in entries:
+            unit.then(partial(inlet.node.put, entry))
+
+
+def _put_held(inlet: Inlet, entries: list[Entry]) -> None:
+    """Put *entries*, which have been admitted, into their node now."""
+    if any(entry.expires_at != NEVER for entry in entries):
+        inlet.on_expiring()
+    node = inlet.node
+    if not isinstance(node, MessageQueue):
+        for entry in entries:
+            node.put(entry)
+        return
+    # The queue delivers them in turns.
+    node.gather()
+    try:
+        for entry in entries:
+            node.put(entry)
+    finally:
+        node.deliver_gathered()
+
+
+def _copies(inlet: Inlet) -> int:
+    """Return how many copies of a message are stored at the node of *inlet*, at least 1."""
+    return max(inlet.ledger.copies, 1) if isinstance(inlet.ledger, TopicLedger) else 1
 
 
 def _content_of(parts: Sequence[Part]) -> str:

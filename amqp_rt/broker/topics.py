@@ -593,6 +593,11 @@ class TopicLedger:
 
         unit.then(kept, undo, topic)
 
+    def receive_all(self, entries: list[Entry]) -> None:
+        """Store *entries*, then put them, as :meth:`receive` does each one."""
+        for entry in entries:
+            self.receive(entry)
+
     def _write(self, unit: Unit, entry: Entry) -> dict[int, Entry]:
         topic = self._topic
         copies = topic.reserve(entry)

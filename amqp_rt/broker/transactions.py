@@ -378,6 +378,7 @@ class Transaction:
                 ledger = inlet.ledger
                 if entry.sequence < 0 and type(ledger) is QueueLedger and not inlets[inlet]:
                     # The most frequent case.
+                    inlet.node.let_go(entry)
                     received.setdefault(ledger, []).append(entry)
                 elif self._comes_again(inlet, entry, arrived):
                     give_room = partial(self._give_room, inlet, entry)
@@ -390,11 +391,12 @@ class Transaction:
                     )
                 elif _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
                     inlet.ledger.make(entry)
-                elif isinstance(inlet.ledger, QueueLedger):
-                    received.setdefault(inlet.ledger, []).append(entry)
                 else:
                     inlet.node.let_go(entry)
-                    inlet.ledger.receive(entry)
+                    if isinstance(inlet.ledger, QueueLedger):
+                        received.setdefault(inlet.ledger, []).append(entry)
+                    else:
+                        inlet.ledger.receive(entry)
             for stored, entries in received.items():
                 stored.receive_all(entries)
             for each in arrived.values():

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import pytest
+import trio
+import trio.testing
 from brokers import Sending, World
+from paged import PagedWorld, world_of
 
 from amqp_rt.batches import MESSAGE_BATCH, MESSAGE_BATCHES, write_messages
 from amqp_rt.broker import Log, Queue
+from amqp_rt.broker.log.log import MessageLog
+from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.staging import ATTEMPT, EPOCH, EPOCH_PUBLISH, PART, PRODUCER, RUN, Stage
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Rejected
+from amqp_rt.stores.base import Stored
+from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.transactions import TransactionalState
 from amqp_rt.values import Symbol
 
@@ -131,3 +142,127 @@ def test_a_batch_that_is_not_welcome_ends_the_link() -> None:
     other.link.send(batch("a"), message_format=MESSAGE_BATCH, state=TransactionalState(b"none"))
     world.pump()
     assert other.error == "amqp:transaction:unknown-id"
+
+
+# --- Publishing ------------------------------------------------------------------------------
+
+
+class Reads(MemoryStore):
+    """Store that counts how often each of its messages is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[tuple[int, int]] = Counter()
+
+    def messages(self, node: int, first: int, count: int, size_max: int) -> list[Stored]:
+        found = super().messages(node, first, count, size_max)
+        self.counts.update((node, each.sequence) for each in found)
+        return found
+
+
+class HeldWorld(World):
+    """Clients and a broker without a store."""
+
+    async def settle(self) -> None:
+        """Carry bytes and run tasks until nothing more happens."""
+        self.pump()
+        await trio.testing.wait_all_tasks_blocked()
+        self.pump()
+
+
+@asynccontextmanager
+async def held(*declared: Declaration) -> AsyncIterator[HeldWorld]:
+    world = HeldWorld(*declared)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.host.run)
+        yield world
+        nursery.cancel_scope.cancel()
+
+
+Worlds: TypeAlias = PagedWorld | HeldWorld
+
+
+async def publish(world: Worlds, watch: Callable[[], None] = lambda: None) -> None:
+    """Commit all that is staged; call *watch* in each turn of the event loop until that is done."""
+    stages = staged(world)
+    parts = [(part, 0, stages[part].count, stages[part].crc) for part in sorted(stages)]
+    done = False
+
+    async def watching() -> None:
+        while not done:
+            watch()
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watching)
+        assert await world.host.commit_epoch("out", "job", "one", 0, parts)
+        done = True
+
+
+async def stage_batches(world: Worlds, batches: int, each: int, **said: Any) -> list[int]:
+    """Stage *batches* with *each* numbers as messages; return the numbers."""
+    out = staging(world)
+    numbers = list(range(batches * each))
+    for at in range(0, len(numbers), each):
+        out.send_raw(batch(*numbers[at : at + each], **said), message_format=MESSAGE_BATCH)
+        await world.settle()
+    return numbers
+
+
+def log_of(world: PagedWorld) -> MessageLog:
+    return world.host._log("out", "")
+
+
+async def test_batches_are_read_once_and_published_in_order(autojump_clock: Any) -> None:
+    store = Reads()
+    async with world_of(store, Log("out", partitions=2), limits=Limits()) as world:
+        numbers = await stage_batches(world, 12, 250)
+        await publish(world)
+        found = [
+            [Message.decode(each.payload).body for block in part.blocks for each in block.records]
+            for part in log_of(world).partitions
+        ]
+    assert found == [numbers[::2], numbers[1::2]]
+    assert set(store.counts.values()) == {1}
+
+
+async def test_messages_with_a_partition_key_are_published_to_its_partition(
+    autojump_clock: Any,
+) -> None:
+    """In batches, too, and however large they are."""
+    key = {Symbol("x-opt-partition-key"): "Bremen"}
+    async with world_of(MemoryStore(), Log("out", partitions=3), limits=Limits()) as world:
+        out = staging(world)
+        for body in (b"a", bytes(10_000)):
+            out.send_raw(batch(body, message_annotations=key), message_format=MESSAGE_BATCH)
+            out.send(body, message_annotations=key)
+            await world.settle()
+        await publish(world)
+        sizes = [part.next for part in log_of(world).partitions]
+    assert sizes[zlib.crc32(b"Bremen") % 3] == sum(sizes) == 4
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("credit", [0, 5_000])
+async def test_an_epoch_is_published_in_turns(
+    autojump_clock: Any, stored: bool, credit: int
+) -> None:
+    """Other tasks run before all messages are put, at the latest after two steps of 1,000 messages."""
+    made = world_of(MemoryStore(), Queue("out"), limits=Limits()) if stored else held(Queue("out"))
+    async with made as world:
+        numbers = await stage_batches(world, 6, 500)
+        receiving = world.client().receiver("out", credit=credit)
+        await world.settle()
+        counts = world.host._queue("out", "").counts
+        put, delivered = [0], [0]
+
+        def watch() -> None:
+            put.append(counts.enqueued)
+            delivered.append(counts.delivered)
+
+        await publish(world, watch)
+        watch()
+        await world.settle()
+    for seen in (put, delivered):
+        assert max(later - before for before, later in pairwise(seen)) <= 2_000
+    assert receiving.bodies == (numbers if credit else [])

@@ -684,12 +684,11 @@ class QueueLedger:
         unit.then(partial(self._queue.put, entry), undo, self._queue)
 
     def receive_all(self, entries: list[Entry]) -> None:
-        """Put *entries*, which were held, as :meth:`receive` does each one; they are encoded later."""
+        """Put *entries*, which have no pieces, as :meth:`receive` does each one; they are encoded later."""
         unit = self._journal.loose
         queue = self._queue
-        let_go, reserve = queue.let_go, queue.reserve
+        reserve = queue.reserve
         for entry in entries:
-            let_go(entry)
             reserve(entry)
         paged_from = queue.paged_from
         kept = [each for each in entries if each.durable or each.sequence >= paged_from]

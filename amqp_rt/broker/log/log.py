@@ -42,7 +42,7 @@ from ...stores.base import Batch, Chunk, Store
 from ...transactions import TransactionalState
 from ...values import Symbol, Timestamp, ULong
 from ..durable.journal import Journal, Unit, accept, refuse
-from ..entries import Entry, annotated
+from ..entries import Entry, annotated, entry_of
 from ..filtering.positions import Position
 from ..queue.queue import Counts, Memory
 
@@ -93,6 +93,11 @@ class Record(Struct, gc=False, array_like=True):
         return len(self.payload) + _RECORD_COST
 
 
+def _size_of(records: list[Record]) -> int:
+    """Return the sum of ``size`` of *records*, without a call for each one."""
+    return sum([len(record.payload) for record in records]) + _RECORD_COST * len(records)
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Record])
 
@@ -105,9 +110,7 @@ class Block:
     def __init__(self, offset: int, records: list[Record], missing: int = 0) -> None:
         self.offset = offset
         self.records = records
-        # The sum of ``Record.size``, without a call for each one: readers far behind wait for this.
-        payloads = sum([len(record.payload) for record in records])
-        self.size = payloads + _RECORD_COST * len(records)
+        self.size = _size_of(records)
         #: Number of records that cannot be read.
         self.missing = missing
 
@@ -188,7 +191,8 @@ class Partition:
         block = self.blocks[-1] if self.blocks else None
         grown = 0
         for record in records:
-            size = record.size
+            # As ``record.size``, without a call for each record.
+            size = len(record.payload) + _RECORD_COST
             if (
                 block is None
                 or block.size + size > block_bytes
@@ -232,6 +236,9 @@ class Partition:
         if self._batch is not batch:
             self._batch = batch
             self._planned = self.next
+        if _size_of(records) <= _CHUNK_BYTES:
+            stored = self._append(batch, records)
+            return self._planned, stored
         stored = size = 0
         chunk: list[Record] = []
         for record in records:
@@ -306,10 +313,14 @@ class Appending:
         self._plans: dict[Partition, tuple[int, int]] = {}
         self._kept = False
 
-    def add(self, partition: Partition, record: Record) -> None:
-        """Add *record* for *partition*."""
-        self.records.setdefault(partition, []).append(record)
-        self.size += record.size
+    def add(self, partition: Partition, records: list[Record]) -> None:
+        """Add *records* for *partition*."""
+        known = self.records.get(partition)
+        if known is None:
+            self.records[partition] = records
+        else:
+            known += records
+        self.size += _size_of(records)
 
     def write(self, batch: Batch) -> None:
         self.closed = True
@@ -648,8 +659,8 @@ class MessageLog:
         if appending is None or new:
             appending = self._gathering = Appending(self)
             self._gathered_in = Unit(appending.refused)
-        for entry in entries:
-            appending.add(*entrance.record(entry))
+        for partition, records in entrance.records(entries).items():
+            appending.add(partition, records)
         appending.answers.append((deliveries, done))
         unit = self._gathered_in
         if new:
@@ -659,18 +670,18 @@ class MessageLog:
             self.reading.journal.add(unit)
         return unit
 
-    def join(self, partition: Partition, record: Record) -> None:
-        """Append *record* together with the other changes of the journal's loose unit."""
+    def join(self, partition: Partition, records: list[Record]) -> None:
+        """Append *records* together with the other changes of the journal's loose unit."""
         assert self.reading is not None
         unit = self.reading.journal.loose
         last = unit.appended[-1] if unit.appended else None
         if isinstance(last, Appending) and last.log is self:
-            last.add(partition, record)
+            last.add(partition, records)
             return
-        # Later records must come after this one.
+        # Later records must come after these.
         self._gathering = None
         appending = Appending(self)
-        appending.add(partition, record)
+        appending.add(partition, records)
         unit.append(appending)
         unit.then(appending.kept, appending.undo, self)
         unit.then(appending.accept)
@@ -1080,13 +1091,10 @@ class LogReader:
 
     def _wants(self, record: Record, payload: Payload) -> bool:
         whole = payload if isinstance(payload, bytes) else b"".join(payload)
-        entry = Entry(whole, record.message_format)
         if record.message_format == MESSAGE_FORMAT:
-            head = walk_head(whole)
-            entry.durable = head.durable
-            entry.priority = head.priority
-            entry.first_acquirer = head.first_acquirer
-            entry.delivery_count = head.delivery_count
+            entry = entry_of(whole, walk_head(whole))
+        else:
+            entry = Entry(whole, record.message_format)
         return bool(self.filters.matches(entry, record.publisher))
 
     # --- Callbacks of the link (fronts.base.SendingEndpoint) ---
@@ -1199,30 +1207,37 @@ class Entrance:
         """Return whether the log has room for *size* bytes."""
         return self.log.fits(size)
 
-    def record(self, entry: Entry) -> tuple[Partition, Record]:
-        """Return the record for *entry*, and its partition."""
-        partition = self._choose(entry)
-        time_ms = partition.now(self.log.wall())
-        return partition, Record(time_ms, entry.payload, entry.message_format, entry.publisher)
+    def records(self, entries: list[Entry]) -> dict[Partition, list[Record]]:
+        """Return the records for *entries*, which arrive now, by their partitions."""
+        log = self.log
+        wall = log.wall()
+        only = 0 if len(log.partitions) == 1 else self._partition
+        if only is not None:
+            partition = log.partitions[only]
+            return {partition: _records(entries, partition.now(wall))}
+        chosen: dict[int, list[Entry]] = {}
+        for entry in entries:
+            chosen.setdefault(self._choose(entry), []).append(entry)
+        found: dict[Partition, list[Record]] = {}
+        for index, some in chosen.items():
+            partition = log.partitions[index]
+            found[partition] = _records(some, partition.now(wall))
+        return found
 
-    def _choose(self, entry: Entry) -> Partition:
-        partitions = self.log.partitions
-        if self._partition is not None:
-            return partitions[self._partition]
-        count = len(partitions)
-        if count == 1:
-            return partitions[0]
+    def _choose(self, entry: Entry) -> int:
+        """Return the index of the partition for *entry*: by its key, or else the next one in turn."""
+        count = len(self.log.partitions)
         key = _key_of(entry, self.log.limits)
         if key is not None:
-            return partitions[zlib.crc32(key) % count]
+            return zlib.crc32(key) % count
         self._turn = (self._turn + 1) % count
-        return partitions[self._turn]
+        return self._turn
 
     def put(self, entry: Entry) -> None:
         """Append *entry* in memory only."""
         if not self.log.deleted:
-            partition, record = self.record(entry)
-            self.log.extend(partition, [record])
+            for partition, records in self.records([entry]).items():
+                self.log.extend(partition, records)
 
     def hold(self, entry: Entry) -> None:
         """Reserve room for *entry*, which may follow when its transaction is discharged."""
@@ -1267,15 +1282,38 @@ class Entrance:
     def receive(self, entry: Entry) -> None:
         """Append *entry* once it is stored, together with the next changes; it is in the broker already
         and cannot be refused."""
-        self.reserve(entry)
-        self.log.join(*self.record(entry))
+        self.receive_all([entry])
+
+    def receive_all(self, entries: list[Entry]) -> None:
+        """Append *entries* as :meth:`receive` does each one."""
+        log = self.log
+        for partition, records in self.records(entries).items():
+            size = _size_of(records)
+            log.pending += size
+            log.memory.held += size
+            log.join(partition, records)
+
+
+def _records(entries: list[Entry], time_ms: int) -> list[Record]:
+    """Return the records of *entries*, appended at *time_ms*."""
+    return [
+        Record(time_ms, entry.payload, entry.message_format, entry.publisher) for entry in entries
+    ]
+
+
+#: Octets of a message in which the key's name is searched before the sections are read.
+_SEARCHED_MAX: Final = 4_096
+_KEY_NAME: Final = PARTITION_KEY.encode()
 
 
 def _key_of(entry: Entry, limits: Limits) -> bytes | None:
     """Return the partition key of a message, None if it has none."""
+    payload = entry.payload
     if entry.message_format != MESSAGE_FORMAT:
         return None
-    section = walk_head(entry.payload, limits).message_annotations
+    if len(payload) <= _SEARCHED_MAX and _KEY_NAME not in payload:
+        return None
+    section = walk_head(payload, limits).message_annotations
     key = read_annotations(section, limits).get(Symbol(PARTITION_KEY)) if section else None
     if isinstance(key, str):
         return key.encode("utf-8", "surrogatepass")

@@ -84,7 +84,7 @@ class Limits(Struct, frozen=True, gc=False):
     resume_sections_max: int = 100
     #: Deliveries that a peer may begin on a link before it has credit there. AMQP 1.0 has no such
     #: deliveries, older drafts do. Until the attach is answered, all of them together may have at most
-    #: ``message_size_max`` bytes.
+    #: ``message_size_max`` bytes. Deliveries in a transaction need credit in any case.
     early_deliveries_max: int = 0
     #: Octets of a delivery tag, at most 32 (Part 2 §2.8.7).
     delivery_tag_max: int = 32

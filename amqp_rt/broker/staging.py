@@ -1368,7 +1368,7 @@ def _put_held(inlet: Inlet, entries: list[Entry]) -> None:
 
 def _copies(inlet: Inlet) -> int:
     """Return how many copies of a message are stored at the node of *inlet*, at least 1."""
-    return max(inlet.ledger.copies, 1) if isinstance(inlet.ledger, TopicLedger) else 1
+    return inlet.ledger.copies if isinstance(inlet.ledger, TopicLedger) else 1
 
 
 def _content_of(parts: Sequence[Part]) -> str:

@@ -29,7 +29,7 @@ from ..outcomes import Error
 from .durable.journal import Journal, QueueLedger, Unit, accept, refuse
 from .entries import Entry, head_of
 from .queue.observed import ObservedQueue
-from .queue.queue import Counts, Memory, MessageQueue
+from .queue.queue import WORK_OF_AN_END, Counts, Memory, MessageQueue
 from .queue.subscriptions import Subscription
 
 #: Cost of handing one message to one subscription, in deliveries concluded in the same time: without
@@ -37,8 +37,6 @@ from .queue.subscriptions import Subscription
 _WORK_OF_A_COPY: Final = 4
 _WORK_OF_FILTERS: Final = 32
 _WORK_OF_A_ROW: Final = 4
-#: Cost of deleting the queue of one subscription.
-_WORK_OF_AN_END: Final = 16
 #: Maximum number of queues that are deleted, or swept, in one step.
 _FEW: Final = 50
 
@@ -247,7 +245,7 @@ class MessageTopic:
         memory = self.memory
         while memory.work > 0:
             if self._doomed:
-                memory.work -= _WORK_OF_AN_END
+                memory.work -= WORK_OF_AN_END
                 self._doomed.pop().delete()
             elif self.staging:
                 # Even if the topic has failed, since a discharge may wait for the call.
@@ -325,10 +323,6 @@ class MessageTopic:
                 self._queues[identity].reserve(copy)
         return found
 
-    def put_reserved(self, entry: Entry, copies: dict[int, Entry]) -> None:
-        """Put the reserved *copies* of *entry*, and hand it to subscriptions that are not stored."""
-        self.put(entry, copies)
-
     def withhold(self, copies: dict[int, Entry]) -> None:
         """Withdraw reserved *copies*, which could not be stored."""
         for identity, copy in copies.items():
@@ -379,7 +373,7 @@ class MessageTopic:
         if queue is None:
             return
         if self.memory.work > 0:
-            self.memory.work -= _WORK_OF_AN_END
+            self.memory.work -= WORK_OF_AN_END
             queue.delete()
         else:
             # A connection with very many subscriptions may have ended.
@@ -486,8 +480,8 @@ class TopicLedger:
 
     @property
     def copies(self) -> int:
-        """Number of copies that are stored of a durable message."""
-        return len(self._topic.stored)
+        """Number of copies of a durable message that are stored, counted as 1 if there are none."""
+        return max(1, len(self._topic.stored))
 
     def wants(self, entry: Entry) -> bool:
         """Return whether *entry* has to be staged: to be stored, or to wait behind stored ones."""
@@ -560,7 +554,7 @@ class TopicLedger:
 
         def put() -> None:
             for entry, copies in staged:
-                topic.put_reserved(entry, copies)
+                topic.put(entry, copies)
 
         def refused(error: Error) -> None:
             self._journal.log_refused(len(entries), self.address, error, topic.wall())
@@ -585,7 +579,7 @@ class TopicLedger:
 
         def kept() -> None:
             topic.pending -= 1
-            topic.put_reserved(entry, copies)
+            topic.put(entry, copies)
 
         def undo() -> None:
             topic.pending -= 1

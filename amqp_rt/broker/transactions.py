@@ -59,8 +59,8 @@ TOO_MUCH: Final = rejected(
 #: Maximum number of posts, and of retirements, that are delivered and answered at once. More are
 #: committed at once too, but delivered and answered in turns (decision 0061).
 _FEW: Final = 100
-#: Weight of a dead letter in the work of a transaction.
-_WORK_OF_A_LETTER: Final = 4
+#: Posts and retirements that a dead letter counts for in the limit of a transaction's work.
+_POSTS_PER_LETTER: Final = 4
 
 _ROLLBACK: Final = "amqp:transaction:rollback"
 _OUTGROWN: Final = (
@@ -68,11 +68,6 @@ _OUTGROWN: Final = (
     " for a post: that is more than a transaction may have"
 )
 _REJECTED: Final = "amqp:rejected:list"
-
-
-def _has_come(entry: Entry) -> bool:
-    """Return whether a posted *entry* arrived in pieces, and so has its sequence number already."""
-    return entry.sequence >= 0
 
 
 def _accept(delivery: IncomingDelivery) -> None:
@@ -143,10 +138,10 @@ class Transaction:
         An entry that arrived in pieces has its sequence number and its room already, and the pieces
         are on the disk: the unit that is written at the discharge makes it a message.
         """
-        if not _has_come(entry):
+        if entry.sequence < 0:
             inlet.node.hold(entry)
         if isinstance(inlet.ledger, TopicLedger):
-            self._copies += max(0, inlet.ledger.copies - 1)
+            self._copies += inlet.ledger.copies - 1
         waits = delivery.second and not delivery.settled
         self._posts.append((inlet, entry, delivery if waits else None))
         delivery.settle(TransactionalState(self.id, ACCEPTED))
@@ -342,7 +337,7 @@ class Transaction:
                 queue.gather()
             try:
                 for inlet, entry, _ in self._posts:
-                    if self._comes_again(inlet, entry, arrived):
+                    if inlets[inlet] and self._comes_again(inlet, entry, arrived):
                         self._give_room(inlet, entry)
                     else:
                         self._put(inlet, entry)
@@ -372,31 +367,29 @@ class Transaction:
         unit.gathers = len(self._posts) > _FEW
         # Posts to each stored queue.
         received: dict[QueueLedger, list[Entry]] = {}
-        letters_max = self._work_max // _WORK_OF_A_LETTER
+        letters_max = self._work_max // _POSTS_PER_LETTER
         with journal.joined(unit):
             for inlet, entry, _ in self._posts:
                 ledger = inlet.ledger
-                if entry.sequence < 0 and type(ledger) is QueueLedger and not inlets[inlet]:
-                    # The most frequent case.
-                    inlet.node.let_go(entry)
-                    received.setdefault(ledger, []).append(entry)
-                elif self._comes_again(inlet, entry, arrived):
+                if inlets[inlet] and self._comes_again(inlet, entry, arrived):
                     give_room = partial(self._give_room, inlet, entry)
                     unit.then(give_room, give_room, inlet.intake.node)
-                elif inlet.ledger is None:
+                elif ledger is None:
                     unit.then(
                         partial(self._put, inlet, entry),
                         partial(self._give_room, inlet, entry),
                         inlet.intake.node,
                     )
-                elif _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
-                    inlet.ledger.make(entry)
+                elif isinstance(ledger, QueueLedger):
+                    if entry.sequence < 0:
+                        inlet.node.let_go(entry)
+                        received.setdefault(ledger, []).append(entry)
+                    else:
+                        # It arrived in pieces, which are stored.
+                        ledger.make(entry)
                 else:
                     inlet.node.let_go(entry)
-                    if isinstance(inlet.ledger, QueueLedger):
-                        received.setdefault(inlet.ledger, []).append(entry)
-                    else:
-                        inlet.ledger.receive(entry)
+                    ledger.receive(entry)
             for stored, entries in received.items():
                 stored.receive_all(entries)
             for each in arrived.values():
@@ -429,7 +422,7 @@ class Transaction:
         copies = 0
         for inlet, _, _ in self._posts:
             if isinstance(inlet.ledger, TopicLedger):
-                copies += max(0, inlet.ledger.copies - 1)
+                copies += inlet.ledger.copies - 1
         size = len(self._posts) + copies + len(self._work)
         return copies > self._copies and size > self._work_max
 
@@ -464,7 +457,8 @@ class Transaction:
 
     def _let_go(self, inlet: Inlet, entry: Entry) -> None:
         """Release the room of a post that is not put."""
-        if _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
+        if entry.sequence >= 0 and isinstance(inlet.ledger, QueueLedger):
+            # It arrived in pieces, which are stored.
             inlet.ledger.cancel(entry)
         else:
             inlet.node.let_go(entry)

@@ -311,17 +311,24 @@ class ReceiverLink(Link):
             self._early_max = self.session.limits.early_deliveries_max
             self._first_count = self.delivery_count
 
-    def _is_early(self) -> bool:
-        """Return whether the next delivery may begin without credit (S3 2.3.8)."""
+    def _is_early(self, transfer: Transfer) -> bool:
+        """Return whether the next delivery may begin with *transfer* without credit (S3 2.3.8)."""
+        if type(transfer.state) is TransactionalState:
+            return False
         return serial.difference(self.delivery_count, self._first_count) < self._early_max
 
     def _keep_early(self, transfer: Transfer, data: bytes) -> None:
         """Hold a transfer of a link that has not been accepted yet.
 
         Raises:
-            Fault: The held transfers begin too many deliveries, or are too large.
+            Fault: The held transfers begin too many deliveries, are too large, or belong to a
+                transaction. Its discharge could otherwise come first, as it waits for no answer.
         """
         session = self.session
+        if type(transfer.state) is TransactionalState:
+            raise link_fault(
+                "amqp:link:transfer-limit-exceeded", "a transfer of a transaction before any credit"
+            )
         if not self._early_more:
             if self._early_begun >= self._early_max:
                 raise link_fault("amqp:link:transfer-limit-exceeded", "transfer before any credit")
@@ -381,7 +388,7 @@ class ReceiverLink(Link):
                 self.credit <= 0
                 and self._excess <= 0
                 and self._reserved <= 0
-                and not self._is_early()
+                and not self._is_early(transfer)
             ):
                 raise link_fault(
                     "amqp:link:transfer-limit-exceeded", f"link {self.name!r} has no credit"

@@ -21,6 +21,7 @@ from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Error, Rejected
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Recorder
+from amqp_rt.transactions import TransactionalState
 
 EARLY = Limits(early_deliveries_max=2)
 COUNT = 0xFFFF_FFFF
@@ -198,6 +199,49 @@ def test_aborted_and_streamed() -> None:
     chunks = [b"".join(each.read_chunks()) for each in endpoint.deliveries]
     assert chunks[-1] == b"b"
     check(engine)
+
+
+# --- Transactions ---
+
+
+@pytest.mark.req("B18", "R3")
+@pytest.mark.parametrize("settled", [False, True])
+def test_transfers_of_a_transaction_need_credit(settled: bool) -> None:
+    """A discharge does not wait for the answer to an attach, and would overtake a held transfer."""
+    state = TransactionalState(b"txn")
+    # Before the answer, in the first or the last frame of a delivery:
+    for data in (
+        transfer(0, b"m", state=state, settled=settled),
+        transfer(0, b"m", more=True) + transfer(None, b"+", state=state, settled=settled),
+    ):
+        engine = begun(limits=EARLY)
+        link = requested(engine, attach() + data)
+        assert detached_with(engine) == "amqp:link:transfer-limit-exceeded"
+        assert engine.assembling == 0
+        endpoint = Recorder()
+        link.accept(endpoint)
+        assert endpoint.deliveries == []
+        check(engine)
+    # And after it, since a peer cannot know which of the two it was.
+    engine = begun(limits=EARLY)
+    endpoint = Recorder()
+    requested(engine, attach()).accept(endpoint)
+    engine.take()
+    engine.receive(transfer(0) + transfer(1, state=state, settled=settled), 0.0)
+    assert detached_with(engine) == "amqp:link:transfer-limit-exceeded"
+    assert len(endpoint.deliveries) == 1
+    check(engine)
+
+
+@pytest.mark.req("B18", "R3")
+def test_transfers_of_a_transaction_use_credit_on_such_a_link() -> None:
+    engine = begun(limits=EARLY)
+    endpoint = Once(3)
+    requested(engine, attach() + transfer(0)).accept(endpoint)
+    engine.take()
+    engine.receive(transfer(1, state=TransactionalState(b"txn")) + transfer(2), 0.0)
+    assert len(endpoint.deliveries) == 3
+    assert "Detach" not in kinds(engine)
 
 
 # --- The broker and the container ---

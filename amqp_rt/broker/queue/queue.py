@@ -69,9 +69,9 @@ _DUE: Final = 250
 #: Deferrable work, such as ended links' deliveries to conclude, in one turn of the event loop for
 #: all nodes that share their :class:`Memory`: a few milliseconds.
 WORK_OF_A_TURN: Final = 1_000
-#: Units of that work for giving one message up, which may make a dead letter of it; and for each
-#: further copy of that dead letter.
-_WORK_OF_AN_END: Final = 16
+#: Units of that work for giving one message up, which may make a dead letter of it, and for deleting
+#: the queue of one subscription; and for each further copy of that dead letter.
+WORK_OF_AN_END: Final = 16
 WORK_OF_A_LETTER: Final = 8
 #: Messages that may arrive while there is no time to drop those that they replace.
 _UNSHED_MAX: Final = 1_000
@@ -1257,7 +1257,7 @@ class MessageQueue(DistributionNode):
                 failed = kind is Modified and outcome.delivery_failed and subscription.pauses
                 return _FAILED if failed else _REQUEUED
         # The dead letter is written before the message is removed, in the same commit.
-        self.memory.work -= _WORK_OF_AN_END
+        self.memory.work -= WORK_OF_AN_END
         verdict = DEAD_LETTERED if self.bury(entry, reason, error) else DROPPED
         if ledger is not None:
             ledger.remove(entry)
@@ -1607,7 +1607,7 @@ class MessageQueue(DistributionNode):
 
     def _give_up(self, entry: Entry, reason: str, error: Error | None) -> None:
         # The dead letter is written before the message is removed, in the same commit.
-        self.memory.work -= _WORK_OF_AN_END
+        self.memory.work -= WORK_OF_AN_END
         if self.bury(entry, reason, error):
             self.counts.dead_lettered += 1
         else:
@@ -2438,7 +2438,7 @@ class MessageQueue(DistributionNode):
             if memory.work <= 0:
                 self._resume_later()
                 return
-            memory.work -= _WORK_OF_AN_END
+            memory.work -= WORK_OF_AN_END
             held = self._trash[-1]
             # One segment holds many messages.
             _drop_some(held, 1 if isinstance(held, dict) else _FREED)

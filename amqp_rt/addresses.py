@@ -518,4 +518,4 @@ def _unquoted(text: str, what: str, safe: str) -> str:
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
-        raise _bad(safe, f"what is percent-encoded in the {what} is not UTF-8") from None
+        raise _bad(safe, f"the percent-encoded characters in the {what} are not UTF-8") from None

@@ -361,7 +361,7 @@ def test_urls_to_listen_on() -> None:
         ("amqp://u%:hunter2@host", "amqp://***@host: a '%' in the user name is written as %25"),
         (
             "amqp://u:%ff@host",
-            "amqp://***@host: what is percent-encoded in the password is not UTF-8",
+            "amqp://***@host: the percent-encoded characters in the password are not UTF-8",
         ),
         ("amqp://:hunter2@host", "amqp://***@host: there is no user name before '@'"),
         ("amqp://host/%zz", "amqp://host: a '%' in the path is written as %25"),

@@ -26,7 +26,7 @@ _OURS: Final = {
     "request": ("messages", "Send a request and print the reply."),
     "node": ("nodes", "Look at the nodes of a running broker, and tidy them up."),
     "store": ("stores", "Look at a broker's file, copy it, upgrade it."),
-    "user": ("users", "Say who may log in."),
+    "user": ("users", "Manage the users who may log in."),
     "limits": ("limit_options", "List the limits of a broker, with their defaults."),
     "trace": ("trace", "Draw the frames of a connection as a ladder."),
 }

@@ -155,7 +155,7 @@ class _Live:
         ]
         left = self._drawn - (self._drawing.frames or self._drawn)
         if left > 0:
-            lines.append(f"{left} frames were not drawn: --frames says how many are")
+            lines.append(f"{left} frames were not drawn: raise --frames to draw more")
         return "\n".join(lines)
 
 

@@ -73,20 +73,21 @@ log = logging.getLogger("amqp_rt.cli")
 @click.option(
     "--anonymous",
     is_flag=True,
-    help="Let everybody in. The default when there is no --user and all listeners are local.",
+    help="Accept connections without credentials. The default when there is no --user and all "
+    "listeners are local.",
 )
 @click.option(
     "--sasl",
     "sasl_policy",
     type=click.Choice(SASL_POLICIES),
-    help="Whether clients log in: required, optional (they may leave SASL out, and are nobody then), "
-    "or off. The default is required, and optional where everybody is let in.",
+    help="Whether clients log in: required, optional (clients may leave SASL out, and are "
+    "anonymous then), or off. The default is required, and optional where clients without credentials are accepted.",
 )
 @click.option(
     "--access",
     "rules",
     metavar="FILE",
-    help="Who may do what where: a TOML file of rules. Without one, who is let in may do everything.",
+    help="Access rules, in a TOML file. Without one, every user may do everything.",
 )
 @click.option(
     "--node",
@@ -124,7 +125,7 @@ log = logging.getLogger("amqp_rt.cli")
     metavar="OPTIONS",
     is_flag=False,
     flag_value="",
-    help="Record what becomes of messages in the log $journal; with options such as "
+    help="Record the life-cycle events of messages in the log $journal; with options such as "
     "'every=10&per_second=100&addresses=orders-*'.",
 )
 @click.option(
@@ -306,15 +307,15 @@ def serve(
             "--anonymous."
         )
     if sasl_policy == "off" and known:
-        raise click.UsageError("--sasl off lets nobody log in: leave --user and --users out.")
+        raise click.UsageError("--sasl off disables logins: leave --user and --users out.")
     if (
         sasl_policy in ("optional", "off")
         and not anonymous
         and not all(_is_local(place) for place in places)
     ):
         raise click.UsageError(
-            f"--sasl {sasl_policy} lets everybody in: say so by --anonymous, or listen on this "
-            "machine only."
+            f"--sasl {sasl_policy} accepts connections without credentials: add --anonymous to "
+            "allow that, or listen on this machine only."
         )
     sasl = ["EXTERNAL"] if tls_client_ca else []
     if known:
@@ -358,7 +359,7 @@ def serve(
             or limits != DEFAULT_LIMITS or not settle_second
         ):  # fmt: skip
             raise click.UsageError(
-                "who may connect, and do what, how and within which limits, is up to the container of"
+                "options for users, access, TLS, protocols and limits do not apply to the container of"
                 " FILE.py"
             )
         broker = Broker(
@@ -461,8 +462,8 @@ def _check_dev(places: list[Url]) -> None:
     for place in places:
         if not _is_local(place):
             raise click.UsageError(
-                f"--dev lets everybody in, and others can reach {place}: listen on 127.0.0.1, or "
-                "leave --dev out and say who may connect"
+                f"--dev accepts connections without credentials, and other machines can reach {place}: "
+                "listen on 127.0.0.1, or leave --dev out and configure users"
             )
     context = click.get_current_context()
     for option in context.command.params:

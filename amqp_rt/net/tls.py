@@ -296,7 +296,7 @@ class TlsLayer:
 
 #: A peer that does not use TLS ends the connection, and so does one that accepts no more
 #: connections: TLS need not be the cause.
-ENDED: Final = "the peer closed the connection during the TLS handshake and did not say why"
+ENDED: Final = "the peer closed the connection during the TLS handshake without a reason"
 #: Addition to that for clients.
 MAYBE: Final = "; it may not speak TLS there, or may refuse this connection"
 

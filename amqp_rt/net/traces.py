@@ -522,7 +522,9 @@ def read_trace(path: str | PathLike[str]) -> Trace:
             at = begin + size
     about = _about(records[0]) if records else None
     if about is None:
-        raise AmqpError(f"{path} is a damaged trace: {damage or 'it does not say of what'}")
+        raise AmqpError(
+            f"{path} is a damaged trace: {damage or 'the record of the connection is missing'}"
+        )
     return Trace(
         client=about.client,
         address=about.address,

@@ -151,7 +151,8 @@ def _wrong(rule: Rule, groups: Mapping[str, Collection[str]]) -> str:
         return f"the rule for {rule.address!r} gives no rights: send, listen or manage"
     if not (rule.users or rule.groups or rule.anonymous):
         return (
-            f"the rule for {rule.address!r} is for nobody: name users or groups, or set anonymous"
+            f"the rule for {rule.address!r} applies to no user: name users or groups, or set "
+            "anonymous"
         )
     for name in rule.groups:
         if name not in groups:

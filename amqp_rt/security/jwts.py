@@ -152,9 +152,9 @@ class Jwt:
                 },
             )
         except jwt.InvalidAudienceError:
-            raise TokenRefused("the token is for somebody else") from None
+            raise TokenRefused("the token has another audience") from None
         except jwt.InvalidIssuerError:
-            raise TokenRefused("the token is from somebody else") from None
+            raise TokenRefused("the token has another issuer") from None
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
             raise TokenRefused("the token is malformed, incomplete or not rightly signed") from None
         expires_at = _time(values, "exp") + self._leeway_s

@@ -167,7 +167,8 @@ class Scram:
             self._password = saslprep(password)
         except ValueError as error:
             raise AuthenticationFailed(
-                f"SCRAM cannot say this user or password: {error}", condition="amqp:invalid-field"
+                f"SCRAM cannot represent this user or password: {error}",
+                condition="amqp:invalid-field",
             ) from None
         if not user:
             raise AuthenticationFailed("SCRAM needs a user", condition="amqp:invalid-field")
@@ -314,7 +315,7 @@ class _Exchange:
             return Failure("a malformed SCRAM response")
         nonce = fields.get("r", "")
         if flag not in _NO_BINDING or "m" in fields or not nonce or not user:
-            return Failure("a SCRAM response with what is not offered", user)
+            return Failure("the SCRAM response uses a feature that is not offered", user)
         if acting and acting != user:
             return Failure(f"{user!r:.100} may not act for another user", user)
         found = await self._find(user, self._hash)
@@ -378,7 +379,7 @@ def _escape(name: str) -> str:
 
 def _unescape(name: str) -> str:
     if re.search("=(?!2C|3D)", name):
-        raise ValueError("'=' is said as =3D")
+        raise ValueError("'=' must be written as =3D")
     return name.replace("=2C", ",").replace("=3D", "=")
 
 

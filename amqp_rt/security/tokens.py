@@ -366,7 +366,7 @@ class SasKeys:
             name: SasKey((rule,)) if isinstance(rule, str) else rule for name, rule in rules.items()
         }
         if any(not key for rule in self._rules.values() for key in rule.keys):
-            raise ValueError("a key must not be empty: anybody could sign with it")
+            raise ValueError("a key must not be empty: any client could sign with it")
         # A random rule for unknown names, so that they take as long as known ones.
         self._nobody = SasKey((secrets.token_urlsafe(32),))
 
@@ -378,7 +378,7 @@ class SasKeys:
         for part in token.removeprefix(_SAS_PREFIX).split("&"):
             name, _, value = part.partition("=")
             if name in fields:
-                raise TokenRefused("the token says something twice")
+                raise TokenRefused("the token contains a field twice")
             fields[name] = value
         if set(fields) != {"sr", "sig", "se", "skn"}:
             raise TokenRefused("a SharedAccessSignature has sr, sig, se and skn")
@@ -424,7 +424,7 @@ class Swt:
 
     def __init__(self, key: bytes, *, issuer: str | None = None) -> None:
         if not key:
-            raise ValueError("a key must not be empty: anybody could sign with it")
+            raise ValueError("a key must not be empty: any client could sign with it")
         self._key = key
         self._issuer = issuer
 
@@ -440,9 +440,9 @@ class Swt:
             raise TokenRefused("the token is no list of fields") from None
         fields = dict(pairs)
         if len(fields) != len(pairs):
-            raise TokenRefused("the token says something twice")
+            raise TokenRefused("the token contains a field twice")
         if self._issuer is not None and fields.get("Issuer") != self._issuer:
-            raise TokenRefused("the token is from somebody else")
+            raise TokenRefused("the token has another issuer")
         if not fields.get("Audience"):
             raise TokenRefused("the token has no Audience")
         return Claims(
@@ -459,7 +459,7 @@ class Swt:
 
 def _seconds(text: str) -> float:
     if not (text.isascii() and text.isdecimal() and len(text) <= _SECONDS_DIGITS_MAX):
-        raise TokenRefused("the token does not say in seconds when it expires")
+        raise TokenRefused("the token's expiry is not a number of seconds")
     return float(text)
 
 

@@ -309,7 +309,8 @@ def refuse(batch: Batch) -> None:
             raise StoreRefused(f"there is no place {place[0]}, {place[1]}")
         if len(payload) > RECORD_MAX or len(head) > RECORD_MAX:
             raise StoreRefused(
-                f"a message of {len(payload)} bytes: what exceeds {RECORD_MAX} is kept in pieces"
+                f"a message of {len(payload)} bytes must be stored in pieces: a record holds at most "
+                f"{RECORD_MAX}"
             )
     for (node, sequence, index), data in batch.pieces.items():
         if not (

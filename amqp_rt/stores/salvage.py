@@ -208,7 +208,7 @@ def _judge(frames: list[_Frame], start: int, path: Path, *, everything: bool) ->
         else:
             reason = (
                 f"frame {start + bad} of the log cannot be read, so that the last batch is dropped;"
-                " if the machine lost its power while that was written, nobody was promised it"
+                " if the machine lost power during that write, no client was promised the batch"
             )
             damage = (Damage("batch", -1, -1, -1, reason),)
             end = max((n for n in commits if n < bad), default=-1)

@@ -229,7 +229,7 @@ class SQLiteStore:
         for damage in opened.damage:
             _log.error("%s: %s", self.path, described(damage))
         if opened.aside is not None:
-            _log.error("%s was damaged; what it was is in %s", self.path, opened.aside)
+            _log.error("%s was damaged; the damaged file is kept as %s", self.path, opened.aside)
         return opened
 
     def _verified(self) -> Opened:
@@ -486,7 +486,7 @@ class SQLiteStore:
     def _unreadable(self, error: apsw.Error) -> AmqpError:
         self._damaged = True
         if isinstance(error, PageDamaged | apsw.CorruptError | apsw.NotADBError):
-            return StoreDamaged(f"{self.path}: {error}; opening it again saves what can be read")
+            return StoreDamaged(f"{self.path}: {error}; reopening it salvages the readable data")
         self._failed = str(error) or type(error).__name__
         return StoreFailed(f"{self.path} cannot be read: {self._failed}")
 
@@ -953,7 +953,7 @@ class SQLiteStore:
             self._damaged = True
             raise StoreDamaged(
                 f"{self.path}: message {place & SEQUENCE_MAX} of node {place >> _BITS} has lost its"
-                " payload; opening it again saves what can be read"
+                " payload; reopening it salvages the readable data"
             )
         return Stored(place & SEQUENCE_MAX, head, row[0], 0, row[1])
 

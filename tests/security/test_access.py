@@ -134,7 +134,7 @@ def test_to_talk_to_a_management_node_is_not_to_manage() -> None:
     [
         (Rule("", SEND, users=("a",)), "a rule has an address"),
         (Rule("x", NONE, users=("a",)), "gives no rights"),
-        (Rule("x", SEND), "is for nobody"),
+        (Rule("x", SEND), "applies to no user"),
         (Rule("x", SEND, groups=("staf",)), "there is no group 'staf'; did you mean 'staff'?"),
     ],
 )
@@ -214,7 +214,7 @@ def test_rules_of_a_file(tmp_path: Path) -> None:
         ('rights = ["manage"]', 'right = ["manage"]', "line 13: there is no 'right' here"),
         ('"listen"]', '"lisen"]', "line 8: 'lisen' is not known here; did you mean 'listen'?"),
         ('groups = ["staff"]', 'groups = ["stuff"]', "line 5: there is no group 'stuff'"),
-        ('users = ["root"]', "users = []", "line 10: the rule for '\\*' is for nobody"),
+        ('users = ["root"]', "users = []", "line 10: the rule for '\\*' applies to no user"),
         ("[groups]", "[group]", "line 2: there is no 'group' here; did you mean 'groups'?"),
     ],
 )

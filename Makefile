@@ -142,6 +142,7 @@ format: .venv/ready
 	$(BIN)/python docs/_tools/sync_stub.py
 	$(BIN)/python docs/_tools/security_matrix.py
 	$(BIN)/python docs/_tools/limits_page.py
+	$(BIN)/python docs/_tools/command_line_page.py
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

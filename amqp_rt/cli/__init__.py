@@ -24,9 +24,9 @@ _OURS: Final = {
     "send": ("messages", "Send a message to an address."),
     "receive": ("messages", "Receive messages from an address."),
     "request": ("messages", "Send a request and print the reply."),
-    "node": ("nodes", "Look at the nodes of a running broker, and tidy them up."),
-    "store": ("stores", "Look at a broker's file, copy it, upgrade it."),
-    "user": ("users", "Manage the users who may log in."),
+    "node": ("nodes", "Inspect and manage the nodes of a running broker."),
+    "store": ("stores", "Check, copy or upgrade a broker's store."),
+    "user": ("users", "Manage files of users."),
     "limits": ("limit_options", "List the limits of a broker, with their defaults."),
     "trace": ("trace", "Draw the frames of a connection as a ladder."),
 }

@@ -41,8 +41,8 @@ class ConfiguredCommand(click.Command):
                 is_eager=True,
                 expose_value=False,
                 callback=self._read,
-                help='A TOML file with options: listen = ["amqp://127.0.0.1:5672"], '
-                'sasl = "required", …; the command line goes before.',
+                help='A TOML file with options: listen = ["amqp://127.0.0.1:5672"], sasl = '
+                '"required", …; the command line overrides it.',
             )
         )
 

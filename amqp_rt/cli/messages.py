@@ -98,15 +98,25 @@ def _pairs(properties: tuple[str, ...]) -> dict[str, str]:
 @click.argument("address")
 @click.argument("body", required=False)
 @client_options
-@click.option("--count", type=click.IntRange(1), default=1, help="Send it so often.")
-@click.option("--content-type", metavar="TYPE", help="Of the body; by default it is guessed.")
-@click.option("--subject", metavar="TEXT")
-@click.option("--message-id", metavar="TEXT")
-@click.option("--correlation-id", metavar="TEXT")
-@click.option("--reply-to", metavar="ADDRESS", help="Where an answer is to be sent.")
-@click.option("--ttl", "ttl_s", type=Seconds(), metavar="SECONDS", help="Time to live.")
-@click.option("--priority", type=click.IntRange(0, 255), default=4, show_default=True)
-@click.option("--durable", is_flag=True, help="It is to outlive the peer's process.")
+@click.option("--count", type=click.IntRange(1), default=1, help="Number of times to send it.")
+@click.option(
+    "--content-type", metavar="TYPE", help="Content type of the body; guessed by default."
+)
+@click.option("--subject", metavar="TEXT", help="Property subject of the message.")
+@click.option("--message-id", metavar="TEXT", help="Property message-id of the message.")
+@click.option("--correlation-id", metavar="TEXT", help="Property correlation-id of the message.")
+@click.option("--reply-to", metavar="ADDRESS", help="Address for replies.")
+@click.option(
+    "--ttl", "ttl_s", type=Seconds(), metavar="SECONDS", help="Time to live of the message."
+)
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 255),
+    default=4,
+    show_default=True,
+    help="Priority of the message.",
+)
+@click.option("--durable", is_flag=True, help="Ask the peer to store the message.")
 @click.option(
     "--property", "properties", metavar="NAME=VALUE", multiple=True,
     help="An application-property. Repeatable.",
@@ -143,12 +153,18 @@ def send(
 @click.command()
 @click.argument("address")
 @client_options
-@click.option("--count", type=click.IntRange(1), help="Stop after so many; by default go on.")
 @click.option(
-    "--timeout", type=Seconds(), metavar="SECONDS", help="Stop after so long without one."
+    "--count", type=click.IntRange(1), help="Stop after this number of messages; by default go on."
 )
-@click.option("--browse", is_flag=True, help="Look without taking (distribution-mode copy).")
-@click.option("--json", "whole", is_flag=True, help="Show whole messages, one JSON object a line.")
+@click.option(
+    "--timeout", type=Seconds(), metavar="SECONDS", help="Stop after this time without a message."
+)
+@click.option(
+    "--browse", is_flag=True, help="Leave the messages in the queue (distribution-mode copy)."
+)
+@click.option(
+    "--json", "whole", is_flag=True, help="Print whole messages, one JSON object per line."
+)
 def receive(
     address: str,
     where: Where,
@@ -192,10 +208,12 @@ def receive(
 @client_options
 @click.option(
     "--timeout", type=Seconds(), default=10.0, show_default=True, metavar="SECONDS",
-    help="How long to wait for the reply.",
+    help="Maximum time to wait for the reply.",
 )  # fmt: skip
-@click.option("--content-type", metavar="TYPE", help="Of the body; by default it is guessed.")
-@click.option("--json", "whole", is_flag=True, help="Show the whole reply as a JSON object.")
+@click.option(
+    "--content-type", metavar="TYPE", help="Content type of the body; guessed by default."
+)
+@click.option("--json", "whole", is_flag=True, help="Print the whole reply as a JSON object.")
 def request(
     address: str,
     body: str | None,

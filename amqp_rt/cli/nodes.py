@@ -94,7 +94,9 @@ def node() -> None:
 
 @node.command("list")
 @client_options
-@click.option("--all", "everything", is_flag=True, help="Dynamic nodes too, such as reply queues.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Include dynamic nodes, such as reply queues."
+)
 def list_(where: Where, everything: bool) -> None:
     """List queues, topics and logs with their messages and links."""
     found = _query(where, NODE_TYPE)
@@ -134,9 +136,15 @@ def show(name: str, where: Where) -> None:
 @click.argument("name")
 @client_options
 @click.option(
-    "--count", type=click.IntRange(1, 100), default=10, show_default=True, help="How many."
+    "--count",
+    type=click.IntRange(1, 100),
+    default=10,
+    show_default=True,
+    help="Number of messages.",
 )
-@click.option("--json", "whole", is_flag=True, help="Show whole messages, one JSON object a line.")
+@click.option(
+    "--json", "whole", is_flag=True, help="Print whole messages, one JSON object per line."
+)
 def peek(name: str, where: Where, count: int, whole: bool) -> None:
     """Show the first messages of a queue, or records of a log, without acquiring them."""
     found = _manage(where, "READ", name=name)
@@ -154,7 +162,7 @@ def peek(name: str, where: Where, count: int, whole: bool) -> None:
 @node.command()
 @click.argument("name")
 @client_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def purge(name: str, where: Where, yes: bool) -> None:
     """Delete all waiting messages of a queue, or the records of a log. This cannot be undone."""
     if not yes:
@@ -168,7 +176,9 @@ def purge(name: str, where: Where, yes: bool) -> None:
 @click.argument("name")
 @click.argument("to")
 @client_options
-@click.option("--count", type=click.IntRange(1), help="So many; by default all that wait.")
+@click.option(
+    "--count", type=click.IntRange(1), help="Number of messages; by default all that are waiting."
+)
 def move(name: str, to: str, where: Where, count: int | None) -> None:
     """Move waiting messages of queue NAME to node TO, in order."""
     arguments: dict[str, Any] = {"name": name, "to": to}

@@ -29,7 +29,7 @@ URL_OPTION = click.option(
     default="amqp://127.0.0.1:5672",
     show_default=True,
     show_envvar=True,
-    help="The peer to talk to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], amqps:// for TLS, "
+    help="The peer to connect to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], amqps:// for TLS, "
     "ws:// and wss:// for WebSocket, or amqp+unix:///PATH.",
 )
 
@@ -89,14 +89,18 @@ def tls_options(command: F) -> F:
 
     with_files = with_tls
     for option in (
-        click.option("--key", metavar="FILE", help="Its private key, if --cert has not got it."),
-        click.option("--cert", metavar="FILE", help="Our certificate, for peers that ask for one."),
+        click.option(
+            "--key", metavar="FILE", help="Private key (PEM), if it is not in the file of --cert."
+        ),
+        click.option(
+            "--cert", metavar="FILE", help="Client certificate (PEM), for peers that request one."
+        ),
         click.option(
             "--ca",
             metavar="FILE",
             envvar="AMQP_CA",
             show_envvar=True,
-            help="PEM file of the authorities to believe; by default those of the system.",
+            help="Certificate authorities to trust (PEM); by default those of the system.",
         ),
     ):
         with_files = option(with_files)

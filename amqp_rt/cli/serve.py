@@ -42,8 +42,8 @@ log = logging.getLogger("amqp_rt.cli")
 @click.option(
     "--dev",
     is_flag=True,
-    help="For trying things out, on this machine only: everybody is let in, every installed protocol "
-    "is spoken, an address is a queue when it is first used, and nothing is kept.",
+    help="Start a broker for experiments, on this machine only: no logins, every installed "
+    "protocol, queues created on first use, nothing stored.",
 )
 @click.option(
     "--listen",
@@ -52,23 +52,23 @@ log = logging.getLogger("amqp_rt.cli")
     multiple=True,
     default=("amqp://127.0.0.1:5672",),
     show_default=True,
-    help="Where to listen: amqp://HOST:PORT (port 0 for any), amqps://HOST:PORT, ws://HOST:PORT/PATH, wss://, amqp+unix:///PATH. "
-    "Repeatable.",
+    help="Address to listen on: amqp://HOST:PORT (port 0 for any), amqps://HOST:PORT, "
+    "ws://HOST:PORT/PATH, wss://, amqp+unix:///PATH. Repeatable.",
 )
 @click.option(
     "--user",
     "users",
     metavar="NAME:PASSWORD",
     multiple=True,
-    help="Who may log in. NAME:@FILE reads the password from a file, NAME:- from standard input, "
-    "NAME from $AMQP_RT_PASSWORD_NAME; a password on the command line is seen by others. "
-    "Repeatable.",
+    help="A user who may log in. NAME:@FILE reads the password from a file, NAME:- from standard "
+    "input, NAME from $AMQP_RT_PASSWORD_NAME; a password on the command line is visible to "
+    "others. Repeatable.",
 )
 @click.option(
     "--users",
     "users_file",
     metavar="FILE",
-    help="Who may log in, with hashed passwords: amqp-rt user add makes it.",
+    help="File of users with hashed passwords, as amqp-rt user add writes it.",
 )
 @click.option(
     "--anonymous",
@@ -80,8 +80,9 @@ log = logging.getLogger("amqp_rt.cli")
     "--sasl",
     "sasl_policy",
     type=click.Choice(SASL_POLICIES),
-    help="Whether clients log in: required, optional (clients may leave SASL out, and are "
-    "anonymous then), or off. The default is required, and optional where clients without credentials are accepted.",
+    help="Whether clients log in: required, optional (clients may leave SASL out, and are anonymous "
+    "then), or off. The default is required, and optional where clients without credentials "
+    "are accepted.",
 )
 @click.option(
     "--access",
@@ -94,7 +95,7 @@ log = logging.getLogger("amqp_rt.cli")
     "nodes",
     metavar="KIND:NAME[?OPTIONS]",
     multiple=True,
-    help="A node to make, such as queue:orders, topic:prices, log:clicks or "
+    help="Declare a node, such as queue:orders, topic:prices, log:clicks or "
     "'queue:work?priorities=5&dead_letter=dead'. Repeatable.",
 )
 @click.option(
@@ -109,8 +110,8 @@ log = logging.getLogger("amqp_rt.cli")
     "--auto-create",
     metavar="KIND:PATTERN[?OPTIONS]",
     multiple=True,
-    help="Nodes to make when they are first used, such as 'queue:orders-*' or "
-    "'queue:jobs-*?lock_s=30'; the most specific pattern wins. Repeatable.",
+    help="Declare nodes on first use, such as 'queue:orders-*' or 'queue:jobs-*?lock_s=30'; the "
+    "most specific pattern wins. Repeatable.",
 )
 @click.option(
     "--virtual-host",
@@ -133,12 +134,12 @@ log = logging.getLogger("amqp_rt.cli")
     metavar="STORE",
     default="memory:",
     show_default=True,
-    help="Where nodes and durable messages are kept: memory: (nowhere), or sqlite:PATH.",
+    help="Store of nodes and durable messages: sqlite:PATH, or memory: to store nothing.",
 )
 @click.option(
     "--volatile",
     is_flag=True,
-    help="Take durable messages although there is no store; they are refused otherwise.",
+    help="Accept durable messages without a store; by default they are rejected.",
 )
 @click.option("--name", metavar="NAME", default="broker", show_default=True, help="Container-id.")
 @click.option(
@@ -146,23 +147,28 @@ log = logging.getLogger("amqp_rt.cli")
     "protocols",
     metavar="NAME",
     multiple=True,
-    help="Speak another protocol beside AMQP 1.0 at the same listeners, such as amqp091 if "
-    "amqp-rt-amqp091 is installed. May be given several times.",
+    help="Accept another protocol beside AMQP 1.0 on the same listeners, such as amqp091 if "
+    "amqp-rt-amqp091 is installed. Repeatable.",
 )
 @click.option(
-    "--plain-in-clear", is_flag=True, help="Let passwords cross networks without encryption."
+    "--plain-in-clear",
+    is_flag=True,
+    help="Accept passwords on unencrypted connections from other machines.",
 )
 @click.option(
     "--tls-cert",
     metavar="FILE",
-    help="Certificate (PEM) for amqps:// listeners; amqp:// listeners then understand TLS too. "
-    "SIGHUP reads the files again.",
+    help="Certificate (PEM) for amqps:// listeners; amqp:// listeners then accept TLS too. SIGHUP "
+    "reloads the files.",
 )
-@click.option("--tls-key", metavar="FILE", help="Its private key, if --tls-cert has not got it.")
+@click.option(
+    "--tls-key", metavar="FILE", help="Private key (PEM), if it is not in the file of --tls-cert."
+)
 @click.option(
     "--tls-client-ca",
     metavar="FILE",
-    help="Authorities whose certificates clients must show; they log in as whom these name.",
+    help="Authorities (PEM) of client certificates, which clients must then present; a certificate "
+    "names its user.",
 )
 @click.option(
     "--origin",
@@ -182,22 +188,22 @@ log = logging.getLogger("amqp_rt.cli")
     "given_limits",
     metavar="NAME=VALUE",
     multiple=True,
-    help="A limit other than its default, such as idle_timeout_s=30 or message_size_max=64MiB; the "
-    "operators' guide lists them. In the file of --config they are the table [limits]. Repeatable.",
+    help="Set a limit, such as idle_timeout_s=30 or message_size_max=64MiB; amqp-rt limits lists "
+    "them. In the file of --config: the table [limits]. Repeatable.",
 )
 @click.option(
     "--cbs",
     "given_cbs",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Take tokens at $cbs: sas.RULE=KEY, jwt.audience=NAME with jwt.jwks=URL, jwt.keys.ID=FILE or "
-    "jwt.secret=KEY, swt.key=KEY; a KEY may be @FILE. In the file of --config they are the table "
-    "[cbs]. Repeatable.",
+    help="Accept tokens at $cbs: sas.RULE=KEY, jwt.audience=NAME with jwt.jwks=URL, "
+    "jwt.keys.ID=FILE or jwt.secret=KEY, swt.key=KEY; a KEY may be @FILE. In the file of "
+    "--config: the table [cbs]. Repeatable.",
 )
 @click.option(
     "--settle-second/--no-settle-second",
     default=True,
-    help="Let senders ask to settle after us; Azure's clients need --no-settle-second.",
+    help="Accept rcv-settle-mode second from senders; Azure's clients need --no-settle-second.",
 )
 @click.option(
     "--trace",
@@ -209,10 +215,17 @@ log = logging.getLogger("amqp_rt.cli")
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
+    help="Lowest level of log lines to write.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug.")
 @click.option("-q", "--quiet", is_flag=True, help="The same as --log-level warning.")
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of log lines on standard error.",
+)
 @click.pass_context
 def serve(
     context: click.Context,

@@ -26,14 +26,14 @@ _FRAMES: Final = 2_000
 
 @click.command()
 @click.argument("target", metavar="FILE|URL")
-@click.option("--html", "page", metavar="PATH", help="Draw FILE as a page in this file instead.")
+@click.option("--html", "page", metavar="PATH", help="Write the drawing of FILE to this HTML page.")
 @click.option(
-    "--svg", "picture", metavar="PATH", help="Draw FILE as a picture in this file instead."
+    "--svg", "picture", metavar="PATH", help="Write the drawing of FILE to this SVG picture."
 )
 @click.option(
     "--listen",
     metavar="[HOST]:PORT",
-    help="Of a URL: where the clients connect to; without a host, from this machine only. Also "
+    help="With a URL: address for clients; without a host, on this machine only. Also "
     "amqp+unix:///PATH.  [default: :5673]",
 )
 @click.option(
@@ -41,15 +41,19 @@ _FRAMES: Final = 2_000
     "kept",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Of a URL: keep the trace of the first connection in FILE, of the others beside it, "
+    help="With a URL: write the trace of the first connection to FILE, and of others beside it, "
     "messages included.",
 )
 @click.option(
     "--frames",
     type=click.IntRange(1),
-    help="How many frames to draw, from the first one on; by default 2000 of a FILE.",
+    help="Number of frames to draw, from the first; by default 2000 of a FILE.",
 )
-@click.option("--width", type=click.IntRange(40), help="Characters of a line; by default all.")
+@click.option(
+    "--width",
+    type=click.IntRange(40),
+    help="Maximum width of a line, in characters; unlimited by default.",
+)
 @tls_options
 def trace(
     target: str,

@@ -24,8 +24,8 @@ def user() -> None:
     "--scram",
     type=click.Choice(list(_HASHES)),
     multiple=True,
-    help="Let the password be used with SCRAM too, which does not show it to the broker; a thief of "
-    "the file guesses it faster then. Repeatable.",
+    help="Store what SCRAM needs too, so that the password is never sent to the broker; it is "
+    "easier to guess from a stolen file then. Repeatable.",
 )
 def add(file: Path, name: str, scram: tuple[str, ...]) -> None:
     """Add a user to FILE, or change a user's password.

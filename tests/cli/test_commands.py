@@ -271,7 +271,10 @@ def test_what_is_not_there_is_one_sentence(
         (["serve", "--anonymous", "--store", "sqlite:no/such/x.db"], "there is no folder"),
         (["serve", "--trace", "no/such/folder"], "cannot be made a folder: No such file"),
         (["serve", "--listen", ""], "it has no host; 127.0.0.1 is this machine only"),
-        (["serve", "--dev", "--listen", "amqp://0.0.0.0:0"], "other machines can reach amqp://0.0.0.0:0"),
+        (
+            ["serve", "--dev", "--listen", "amqp://0.0.0.0:0"],
+            "other machines can reach amqp://0.0.0.0:0",
+        ),
         (
             ["serve", "--dev", "--listen", "amqp://:0"],
             "--dev accepts connections without credentials, and other",

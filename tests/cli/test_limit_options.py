@@ -232,16 +232,17 @@ def test_to_wait_for_ever_is_a_time_where_it_has_a_sense(value: float) -> None:
         Container("c", drain_s=value)
 
 
-def test_the_page_of_limits_is_up_to_date() -> None:
-    tool = Path(__file__).parents[2] / "docs" / "_tools" / "limits_page.py"
-    if not tool.exists():
+@pytest.mark.parametrize("tool", ["limits_page", "command_line_page"])
+def test_a_generated_page_is_up_to_date(tool: str) -> None:
+    path = Path(__file__).parents[2] / "docs" / "_tools" / f"{tool}.py"
+    if not path.exists():
         pytest.skip("the documentation is not here")
-    spec = importlib.util.spec_from_file_location("limits_page", tool)
+    spec = importlib.util.spec_from_file_location(tool, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.PAGE.read_text("utf-8") == module.page(), "run python docs/_tools/limits_page.py"
+    assert module.PAGE.read_text("utf-8") == module.page(), f"run python docs/_tools/{tool}.py"
 
 
 def test_limits_are_listed_as_they_are_given() -> None:

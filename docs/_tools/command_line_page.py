@@ -1,0 +1,124 @@
+"""Write docs/reference/command-line.md from the commands of ``amqp-rt`` and their options.
+
+``python docs/_tools/command_line_page.py`` writes the page; a test fails if it is not up to date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from amqp_rt import cli
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "reference" / "command-line.md"
+#: Commands of the distribution amqp-rt itself; those of plug-ins are described in the plug-ins' guides.
+COMMANDS = ("serve", "send", "receive", "request", "node", "store", "user", "limits", "trace")
+
+HEAD = """\
+# Command line and configuration
+
+The command `amqp-rt` is installed with the package. `amqp-rt COMMAND --help` shows what this page lists.
+`amqp-rt pipeline` comes with the [Spark plug-in](../guides/pipelines.md).
+
+Commands that connect to a broker take the address from `--url`, else from the environment variable
+`AMQP_URL`, else `amqp://127.0.0.1:5672`. The exit status is 0 on success, 1 if the broker refused or could not
+be reached, 2 if an option or argument is wrong, and 130 after Ctrl-C. `serve` takes SIGINT and SIGTERM as a request to
+stop: it lets running work finish and exits with 0; the second signal ends it at once.
+
+(configuration-file)=
+## Configuration file
+
+`amqp-rt serve --config FILE` reads options from a TOML file. A key is the name of the option without its dashes, with `_`
+in the place of `-`; an option that may be repeated takes a list. Options on the command line override the file. An unknown
+key, or a value of another type, ends the start with one sentence that names the file and the line.
+
+```toml
+listen = ["amqp://127.0.0.1:5672", "amqps://0.0.0.0:5671"]
+tls_cert = "server.pem"
+tls_key = "server-key.pem"
+users = "users.toml"
+store = "sqlite:broker.db"
+
+[limits]
+idle_timeout_s = 30
+```
+
+The table `[limits]` has the names of [Limits](../limits.md), and `[cbs]` those of `--cbs`. Nodes are declared in files of
+their own, which `--nodes` names; see [Declaring nodes](../guides/declaring.md).
+`python docs/_tools/command_line_page.py` writes this page.
+"""
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Yield each command with its full name, groups before their members."""
+
+    def walk(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+        yield name, command
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for each in command.list_commands(context):
+                member = command.get_command(context, each)
+                assert member is not None
+                yield from walk(f"{name} {each}", member)
+
+    context = click.Context(cli.main)
+    for each in COMMANDS:
+        command = cli.main.get_command(context, each)
+        assert command is not None
+        yield from walk(each, command)
+
+
+def described(name: str, command: click.Command) -> str:
+    """Return the section of one command."""
+    context = click.Context(command, info_name=f"amqp-rt {name}")
+    lines = [f"{'#' * (2 + name.count(' '))} `{name}`", ""]
+    lines += [
+        "```text",
+        f"amqp-rt {name} {' '.join(command.collect_usage_pieces(context))}",
+        "```",
+        "",
+    ]
+    lines += [_prose(inspect.cleandoc(command.help or "")), ""]
+    options = [each for each in command.get_params(context) if isinstance(each, click.Option)]
+    rows = [row for each in options if (row := each.get_help_record(context)) is not None]
+    if len(rows) > 1:
+        lines += ["| option | meaning |", "| --- | --- |"]
+        for option, meaning in rows:
+            shown = option.replace("|", "\\|")
+            lines.append(f"| `{shown}` | {_cell(meaning)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _prose(text: str) -> str:
+    r"""Return the help of a command as Markdown: paragraphs after ``\b`` keep their lines."""
+    blocks = []
+    for block in re.split(r"\n\s*\n", text):
+        if block.startswith("\b"):
+            blocks.append("```text\n" + block.removeprefix("\b\n").removeprefix("\b") + "\n```")
+        else:
+            blocks.append(_markdown(block))
+    return "\n\n".join(blocks)
+
+
+def _markdown(text: str) -> str:
+    """Escape what Markdown would read as markup."""
+    return re.sub(r"([*_<>\[\]$])", r"\\\1", text)
+
+
+def _cell(text: str) -> str:
+    return _markdown(" ".join(text.split())).replace("|", "\\|")
+
+
+def page() -> str:
+    """Return the text of the page."""
+    return "\n".join([HEAD, *(described(name, command) for name, command in commands())])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

@@ -356,6 +356,9 @@ class Inlet:
 class Producer(Inlet):
     """Endpoint of one link that sends to a node, with its credit."""
 
+    #: Whether deliveries may hold something else than one message, even if none is streamed.
+    mixed = False
+
     def __init__(
         self,
         intake: Intake,
@@ -418,27 +421,38 @@ class Producer(Inlet):
         # Count the credit as used before the messages themselves take room.
         self.unpromised = self.early and len(deliveries) > self.promised
         self.intake.used(self)
-        if link.has_streamed:
-            self._deliver_large(link, deliveries)
+        if self.mixed or link.has_streamed:
+            self._deliver_mixed(link, deliveries)
         else:
             super().deliver(link, deliveries)
         if self.keeper is not None:
             self.keeper.delivered([delivery for delivery in deliveries if delivery.complete])
         self.intake.top_up(self)
 
-    def _deliver_large(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Process a batch while the link has, or has had, messages too large to arrive complete."""
-        whole: list[Any] = []
+    def _deliver_mixed(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Process *deliveries* of which some may be other than one message that has arrived complete."""
+        single: list[Any] = []
         for delivery in deliveries:
-            if not delivery.streamed:
-                whole.append(delivery)
+            if self._is_single(delivery):
+                single.append(delivery)
                 continue
-            if whole:
-                super().deliver(link, whole)
-                whole = []
-            pieces.take(self, link, delivery)
-        if whole:
-            super().deliver(link, whole)
+            if single:
+                super().deliver(link, single)
+                single = []
+            if not self._deliver_other(link, delivery):
+                # The link is detached: later deliveries are ignored.
+                return
+        if single:
+            super().deliver(link, single)
+
+    def _is_single(self, delivery: Any) -> bool:
+        """Return whether *delivery* is one message that arrives complete."""
+        return not delivery.streamed
+
+    def _deliver_other(self, link: ReceivingLink, delivery: Any) -> bool:
+        """Begin with a message too large to arrive complete; return whether the link continues."""
+        pieces.take(self, link, delivery)
+        return True
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """Continue with large messages of which more has arrived, or that were aborted."""

@@ -162,6 +162,16 @@ class Part(Struct, frozen=True):
     crc: int
 
 
+class _Commit(Struct, frozen=True):
+    """Arguments of :meth:`Staging.commit`, for one producer."""
+
+    run: str
+    epoch: int
+    parts: Sequence[Part]
+    identity: Identity
+    skip_different: bool
+
+
 class _KnownProducer(Struct, array_like=True):
     """Stored form of a producer. New fields go to the end."""
 
@@ -340,29 +350,12 @@ class Stage:
 class StagingProducer(Producer):
     """Receiving end of a link that stages messages, single ones or batches."""
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        if not any(delivery.message_format == MESSAGE_BATCH for delivery in deliveries):
-            super().deliver(link, deliveries)
-            return
-        # As for single messages: deliveries use granted credit first.
-        self.unpromised = self.early and len(deliveries) > self.promised
-        self.intake.used(self)
-        single: list[Any] = []
-        for delivery in deliveries:
-            if delivery.message_format != MESSAGE_BATCH:
-                single.append(delivery)
-                continue
-            if single:
-                Inlet.deliver(self, link, single)
-                single = []
-            if not self._deliver_batch(link, delivery):
-                # The link is detached: later deliveries are ignored.
-                break
-        if single:
-            Inlet.deliver(self, link, single)
-        self.intake.top_up(self)
+    mixed = True
 
-    def _deliver_batch(self, link: ReceivingLink, delivery: Any) -> bool:
+    def _is_single(self, delivery: Any) -> bool:
+        return bool(delivery.message_format != MESSAGE_BATCH)
+
+    def _deliver_other(self, link: ReceivingLink, delivery: Any) -> bool:
         """Stage the messages of a batch, or refuse all of them; return whether the link continues."""
         stage = self.node
         assert isinstance(stage, Stage)
@@ -847,17 +840,14 @@ class Staging:
         self._check_identity(identity)
         if not identity.content:
             identity = msgspec.structs.replace(identity, content=_content_of(parts))
+        asked = _Commit(run, epoch, parts, identity, skip_different)
         known = self._enter(destination, producer, run)
         done = trio.Event()
         found: list[bool | AmqpError] = []
 
         async def work() -> None:
             try:
-                found.append(
-                    await self._commit(
-                        known, run, epoch, parts, identity, skip_different=skip_different
-                    )
-                )
+                found.append(await self._commit(known, asked))
             except AmqpError as error:
                 found.append(error)
             except Exception as error:
@@ -893,22 +883,14 @@ class Staging:
                     condition="amqp:invalid-field",
                 )
 
-    async def _commit(
-        self,
-        producer: EpochProducer,
-        run: str,
-        epoch: int,
-        parts: Sequence[Part],
-        identity: Identity,
-        *,
-        skip_different: bool,
-    ) -> bool:
+    async def _commit(self, producer: EpochProducer, asked: _Commit) -> bool:
+        epoch, parts = asked.epoch, asked.parts
         async with producer.busy:
             # Earlier decisions come first, in the node and in the store.
             await self._publish(producer)
-            self._check(producer, run)
-            if self._repeat(producer, run, epoch, parts, identity, skip_different=skip_different):
-                self._sweep(producer, producer.epoch, identity.write)
+            self._check(producer, asked.run)
+            if self._repeat(producer, asked):
+                self._sweep(producer, producer.epoch, asked.identity.write)
                 return False
             if epoch == producer.epoch and len(producer.writes) >= self.limits.epoch_writes_max:
                 raise AmqpError(
@@ -922,38 +904,31 @@ class Staging:
                     await self._recount(stage)
             # While the store was read, another run may have taken over, attempts may have started again,
             # and the node may have been deleted. From here to the decision there is no checkpoint.
-            self._check(producer, run)
+            self._check(producer, asked.run)
             stages = [self._verified(producer, epoch, part) for part in parts]
             if len(set(stages)) < len(stages):
                 raise AmqpError("an attempt is named twice", condition="amqp:invalid-field")
             earlier = producer.writes if epoch == producer.epoch else ()
-            await self._decide(producer, epoch, (*earlier, Write(run, identity)), stages)
+            write = Write(asked.run, asked.identity)
+            await self._decide(producer, epoch, (*earlier, write), stages)
             await self._publish(producer)
             self._check_there(producer)
-            self._sweep(producer, epoch, identity.write)
+            self._sweep(producer, epoch, asked.identity.write)
             return True
 
-    def _repeat(
-        self,
-        producer: EpochProducer,
-        run: str,
-        epoch: int,
-        parts: Sequence[Part],
-        identity: Identity,
-        *,
-        skip_different: bool,
-    ) -> bool:
-        """Record that *run* repeats a write; return whether it does.
+    def _repeat(self, producer: EpochProducer, asked: _Commit) -> bool:
+        """Record that *asked* repeats a write; return whether it does.
 
         Raises:
             AmqpError: As for :meth:`EpochProducer.repeated`.
         """
-        count = sum(part.count for part in parts)
+        run, identity = asked.run, asked.identity
+        count = sum(part.count for part in asked.parts)
         try:
-            at = producer.repeated(run, epoch, identity, count)
+            at = producer.repeated(run, asked.epoch, identity, count)
         except AmqpError:
             left = [at for at, each in enumerate(producer.writes) if each.run != run]
-            if not skip_different or epoch < producer.epoch or not left:
+            if not asked.skip_different or asked.epoch < producer.epoch or not left:
                 raise
             at = left[0]
         if at is None:

@@ -13,7 +13,7 @@ committed epoch, -1 for none, and the query of that. ``STAGE`` takes a map with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -95,17 +95,14 @@ class _Staged(Struct, forbid_unknown_fields=True):
     attempt: int
 
 
+_Body = TypeVar("_Body", _Commit, _Staged)
+
+
 def add_epochs(management: Management, epochs: Epochs) -> None:
     """Add the operations on epochs at the nodes of *epochs* to *management*."""
 
     async def commit(entity: str, message: Message, peer: Peer) -> Message:
-        try:
-            asked = msgspec.convert(_plain(message.body), _Commit)
-        except msgspec.ValidationError as error:
-            raise AmqpError(
-                f"the body of {COMMIT_EPOCH} is a map with producer, run, epoch and parts: {error}",
-                condition="amqp:invalid-field",
-            ) from error
+        asked = _read(message, _Commit, COMMIT_EPOCH)
         published = await epochs.commit_epoch(
             entity,
             asked.producer,
@@ -128,13 +125,7 @@ def add_epochs(management: Management, epochs: Epochs) -> None:
         return reply_of(200, {"epoch": epoch, "query": query})
 
     async def count(entity: str, message: Message, peer: Peer) -> Message:
-        try:
-            asked = msgspec.convert(_plain(message.body), _Staged)
-        except msgspec.ValidationError as error:
-            raise AmqpError(
-                f"the body of {READ_STAGE} is a map with producer, run, epoch, part and attempt: {error}",
-                condition="amqp:invalid-field",
-            ) from error
+        asked = _read(message, _Staged, READ_STAGE)
         found, crc = await epochs.count_staged(
             entity,
             asked.producer,
@@ -149,6 +140,22 @@ def add_epochs(management: Management, epochs: Epochs) -> None:
     management.add_hook(COMMIT_EPOCH, commit, rights=Rights.SEND)
     management.add_hook(READ_STAGE, count, rights=Rights.SEND)
     management.add_hook(READ_EPOCH, read, rights=Rights.SEND)
+
+
+def _read(message: Message, kind: type[_Body], operation: str) -> _Body:
+    """Return the body of *message*, a request of *operation*, as *kind*.
+
+    Raises:
+        AmqpError: It is no map with the fields of *kind*.
+    """
+    try:
+        return msgspec.convert(_plain(message.body), kind)
+    except msgspec.ValidationError as error:
+        *names, last = [field.name for field in msgspec.structs.fields(kind) if field.required]
+        raise AmqpError(
+            f"the body of {operation} is a map with {', '.join(names)} and {last}: {error}",
+            condition="amqp:invalid-field",
+        ) from error
 
 
 def _plain(value: Any) -> Any:

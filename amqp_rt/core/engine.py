@@ -14,14 +14,14 @@ from typing import Any, Final
 from ..codec.composites import read_composite
 from ..codec.primitives import Reader
 from ..errors import AmqpError, DecodeError, LocalProtocolError
-from ..events import Closed, ConnectionFailed, Event, LoginRequested, Opened, Peer
+from ..events import Closed, ConnectionFailed, Event, Opened, Peer
+from ..limits import Limits
 from ..outcomes import Error
 from .frames import (
     AMQP_FRAME,
     AMQP_HEADER,
     EMPTY_FRAME,
     FRAME_SIZE_MIN,
-    SASL_FRAME,
     SASL_HEADER,
     TLS_HEADER,
     Fault,
@@ -33,11 +33,16 @@ from .frames import (
     read_disposition,
 )
 from .lifecycle import (
+    AWAITS_LOGIN,
     CLOSED,
     CONNECTION,
     HEADER,
     MAPPED,
     OPENED,
+    READS_FRAMES,
+    READS_HEADER,
+    READS_NOTHING,
+    READS_SASL,
     START,
     UNMAPPED,
     Half,
@@ -52,29 +57,15 @@ from .performatives import (
     Begin,
     Close,
     Detach,
+    Disposition,
     End,
     Flow,
     Open,
+    Transfer,
 )
-from .sasl import SaslExchange
-from .sasl_frames import (
-    AUTH,
-    OK,
-    SaslChallenge,
-    SaslInit,
-    SaslMechanisms,
-    SaslOutcome,
-    SaslResponse,
-)
+from .sasl import SaslLayer
 from .senders import SenderLink
 from .session import Session
-
-# Progress of the layers below open.
-_HEADER: Final = 0  # a protocol header is expected
-_SASL: Final = 1  # SASL frames are expected
-_LOGIN: Final = 2  # the application decides on the login; bytes wait
-_FRAMES: Final = 3  # AMQP frames are expected
-_DEAD: Final = 4  # no further input is read
 
 UNBOUNDED_WORK: Final = 2**31 - 1
 #: Work of a performative other than transfer or disposition, in units of one frame. An attach costs
@@ -127,11 +118,12 @@ class Engine:
         self._remote: dict[int, Session] = {}
         self._remote_channel_max: int = 65535
         self._buffer = FrameBuffer(self.limits.frame_size_before_open)
-        self._layer: int = _HEADER
-        self._sasl_done: bool = False
-        self._sasl_header_sent: bool = False
-        self._exchange: SaslExchange | None = None
-        self._mechanism: Any = None
+        #: Input that is read next, as one of the constants in ``lifecycle``.
+        self.layer: int = READS_HEADER
+        #: Whether the login has succeeded, or the client does without SASL.
+        self.sasl_done: bool = False
+        #: Present from the first SASL header to the end of the login.
+        self._sasl: SaslLayer | None = None
         self._output: list[bytes] = []
         self._events: list[Event] = []
         self._touched: list[Link] = []
@@ -163,10 +155,9 @@ class Engine:
         self._sent: bool = False
         if client:
             if options.client_mechanisms:
-                self._sasl_header_sent = True
-                self._write_raw(SASL_HEADER)
+                self._sasl = SaslLayer(self)
             else:
-                self._sasl_done = True
+                self.sasl_done = True
                 self._start_amqp()
 
     # --- called by the driver ------------------------------------------------------------
@@ -197,13 +188,14 @@ class Engine:
         self._last_received = now
         self.unread = False
         self.spent = 0
-        if self._layer == _DEAD:
+        if self.layer == READS_NOTHING:
             return []
         if data:
             self._buffer.feed(data)
-        return self._run()
+        return self.run()
 
-    def _run(self) -> list[Event]:
+    def run(self) -> list[Event]:
+        """Process input that has arrived, and return its events."""
         self._receiving = True
         try:
             while True:
@@ -235,7 +227,7 @@ class Engine:
                 self._report_closed(None)
             elif error is None:
                 self._failed = Error("amqp:connection:forced", "the stream ended without a close")
-                self._report(ConnectionFailed(self._failed))
+                self.report(ConnectionFailed(self._failed))
             self._finish()
         events = self._events
         self._events = []
@@ -270,7 +262,7 @@ class Engine:
         elif now >= self._next_send:
             self._next_send = now + self._send_interval
             if not self._sent and not self._output and self.ours.stage is OPENED:
-                self._write_raw(EMPTY_FRAME)
+                self.write_raw(EMPTY_FRAME)
             self._sent = False
         events = self._events
         self._events = []
@@ -308,7 +300,7 @@ class Engine:
         if self.finished or self.ours.stage is CLOSED:
             return
         if self.ours.stage is not OPENED:
-            self._layer = _DEAD
+            self.layer = READS_NOTHING
             self._finish()
             return
         self._say_close(error)
@@ -384,7 +376,7 @@ class Engine:
     def write_bytes(self, data: bytes) -> None:
         """Queue encoded frames, unless our close has been sent."""
         if self.ours.stage is OPENED:
-            self._write_raw(data)
+            self.write_raw(data)
 
     def write_pieces(self, header: bytes, payload: bytes) -> None:
         """Queue a transfer frame; a large payload is not copied."""
@@ -448,7 +440,8 @@ class Engine:
 
     # --- output --------------------------------------------------------------------------
 
-    def _write_raw(self, data: bytes) -> None:
+    def write_raw(self, data: bytes) -> None:
+        """Queue *data*, in whichever state the connection is."""
         self._output.append(data)
         self.output_size += len(data)
         self.wake()
@@ -480,7 +473,7 @@ class Engine:
         buffer = self._buffer
         left = self.work_max
         while True:
-            if self._layer == _FRAMES:
+            if self.layer == READS_FRAMES:
                 if left <= self.spent:
                     # The rest may be less than a whole frame; the next call finds out.
                     self.unread = True
@@ -489,17 +482,18 @@ class Engine:
                     return
                 left -= 1
                 self._on_frame(buffer)
-            elif self._layer == _SASL:
+            elif self.layer == READS_SASL:
                 if not buffer.next_frame():
                     return
-                self._on_sasl_frame(buffer)
-            elif self._layer == _HEADER:
+                assert self._sasl is not None
+                self._sasl.on_frame(buffer)
+            elif self.layer == READS_HEADER:
                 header = buffer.take_header()
                 if not header:
                     return
                 self._on_header(header)
             else:
-                if self._layer == _LOGIN and buffer.held() > self.limits.login_ahead_max:
+                if self.layer == AWAITS_LOGIN and buffer.held() > self.limits.login_ahead_max:
                     raise connection_fault(
                         "amqp:resource-limit-exceeded",
                         "too much was sent before the login's answer",
@@ -527,7 +521,7 @@ class Engine:
         if code == 0x14:
             session = self._remote.get(buffer.channel)
             if session is None or self.theirs.stage is not OPENED:
-                raise self._no_session("transfer", buffer.channel)
+                raise _no_session("transfer", buffer.channel, self.limits)
             if session.ours.stage is MAPPED:
                 try:
                     session.on_transfer(data, at, end)
@@ -536,7 +530,7 @@ class Engine:
         elif code == 0x15 and self.theirs.stage is OPENED:
             session = self._remote.get(buffer.channel)
             if session is None:
-                raise self._no_session("disposition", buffer.channel)
+                raise _no_session("disposition", buffer.channel, self.limits)
             if session.ours.stage is MAPPED:
                 session.on_disposition(read_disposition(data, at, end, self.limits))
         else:
@@ -569,7 +563,7 @@ class Engine:
             return
         session = self._remote.get(channel)
         if session is None:
-            raise self._no_session(type(performative).__name__.lower(), channel)
+            raise _no_session(type(performative).__name__.lower(), channel, self.limits)
         if isinstance(performative, End):
             session.on_end(performative)
             return
@@ -584,29 +578,13 @@ class Engine:
                 session.on_attach(performative)
             elif isinstance(performative, Detach):
                 session.on_detach(performative)
-            else:
-                # A transfer or disposition with an unusual descriptor.
-                self._on_unusual(session, performative, data, at, end)
+            elif isinstance(performative, Transfer):
+                # With an unusual encoding of its descriptor, as the disposition below.
+                session.on_transfer(data, at, end)
+            elif isinstance(performative, Disposition):
+                session.on_disposition(performative)
         except Fault as fault:
             self._end_session(session, fault)
-
-    def _no_session(self, name: str, channel: int) -> Fault:
-        if channel > self.limits.channel_max:
-            return connection_fault(
-                "amqp:connection:framing-error",
-                f"channel {channel} is above the channel-max {self.limits.channel_max}",
-            )
-        return connection_fault(
-            "amqp:not-allowed", f"{name} on channel {channel}, which has no session"
-        )
-
-    def _on_unusual(
-        self, session: Session, performative: Any, data: bytes, at: int, end: int
-    ) -> None:
-        if type(performative).__name__ == "Transfer":
-            session.on_transfer(data, at, end)
-        else:
-            session.on_disposition(performative)
 
     def _end_session(self, session: Session, fault: Fault) -> None:
         if fault.scope != "session":
@@ -624,45 +602,58 @@ class Engine:
 
     def _on_header(self, header: bytes) -> None:
         if header == AMQP_HEADER:
-            if not self._sasl_done and (self.client or self.options.sasl_required):
+            if not self.sasl_done and (self.client or self.options.sasl_required):
                 self._refuse_header(SASL_HEADER, header)
                 return
             self.theirs.take(Step.HEADER)
             if self.ours.stage is START:
                 self.ours.take(Step.HEADER)
-                self._write_raw(AMQP_HEADER)
-            self._layer = _FRAMES
+                self.write_raw(AMQP_HEADER)
+            self.layer = READS_FRAMES
             if self.client and self.ours.stage is HEADER:
                 self._say_open()
-        elif header == SASL_HEADER and self._speaks_sasl():
-            self._layer = _SASL
-            if not self._sasl_header_sent:
-                self._sasl_header_sent = True
-                self._write_raw(SASL_HEADER)
-                self._write_raw(
-                    performative_frame(0, SaslMechanisms(self.options.mechanisms), SASL_FRAME)
-                )
+        elif (
+            header == SASL_HEADER
+            and not self.sasl_done
+            and (self.client or self.options.mechanisms)
+        ):
+            self.layer = READS_SASL
+            if self._sasl is None:
+                self._sasl = SaslLayer(self)
         else:
             self._refuse_header(SASL_HEADER if self.options.sasl_required else AMQP_HEADER, header)
 
-    def _speaks_sasl(self) -> bool:
-        return not self._sasl_done and (self.client or bool(self.options.mechanisms))
-
     def _refuse_header(self, ours: bytes, header: bytes) -> None:
         """Answer a protocol header that we do not support with one that we do, and end (§2.2)."""
-        said = self.ours.stage is not START or self._sasl_header_sent
+        said = self.ours.stage is not START or self._sasl is not None or self.sasl_done
         if not said:
-            self._write_raw(ours)
+            self.write_raw(ours)
         theirs = "requires TLS" if header == TLS_HEADER else "speaks another protocol or version"
         self._failed = Error("amqp:connection:framing-error", f"the peer {theirs}")
-        self._report(ConnectionFailed(self._failed))
+        self.report(ConnectionFailed(self._failed))
+        self._finish()
+
+    # --- called by the SASL layer --------------------------------------------------------
+
+    def end_sasl(self) -> None:
+        """Continue with the protocol header of AMQP, after a login that succeeded."""
+        self._sasl = None
+        self.sasl_done = True
+        self.layer = READS_HEADER
+        if self.client:
+            self._start_amqp()
+
+    def fail_login(self, description: str) -> None:
+        """End the connection, since its login failed."""
+        self._failed = Error("amqp:unauthorized-access", description)
+        self.report(ConnectionFailed(self._failed))
         self._finish()
 
     # --- open and close ------------------------------------------------------------------
 
     def _start_amqp(self) -> None:
         self.ours.take(Step.HEADER)
-        self._write_raw(AMQP_HEADER)
+        self.write_raw(AMQP_HEADER)
         if self.options.pipelined:
             self._say_open()
 
@@ -681,7 +672,7 @@ class Engine:
             desired_capabilities=options.desired_capabilities,
             properties=options.properties or None,
         )
-        self._write_raw(performative_frame(0, performative))
+        self.write_raw(performative_frame(0, performative))
 
     def _on_open(self, performative: Open) -> None:
         self.theirs.take(Step.OPEN)
@@ -727,7 +718,7 @@ class Engine:
             and isinstance(version, str)
             and version.startswith("3.")
         )
-        self._report(Opened(peer))
+        self.report(Opened(peer))
 
     def _on_begin(self, begin: Begin, channel: int) -> None:
         if channel > self.limits.channel_max:
@@ -785,7 +776,7 @@ class Engine:
         if self.ours.stage is OPENED:
             self._flush_dirty()
             self.ours.take(Step.CLOSE)
-            self._write_raw(performative_frame(0, Close()))
+            self.write_raw(performative_frame(0, Close()))
         self._lose_sessions(close.error)
         self._report_closed(close.error)
         self._finish()
@@ -820,7 +811,7 @@ class Engine:
         self._flush_dirty()
         self.ours.take(Step.CLOSE)
         self._queued.clear()
-        self._write_raw(close)
+        self.write_raw(close)
         self._handshake_deadline = inf
         self._close_deadline = self._now
         self._grace_begins = True
@@ -832,20 +823,20 @@ class Engine:
         The cause is a violation by the peer or a timeout.
         """
         if self._failed is not None or self.finished:
-            self._layer = _DEAD
+            self.layer = READS_NOTHING
             self._finish()
             return
         self._failed = Error(condition, description)
-        if self.ours.stage is HEADER and self._layer == _FRAMES:
+        if self.ours.stage is HEADER and self.layer == READS_FRAMES:
             # A close must not precede open: send open, then close with the reason.
             self._say_open()
-        self._report(ConnectionFailed(self._failed))
-        if self.ours.stage is OPENED and self._layer == _FRAMES:
+        self.report(ConnectionFailed(self._failed))
+        if self.ours.stage is OPENED and self.layer == READS_FRAMES:
             self._say_close(self._failed)
             if self.theirs.stage is CLOSED:
                 self._finish()
         else:
-            self._layer = _DEAD
+            self.layer = READS_NOTHING
             self._finish()
 
     def _lose_sessions(self, error: Error | None) -> None:
@@ -860,9 +851,6 @@ class Engine:
         for follow in followers.values():
             follow()
 
-    def _report(self, event: Event) -> None:
-        self._events.append(event)
-
     def _report_closed(self, error: Error | None) -> None:
         if not self._close_reported and self._failed is None:
             self._close_reported = True
@@ -872,135 +860,24 @@ class Engine:
         """End the connection for good; queued output still leaves."""
         if self.finished:
             return
-        self._layer = _DEAD
+        self.layer = READS_NOTHING
         self._lose_sessions(self._failed)
         # Sessions refer to their engine: without this the cycle would keep its buffers.
         self._dirty.clear()
         self.finished = True
         self._close_deadline = inf
         self._handshake_deadline = inf
-        self._exchange = None
+        self._sasl = None
         self._signalled = False
         self.wake()
 
-    # --- SASL (Part 5 §5.3) --------------------------------------------------------------
 
-    def _on_sasl_frame(self, buffer: FrameBuffer) -> None:
-        if buffer.kind != SASL_FRAME:
-            raise connection_fault(
-                "amqp:connection:framing-error", f"frame type {buffer.kind} is not SASL"
-            )
-        if buffer.body == buffer.end:
-            raise connection_fault("amqp:connection:framing-error", "an empty SASL frame")
-        reader = Reader(buffer.data, buffer.body, buffer.end, self.limits)
-        if self.client:
-            self._on_server_sasl(read_composite(reader, SaslMechanisms, SaslChallenge, SaslOutcome))
-        else:
-            self._on_client_sasl(read_composite(reader, SaslInit, SaslResponse))
-
-    def _on_client_sasl(self, performative: Any) -> None:
-        if isinstance(performative, SaslInit):
-            if self._exchange is not None:
-                raise connection_fault("amqp:not-allowed", "sasl-init came twice")
-            mechanism = str(performative.mechanism)
-            self._exchange = SaslExchange(self, mechanism)
-            if mechanism not in self.options.mechanisms:
-                self._exchange.refused = f"{mechanism!r:.50} is not offered"
-            response = performative.initial_response
-            hostname = performative.hostname
-            self.peer.virtual_host = hostname or self.peer.virtual_host
-        else:
-            if self._exchange is None:
-                raise connection_fault("amqp:not-allowed", "sasl-response came before sasl-init")
-            mechanism = self._exchange.mechanism
-            response = performative.response
-            hostname = None
-        if response is not None and len(response) > self.limits.sasl_response_max:
-            self._exchange.refused = (
-                f"a response of more than {self.limits.sasl_response_max} octets"
-            )
-            response = None
-        self._layer = _LOGIN
-        self._report(LoginRequested(mechanism, response, hostname, self._exchange))
-
-    def sasl_challenge(self, data: bytes) -> list[Event]:
-        """Send a challenge, and process bytes that the client had sent ahead."""
-        if self._layer != _LOGIN:
-            return []
-        if self._refused():
-            return []
-        self._layer = _SASL
-        self._write_raw(performative_frame(0, SaslChallenge(data), SASL_FRAME))
-        return self._run()
-
-    def _refused(self) -> bool:
-        """Return whether the exchange can only fail, after failing it in that case."""
-        if self._exchange is not None and self._exchange.refused:
-            self.sasl_fail()
-            return True
-        return False
-
-    def sasl_succeed(
-        self, user: str | None, identity: Any, mechanism: str, data: bytes | None = None
-    ) -> list[Event]:
-        """Accept the client, and process bytes that it had sent ahead."""
-        if self._layer != _LOGIN:
-            return []
-        if self._refused():
-            return []
-        self.peer.user = user
-        self.peer.identity = identity
-        self.peer.mechanism = mechanism
-        self._exchange = None
-        self._sasl_done = True
-        self._layer = _HEADER
-        self._write_raw(performative_frame(0, SaslOutcome(OK, data), SASL_FRAME))
-        return self._run()
-
-    def sasl_fail(self) -> None:
-        """Reject the login, with the same outcome for every cause (§5.3.3.5)."""
-        if self.finished or self._sasl_done:
-            return
-        self._write_raw(performative_frame(0, SaslOutcome(AUTH), SASL_FRAME))
-        self._failed = Error("amqp:unauthorized-access", "the login failed")
-        self._report(ConnectionFailed(self._failed))
-        self._finish()
-
-    def _on_server_sasl(self, performative: Any) -> None:
-        if isinstance(performative, SaslMechanisms):
-            if self._mechanism is not None:
-                raise connection_fault("amqp:not-allowed", "sasl-mechanisms came twice")
-            offered = performative.sasl_server_mechanisms
-            for mechanism in self.options.client_mechanisms:
-                if mechanism.name in offered:
-                    self._mechanism = mechanism
-                    break
-            else:
-                names = ", ".join(str(name) for name in offered)
-                self._fail_login(f"the peer offers only these SASL mechanisms: {names}")
-                return
-            init = SaslInit(self._mechanism.name, self._mechanism.initial(), self.options.hostname)
-            self._write_raw(performative_frame(0, init, SASL_FRAME))
-        elif self._mechanism is None:
-            raise connection_fault("amqp:not-allowed", "the server spoke before its mechanisms")
-        elif isinstance(performative, SaslChallenge):
-            response = self._mechanism.respond(performative.challenge)
-            self._write_raw(performative_frame(0, SaslResponse(response), SASL_FRAME))
-        elif performative.code == OK:
-            finish = getattr(self._mechanism, "finish", None)
-            if finish is not None:
-                # With some mechanisms the server proves its identity too; this raises if the proof
-                # is wrong.
-                finish(performative.additional_data)
-            self._sasl_done = True
-            self._layer = _HEADER
-            self._start_amqp()
-        elif performative.code == AUTH:
-            self._fail_login("the peer did not accept the login")
-        else:
-            self._fail_login(f"the peer could not check the login (sasl-code {performative.code})")
-
-    def _fail_login(self, description: str) -> None:
-        self._failed = Error("amqp:unauthorized-access", description)
-        self._report(ConnectionFailed(self._failed))
-        self._finish()
+def _no_session(name: str, channel: int, limits: Limits) -> Fault:
+    if channel > limits.channel_max:
+        return connection_fault(
+            "amqp:connection:framing-error",
+            f"channel {channel} is above the channel-max {limits.channel_max}",
+        )
+    return connection_fault(
+        "amqp:not-allowed", f"{name} on channel {channel}, which has no session"
+    )

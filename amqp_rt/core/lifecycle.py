@@ -40,6 +40,14 @@ DETACHED: Final = Stage.DETACHED
 ATTACHED: Final = Stage.ATTACHED
 
 
+# Input that an engine reads next; see ``Engine.layer``.
+READS_HEADER: Final = 0  # a protocol header
+READS_SASL: Final = 1  # SASL frames
+AWAITS_LOGIN: Final = 2  # nothing until the application has decided on the login
+READS_FRAMES: Final = 3  # frames of AMQP
+READS_NOTHING: Final = 4  # nothing any more
+
+
 class Step(Enum):
     """Performatives and headers that change a stage."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 MASK: Final = 0xFFFFFFFF
@@ -25,3 +26,13 @@ def within(serial: int, first: int, last: int) -> bool:
     The range is empty if *last* comes before *first*.
     """
     return ((serial - first) & MASK) <= ((last - first) & MASK) < _HALF
+
+
+def in_range(known: Mapping[int, object], first: int, span: int) -> list[int]:
+    """Return the *span* ids from *first*, or those of them in *known* where it is the smaller.
+
+    So the cost is bounded by both; with a small span the ids returned may not be known.
+    """
+    if span <= len(known):
+        return [(first + offset) & MASK for offset in range(span)]
+    return [each for each in known if ((each - first) & MASK) < span]

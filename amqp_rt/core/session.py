@@ -35,16 +35,7 @@ from .lifecycle import (
     session_state,
 )
 from .links import Link
-from .performatives import (
-    RECEIVER,
-    SENDER,
-    Attach,
-    Begin,
-    Detach,
-    Disposition,
-    End,
-    Flow,
-)
+from .performatives import RECEIVER, SENDER, Attach, Begin, Detach, Disposition, End, Flow
 from .receivers import Delivery, ReceiverLink
 from .resume import fitting
 from .senders import SenderLink, Sending
@@ -620,7 +611,7 @@ class Session:
         settled = disposition.settled
         if disposition.role == RECEIVER:
             outgoing = self._outgoing
-            found = _in_range(outgoing, first, last, span)
+            found = serial.in_range(outgoing, first, span)
             self.engine.spent += len(found) // 4
             for delivery_id in found:
                 sending = outgoing.get(delivery_id)
@@ -653,7 +644,7 @@ class Session:
                 self.engine.room_again()
         else:
             incoming = self._incoming
-            found = _in_range(incoming, first, last, span)
+            found = serial.in_range(incoming, first, span)
             self.engine.spent += len(found) // 4
             for delivery_id in found:
                 delivery = incoming.get(delivery_id)
@@ -903,13 +894,3 @@ class Session:
         ):
             self._session_flow = False
             self.write(self.flow())
-
-
-def _in_range(known: Mapping[int, object], first: int, last: int, span: int) -> list[int]:
-    """Return ids between *first* and *last*, at the cost of the smaller of range and *known*.
-
-    Where the range is the smaller one, the ids returned may not be known.
-    """
-    if span <= len(known):
-        return [(first + offset) & 0xFFFFFFFF for offset in range(span)]
-    return [delivery_id for delivery_id in known if ((delivery_id - first) & 0xFFFFFFFF) < span]

@@ -6,6 +6,7 @@ no machine is quiet enough to show it in a benchmark.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from call_counts import Calls, plain_only
 from paged import world_of
 
 from amqp_rt import Container, node, rpc
-from amqp_rt.broker.nodes import Log, Queue, Topic
+from amqp_rt.batches import MESSAGE_BATCH, MESSAGE_BATCHES, write_messages
+from amqp_rt.broker.nodes import Declaration, Log, Queue, Topic
+from amqp_rt.broker.staging import ATTEMPT, EPOCH, PART, PRODUCER, RUN
+from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED
 from amqp_rt.stores.memory import MemoryStore
@@ -130,6 +134,27 @@ async def test_durable_messages(autojump_clock: Any) -> None:
         came, lived = await through_broker(world, "q", durable=True)
     came.judge(MESSAGES, 63)
     lived.judge(MESSAGES, 180)
+
+
+@pytest.mark.parametrize(("out", "at_most"), [(Queue("out"), 11), (Log("out", partitions=2), 5)])
+async def test_messages_of_an_epoch_that_are_published(
+    autojump_clock: Any, out: Declaration, at_most: int
+) -> None:
+    """They were staged in batches."""
+    claim: dict[Any, Any] = {PRODUCER: "job", RUN: "one", EPOCH: 0, PART: 0, ATTEMPT: 0}
+    calls = Calls()
+    async with world_of(MemoryStore(), out, limits=Limits()) as world:
+        sending = world.client().sender(
+            "out", properties=claim, desired_capabilities=(MESSAGE_BATCHES,)
+        )
+        batch = [Message(b"x" * 100).encode()] * 500
+        for _ in range(6):
+            sending.send_raw(write_messages(batch), message_format=MESSAGE_BATCH)
+            await world.settle()
+        crc = zlib.crc32(b"".join(batch * 6))
+        with calls:
+            assert await world.host.commit_epoch("out", "job", "one", 0, [(0, 0, 3_000, crc)])
+    calls.judge(3_000, at_most)
 
 
 @node("bench")

@@ -33,7 +33,7 @@ passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
 .PHONY: help
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of test: lint types unit whole compiled docs fragments smoke'
+	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of test: lint types unit compiled docs fragments smoke'
 
 # ---- set-up ------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ run: .venv/flights
 .PHONY: test
 test: .venv/ready
 	@$(call beside,compiled-wheel,peers lint types)
-	@$(call beside,whole tests-compiled docs smoke,unit fragments)
+	@$(call beside,tests-compiled docs smoke,unit fragments)
 	$(BIN)/python docs/_tools/conformance.py --check
 
 # Make the goals $(1) in the background and $(2) in the foreground. What the former say comes at the end.
@@ -160,25 +160,18 @@ types: .venv/ready
 	$(BIN)/mypy amqp_rt $(wildcard tests/typing)
 	$(BIN)/mypy $(filter-out %.egg-info,$(wildcard plugins/*/amqp_rt_*))
 
-# Whole programs: benchmarks, the pages of the documentation, examples.
-WHOLE := $(addprefix tests/,benchmarks test_docs.py test_examples.py testing/test_guide.py)
-# These and the tests of the test kit run beside all others, so that both lanes take as long. What they prove is
-# noted in a file of its own.
-BESIDE := $(filter-out tests/testing/%,$(WHOLE)) tests/testing
-PYTEST := AMQP_RT_EXPECT=pure $(BIN)/pytest --durations=30 --durations-min=4
+# Processes that share the tests: one more than most machines have cores, since tests often wait for others.
+WORKERS := 3
+PYTEST := AMQP_RT_EXPECT=pure $(BIN)/pytest -n $(WORKERS) --durations=30 --durations-min=4
 
 .PHONY: unit
 unit: .venv/flights peers
 	$(call heading,Tests on plain Python)
-	$(PYTEST) --conformance=.conformance.json tests $(wildcard plugins/*/tests) $(addprefix --ignore=,$(BESIDE))
-
-.PHONY: whole
-whole: .venv/flights peers
-	$(call heading,Benchmarks$(comma) pages$(comma) examples and the test kit on plain Python)
-	$(PYTEST) --conformance=.conformance-whole.json $(BESIDE)
+	rm -f .conformance*.json
+	$(PYTEST) --conformance=.conformance.json tests $(wildcard plugins/*/tests)
 
 .PHONY: conformance
-conformance: unit whole
+conformance: unit
 	$(BIN)/python docs/_tools/conformance.py
 
 # Which promise each mistake of tests/mutations.py breaks, and how the simulation notices.
@@ -219,12 +212,11 @@ mutation-score: .venv/mutation
 	$(if $(PLAIN),.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(PLAIN)))
 	touch $@
 
-# The Spark plug-in, whole programs, the command line and logins run the same Python either way, and their tests take
-# more than half of the time: only long runs repeat them on the compiled wheel.
+# What is compiled, what runs through it, and peers that talk to it. All else runs the same Python either way: only
+# long runs repeat all tests on the compiled wheel.
+TWICE := $(addprefix tests/,codec core broker container differential fuzz interop abuse test_message.py) $(AMQP091)/tests
+ifeq ($(AMQP_RT_LONG),1)
 TWICE := tests $(wildcard plugins/*/tests)
-ifneq ($(AMQP_RT_LONG),1)
-TWICE := $(filter-out $(SPARK)/tests,$(TWICE))
-ONCE := $(addprefix --ignore=$(CURDIR)/,$(WHOLE) tests/cli tests/security)
 endif
 
 .PHONY: compiled
@@ -243,7 +235,8 @@ tests-compiled:
 	mkdir -p .build/empty
 	@cd .build/empty && { $(without_compiler) || AMQP_RT_EXPECT=compiled $(CURDIR)/.venv-compiled/bin/pytest \
 	  --deselect tests/testing/test_conformance_kit.py::test_other_brokers_depart_where_we_know \
-	  --config-file=$(CURDIR)/pyproject.toml --rootdir=$(CURDIR) $(ONCE) $(addprefix $(CURDIR)/,$(TWICE)); }
+	  --durations=10 --durations-min=4 \
+	  --config-file=$(CURDIR)/pyproject.toml --rootdir=$(CURDIR) $(addprefix $(CURDIR)/,$(TWICE)); }
 
 .PHONY: docs
 docs: .venv/ready

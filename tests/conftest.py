@@ -1,4 +1,4 @@
-"""Shared by all tests: requirement marks, quick and long runs, peers, the shared material.
+"""Shared by all tests: requirement marks, quick and long runs, workers, peers, the shared material.
 
 Tests run against the installed package. ``make test`` runs the suite on the editable tree and again on
 the compiled wheel; ``AMQP_RT_EXPECT`` names the one that a run is meant for.
@@ -17,6 +17,7 @@ import tomllib
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -99,8 +100,9 @@ class Requirements:
         with (ROOT / "tests" / "requirements.toml").open("rb") as file:
             self.known = {name for section in tomllib.load(file).values() for name in section}
         self.config = config
-        self.ids: dict[str, set[str]] = {}
-        self.outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        #: requirement → test without its parameters → outcome → how often
+        self.proofs: defaultdict[str, defaultdict[str, Counter[str]]]
+        self.proofs = defaultdict(lambda: defaultdict(Counter))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -108,21 +110,43 @@ class Requirements:
             ids = {name for mark in item.iter_markers("req") for name in mark.args}
             if unknown := ids - self.known:
                 raise pytest.UsageError(f"{item.nodeid}: no such requirement: {sorted(unknown)}")
-            self.ids[item.nodeid] = ids
+            # Reports carry these from the workers of pytest-xdist to the process that writes the record.
+            item.user_properties.append(("req", sorted(ids)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
-            self.outcomes[report.nodeid][report.outcome] += 1
+            test = report.nodeid.partition("[")[0]
+            for name in dict(report.user_properties).get("req", ()):
+                self.proofs[name][test][report.outcome] += 1
 
     def pytest_sessionfinish(self) -> None:
-        if not (path := self.config.getoption("--conformance")):
-            return
-        proofs: defaultdict[str, defaultdict[str, Counter[str]]]
-        proofs = defaultdict(lambda: defaultdict(Counter))
-        for nodeid, outcomes in self.outcomes.items():
-            for name in self.ids.get(nodeid, ()):
-                proofs[name][nodeid.partition("[")[0]] += outcomes
-        Path(path).write_text(json.dumps(proofs, indent=1, sort_keys=True) + "\n")
+        if (path := self.config.getoption("--conformance")) and not in_worker(self.config):
+            Path(path).write_text(json.dumps(self.proofs, indent=1, sort_keys=True) + "\n")
+
+
+def in_worker(config: pytest.Config) -> bool:
+    """Return whether this process is a worker of pytest-xdist, which reports to another one."""
+    return hasattr(config, "workerinput")
+
+
+#: Files whose tests share no fixture and take long: each test goes to the next free worker.
+_SPREAD = ("tests/abuse/test_threats.py", "tests/testing/test_mutations.py")
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give free workers whole files, since the tests of a file share fixtures, in the order of collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return nodeid if file in _SPREAD else file
+
+    if config.getoption("dist") not in {"load", "loadfile"}:
+        return None
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
 
 
 #: Peer → module to import, and package to install.

@@ -14,6 +14,7 @@ import gc
 import hmac
 import json
 import logging
+import os
 import struct
 import tracemalloc
 from collections import Counter
@@ -30,6 +31,7 @@ from wire import OPEN, Octets, frame
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, CloseConnection, Request
 
+from amqp_rt import COMPILED
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
@@ -61,8 +63,9 @@ from amqp_rt.termini import Source, Target
 from amqp_rt.values import Described, Symbol
 
 KNOWN = certificates()
-DOORS = {"tcp": "amqp", "tls": "amqps", "ws": "ws"}
-SCHEMES = {**DOORS, "wss": "wss"}
+SCHEMES = {"tcp": "amqp", "tls": "amqps", "ws": "ws", "wss": "wss"}
+#: The compiled modules get the same octets over each transport: only long runs repeat all of them there.
+DOORS = ("tcp",) if COMPILED and os.environ.get("AMQP_RT_LONG") != "1" else ("tcp", "tls", "ws")
 SECRET = b"a secret of at least 32 octets, for HS256"
 USERS = {"good": "horse-battery", "eve": "correct-staple"}
 LIMITS = Limits(

@@ -117,7 +117,7 @@ run: .venv/flights
 # Two of these at a time, since much of their time is spent waiting.
 .PHONY: test
 test: .venv/ready
-	@$(call beside,compiled-wheel,peers lint types)
+	@$(call beside,compiled-wheel,peers collect lint types)
 	@$(call beside,tests-compiled docs smoke,unit fragments)
 	$(BIN)/python docs/_tools/conformance.py --check
 
@@ -163,6 +163,12 @@ types: .venv/ready
 # Processes that share the tests: one more than most machines have cores, since tests often wait for others.
 WORKERS := 3
 PYTEST := AMQP_RT_EXPECT=pure $(BIN)/pytest -n $(WORKERS) --durations=30 --durations-min=4
+
+# Ends early if a module of the tests cannot be imported; and workers find the modules compiled.
+.PHONY: collect
+collect: .venv/ready
+	$(call heading,Modules of the tests)
+	AMQP_RT_EXPECT=pure $(BIN)/pytest --collect-only -qqq tests $(wildcard plugins/*/tests) | { grep -vE '^[^ ]+: [0-9]+$$' || true; }
 
 .PHONY: unit
 unit: .venv/flights peers

@@ -73,6 +73,16 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("peer") or item.get_closest_marker("spark"):
+            item.add_marker("foreign")
+        # Programs of others take seconds to start.
+        if item.get_closest_marker("foreign"):
+            item.add_marker("slow")
+    if in_worker(config):
+        # Workers take the next file when they are free. The longest come first, so that all end at about the same time.
+        slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+        items.sort(key=lambda item: -slow[item.path])
     if LONG:
         return
     long = [item for item in items if item.get_closest_marker("long")]
@@ -91,6 +101,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("peer"):
         require_peer(mark.args[0])
+
+
+#: Tests that take longer belong out of the quick loop, ``pytest -m "not slow"``.
+_SLOW_S = 1.5
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """List the tests that make the quick loop slow. No test fails for it: the machine may have been busy."""
+    if "not slow" not in config.option.markexpr:
+        return
+    passed = sorted(terminalreporter.getreports("passed"), key=lambda each: -each.duration)
+    if slow := [each for each in passed[:20] if each.duration > _SLOW_S]:
+        terminalreporter.section('slow without the mark "slow"')
+        for each in slow:
+            terminalreporter.write_line(f"{each.duration:6.1f} s  {each.nodeid}")
 
 
 class Requirements:

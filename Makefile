@@ -1,5 +1,6 @@
-# make run    sets everything up and runs the main job
-# make test   sets everything up and checks everything
+# make run       sets everything up and runs the main job
+# make test      sets everything up and checks it, with one test of each broker, client and Spark of others
+# make test-all  checks everything, as CI does: all tests of those as well, and the compiled wheel
 #
 # Whatever is made lies in .venv, .venv-compiled, .build and tests/peers/node_modules; `make clean` removes it.
 # Without a C compiler, or without a peer, what needs it is passed over with a sentence; with CI=true
@@ -33,7 +34,7 @@ passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
 .PHONY: help
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of test: lint types unit compiled docs fragments smoke'
+	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of these: lint types own unit compiled docs fragments smoke'
 
 # ---- set-up ------------------------------------------------------------------------------------
 
@@ -116,7 +117,11 @@ run: .venv/flights
 
 # Two of these at a time, since much of their time is spent waiting.
 .PHONY: test
-test: .venv/ready
+test: peers
+	@$(call beside,lint types docs fragments,own)
+
+.PHONY: test-all
+test-all: .venv/ready
 	@$(call beside,compiled-wheel,peers collect lint types)
 	@$(call beside,tests-compiled docs smoke,unit fragments)
 	$(BIN)/python docs/_tools/conformance.py --check
@@ -135,7 +140,7 @@ endef
 
 .PHONY: test-long
 test-long: .venv/fuzz $(SPARKS:%=.build/pyspark-%)
-	AMQP_RT_LONG=1 PYTEST_ADDOPTS=--timeout=1800 $(MAKE) test
+	AMQP_RT_LONG=1 PYTEST_ADDOPTS=--timeout=1800 $(MAKE) test-all
 
 .PHONY: format
 format: .venv/ready
@@ -169,6 +174,11 @@ PYTEST := AMQP_RT_EXPECT=pure $(BIN)/pytest -n $(WORKERS) --durations=30 --durat
 collect: .venv/ready
 	$(call heading,Modules of the tests)
 	AMQP_RT_EXPECT=pure $(BIN)/pytest --collect-only -qqq tests $(wildcard plugins/*/tests) | { grep -vE '^[^ ]+: [0-9]+$$' || true; }
+
+.PHONY: own
+own: .venv/flights peers
+	$(call heading,Tests on plain Python$(comma) with one of each program of others)
+	$(PYTEST) -m 'not foreign or smoke' tests $(wildcard plugins/*/tests)
 
 .PHONY: unit
 unit: .venv/flights peers

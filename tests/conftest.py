@@ -1,7 +1,7 @@
 """Shared by all tests: requirement marks, quick and long runs, workers, peers, the shared material.
 
-Tests run against the installed package. ``make test`` runs the suite on the editable tree and again on
-the compiled wheel; ``AMQP_RT_EXPECT`` names the one that a run is meant for.
+Tests run against the installed package. ``make test`` runs the suite on the editable tree, ``make test-all``
+some of it again on the compiled wheel; ``AMQP_RT_EXPECT`` names the one that a run is meant for.
 """
 
 from __future__ import annotations
@@ -72,12 +72,28 @@ def pytest_report_header() -> list[str]:
     return [f"amqp_rt {amqp_rt.__version__}, {mode}, {'long' if LONG else 'quick'}"]
 
 
+#: Marks and fixtures of tests that start programs of others.
+_FOREIGN = {
+    "foreign",
+    "peer",
+    "proton",
+    "rhea",
+    "azure",
+    "chromium",
+    "rabbitmq",
+    "spark",
+    "spark_python",
+}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("peer") or item.get_closest_marker("spark"):
+        if _FOREIGN & {
+            *getattr(item, "fixturenames", ()),
+            *(mark.name for mark in item.iter_markers()),
+        }:
+            # Programs of others take seconds to start.
             item.add_marker("foreign")
-        # Programs of others take seconds to start.
-        if item.get_closest_marker("foreign"):
             item.add_marker("slow")
     if in_worker(config):
         # Workers take the next file when they are free. The longest come first, so that all end at about the same time.

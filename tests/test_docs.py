@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,8 +154,16 @@ def spark_java(
     java.stop()
 
 
+def page_case(page: Path) -> Any:
+    """Return the parameter of *page*, with the mark of those that start Spark."""
+    with_spark = any("amqp_rt_spark" in text for _, text in blocks(page.read_text("utf-8")))
+    marks = [pytest.mark.foreign] if with_spark else []
+    return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT)))
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(SPARK_LIMIT_S + 20)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [page_case(page) for page in PAGES])
 def test_page(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if not (program := blocks(page.read_text("utf-8"))):
         return

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,15 @@ ARGUMENTS = {
 }
 
 
+def example_case(path: Path) -> Any:
+    """Return the parameter of the example at *path*, with the mark of those that start Spark."""
+    marks = [pytest.mark.foreign] if path.parent.name in ARGUMENTS else []
+    return pytest.param(path, marks=marks, id=str(path.relative_to(ROOT)))
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("example", [example_case(path) for path in EXAMPLES])
 def test_example(example: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "AMQP_URL"}
     run = subprocess.run(

@@ -104,7 +104,15 @@ def mode() -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-@pytest.mark.parametrize("name", ["own", "proton", "proton-c", "rabbitmq"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "own",
+        pytest.param("proton", marks=pytest.mark.foreign),
+        pytest.param("proton-c", marks=[pytest.mark.foreign, pytest.mark.smoke]),
+        pytest.param("rabbitmq", marks=pytest.mark.foreign),
+    ],
+)
 def test_no_broker_is_left_behind(name: str, number: signal.Signals, tmp_path: Path) -> None:
     with started(BROKER, mode() if name == "own" else name, scratch=tmp_path) as process:
         assert process.stdout is not None

@@ -61,7 +61,7 @@ async def double(number: int) -> int:
 
 @pytest.mark.peer("chromium")
 @pytest.mark.req("L2")
-@pytest.mark.parametrize("let_in", [True, False])
+@pytest.mark.parametrize("let_in", [pytest.param(True, marks=pytest.mark.smoke), False])
 async def test_a_page(
     chromium: list[str], tmp_path: Path, nursery: trio.Nursery, let_in: bool
 ) -> None:

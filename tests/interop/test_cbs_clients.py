@@ -107,6 +107,7 @@ async def test_protons_client_hears_that_its_token_has_expired(
 # --- azure-servicebus ------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 @pytest.mark.req("SE10", "SE15")
 async def test_microsofts_client_sends_and_receives(azure_programs: PeerPrograms) -> None:
     """Its senders want to settle second and wait for us to have settled: ``settle_second=False``."""

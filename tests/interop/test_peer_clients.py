@@ -79,6 +79,7 @@ async def test_passwords(peer: PeerPrograms) -> None:
         assert "error" in nobody
 
 
+@pytest.mark.smoke
 @pytest.mark.req("B5", "B19", "M19", "X12", "X15")
 async def test_a_queue_keeps_the_order(peer: PeerPrograms) -> None:
     async with a_broker(Queue("q")) as port:

@@ -235,6 +235,7 @@ def run_against(name: str, folder: Path) -> tuple[dict[str, str], str] | Outcome
     return verdicts(report), run.stdout
 
 
+@pytest.mark.foreign
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", DEPARTURES)
 def test_other_brokers_depart_where_we_know(name: str, runs: dict[str, Future[Any]]) -> None:

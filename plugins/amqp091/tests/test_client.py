@@ -25,7 +25,7 @@ def rabbitmq() -> Any:
         yield running
 
 
-@pytest.fixture(params=["ours", "rabbitmq"])
+@pytest.fixture(params=["ours", pytest.param("rabbitmq", marks=pytest.mark.foreign)])
 async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """Where a broker is that speaks 0-9-1."""
     if request.param == "rabbitmq":
@@ -36,6 +36,7 @@ async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
         yield found
 
 
+@pytest.mark.smoke
 async def test_publish_consume_and_get(url: str) -> None:
     with trio.fail_after(30):
         async with connect(url, name="mine") as connection, connection.channel() as channel:

@@ -37,6 +37,7 @@ def copy(spark: Any, served: Any, checkpoint: Path, to: str, **options: str) -> 
 
 
 @pytest.mark.req("K1")
+@pytest.mark.smoke
 def test_a_log_is_a_table(spark: Any, served: Any) -> None:
     served.send("log", *(f"text {number}" for number in range(20)), subject="s")
     served.send(

@@ -84,9 +84,7 @@ class Ledger(Protocol):
         note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
     ) -> None: ...
 
-    def receive(self, entry: Entry) -> None: ...
-
-    def receive_all(self, entries: list[Entry]) -> None: ...
+    def receive(self, entries: list[Entry]) -> None: ...
 
 
 #: Returns the reason for which a message of a peer is rejected, or None.
@@ -203,7 +201,7 @@ class Inlet:
             self.on_expiring()
         if self.ledger is not None and self.ledger.wants(entry):
             # After a failure of the node it stays in the store until the broker is restarted.
-            self.ledger.receive(entry)
+            self.ledger.receive([entry])
         elif self.node.deleted:
             _log.warning("a message was dropped: its node is out of service, and does not store it")
         else:

@@ -320,10 +320,7 @@ class Stage:
         unit.then(kept)
         journal.add(unit)
 
-    def receive(self, entry: Entry) -> None:
-        """Do nothing: only links bring messages here."""
-
-    def receive_all(self, entries: list[Entry]) -> None:
+    def receive(self, entries: list[Entry]) -> None:
         """Do nothing: only links bring messages here."""
 
     def restored(self, last: int, size: int) -> None:
@@ -1317,7 +1314,7 @@ def _put_stored(inlet: Inlet, entries: list[Entry], unit: Unit) -> None:
     if any(entry.expires_at != NEVER for entry in entries):
         inlet.on_expiring()
     if inlet.ledger is not None:
-        inlet.ledger.receive_all(entries)
+        inlet.ledger.receive(entries)
     else:
         for entry in entries:
             unit.then(partial(inlet.node.put, entry))

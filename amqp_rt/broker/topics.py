@@ -570,8 +570,12 @@ class TopicLedger:
         unit.then(partial(answer, accept))
         self._journal.add(unit)
 
-    def receive(self, entry: Entry) -> None:
-        """Store *entry*, then put it; it is in the broker already and cannot be refused."""
+    def receive(self, entries: list[Entry]) -> None:
+        """Store *entries*, then put them; they are in the broker already and cannot be refused."""
+        for entry in entries:
+            self._receive(entry)
+
+    def _receive(self, entry: Entry) -> None:
         topic = self._topic
         topic.pending += 1
         unit = self._journal.loose
@@ -586,11 +590,6 @@ class TopicLedger:
             topic.withhold(copies)
 
         unit.then(kept, undo, topic)
-
-    def receive_all(self, entries: list[Entry]) -> None:
-        """Store *entries*, then put them, as :meth:`receive` does each one."""
-        for entry in entries:
-            self.receive(entry)
 
     def _write(self, unit: Unit, entry: Entry) -> dict[int, Entry]:
         topic = self._topic

@@ -389,9 +389,9 @@ class Transaction:
                         ledger.make(entry)
                 else:
                     inlet.node.let_go(entry)
-                    ledger.receive(entry)
+                    ledger.receive([entry])
             for stored, entries in received.items():
-                stored.receive_all(entries)
+                stored.receive(entries)
             for each in arrived.values():
                 each.note(unit)
             for enlisted in self._work:

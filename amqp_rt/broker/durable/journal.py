@@ -668,33 +668,17 @@ class QueueLedger:
             note(unit, deliveries)
         self._journal.add(unit)
 
-    def receive(self, entry: Entry) -> None:
-        """Put *entry* once it is stored; it is in the broker already and cannot be refused.
+    def receive(self, entries: list[Entry]) -> None:
+        """Put *entries* once they are stored; they are in the broker already and cannot be refused.
 
-        It is written together with the next changes, such as its removal from another node.
+        They are written together with the next changes, such as their removal from another node.
         """
-        unit = self._journal.loose
-        self._queue.reserve(entry)
-        self._write(unit, [entry])
-
-        def undo() -> None:
-            entry.stored = False
-            self._queue.withhold(entry)
-
-        unit.then(partial(self._queue.put, entry), undo, self._queue)
-
-    def receive_all(self, entries: list[Entry]) -> None:
-        """Put *entries*, which have no pieces, as :meth:`receive` does each one; they are encoded later."""
         unit = self._journal.loose
         queue = self._queue
         reserve = queue.reserve
         for entry in entries:
             reserve(entry)
-        paged_from = queue.paged_from
-        kept = [each for each in entries if each.durable or each.sequence >= paged_from]
-        unit.put_entries(self.number, kept)
-        for entry in kept:
-            entry.stored = True
+        self._write(unit, entries)
 
         def put() -> None:
             for entry in entries:
@@ -708,11 +692,20 @@ class QueueLedger:
         unit.then(put, undo, queue)
 
     def _write(self, unit: Unit, entries: list[Entry]) -> None:
+        """Add those of *entries* to *unit* that have to be stored.
+
+        They have their positions, and are encoded when the unit is written: no consumer has them before.
+        """
         paged_from = self._queue.paged_from
-        for entry in entries:
-            if entry.durable or entry.sequence >= paged_from:
-                self._keep(unit, entry)
-                entry.stored = True
+        kept = [each for each in entries if each.durable or each.sequence >= paged_from]
+        plain = [each for each in kept if not each.pieces]
+        unit.put_entries(self.number, plain)
+        if len(plain) < len(kept):
+            for entry in kept:
+                if entry.pieces:
+                    self._keep(unit, entry)
+        for entry in kept:
+            entry.stored = True
 
     # --- Changes of the queue (queues.Ledger) ---
 

@@ -1279,13 +1279,9 @@ class Entrance:
         if note is not None:
             note(unit, deliveries)
 
-    def receive(self, entry: Entry) -> None:
-        """Append *entry* once it is stored, together with the next changes; it is in the broker already
-        and cannot be refused."""
-        self.receive_all([entry])
-
-    def receive_all(self, entries: list[Entry]) -> None:
-        """Append *entries* as :meth:`receive` does each one."""
+    def receive(self, entries: list[Entry]) -> None:
+        """Append *entries* once they are stored, together with the next changes; they are in the broker
+        already and cannot be refused."""
         log = self.log
         for partition, records in self.records(entries).items():
             size = _size_of(records)

@@ -105,6 +105,100 @@ PLUGINS_MAY_IMPORT = {
 #: Names that do not describe the content of a module.
 VAGUE_MODULES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
 
+#: Most lines of a module, methods of a class, and lines of a function. Ruff bounds complexity (C901).
+MODULE_LINES_MAX = 900
+METHODS_MAX = 50
+FUNCTION_LINES_MAX = 100
+_APART = "to be taken apart"
+#: Modules, classes and functions over these bounds → reason. An entry that is no longer needed fails
+#: the test, so that the list shrinks.
+LARGE: dict[str, str] = {
+    "broker.broker": _APART,
+    "broker.broker.BrokerHost": _APART,
+    "broker.broker.BrokerHost._make": _APART,
+    "broker.broker.BrokerHost.attach": _APART,
+    "broker.filtering.selectors": "one grammar, and the code that compiles each of its rules",
+    "broker.log.log": _APART,
+    "broker.nodes._consumer": _APART,
+    "broker.producers.Inlet.deliver": _APART,
+    "broker.queue.queue": _APART,
+    "broker.queue.queue.MessageQueue": _APART,
+    "broker.queue.queue.MessageQueue.__init__": _APART,
+    "broker.staging": _APART,
+    "broker.termini": _APART,
+    "broker.topology": _APART,
+    "broker.transactions.Transaction._commit": _APART,
+    "cli.serve.serve": "click passes each option of the command as an argument",
+    "codec.primitives": "every primitive type of Part 1 in each of its encodings",
+    "container.container": _APART,
+    "container.container.Container": _APART,
+    "container.container.Container.__init__": _APART,
+    "container.container.Container.accept": _APART,
+    "container.receiving": _APART,
+    "container.recovery.connect": _APART,
+    "container.replies": _APART,
+    "container.routes": _APART,
+    "container.sending": _APART,
+    "container.serving": _APART,
+    "core.frames.read_transfer": "the fast path decodes a transfer without calls",
+    "core.receivers.ReceiverLink.on_transfer": "the fast path of a frame, with its checks in order",
+    "message": _APART,
+    "stores.sqlite": _APART,
+    "stores.sqlite.SQLiteStore": _APART,
+    "testing.conformance.host": _APART,
+}
+_IMPLEMENTED = "a Protocol and its implementation"
+_RENAME = "to be renamed"
+#: Names of several classes of a distribution → reason. One name means one class otherwise.
+NAMESAKES = {
+    "_Asked": _RENAME,
+    "_Call": _RENAME,
+    "_Commit": _RENAME,
+    "_Heard": _RENAME,
+    "_Known": _RENAME,
+    "_Log": _RENAME,
+    "_Node": _RENAME,
+    "_Segment": _RENAME,
+    "_Writer": _RENAME,
+    "Batch": _RENAME,
+    "Binding": _RENAME,
+    "Channel": _RENAME,
+    "Composite": _RENAME,
+    "Content": _RENAME,
+    "Coordinator": _RENAME,
+    "Declaration": _RENAME,
+    "Delivery": _RENAME,
+    "Described": _RENAME,
+    "Destination": _RENAME,
+    "Door": _RENAME,
+    "Entrance": _RENAME,
+    "Fault": _RENAME,
+    "Field": _RENAME,
+    "Front": _RENAME,
+    "Head": _RENAME,
+    "Host": _RENAME,
+    "Joined": _RENAME,
+    "Leases": _RENAME,
+    "Ledger": _RENAME,
+    "Link": _IMPLEMENTED,
+    "Metrics": _RENAME,
+    "Opened": _RENAME,
+    "Part": _RENAME,
+    "Partition": _RENAME,
+    "Peer": _RENAME,
+    "Place": _RENAME,
+    "Plan": _RENAME,
+    "Record": _RENAME,
+    "Recorder": _RENAME,
+    "Sections": _RENAME,
+    "Session": "of the protocol, and of the public client",
+    "Stage": _RENAME,
+    "Topology": _IMPLEMENTED,
+    "Trace": _RENAME,
+    "Transaction": "of a broker, and of a client that controls it",
+    "Written": _RENAME,
+}
+
 #: Pattern that must not occur in the repository → advice.
 BANNED = {
     r"(?<![\w.])/(work|root|farm)/": "a path of somebody's machine: make it relative",
@@ -276,6 +370,76 @@ def test_plugins_import_public_names_only() -> None:
 def test_modules_say_what_they_are_about() -> None:
     vague = [name for name, _ in modules() if set(name.split(".")) & VAGUE_MODULES]
     assert not vague, f"name the idea, not the shelf: {vague}"
+
+
+def sizes(source: str, module: str) -> Iterator[tuple[str, str]]:
+    """Yield what is too large in *module*: its dotted name, and its size with the bound."""
+    lines = source.count("\n")
+    if lines > MODULE_LINES_MAX:
+        yield module, f"{lines} lines, at most {MODULE_LINES_MAX}"
+    yield from _sizes(ast.parse(source), module)
+
+
+def _sizes(parent: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+    methods = 0
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            methods += 1
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield f"{name}.{node.name}", f"{lines} lines, at most {FUNCTION_LINES_MAX}"
+        named = isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        yield from _sizes(node, f"{name}.{node.name}" if named else name)  # type: ignore[attr-defined]
+    if isinstance(parent, ast.ClassDef) and methods > METHODS_MAX:
+        yield name, f"{methods} methods, at most {METHODS_MAX}"
+
+
+def test_modules_classes_and_functions_fit_a_readers_mind() -> None:
+    found = dict(
+        each for module, path in modules() for each in sizes(path.read_text("utf-8"), module)
+    )
+    new = [f"{name}: {size}" for name, size in found.items() if name not in LARGE]
+    assert not new, "divide it, or give the reason in LARGE:\n" + "\n".join(new)
+    stale = LARGE.keys() - found.keys()
+    assert not stale, f"no longer too large: remove from LARGE {sorted(stale)}"
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("x = 1\n" * 900, []),
+        ("x = 1\n" * 901, ["m"]),
+        ("class A:\n" + "    def f(self): ...\n" * 50, []),
+        ("class A:\n" + "    def f(self): ...\n" * 51, ["m.A"]),
+        ("async def f():\n" + "    x = 1\n" * 99, []),
+        ("class A:\n    def f(self):\n" + "        x = 1\n" * 100, ["m.A.f"]),
+        ("if x:\n    def f():\n" + "        x = 1\n" * 100, ["m.f"]),
+        ("def g():\n" + "    def f(): ...\n" * 51, []),
+    ],
+)
+def test_sizes_are_found(source: str, names: list[str]) -> None:
+    assert [name for name, _ in sizes(source, "m")] == names
+
+
+def class_names(paths: Iterable[Path]) -> dict[str, list[str]]:
+    """Return the files that define a class, by the name of the class."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    return found
+
+
+def test_one_class_name_is_one_class() -> None:
+    several: dict[str, list[str]] = {}
+    for root in (PACKAGE, *ROOT.glob("plugins/*/amqp_rt_*/")):
+        names = class_names(sorted(root.rglob("*.py")))
+        several.update((name, places) for name, places in names.items() if len(places) > 1)
+    new = [f"{name}: {', '.join(places)}" for name, places in several.items() if name not in NAMESAKES]  # fmt: skip
+    assert not new, "rename all but one, or give the reason in NAMESAKES:\n" + "\n".join(new)
+    stale = NAMESAKES.keys() - several.keys()
+    assert not stale, f"one class only: remove from NAMESAKES {sorted(stale)}"
 
 
 def state(source: str) -> Iterator[tuple[int, str]]:

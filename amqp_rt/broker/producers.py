@@ -207,7 +207,7 @@ class Inlet:
         else:
             self.node.put(entry)
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:  # noqa: C901
         """Put valid messages and reject the others, settling in order.
 
         A message that breaks a rule of the link, or is in an unknown transaction, detaches the

@@ -227,7 +227,7 @@ log = logging.getLogger("amqp_rt.cli")
     help="Form of log lines on standard error.",
 )
 @click.pass_context
-def serve(
+def serve(  # noqa: C901
     context: click.Context,
     application: str | None,
     dev: bool,

@@ -311,7 +311,7 @@ def encoded_disposition(
     )
 
 
-def read_transfer(data: bytes, at: int, end: int, limits: Limits) -> tuple[Transfer, int]:
+def read_transfer(data: bytes, at: int, end: int, limits: Limits) -> tuple[Transfer, int]:  # noqa: C901
     """Decode the transfer at *at*; return it and the offset of its payload.
 
     The fast path knows the constructors that peers commonly use. Any others, valid or not, are left

@@ -369,7 +369,7 @@ class ReceiverLink(Link):
         else:
             self.flush_batch()
 
-    def on_transfer(self, transfer: Transfer, data: bytes, at: int, end: int) -> None:
+    def on_transfer(self, transfer: Transfer, data: bytes, at: int, end: int) -> None:  # noqa: C901
         """Process one frame of a delivery (§2.7.5).
 
         Raises:

@@ -241,3 +241,17 @@ def test_blocks_keep_their_lines() -> None:
 def test_a_block_that_would_not_run_is_refused(info: str) -> None:
     with pytest.raises(ValueError, match="write ```python"):
         blocks(f"```{info}\nx\n```\n")
+
+
+def test_the_page_of_errors_names_each_condition() -> None:
+    source = "\n".join(path.read_text("utf-8") for path in (ROOT / "amqp_rt").rglob("*.py"))
+    used = set(re.findall(r'"(amqp:(?:connection:|session:|link:|transaction:)?[a-z-]+)"', source))
+    used = {
+        each
+        for each in used
+        if re.search(rf'(Error|rejected|condition\s*=)\s*\(?\s*"{each}"', source)
+    }
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8")
+
+    assert len(used) > 20
+    assert {each for each in used if f"`{each}`" not in page} == set()

@@ -34,7 +34,7 @@ passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
 .PHONY: help
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of these: lint types own unit compiled docs fragments smoke'
+	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of these: lint types own unit compiled docs smoke'
 
 # ---- set-up ------------------------------------------------------------------------------------
 
@@ -118,12 +118,12 @@ run: .venv/flights
 # Two of these at a time, since much of their time is spent waiting.
 .PHONY: test
 test: peers
-	@$(call beside,lint types docs fragments,own)
+	@$(call beside,lint types docs,own)
 
 .PHONY: test-all
 test-all: .venv/ready
 	@$(call beside,compiled-wheel,peers collect lint types)
-	@$(call beside,tests-compiled docs smoke,unit fragments)
+	@$(call beside,tests-compiled docs smoke,unit)
 	$(BIN)/python docs/_tools/conformance.py --check
 
 # Make the goals $(1) in the background and $(2) in the foreground. What the former say comes at the end.
@@ -259,11 +259,6 @@ docs: .venv/ready
 	$(call heading,Documentation)
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --no-color --quiet docs .build/docs
 	@echo 'open .build/docs/index.html'
-
-.PHONY: fragments
-fragments: .venv/ready
-	$(call heading,News fragment)
-	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/fragments
 
 # What a user gets, with a C compiler and without: the wheel and its own dependencies, nothing else, far from
 # this folder.

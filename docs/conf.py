@@ -14,7 +14,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
 ]
-exclude_patterns = ["_build", "_tools", "changes", "decisions/template.md"]
+exclude_patterns = ["_build", "_tools", "decisions/template.md"]
 html_theme = "furo"
 html_title = f"amqp_rt {release}"
 

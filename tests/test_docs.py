@@ -29,7 +29,7 @@ PAGES = sorted(
     for page in [ROOT / "README.md", *ROOT.glob("plugins/*/README.md"), *ROOT.glob("docs/**/*.md")]
     if "_build" not in page.relative_to(ROOT).parts
 )
-TIME_LIMIT_S = 100  # below pytest's own, so that the page's output is shown
+TIME_LIMIT_S = 200  # below pytest's own, so that the page's output is shown
 #: A session of Spark takes long to start.
 SPARK_LIMIT_S = 280
 

@@ -86,11 +86,15 @@ class Ledger:
 
     async def work(self, url: str, kill: trio.Event, luck: random.Random) -> None:
         """Send and consume until the broker has ended, some time after *kill* is set."""
+        before = len(self.acknowledged)
         with suppress_lost():
             async with connect(url, reconnect=None) as peer, trio.open_nursery() as nursery:
                 nursery.start_soon(self.produce, peer)
                 nursery.start_soon(self.consume, peer)
                 await trio.sleep(luck.uniform(0.05, 0.4))
+                # On a busy machine that was too early for anything to be lost.
+                while len(self.acknowledged) < before + 50:  # noqa: ASYNC110 - several tasks count it
+                    await trio.sleep(0.01)
                 kill.set()
 
     async def produce(self, peer: Connection) -> None:
@@ -176,6 +180,8 @@ class SlowLedger(Ledger):
                 nursery.start_soon(self.consume, peer)
                 nursery.start_soon(self.begin_large, peer)
                 await trio.sleep(luck.uniform(0.2, 0.5))
+                while len(self.acknowledged - self.done) <= 100 or self.begun <= 10:  # noqa: ASYNC110 - several tasks count it
+                    await trio.sleep(0.01)
                 kill.set()
 
     async def begin_large(self, peer: Connection) -> None:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .container.connections import Connection
     from .container.container import Container
+    from .container.declaring import Router, node, rpc, source
+    from .container.raising import Modify, Reject, Release
     from .container.receiving import Delivery, Receiver
     from .container.recovery import Reconnect, connect
-    from .container.routes import Deadline, Modify, Reject, Release, Router, node, rpc, source
+    from .container.routes import Deadline
     from .container.sending import Sender
     from .container.tokens import Sas
     from .container.transactions import Transaction
@@ -103,18 +105,18 @@ _HOMES: dict[str, str] = {
     "Limits": "amqp_rt.limits",
     "Login": "amqp_rt.security.bearer",
     "Message": "amqp_rt.message",
-    "Modify": "amqp_rt.container.routes",
-    "node": "amqp_rt.container.routes",
+    "Modify": "amqp_rt.container.raising",
+    "node": "amqp_rt.container.declaring",
     "OAuthBearer": "amqp_rt.security.bearer",
     "Peer": "amqp_rt.events",
     "Plain": "amqp_rt.security.mechanisms",
     "Receiver": "amqp_rt.container.receiving",
     "Reconnect": "amqp_rt.container.recovery",
-    "Reject": "amqp_rt.container.routes",
-    "Release": "amqp_rt.container.routes",
+    "Reject": "amqp_rt.container.raising",
+    "Release": "amqp_rt.container.raising",
     "Rights": "amqp_rt.security.access",
-    "Router": "amqp_rt.container.routes",
-    "rpc": "amqp_rt.container.routes",
+    "Router": "amqp_rt.container.declaring",
+    "rpc": "amqp_rt.container.declaring",
     "Rule": "amqp_rt.security.access",
     "Sas": "amqp_rt.container.tokens",
     "SasKey": "amqp_rt.security.tokens",
@@ -122,7 +124,7 @@ _HOMES: dict[str, str] = {
     "Scram": "amqp_rt.security.scram",
     "Sender": "amqp_rt.container.sending",
     "ServerTls": "amqp_rt.net.tls",
-    "source": "amqp_rt.container.routes",
+    "source": "amqp_rt.container.declaring",
     "Swt": "amqp_rt.security.tokens",
     "Transaction": "amqp_rt.container.transactions",
     "Users": "amqp_rt.security.identities",

@@ -35,9 +35,9 @@ import trio
 
 from .bridge import Bridge, StandIn, give_back, inward
 from .container.container import Container as _Container
+from .container.raising import Release
 from .container.receiving import Receiver
 from .container.recovery import connect as _connect
-from .container.routes import Release
 from .runtime import Broker as _Broker
 
 P = ParamSpec("P")

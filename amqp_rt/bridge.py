@@ -23,15 +23,9 @@ import msgspec
 import trio
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
+from .container.declaring import NodeDecorator, Router, RpcDecorator, SourceDecorator, declared
 from .container.receiving import Delivery
-from .container.routes import (
-    Declaration,
-    NodeDecorator,
-    Router,
-    RpcDecorator,
-    SourceDecorator,
-    declared,
-)
+from .container.routes import Declaration
 
 _DECORATORS: Final = (NodeDecorator, RpcDecorator, SourceDecorator)
 #: Methods with nodes of the application as arguments.

@@ -373,7 +373,7 @@ class _Users(_Collection):
         )
 
     def _entity(self, name: str, counts: Mapping[str | None, int]) -> UserEntity:
-        access = self._in.container.access
+        access = self._in.container.permissions.access
         groups = {} if access is None else access.groups
         return UserEntity(
             name=name,

@@ -31,8 +31,10 @@ from .broker.nodes import (
 from .broker.topology import QueueType, Topologies
 from .clock import Clock
 from .container.connections import Connection
-from .container.container import Authorize, Container, SaslPolicy
+from .container.container import Container
+from .container.entry import SaslPolicy
 from .container.loops import require_trio
+from .container.permissions import Authorize
 from .container.routes import Context, Route
 from .errors import AmqpError
 from .fronts import amqp10
@@ -174,24 +176,24 @@ class Broker:
             virtual_hosts=virtual_hosts,
             life_cycles=LifeCycles() if journal is True else journal or None,
         )
-        if self.container.guarded:
-            self.host.may_send = self.container.may_be_sent
+        if self.container.permissions.guarded:
+            self.host.may_send = self.container.permissions.may_be_sent
         self.container.add_host(self.host)
         self.topologies = Topologies(
             self.host,
-            self.container.decide,
-            asks=lambda: self.container.authorize is not None,
+            self.container.permissions.decide,
+            asks=lambda: self.container.permissions.authorize is not None,
             types=exchange_types,
             queue_types=queue_types,
         )
-        self.container.topology = self.topologies.of
-        self.container.check_route = self._check_route
+        self.container.entry.topology = self.topologies.of
+        self.container.nodes.check = self._check_route
         self.management: Management | None = None
         if management:
             self.management = Management(
                 lambda virtual_host: _Managed(self.host, virtual_host),
-                decide=self.container.decide,
-                may_declare=self.container.may_declare,
+                decide=self.container.permissions.decide,
+                may_declare=self.container.permissions.may_declare,
                 collections=collections_of(self.container, self.host),
                 limits=self.container.limits,
             )
@@ -238,7 +240,7 @@ class Broker:
         if reserved(address):
             return None
         for sends in (False, True):
-            if (route := self.container.handler_at(address, sends=sends)) is not None:
+            if (route := self.container.nodes.handler_at(address, sends=sends)) is not None:
                 return route
         return None
 

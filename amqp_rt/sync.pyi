@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 import msgspec
-import trio
 
 from amqp_rt.broker.bindings import RoutingTable
 from amqp_rt.broker.durable.journal import Executor
@@ -17,19 +16,15 @@ from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.topology import QueueType
 from amqp_rt.clock import Clock
 from amqp_rt.container.connections import Member, State, T
-from amqp_rt.container.container import Authorize, Hook, SaslPolicy
+from amqp_rt.container.container import Hook
+from amqp_rt.container.declaring import NodeDecorator, RpcDecorator, SourceDecorator
+from amqp_rt.container.entry import SaslPolicy
+from amqp_rt.container.permissions import Authorize
+from amqp_rt.container.raising import OnError
 from amqp_rt.container.receiving import ReceiverOptions
 from amqp_rt.container.recovery import Reconnect
-from amqp_rt.container.routes import (
-    Middleware,
-    NodeDecorator,
-    OnError,
-    Route,
-    RpcDecorator,
-    SourceDecorator,
-)
+from amqp_rt.container.routes import Middleware, Route
 from amqp_rt.container.sending import MessageProperties, SenderOptions
-from amqp_rt.container.serving import Workers
 from amqp_rt.container.tokens import TokenProvider
 from amqp_rt.errors import AmqpError
 from amqp_rt.events import Peer
@@ -41,7 +36,7 @@ from amqp_rt.net.dial import Transport
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.net.tls import ClientTls, ServerTls
 from amqp_rt.outcomes import Error, Outcome
-from amqp_rt.security.access import Access, Passage, Rights
+from amqp_rt.security.access import Access
 from amqp_rt.security.bearer import VerifyToken
 from amqp_rt.security.identities import Users
 from amqp_rt.security.mechanisms import ServerMechanism, Verifier
@@ -88,10 +83,6 @@ class Container:
     def provide(self, thing: Any, *, as_type: type | None = ...) -> None: ...
     def on_startup(self, hook: Hook) -> Hook: ...
     def on_shutdown(self, hook: Hook) -> Hook: ...
-    def find(
-        self, address: str, *, sends: bool = ...
-    ) -> tuple[Workers, Mapping[str, Any]] | None: ...
-    def handler_at(self, address: str, *, sends: bool = ...) -> Route | None: ...
     @property
     def connections(self) -> list[Connection]: ...
     @property
@@ -110,16 +101,7 @@ class Container:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None: ...
-    @property
-    def connection_nursery(self) -> trio.Nursery: ...
     def listen(self, *urls: str) -> list[str]: ...
-    def got_token(self, connection: Connection) -> bool: ...
-    @property
-    def guarded(self) -> bool: ...
-    def may_be_sent(self, peer: Peer, address: str) -> bool: ...
-    def may_declare(self, peer: Peer, passages: Sequence[Passage]) -> Error | None: ...
-    def own_name(self, peer: Peer, address: str) -> str: ...
-    def decide(self, peer: Peer, wanted: Rights, address: str) -> Error | None: ...
     def connect(
         self, urls: str | Sequence[str] | None = ..., **options: Any
     ) -> AbstractContextManager[Connection]: ...

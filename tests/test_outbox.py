@@ -193,7 +193,7 @@ async def test_many_messages_and_a_connection_that_is_lost_again_and_again(tmp_p
                         work.send("q", 30 * batch + number)
                     work.send("r", batch)
                 await trio.sleep(0.02)
-                for stream in list(broker.container._accepted):
+                for stream in list(broker.container.entry._accepted):
                     stream.close()
             await outbox.flush()
             nursery.cancel_scope.cancel()

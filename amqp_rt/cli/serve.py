@@ -22,7 +22,8 @@ from ..broker.declarations import declarations_in, declared_by
 from ..broker.filtering import selectors
 from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
-from ..container.container import SASL_POLICIES, Container, SaslPolicy
+from ..container.container import Container
+from ..container.entry import SASL_POLICIES, SaslPolicy
 from ..errors import AmqpError
 from ..limits import DEFAULT_LIMITS
 from ..net.tls import ServerTls

@@ -8,6 +8,7 @@ outcome is the only answer. Both end in :meth:`TokenWatch.put`.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from ..message import Message
 from ..outcomes import ACCEPTED, Accepted, Error, Rejected
 from ..security.tokens import Cbs, Token, TokenRefused, Tokens, scope_of
 from ..values import Int
-from .routes import RaisedOutcome
+from .raising import RaisedOutcome
 
 if TYPE_CHECKING:
     from .connections import Connection
@@ -39,13 +40,21 @@ class TokenWatch:
 
     One task runs for it. Without a token it waits for the first, with a deadline if the login alone
     gives no rights; later it removes the rights of expired tokens.
+
+    Args:
+        connection: The connection.
+        cbs: The policy for tokens.
+        admit: Admits a peer that has put its first token; returns False if it closed the connection.
     """
 
-    def __init__(self, connection: Connection, cbs: Cbs) -> None:
+    def __init__(
+        self, connection: Connection, cbs: Cbs, admit: Callable[[Connection], bool]
+    ) -> None:
         self.tokens = Tokens(connection.container.limits)
         self.tokens.on_changed = self._on_changed
         self._connection = connection
         self._cbs = cbs
+        self._admit = admit
         self._changed = trio.Event()
         self._scope = trio.CancelScope()
         #: Held while a request is answered. Checking a token may take long, and an earlier request
@@ -76,7 +85,9 @@ class TokenWatch:
 
     def _on_changed(self) -> None:
         self._changed.set()
-        self._connection.container.judge_again(self._connection, "your rights have changed")
+        self._connection.container.attaching.judge_again(
+            self._connection, "your rights have changed"
+        )
 
     async def run(self, *, owes: bool, known: bool) -> None:
         """Watch the tokens until :meth:`stop`.
@@ -96,10 +107,10 @@ class TokenWatch:
             while True:
                 self._changed = trio.Event()
                 if self.tokens.expire(trio.current_time()):
-                    connection.container.judge_again(connection, "the token has expired")
+                    connection.container.attaching.judge_again(connection, "the token has expired")
                 if len(self.tokens):
                     due = inf
-                    if not known and not connection.container.got_token(connection):
+                    if not known and not self._admit(connection):
                         return
                     known = True
                 elif owes:

@@ -8,12 +8,11 @@ it (:mod:`~amqp_rt.container.recovery`); the application's objects stay valid.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from secrets import token_hex
 from typing import (
-    TYPE_CHECKING,
     Any,
     Final,
     Literal,
@@ -36,19 +35,16 @@ from ..events import (
     Opened,
     Peer,
 )
-from ..fronts.base import ProtocolEngine
+from ..fronts.base import ProtocolEngine, ReceivingLink, SendingLink
 from ..limits import Limits
 from ..outcomes import Error
+from .home import AttachedLinks, Home
 from .links import PASSING_CONDITIONS, LinkHandle, fresh
 from .managing import ManagementClient, management_of
 from .receiving import Receiver, ReceiverOptions
 from .requests import ReplyStream, Requests, check_reply
 from .sending import MessageProperties, Sender, SenderOptions
 from .transactions import ControlLink, Transaction
-
-if TYPE_CHECKING:
-    from .container import Container
-    from .tokens import TokenKeeper
 
 log = logging.getLogger("amqp_rt.connections")
 
@@ -81,6 +77,57 @@ Returner: TypeAlias = "Callable[[Session, Member, AmqpError, bool], bool]"
 SessionReturner: TypeAlias = "Callable[[Session, SessionEnded], bool]"
 
 
+class TokenGate(Protocol):
+    """TokenGate that a connection's peer needs for its addresses."""
+
+    def restart(self) -> None:
+        """Mark all tokens as missing: the peer of a new connection has none."""
+
+    def admit(self, member: Member, session: Session) -> None:
+        """Attach *member* in *session*, now or when the token for its address has been put."""
+
+    async def authorize(self, address: str) -> None:
+        """Put a token for *address*; see :meth:`Connection.authorize`."""
+
+
+class AttachHandler(AttachedLinks, Protocol):
+    """Handler of the links that peers request."""
+
+    def attach(self, connection: Connection, link: ReceivingLink | SendingLink) -> None:
+        """Accept or refuse *link*, at once or later."""
+
+    def judge_again(self, connection: Connection, why: str) -> None:
+        """Detach the links for which *connection* no longer has the right."""
+
+    def connection_ended(self, engine: object) -> None:
+        """Remove the links of *engine*, whose connection has ended."""
+
+
+class OpenHandler(Protocol):
+    """Handler of the logins and opens of connections that peers open."""
+
+    def start_login(self, connection: Connection, event: LoginRequested) -> None:
+        """Start checking a step of a client's login."""
+
+    def opened(self, connection: Connection) -> bool:
+        """Handle the peer's open; return False if the connection was closed."""
+
+
+class ConnectionHome(Home, Protocol):
+    """Container, as its connections use it."""
+
+    @property
+    def attaching(self) -> AttachHandler:
+        """Handler of the links that peers request."""
+
+    @property
+    def entry(self) -> OpenHandler:
+        """Handler of logins and opens."""
+
+    async def consume(self, connection: Connection, nodes: Sequence[Any]) -> None:
+        """Consume from the addresses of the peer with *nodes*."""
+
+
 class Session:
     """Session of a connection, with windows of its own that its links share.
 
@@ -94,7 +141,7 @@ class Session:
         *,
         window: int | None = None,
         window_bytes: int | None = None,
-        keeper: TokenKeeper | None = None,
+        keeper: TokenGate | None = None,
     ) -> None:
         self.connection = connection
         #: Puts the tokens that the session's links need.
@@ -293,7 +340,11 @@ class Connection:
     """
 
     def __init__(
-        self, container: Container, engine: ProtocolEngine | None = None, *, dialled: bool = False
+        self,
+        container: ConnectionHome,
+        engine: ProtocolEngine | None = None,
+        *,
+        dialled: bool = False,
     ) -> None:
         self.container = container
         self.engine: Any = engine
@@ -303,7 +354,7 @@ class Connection:
         #: Called with the connection when ``state`` has changed; not awaited.
         self.on_state: Callable[[Connection], object] | None = None
         #: Puts tokens at the peer; set by the dialler.
-        self.tokens: TokenKeeper | None = None
+        self.tokens: TokenGate | None = None
         #: Moves redirected links to their new place; set by the dialler.
         self.redirector: Callable[[LinkHandle, Error], bool] | None = None
         #: Attaches detached links again; set by the dialler.
@@ -411,12 +462,12 @@ class Connection:
         for event in events:
             if isinstance(event, AttachRequested):
                 if not refused:
-                    self.container.attach(self, event.link)
+                    self.container.attaching.attach(self, event.link)
             elif isinstance(event, LoginRequested):
-                self.container.start_login(self, event)
+                self.container.entry.start_login(self, event)
             elif isinstance(event, Opened):
                 if not self.dialled:
-                    refused = not self.container.opened(self)
+                    refused = not self.container.entry.opened(self)
                 if not over:
                     self._on_opened()
             else:

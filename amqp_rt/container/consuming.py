@@ -17,10 +17,11 @@ from ..errors import AmqpError, LinkDetached, LinkRefused
 from ..fronts.base import ReceivingLink, SendingLink
 from ..outcomes import Error
 from ..termini import Source, Target
+from .feeding import SourceFeed
 from .links import gone, is_passing
-from .replies import ReplyLink
+from .replies import Replies, ReplyLink
 from .routes import Binding, Route
-from .serving import Inbox, SourceFeed, Workers
+from .serving import Inbox, Workers
 
 if TYPE_CHECKING:
     from .connections import Connection, Session
@@ -179,8 +180,9 @@ def _returns(
 class _Relay:
     """Link for replies to the peer's anonymous terminus."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, replies: Replies) -> None:
         self.session = session
+        self.replies = replies
         self.name = session.connection.new_name("replies")
         self.reply_link: ReplyLink | None = None
         #: Bindings with which the consumers' handlers are called; their replies go to
@@ -233,7 +235,7 @@ class _Relay:
 
 class _RelayLink(ReplyLink):
     def __init__(self, relay: _Relay) -> None:
-        super().__init__(relay.session.connection.container, "the peer's anonymous terminus")
+        super().__init__(relay.replies, "the peer's anonymous terminus")
         self._relay = relay
 
     def on_attached(self, link: SendingLink) -> None:
@@ -245,8 +247,8 @@ class _RelayLink(ReplyLink):
         self._relay.detached(error, closed)
 
 
-async def consume(connection: Connection, workers: Iterable[Workers]) -> None:
-    """Attach a link for each of *workers* to the peer of *connection*.
+async def consume(connection: Connection, workers: Iterable[Workers], replies: Replies) -> None:
+    """Attach a link for each of *workers* to the peer of *connection*, and one for *replies* if needed.
 
     When cancelled, or after a refusal, links that are attached continue.
 
@@ -266,7 +268,7 @@ async def consume(connection: Connection, workers: Iterable[Workers]) -> None:
             )
     relay: _Relay | None = None
     if any(each.route.kind == "rpc" for each in found):
-        relay = _Relay(session)
+        relay = _Relay(session, replies)
         session.add(relay)
         await relay.wait_attached()
     consumers = [_Consumer(session, each, relay) for each in found]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
+from typing import Any, Final, Protocol, Self, TypeVar, overload
 
 import msgspec
 
@@ -12,14 +12,20 @@ from ..errors import DecodeError
 from ..message import Message
 from ..security.access import MANAGEMENT
 
-if TYPE_CHECKING:
-    from .connections import Connection
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 #: Rows requested in each page of a query.
 _PAGE: Final = 200
 _SELF: Final = "org.amqp.management"
+
+
+class Caller(Protocol):
+    """Connection on which requests are sent."""
+
+    async def call(
+        self, address: str, *args: Any, reply: type[Message], within: float | None
+    ) -> Message:
+        """Send a request to the node at *address* and wait for its reply."""
 
 
 class ManagementClient:
@@ -33,7 +39,7 @@ class ManagementClient:
         CallFailed: The peer refused the operation; see its condition.
     """
 
-    def __init__(self, connection: Connection, address: str, within: float | None) -> None:
+    def __init__(self, connection: Caller, address: str, within: float | None) -> None:
         self._connection = connection
         self._address = address
         self._within = within
@@ -60,10 +66,9 @@ class ManagementClient:
         message = Message(
             {} if body is None else body, application_properties={"operation": operation, **given}
         )
-        reply: Message = await self._connection.call(
+        return await self._connection.call(
             self._address, message, reply=Message, within=self._within
         )
-        return reply
 
     @overload
     async def read(self, kind: type[T], name: str) -> T: ...
@@ -135,7 +140,7 @@ class ManagementClient:
         return f"<ManagementClient of {self._address!r}>"
 
 
-def management_of(connection: Connection, entity: str, within: float | None) -> ManagementClient:
+def management_of(connection: Caller, entity: str, within: float | None) -> ManagementClient:
     """Return a client of a peer's management node, or of that of an entity."""
     return ManagementClient(connection, f"{entity}/{MANAGEMENT}" if entity else MANAGEMENT, within)
 

@@ -41,6 +41,7 @@ from ..values import Described, Symbol, ULong
 from .credit import CreditWindow
 from .links import LinkHandle, gone
 from .payloads import decode_payload
+from .raising import RaisedOutcome
 from .streams import ByteStream
 
 if TYPE_CHECKING:
@@ -320,8 +321,6 @@ class Delivery:
 
     def _end(self, error: BaseException | None) -> bool:
         """Set the outcome for the end of the block; return whether *error* goes no further."""
-        from .routes import RaisedOutcome  # which needs this module
-
         meant = isinstance(error, RaisedOutcome)
         if type(self.raw.local_state) is TransactionalState:
             # The end of its transaction decides.

@@ -26,7 +26,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import inf
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import trio
@@ -54,7 +54,8 @@ from ..security.mechanisms import Anonymous, External, Plain, may_send_in_clear,
 from ..security.scram import Scram
 from ..termini import ANONYMOUS_RELAY
 from ..values import Symbol
-from .connections import Connection
+from .connections import Connection, ConnectionHome
+from .home import Home, NetworkHome
 from .links import LinkHandle
 from .loops import require_trio
 from .tokens import TokenKeeper, TokenProvider
@@ -304,7 +305,7 @@ async def local(container: Container, virtual_host: str = "") -> AsyncIterator[C
 
     async def accept() -> None:
         try:
-            await container.accept(theirs, address="local", trusted=True)
+            await container.entry.accept(theirs, address="local", trusted=True)
         finally:
             left.set()
 
@@ -327,7 +328,7 @@ async def local(container: Container, virtual_host: str = "") -> AsyncIterator[C
 
 
 def client_options(
-    container: Container, limits: Limits, *, hostname: str | None = None, **options: Any
+    container: Home, limits: Limits, *, hostname: str | None = None, **options: Any
 ) -> ClientOptions:
     """Return the options of our open for an engine of *container*."""
     return ClientOptions(
@@ -337,6 +338,10 @@ def client_options(
         offered_capabilities=(Symbol(ANONYMOUS_RELAY),),
         **options,
     )
+
+
+class DiallingHome(ConnectionHome, NetworkHome, Protocol):
+    """Container, as the tasks that dial its connections use it."""
 
 
 class Dialler:
@@ -350,16 +355,16 @@ class Dialler:
     """
 
     def __init__(
-        self, container: Container, urls: Sequence[Url], plan: Plan, *, patient: bool = True
+        self, container: DiallingHome, urls: Sequence[Url], plan: Plan, *, patient: bool = True
     ) -> None:
         self.connection = Connection(container, dialled=True)
         self.connection.redirector = self._redirect_link
         self.connection.returner = self._return_link
         self.connection.session_returner = self._return_session
+        self._tokens: TokenKeeper | None = None
         if plan.token is not None:
-            self.connection.tokens = TokenKeeper(
-                self.connection, plan.token, set_token=plan.set_token
-            )
+            self._tokens = TokenKeeper(self.connection, plan.token, set_token=plan.set_token)
+            self.connection.tokens = self._tokens
         self.stopped = trio.Event()
         self._container = container
         self._urls = deque(urls)
@@ -432,7 +437,7 @@ class Dialler:
     async def run(self) -> None:
         """Connect, and reconnect, until the connection has ended permanently."""
         connection = self.connection
-        keeper = connection.tokens
+        keeper = self._tokens
         if keeper is not None:
             self._container.start_connection(keeper.run)
         try:
@@ -579,9 +584,9 @@ class Dialler:
         engine.peer.secure = dialled.secure
         engine.peer.virtual_host = hostname or ""
         self._at = url
-        if connection.tokens is not None:
+        if self._tokens is not None:
             scheme = "amqps" if url.tls else "amqp"
-            connection.tokens.base = f"{scheme}://{hostname or 'localhost'}/"
+            self._tokens.base = f"{scheme}://{hostname or 'localhost'}/"
         self._began = trio.current_time()
         connection.recovers = plan.reconnect is not None and not connection.closing
         connection.start(engine, dialled.trust)

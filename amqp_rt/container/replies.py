@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from math import inf
 from secrets import token_urlsafe
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import trio
 
@@ -36,11 +36,13 @@ from ..message import MESSAGE_FORMAT, Message, MessageId, Properties, data_messa
 from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected
 from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
-from ..transactions import TransactionalState
 from ..values import Int, Symbol
 from .credit import CreditWindow
+from .home import Home
 from .payloads import encode_payload
-from .routes import NO_DEADLINE, PREFETCH, Binding, Deadline, RaisedOutcome, Reject
+from .permissions import Permissions
+from .raising import RaisedOutcome, Reject
+from .routes import NO_DEADLINE, Binding, Deadline, ReplyPath
 from .sending import make_message
 from .serving import (
     GIVEN_UP,
@@ -49,16 +51,11 @@ from .serving import (
     Inbox,
     Worker,
     count,
-    given_up,
     log_failure,
     only_cancelled,
     read_message,
     say,
 )
-
-if TYPE_CHECKING:
-    from .connections import Connection
-    from .container import Container
 
 log = logging.getLogger("amqp_rt.handlers")
 
@@ -89,9 +86,9 @@ class ReplyLink:
     wait for them to leave, that of relayed messages by the credit of their incoming link.
     """
 
-    def __init__(self, container: Container, address: str) -> None:
-        self.container = container
+    def __init__(self, replies: Replies, address: str) -> None:
         self.address = address
+        self._replies = replies
         self.link: SendingLink | None = None
         self._pending: deque[_Pending] = deque()
         self._over = False
@@ -130,8 +127,8 @@ class ReplyLink:
             if each.context is not None:
                 each.context.settle(RELEASED)
         link.unsettled = []
-        self.container.replies.remove(self, link)
-        self.container.forget(link)
+        self._replies.remove(self, link)
+        self._replies.home.attaching.forget(link)
 
     @property
     def over(self) -> bool:
@@ -305,16 +302,20 @@ class _HostPath:
     """Path of replies to an address of a host, such as a queue of the broker."""
 
     def __init__(
-        self, container: Container, address: str, endpoint: ReceivingEndpoint, link: ReceivingLink
+        self,
+        permissions: Permissions,
+        address: str,
+        endpoint: ReceivingEndpoint,
+        link: ReceivingLink,
     ) -> None:
-        self._container = container
+        self._permissions = permissions
         self._address = address
         self._endpoint = endpoint
         self._link = link
 
     def send_nowait(self, payload: Sequence[bytes]) -> bool:
         # The right that the caller had when its request began may have ended since.
-        refused = self._container.decide(self._link.peer, Rights.SEND, self._address)
+        refused = self._permissions.decide(self._link.peer, Rights.SEND, self._address)
         if refused is not None:
             log.info("reply not sent: to %.200r: %s", self._address, refused)
             return True
@@ -342,32 +343,19 @@ class _NoPath:
         self.send_nowait(payload)
 
 
-class Path(Protocol):
-    """Path on which replies are sent."""
-
-    def send_nowait(self, payload: Sequence[bytes]) -> bool:
-        """Send at once if possible; return whether the message was sent."""
-
-    async def send(self, payload: Sequence[bytes]) -> None:
-        """Send when there is credit.
-
-        Raises:
-            LinkDetached: The link has ended.
-            LocalProtocolError: The message is larger than the peer allows.
-        """
-
-
 class Replies:
-    """Reply links of a container, and the addresses created for them."""
+    """Reply links of a container, the addresses created for them, and the requests that run."""
 
-    def __init__(self, container: Container) -> None:
-        self.container = container
+    def __init__(self, home: Home) -> None:
+        self.home = home
         #: Links by the address that we created, to which replies may be sent from any connection.
         self.dynamic: dict[str, ReplyLink] = {}
         #: All reply links.
         self.links: set[ReplyLink] = set()
         #: Links by connection and by the address of either terminus.
-        self._by_address: dict[Any, dict[str, list[ReplyLink]]] = {}
+        self._by_address: dict[object, dict[str, list[ReplyLink]]] = {}
+        #: Number of running requests by connection.
+        self._running: dict[object, int] = {}
 
     def attach_dynamic(self, link: SendingLink) -> None:
         """Create an address for *link*, hard to guess, that exists as long as the link."""
@@ -375,7 +363,7 @@ class Replies:
         address = "/".join(
             (link.peer.container_id[:64], link.name[:64], token_urlsafe(16)),
         )
-        reply_link = ReplyLink(self.container, address)
+        reply_link = ReplyLink(self, address)
         self.links.add(reply_link)
         self.dynamic[address] = reply_link
         link.accept(
@@ -391,7 +379,7 @@ class Replies:
 
     def attach(self, link: SendingLink, address: str, source: Source) -> None:
         """Accept *link* for replies of the rpc at *address* (see :meth:`path`)."""
-        reply_link = ReplyLink(self.container, address)
+        reply_link = ReplyLink(self, address)
         self.links.add(reply_link)
         by_address = self._by_address.setdefault(link.connection, {})
         for each in self._addresses(link):
@@ -426,7 +414,7 @@ class Replies:
         for reply_link in list(self.links):
             await reply_link.flush()
 
-    def path(self, binding: Binding, reply_to: str | None, *, hosts: bool = True) -> Path:
+    def path(self, binding: Binding, reply_to: str | None, *, hosts: bool = True) -> ReplyPath:
         """Return the path of replies to a request.
 
         With a reply-to: an address that we created, an address of a host, or a link of the same
@@ -449,15 +437,15 @@ class Replies:
             made = self.dynamic.get(reply_to)
             if made is not None:
                 return made
-            if hosts and self.container.hosts:
+            if hosts and self.home.hosts:
                 port = cast("ReceivingLink", _HostPort(binding.link))
-                for host in self.container.hosts:
+                for host in self.home.hosts:
                     # By the node's name, for which the right was checked, not by a URL of it.
                     endpoint = host.relay(address_of(reply_to), port)
                     if isinstance(endpoint, Error):
                         break
                     if endpoint is not None:
-                        return _HostPath(self.container, reply_to, endpoint, port)
+                        return _HostPath(self.home.permissions, reply_to, endpoint, port)
         links = self._by_address.get(binding.link.connection, {}).get(
             reply_to or binding.address, []
         )
@@ -465,7 +453,7 @@ class Replies:
             links = [each for each in links if each.shares_session_with(binding.link)]
         return links[-1] if links else _NoPath(binding, reply_to)
 
-    def _pair(self, binding: Binding) -> Path:
+    def _pair(self, binding: Binding) -> ReplyPath:
         """Return the other link of the pair to which the request's link belongs.
 
         Raises:
@@ -487,6 +475,100 @@ class Replies:
             condition="amqp:invalid-field",
         )
 
+    # --- requests -----------------------------------------------------------------------
+
+    async def answer(self, inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
+        """Pass one request to its handler and send the reply.
+
+        The request is settled when the reply has been passed to the reply link, and rejected if it
+        cannot be decoded. A request that its caller abandoned is not settled, since the caller has
+        settled it.
+        """
+        arrived = delivery.context
+        if arrived is GIVEN_UP:
+            return
+        binding = inbox.binding
+        permissions = self.home.permissions
+        stats = inbox.route.stats
+        try:
+            message = read_message(delivery)
+            reply_to = message.properties.reply_to
+            ttl_ms = message.header.ttl
+        except (DecodeError, Reject) as error:
+            stats.rejected += 1
+            say(delivery, Rejected(Error.of(error)))
+            return
+        deadline = NO_DEADLINE
+        if ttl_ms is not None:
+            deadline = Deadline(arrived + ttl_ms / 1000)
+            worker.timed = True
+            worker.scope.deadline = deadline.at
+        # Here a caller that gives up finds the worker, even while the worker waits.
+        delivery.context = worker
+        inbox.calls.add(worker)
+        admitted = False
+        request: Request | None = None
+        try:
+            # A reply is sent in the caller's name: only to addresses to which the caller may send.
+            hosts = (
+                not permissions.guarded
+                or reply_to is None
+                or reply_to == PAIRED_REPLY
+                or await permissions.may_send(binding.link.peer, reply_to) is None
+            )
+            try:
+                request = Request(message, self.path(binding, reply_to, hosts=hosts))
+            except Reject as error:
+                stats.rejected += 1
+                say(delivery, Rejected(Error.of(error)))
+                return
+            try:
+                admitted = self._request_begins(binding.link.connection)
+                if not admitted:
+                    raise _TooMany("the connection has too many requests running")
+                if ttl_ms is not None and deadline.passed:
+                    raise DeadlineExceeded("the deadline passed before the request could start")
+                await _answer(inbox, delivery, message, request, deadline)
+                outcome: Outcome = ACCEPTED
+            except trio.Cancelled:
+                raise
+            except Exception as error:
+                outcome = await _fail(inbox, request, error)
+        except trio.Cancelled:
+            _cancelled(inbox, delivery, worker, request)
+            raise
+        except BaseExceptionGroup as group:
+            _cancelled(inbox, delivery, worker, request)
+            raise only_cancelled(inbox.route, group) from None
+        finally:
+            delivery.context = None
+            inbox.calls.discard(worker)
+            if ttl_ms is not None:
+                worker.scope.deadline = inf
+            if admitted:
+                self._request_ends(binding.link.connection)
+        count(stats, outcome)
+        say(delivery, outcome)
+
+    def _request_begins(self, connection: object) -> bool:
+        """Count one more running request of *connection*; return False if it has too many."""
+        running = self._running.get(connection, 0)
+        if running >= self.home.limits.requests_running_max:
+            return False
+        self._running[connection] = running + 1
+        return True
+
+    def _request_ends(self, connection: object) -> None:
+        running = self._running.get(connection, 0) - 1
+        if running > 0:
+            self._running[connection] = running
+        else:
+            self._running.pop(connection, None)
+
+    def forget_connection(self, connection: object) -> None:
+        """Drop the count of running requests of *connection*, which has ended."""
+        self._running.pop(connection, None)
+
 
 def is_paired(link: ReceivingLink | SendingLink) -> bool:
     """Whether *link* belongs to a pair (link pairing 1.0)."""
@@ -503,7 +585,7 @@ class Request:
 
     __slots__ = ("correlation_id", "path", "reply_to", "sequence")
 
-    def __init__(self, message: Message, binding: Binding, *, hosts: bool = True) -> None:
+    def __init__(self, message: Message, path: ReplyPath) -> None:
         properties = message.properties
         # The type is kept: ulong, uuid, binary and string are separate key spaces (§3.2.11).
         self.correlation_id: MessageId | None = (
@@ -514,7 +596,7 @@ class Request:
         self.reply_to = properties.reply_to
         #: Number of messages sent of a streamed reply; None if the reply is one message.
         self.sequence: int | None = None
-        self.path = binding.container.replies.path(binding, properties.reply_to, hosts=hosts)
+        self.path = path
 
     def reply(self, value: Any) -> list[bytes]:
         """Return the encoded reply with *value*, or the next message of a streamed one.
@@ -564,80 +646,6 @@ class Request:
             "group_id": key.hex() if isinstance(key, bytes) else str(key),
             "group_sequence": self.sequence & 0xFFFFFFFF,
         }
-
-
-async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
-    """Pass one request to its handler and send the reply.
-
-    The request is settled when the reply has been passed to the reply link, and rejected if it
-    cannot be decoded. A request that its caller abandoned is not settled, since the caller has
-    settled it.
-    """
-    arrived = delivery.context
-    if arrived is GIVEN_UP:
-        return
-    binding = inbox.binding
-    container = binding.container
-    stats = inbox.route.stats
-    try:
-        message = read_message(delivery)
-        reply_to = message.properties.reply_to
-        ttl_ms = message.header.ttl
-    except (DecodeError, Reject) as error:
-        stats.rejected += 1
-        say(delivery, Rejected(Error.of(error)))
-        return
-    deadline = NO_DEADLINE
-    if ttl_ms is not None:
-        deadline = Deadline(arrived + ttl_ms / 1000)
-        worker.timed = True
-        worker.scope.deadline = deadline.at
-    # Here a caller that gives up finds the worker, even while the worker waits.
-    delivery.context = worker
-    inbox.calls.add(worker)
-    admitted = False
-    request: Request | None = None
-    try:
-        # A reply is sent in the caller's name: only to addresses to which the caller may send.
-        hosts = (
-            not container.guarded
-            or reply_to is None
-            or reply_to == PAIRED_REPLY
-            or await container.may_send(binding.link.peer, reply_to) is None
-        )
-        try:
-            request = Request(message, binding, hosts=hosts)
-        except Reject as error:
-            stats.rejected += 1
-            say(delivery, Rejected(Error.of(error)))
-            return
-        try:
-            admitted = container.request_begins(binding.link.connection)
-            if not admitted:
-                raise _TooMany("the connection has too many requests running")
-            if ttl_ms is not None and deadline.passed:
-                raise DeadlineExceeded("the deadline passed before the request could start")
-            await _answer(inbox, delivery, message, request, deadline)
-            outcome: Outcome = ACCEPTED
-        except trio.Cancelled:
-            raise
-        except Exception as error:
-            outcome = await _fail(inbox, request, error)
-    except trio.Cancelled:
-        _cancelled(inbox, delivery, worker, request)
-        raise
-    except BaseExceptionGroup as group:
-        _cancelled(inbox, delivery, worker, request)
-        raise only_cancelled(inbox.route, group) from None
-    finally:
-        delivery.context = None
-        inbox.calls.discard(worker)
-        if ttl_ms is not None:
-            worker.scope.deadline = inf
-        if admitted:
-            container.request_ends(binding.link.connection)
-    count(stats, outcome)
-    say(delivery, outcome)
 
 
 async def _answer(
@@ -735,271 +743,3 @@ def _cancelled(
             request.failure(Error("amqp:timeout", "the deadline passed before the answer"))
         )
         say(delivery, ACCEPTED)
-
-
-class Forward:
-    """Link on which a peer sends to an address that we created; forwards to its owner."""
-
-    def __init__(self, container: Container, reply_link: ReplyLink, link: ReceivingLink) -> None:
-        self._container = container
-        self._reply_link = reply_link
-        self._window = CreditWindow(link, messages=PREFETCH)
-
-    def on_attached(self, link: ReceivingLink) -> None:
-        self._window.opened()
-
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        self._window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
-        for each in deliveries:
-            self._reply_link.forward(each, self._window)
-
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Do nothing: the link is not streaming."""
-
-    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Do nothing: the message has been forwarded already."""
-
-    def on_flow(self, link: ReceivingLink) -> None:
-        self._window.freed(0, 0)
-
-    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        self._window.close()
-        self._container.forget(link)
-
-
-class Relay:
-    """Link to the anonymous terminus: each message is routed by its ``to``.
-
-    The first message for an address resolves it, as an attach would, and later ones follow.
-    Messages for an address whose right is still being checked wait, within the link's credit.
-    """
-
-    def __init__(self, container: Container, connection: Connection, link: ReceivingLink) -> None:
-        self._container = container
-        self._connection = connection
-        self._link = link
-        self._window = CreditWindow(link, messages=PREFETCH)
-        #: By address, the least recently used first.
-        self._targets: OrderedDict[str, _Target] = OrderedDict()
-        #: Whether the link has ended.
-        self._over = False
-
-    def on_attached(self, link: ReceivingLink) -> None:
-        self._container.relays.add(self)
-        self._window.opened()
-
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        batches: dict[str, list[IncomingDelivery]] = {}
-        for each in deliveries:
-            try:
-                to = read_message(each).properties.to
-            except (DecodeError, Reject) as error:
-                self._refuse(each, Error.of(error))
-                continue
-            if to:
-                batches.setdefault(to, []).append(each)
-            else:
-                self._refuse(each, Error("amqp:precondition-failed", "the message has no `to`"))
-        for address, batch in batches.items():
-            self._pass_on(address, batch)
-        self._window.freed(0, 0)
-
-    def _pass_on(self, address: str, batch: list[IncomingDelivery]) -> None:
-        target = self._targets.get(address)
-        if target is None or target.over:
-            target = self._targets[address] = _Target()
-            container = self._container
-            if container.authorize is None:
-                # Resolve at once: a wait would hold up the transaction of a message.
-                refused = container.decide(self._link.peer, Rights.SEND, address)
-                target.resolved(self._resolve(address) if refused is None else refused)
-                target.waiting = None
-            else:
-                container.start_handler(self._ask, address, target)
-            self._make_room(target)
-        else:
-            self._targets.move_to_end(address)
-        if target.waiting is not None:
-            self._window.took(len(batch), sum([len(each.payload) for each in batch]))
-            target.waiting += batch
-            # A discharge that arrives before ``authorize`` has answered has to wait for these.
-            for each in batch:
-                if _is_posted(each):
-                    for host in self._container.hosts:
-                        host.hold_post(self._link, each)
-        else:
-            self._hand_over(address, target, batch)
-
-    def _make_room(self, newest: _Target) -> None:
-        """Drop the least recently used targets, except *newest* and those that wait.
-
-        If a target with waiting messages were dropped, later messages for its address would
-        overtake them. Each of these has at least one message, so the credit of the link limits
-        their number.
-        """
-        surplus = len(self._targets) - self._container.limits.relay_targets_max
-        for address, target in list(self._targets.items()) if surplus > 0 else ():
-            if surplus and target.waiting is None and target is not newest:
-                del self._targets[address]
-                target.drop()
-                surplus -= 1
-
-    def _hand_over(self, address: str, target: _Target, batch: list[IncomingDelivery]) -> None:
-        if target.error is not None:
-            # Resolve the address again for the next message, which may succeed.
-            if self._targets.get(address) is target:
-                del self._targets[address]
-            for each in batch:
-                self._refuse(each, target.error)
-        elif isinstance(target.endpoint, ReplyLink):
-            self._window.took(len(batch), sum([len(each.payload) for each in batch]))
-            for each in batch:
-                target.endpoint.forward(each, self._window)
-        elif target.endpoint is not None:
-            target.endpoint.deliver(self._link, batch)
-
-    async def _ask(self, address: str, target: _Target) -> None:
-        """Check the peer's right to send to *address*, then hand over the waiting messages."""
-        refused = await self._container.may_send(self._link.peer, address)
-        batch, target.waiting = target.waiting or [], None
-        self._window.freed(len(batch), sum([len(each.payload) for each in batch]))
-        if self._over:
-            # The peer redelivers messages that it has not settled; settled ones exist only here,
-            # and messages posted in a transaction belong to it.
-            batch = [each for each in batch if each.settled or _is_posted(each)]
-            if not batch:
-                return
-        target.resolved(self._resolve(address) if refused is None else refused)
-        try:
-            self._hand_over(address, target, batch)
-        finally:
-            for each in batch:
-                if _is_posted(each):
-                    for host in self._container.hosts:
-                        host.let_go_of_post(each)
-        if self._over:
-            self._leave(target, None, closed=True)
-        else:
-            self._make_room(target)
-
-    def _resolve(self, address: str) -> ReceivingEndpoint | ReplyLink | Error:
-        """Return the destination of messages for *address*, or the error of an attach to it."""
-        container = self._container
-        address = address_of(address)
-        try:
-            found = container.find(address)
-        except ValueError as error:
-            return Error("amqp:not-found", str(error))
-        if found is not None:
-            workers, captures = found
-            if workers.route.kind not in ("node", "rpc") or workers.route.streaming:
-                return Error("amqp:not-allowed", f"{address!r} has to be attached to")
-            binding = Binding(
-                workers.route, container, self._connection, self._link, address, captures
-            )
-            return Inbox(binding, workers, self._window)
-        made = container.replies.dynamic.get(address)
-        if made is not None:
-            return made
-        for host in container.hosts:
-            endpoint = host.relay(address, self._link)
-            if endpoint is not None:
-                return endpoint
-        return Error("amqp:not-found", f"there is no node {address!r}")
-
-    def _refuse(self, delivery: IncomingDelivery, error: Error) -> None:
-        """Reject a message that cannot be routed, with the error that an attach would get.
-
-        A message posted in a transaction of a host is refused within the transaction. If the sender
-        cannot receive a rejection, its link is detached instead.
-        """
-        told = Error(error.condition, error.description, {Symbol("delivery-tag"): delivery.tag})
-        if _is_posted(delivery) and any(
-            host.refuse_post(self._link, delivery, Rejected(told)) for host in self._container.hosts
-        ):
-            return
-        outcomes = (self._link.source or Source()).outcomes
-        if delivery.settled or (outcomes and "amqp:rejected:list" not in outcomes):
-            self._link.detach(told)
-        else:
-            delivery.settle(Rejected(told))
-
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Do nothing: the link is not streaming."""
-
-    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        if any(target.waiting for target in self._targets.values()):
-            settled = set(deliveries)
-            for target in self._targets.values():
-                for each in settled.intersection(target.waiting or ()):
-                    # If the address turns out to be an rpc, its caller has given up.
-                    each.context = GIVEN_UP
-        others = [each for each in deliveries if not given_up(each)]
-        if others:
-            for target in self._targets.values():
-                if target.endpoint is not None and not isinstance(
-                    target.endpoint, ReplyLink | Inbox
-                ):
-                    target.endpoint.on_settled(link, others)
-
-    def on_flow(self, link: ReceivingLink) -> None:
-        self._window.freed(0, 0)
-
-    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        self._over = True
-        self._window.close()
-        for target in self._targets.values():
-            self._leave(target, error, closed=closed)
-        self._targets.clear()
-        self._container.relays.discard(self)
-        self._container.forget(link)
-
-    def _leave(self, target: _Target, error: Error | None, *, closed: bool) -> None:
-        """Notify the endpoint of *target* that the link has ended."""
-        if target.endpoint is not None and not isinstance(target.endpoint, ReplyLink):
-            target.endpoint.on_detached(self._link, error, closed)
-
-    def forget(self, connection: Connection) -> None:
-        """Drop the resolved targets, because the rights of *connection* have changed."""
-        if connection is self._connection:
-            for address, target in list(self._targets.items()):
-                if target.waiting is None:
-                    del self._targets[address]
-                    target.drop()
-
-    def stop(self) -> None:
-        """Take back the credit. Messages that wait for a handler are released by its route."""
-        self._window.close()
-
-
-def _is_posted(delivery: IncomingDelivery) -> bool:
-    """Whether *delivery* is posted in a transaction."""
-    return type(delivery.state) is TransactionalState
-
-
-class _Target:
-    """State of one address of an anonymous terminus."""
-
-    __slots__ = ("endpoint", "error", "waiting")
-
-    def __init__(self) -> None:
-        self.endpoint: ReceivingEndpoint | ReplyLink | None = None
-        self.error: Error | None = None
-        #: Messages that arrived before the address was resolved; None afterwards.
-        self.waiting: list[IncomingDelivery] | None = []
-
-    def resolved(self, found: ReceivingEndpoint | ReplyLink | Error) -> None:
-        if isinstance(found, Error):
-            self.error = found
-        else:
-            self.endpoint = found
-
-    @property
-    def over(self) -> bool:
-        """Whether the destination that was found has ended."""
-        return isinstance(self.endpoint, ReplyLink | Inbox) and self.endpoint.over
-
-    def drop(self) -> None:
-        """Release the target; the next message resolves the address again."""
-        if isinstance(self.endpoint, Inbox):
-            self.endpoint.retire()

@@ -1,9 +1,8 @@
-"""Declarations of handlers at addresses: decorators, routes, and the arguments of handlers.
+"""Handlers at addresses, and their arguments.
 
-A decorator marks the function and returns it unchanged; a container creates a :class:`Route` from
-the mark. The signature is read once, when the route is created: the first free positional parameter
-takes the payload, typed by its annotation; captures of the address are matched by name, and all
-other arguments by type. Values that are constant for a link are computed when it attaches, so a
+The signature of a handler is read once, when its :class:`Route` is created: the first free positional
+parameter takes the payload, typed by its annotation; captures of the address are matched by name, and
+all other arguments by type. Values that are constant for a link are computed when it attaches, so a
 message costs one call.
 """
 
@@ -11,9 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
-import re
-import sys
 import types
 from collections.abc import (
     AsyncGenerator,
@@ -21,21 +17,17 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
-    Iterable,
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager
 from math import inf
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Final,
     Literal,
+    Protocol,
     TypeAlias,
-    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -47,96 +39,26 @@ import trio
 from msgspec import Struct
 
 from ..addresses import Pattern
-from ..errors import AmqpError, DecodeError
+from ..errors import DecodeError
 from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink, SendingLink
 from ..message import Message
-from ..outcomes import MODIFIED_FAILED, RELEASED, Error, Modified, Outcome, Rejected
+from ..outcomes import MODIFIED_FAILED, Outcome
 from ..termini import Source, Target
 from .connections import Connection
+from .home import Home
 from .payloads import check_payload_type, decode_payload, has_no_payload
+from .raising import OnError
 from .receiving import Delivery
-
-if TYPE_CHECKING:
-    from .container import Container
-    from .replies import ReplyLink
-
-log = logging.getLogger("amqp_rt.handlers")
-
-F = TypeVar("F", bound=Callable[..., Any])
+from .resources import Resources
 
 Kind: TypeAlias = Literal["node", "rpc", "source", "link"]
 
-#: Handlers that run at once by default (decision 0004): a node keeps the order of its messages.
-SLOTS: Final[Mapping[Kind, int]] = {"node": 1, "rpc": 64, "source": 64, "link": 64}
 #: Messages that wait behind the running ones on each link.
 PREFETCH: Final = 500
 
-MARK: Final = "__amqp_declarations__"
-
-
-class RaisedOutcome(AmqpError):
-    """Outcome that a handler raises instead of returning it (Part 3 §3.4)."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """Outcome that the sender gets."""
-        raise NotImplementedError
-
-
-class Reject(RaisedOutcome):
-    """Outcome of an invalid message, which will never be processed (Part 3 §3.4.3). Raise it."""
-
-    default_condition = "amqp:precondition-failed"
-
-    @property
-    def outcome(self) -> Outcome:
-        return Rejected(Error.of(self))
-
-
-class Release(RaisedOutcome):
-    """Outcome of a message not processed and not changed (Part 3 §3.4.4).
-
-    Raise it from a handler if another attempt may succeed.
-    """
-
-    default_condition = "amqp:not-allowed"
-
-    @property
-    def outcome(self) -> Outcome:
-        return RELEASED
-
-
-class Modify(RaisedOutcome):
-    """Outcome of a message not processed, with changes for its next delivery (Part 3 §3.4.5).
-
-    Raise it from a handler.
-
-    Args:
-        description: Used in the log only, since the outcome has no field for it.
-        failed: The attempt counts: ``delivery-count`` is increased.
-        undeliverable_here: The message is not to be sent to this link again.
-        annotations: Entries to merge into the message annotations.
-    """
-
-    default_condition = "amqp:not-allowed"
-
-    def __init__(
-        self,
-        description: str = "",
-        *,
-        failed: bool = True,
-        undeliverable_here: bool = False,
-        annotations: Mapping[object, object] | None = None,
-    ) -> None:
-        super().__init__(description)
-        self.failed = failed
-        self.undeliverable_here = undeliverable_here
-        self.annotations = annotations
-
-    @property
-    def outcome(self) -> Outcome:
-        return Modified(self.failed, self.undeliverable_here, self.annotations)
+_LINK_FORM: Final = "the handler of a link is an `async def` without `yield`"
+_SOURCE_FORM: Final = "a source is an async generator: `async def` with `yield` in it"
 
 
 class Deadline:
@@ -163,6 +85,21 @@ class Deadline:
 NO_DEADLINE: Final = Deadline()
 
 
+class ReplyPath(Protocol):
+    """Path on which replies are sent."""
+
+    def send_nowait(self, payload: Sequence[bytes]) -> bool:
+        """Send at once if possible; return whether the message was sent."""
+
+    async def send(self, payload: Sequence[bytes]) -> None:
+        """Send when there is credit.
+
+        Raises:
+            LinkDetached: The link has ended.
+            LocalProtocolError: The message is larger than the peer allows.
+        """
+
+
 class Binding:
     """Link and the route that it attached to: values that are the same for each of its messages."""
 
@@ -180,14 +117,14 @@ class Binding:
     def __init__(
         self,
         route: Route,
-        container: Container,
+        container: Home,
         connection: Connection,
         link: ReceivingLink | SendingLink | None,
         address: str,
         captures: Mapping[str, Any],
         *,
         asked: Source | Target | None = None,
-        relay: ReplyLink | None = None,
+        relay: ReplyPath | None = None,
     ) -> None:
         self.route = route
         self.container = container
@@ -256,8 +193,6 @@ class Context:
 CallNext: TypeAlias = Callable[[Context], Awaitable[Any]]
 #: ``async def middleware(call_next, context)``: awaits ``call_next(context)``, or does not.
 Middleware: TypeAlias = Callable[[CallNext, Context], Awaitable[Any]]
-#: Outcome of a message whose handler raised, or a function from the exception to it.
-OnError: TypeAlias = Outcome | Callable[[Exception], Outcome]
 
 
 class Declaration(Struct, kw_only=True):
@@ -276,60 +211,22 @@ class Declaration(Struct, kw_only=True):
     names: dict[str, Any] = {}
 
 
-def _declare(
-    kind: Kind,
-    address: str,
-    *,
-    slots: int | None = None,
-    prefetch: int | None = None,
-    streaming: bool = False,
-    mode: Literal["copy", "move"] = "copy",
-    filters: Collection[str] = (),
-    on_error: OnError | None = None,
-    middleware: Sequence[Middleware] = (),
-) -> Declaration:
-    if not isinstance(address, str):
-        raise TypeError(f"@{kind} takes an address, for example @{kind}('orders'), not {address!r}")
-    if slots is None:
-        slots = SLOTS[kind]
-    if prefetch is None:
-        prefetch = 0 if streaming else PREFETCH
-    if slots < 1:
-        raise ValueError(f"{address!r}: slots must be at least 1, not {slots}")
-    if prefetch < 0:
-        raise ValueError(f"{address!r}: prefetch must not be negative, it is {prefetch}")
-    if mode not in ("copy", "move"):
-        raise ValueError(f"{address!r}: mode is 'copy' or 'move', not {mode!r}")
-    Pattern(address)  # A malformed address is refused where it is written
-    return Declaration(
-        kind=kind,
-        address=address,
-        slots=slots,
-        prefetch=prefetch,
-        streaming=streaming,
-        mode=mode,
-        filters=tuple(filters),
-        on_error=on_error,
-        middleware=tuple(middleware),
-    )
-
-
-def _check_form(kind: Kind, function: Any) -> None:
+def check_form(kind: Kind, function: Any) -> None:
     """Check the form of *function* as a handler of *kind*, apart from its annotations.
 
     Raises:
         TypeError: The form is wrong.
     """
     name = getattr(function, "__qualname__", type(function).__name__)
-    called = _called(function)
+    called = called_function(function)
     if kind == "link" and not inspect.iscoroutinefunction(called):
-        raise TypeError(f"{name}: the handler of a link is an `async def` without `yield`")
+        raise TypeError(f"{name}: {_LINK_FORM}")
     if (
         kind == "source"
         and not inspect.isasyncgenfunction(called)
         and "return" not in getattr(called, "__annotations__", {})
     ):
-        raise TypeError(f"{name}: a source is an async generator: `async def` with `yield` in it")
+        raise TypeError(f"{name}: {_SOURCE_FORM}")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
@@ -340,247 +237,6 @@ def _check_form(kind: Kind, function: Any) -> None:
                 f"{name}: nothing is given to *{parameter.name}: name each parameter; a decorator of your"
                 " own keeps them with functools.wraps"
             )
-
-
-class _Decorators:
-    """Base of decorators: they record declarations on functions, or add them to a container."""
-
-    def __init__(self, register: Callable[[Any, Declaration], None]) -> None:
-        self.register = register
-
-    def _decorator(self, declaration: Declaration) -> Callable[[F], F]:
-        def decorate(function: F) -> F:
-            _check_form(declaration.kind, function)
-            declaration.names = _names_around(function, sys._getframe(1))
-            self.register(function, declaration)
-            return function
-
-        return decorate
-
-
-class NodeDecorator(_Decorators):
-    """Decorator of functions that handle each message sent to an address.
-
-    Returning accepts the message; raising :class:`Reject`, :class:`Release` or :class:`Modify`
-    gives it the outcome of that name, and any other exception that of *on_error*.
-    """
-
-    def __call__(
-        self,
-        address: str,
-        *,
-        slots: int | None = None,
-        prefetch: int | None = None,
-        streaming: bool = False,
-        on_error: OnError | None = None,
-        middleware: Sequence[Middleware] = (),
-    ) -> Callable[[F], F]:
-        """Declare the decorated function as the node at *address*.
-
-        Args:
-            address: An address, or a pattern with captures such as ``"orders/{region}"``.
-            slots: Messages handled at once; 1, the default, keeps their order.
-            prefetch: Messages that wait behind them on each link (and at most 8 MiB). 0 gives
-                credit only for free slots.
-            streaming: The handler reads the body while it arrives, in bounded memory, from a
-                parameter ``AsyncIterator[bytes]``.
-            on_error: The outcome after an exception, instead of *modified, delivery-failed*.
-            middleware: Wrapped around the handler, the first outermost.
-        """
-        return self._decorator(
-            _declare(
-                "node",
-                address,
-                slots=slots,
-                prefetch=prefetch,
-                streaming=streaming,
-                on_error=on_error,
-                middleware=middleware,
-            )
-        )
-
-    def link(
-        self,
-        address: str,
-        *,
-        prefetch: int | None = None,
-        streaming: bool = False,
-        middleware: Sequence[Middleware] = (),
-    ) -> Callable[[F], F]:
-        """Declare a function that gets each whole link to *address*, in either direction."""
-        return self._decorator(
-            _declare("link", address, prefetch=prefetch, streaming=streaming, middleware=middleware)
-        )
-
-
-class RpcDecorator(_Decorators):
-    """Decorator of functions that answer requests; see :meth:`__call__`."""
-
-    def __call__(
-        self,
-        address: str,
-        *,
-        slots: int | None = None,
-        prefetch: int | None = None,
-        middleware: Sequence[Middleware] = (),
-    ) -> Callable[[F], F]:
-        """Declare the decorated function as the handler of requests to *address*.
-
-        Its return value is the reply; each value that an async generator yields is one message of a
-        streamed reply. The handler is cancelled if its caller gives up or the caller's deadline
-        passes.
-
-        Args:
-            address: An address, or a pattern with captures.
-            slots: Requests answered at once.
-            prefetch: Requests that wait behind them on each link.
-            middleware: Wrapped around the handler, the first outermost.
-        """
-        return self._decorator(
-            _declare("rpc", address, slots=slots, prefetch=prefetch, middleware=middleware)
-        )
-
-
-class SourceDecorator(_Decorators):
-    """Decorator of async generators from which peers receive; see :meth:`__call__`."""
-
-    def __call__(
-        self,
-        address: str,
-        *,
-        mode: Literal["copy", "move"] = "copy",
-        filters: Collection[str] = (),
-        middleware: Sequence[Middleware] = (),
-    ) -> Callable[[F], F]:
-        """Declare the decorated async generator as a source of messages at *address*.
-
-        The generator runs once for each link, no faster than the link's credit, and is closed with
-        it.
-
-        Args:
-            address: An address, or a pattern with captures.
-            mode: ``"copy"`` sends each value and continues; with ``"move"`` the value of ``yield``
-                is the outcome, and the next value is requested when it is known (Part 3 §3.5.7).
-            filters: Names of the filters that the generator applies. Only these are answered as
-                being in effect (Part 3 §3.5.8).
-            middleware: Wrapped around the handler, the first outermost.
-        """
-        return self._decorator(
-            _declare("source", address, mode=mode, filters=filters, middleware=middleware)
-        )
-
-
-def _mark(function: Any, declaration: Declaration) -> None:
-    target = getattr(function, "__func__", function)
-    if not callable(target):
-        raise TypeError(f"@{declaration.kind} decorates functions and methods, not {function!r}")
-    vars(target).setdefault(MARK, []).append(declaration)
-
-
-node: Final = NodeDecorator(_mark)
-rpc: Final = RpcDecorator(_mark)
-source: Final = SourceDecorator(_mark)
-
-
-def _names_around(function: Any, frame: types.FrameType | None) -> dict[str, Any]:
-    """Return local names that string annotations of *function* mention.
-
-    With postponed annotations there is no other way to find a class that is defined inside the
-    function that also defines the handler.
-    """
-    target = getattr(function, "__func__", function)
-    texts = " ".join(
-        text for text in getattr(target, "__annotations__", {}).values() if isinstance(text, str)
-    )
-    words = set(re.findall(r"\w+", texts))
-    space = getattr(target, "__globals__", None)
-    found: dict[str, Any] = {}
-    while frame is not None and frame.f_globals is space and frame.f_locals is not space:
-        for word in words & frame.f_locals.keys():
-            found.setdefault(word, frame.f_locals[word])
-        frame = frame.f_back
-    return found
-
-
-class Router:
-    """Nodes under a common prefix, with their own middleware.
-
-    Args:
-        prefix: Put before each address without a separator: ``"shop/"``.
-        nodes: Functions, objects with decorated methods, or other routers.
-        middleware: Wrapped around each handler, outside of the handler's own.
-    """
-
-    def __init__(
-        self,
-        prefix: str = "",
-        *,
-        nodes: Iterable[Any] = (),
-        middleware: Sequence[Middleware] = (),
-    ) -> None:
-        self.prefix = prefix
-        self.middleware = tuple(middleware)
-        self.node = NodeDecorator(self.declare)
-        self.rpc = RpcDecorator(self.declare)
-        self.source = SourceDecorator(self.declare)
-        self._declared: list[tuple[Any, Declaration]] = []
-        self.add(*nodes)
-
-    def add(self, *nodes: Any) -> None:
-        """Add functions, objects or routers; containers that have this router do not change."""
-        for each in nodes:
-            self._declared += declared(each)
-
-    def declare(self, function: Any, declaration: Declaration) -> None:
-        """Add a function with a declaration, as a decorator would record it."""
-        self._declared.append((function, declaration))
-
-    @property
-    def declared(self) -> list[tuple[Any, Declaration]]:
-        """Handlers of the router, with prefix and middleware applied to their declarations."""
-        return [
-            (
-                function,
-                msgspec.structs.replace(
-                    declaration,
-                    address=self.prefix + declaration.address,
-                    middleware=(*self.middleware, *declaration.middleware),
-                ),
-            )
-            for function, declaration in self._declared
-        ]
-
-    def __repr__(self) -> str:
-        return f"<Router {self.prefix!r}: {len(self._declared)} nodes>"
-
-
-def declared(thing: Any) -> list[tuple[Callable[..., Any], Declaration]]:
-    """Return the handlers that *thing* declares: a function, an object with such methods, a router.
-
-    Raises:
-        TypeError: *thing* declares no handler.
-    """
-    if isinstance(thing, Router):
-        return thing.declared
-    own = getattr(thing, MARK, None)
-    if own and not inspect.isclass(thing):
-        return [(thing, declaration) for declaration in own]
-    if inspect.isclass(thing):
-        raise TypeError(f"{thing.__name__} is a class: give an object, {thing.__name__}(…)")
-    found = [
-        (getattr(thing, name), declaration)
-        for name, member in inspect.getmembers_static(type(thing))
-        for declaration in getattr(getattr(member, "__func__", member), MARK, ())
-    ]
-    if not found:
-        what = f"{getattr(thing, '__qualname__', type(thing).__name__)}"
-        raise TypeError(
-            f"{what} declares no node: decorate it, or a method of it, "
-            "with @node, @rpc, @source or @node.link"
-        )
-    # In the order of the class body, as its author wrote it.
-    order = {name: at for at, name in enumerate(vars(type(thing)))}
-    return sorted(found, key=lambda each: order.get(each[0].__name__, -1))
 
 
 class Stats(Struct):
@@ -602,86 +258,6 @@ class Stats(Struct):
 
 #: Function that makes one argument for a message.
 _Maker: TypeAlias = Callable[[Context], Any]
-
-
-class Resources:
-    """Objects that handlers may request by type.
-
-    A factory is an ``@asynccontextmanager`` function whose return annotation names the type that it
-    yields; it is entered when the container starts and left when the container has stopped.
-    """
-
-    def __init__(self, provided: Iterable[Any] = ()) -> None:
-        self._values: dict[type, Any] = {}
-        self._factories: dict[type, Callable[[], AbstractAsyncContextManager[Any]]] = {}
-        for each in provided:
-            self.provide(each)
-
-    def provide(self, thing: Any, *, as_type: type | None = None) -> None:
-        """Add an object, or a factory of one.
-
-        Raises:
-            TypeError: The type of the factory's object is unknown, or there is a resource of that
-                type.
-        """
-        wrapped = getattr(thing, "__wrapped__", None)
-        kind: Any
-        if wrapped is not None and inspect.isasyncgenfunction(wrapped):
-            kind = as_type
-            if kind is None:
-                made = get_args(get_type_hints(wrapped).get("return"))
-                kind = made[0] if made else None
-            if not isinstance(kind, type):
-                raise TypeError(
-                    f"{thing.__qualname__}() does not say what it yields: annotate it as "
-                    "-> AsyncIterator[Thing], or pass as_type=Thing"
-                )
-            self._free(kind)
-            self._factories[kind] = thing
-        else:
-            kind = as_type or type(thing)
-            self._free(kind)
-            self._values[kind] = thing
-
-    def _free(self, kind: type) -> None:
-        if kind in self._values or kind in self._factories:
-            raise TypeError(f"there is a resource of type {kind.__name__} already")
-
-    @property
-    def unmade(self) -> Mapping[type, Callable[[], AbstractAsyncContextManager[Any]]]:
-        """Factories whose object has not been made."""
-        return {kind: make for kind, make in self._factories.items() if kind not in self._values}
-
-    def made(self, kind: type, value: Any) -> None:
-        """Store the object made by the factory of *kind*."""
-        self._values[kind] = value
-
-    def find(self, wanted: Any) -> type | None:
-        """Return the type of the resource that fits a parameter annotated *wanted*, or None.
-
-        Raises:
-            TypeError: Several resources fit.
-        """
-        if not isinstance(wanted, type) or wanted is object:
-            return None
-        known = [*self._values, *(set(self._factories) - set(self._values))]
-        if wanted in known:
-            return wanted
-        fitting = [kind for kind in known if _is_subclass(kind, wanted)]
-        if len(fitting) > 1:
-            names = " and ".join(sorted(kind.__name__ for kind in fitting))
-            raise TypeError(f"{names} are both a {wanted.__name__}: ask for one of them")
-        return fitting[0] if fitting else None
-
-    def __getitem__(self, kind: type) -> Any:
-        return self._values[kind]
-
-
-def _is_subclass(kind: type, wanted: type) -> bool:
-    try:
-        return issubclass(kind, wanted)
-    except TypeError:  # A protocol with data members, or not a runtime one
-        return False
 
 
 def _message(context: Context) -> Any:
@@ -736,7 +312,7 @@ def _is_stream_of_bytes(wanted: Any) -> bool:
     return get_origin(wanted) in _STREAMS and get_args(wanted)[0] is bytes
 
 
-def _called(function: Any) -> Any:
+def called_function(function: Any) -> Any:
     """Return the function that has the annotations of *function* and whose code runs."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -790,13 +366,13 @@ class Route:
         self._positional: list[_Maker] = []
         self._keyword: list[tuple[str, _Maker]] = []
         self._captured: dict[str, Any] = {}
-        called = _called(function)
+        called = called_function(function)
         #: Whether the result of a call has to be awaited.
         self.awaits = inspect.iscoroutinefunction(called)
         #: Whether the result, awaited if necessary, is iterated over.
         self.streams = inspect.isasyncgenfunction(called)
         # A declaration may have been made without a decorator.
-        _check_form(self.kind, function)
+        check_form(self.kind, function)
         self._read_signature(called, declaration.names)
         self._payload_only = (
             self.payload is not None
@@ -888,11 +464,9 @@ class Route:
 
     def _check_kind(self) -> None:
         if self.kind == "source" and not self.streams:
-            raise TypeError(
-                f"{self.name}: a source is an async generator: `async def` with `yield` in it"
-            )
+            raise TypeError(f"{self.name}: {_SOURCE_FORM}")
         if self.kind == "link" and self.streams:
-            raise TypeError(f"{self.name}: the handler of a link is an `async def` without `yield`")
+            raise TypeError(f"{self.name}: {_LINK_FORM}")
         if self.kind == "node" and self.streams:
             raise TypeError(f"{self.name}: a node yields nothing: @rpc streams replies")
 

@@ -7,12 +7,12 @@ it. All transactions of a session share one control link to the peer's coordinat
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import trio
 
 from ..errors import AmqpError, LinkDetached, LocalProtocolError, TransactionRolledBack
-from ..fronts.base import Link
+from ..fronts.base import IncomingDelivery, Link
 from ..message import Message
 from ..outcomes import Error, Outcome, Rejected
 from ..termini import STANDARD_OUTCOMES, Coordinator, Source
@@ -25,12 +25,29 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .links import Owner
-    from .receiving import Delivery
 
 #: Outcomes that a control link supports.
 _OUTCOMES = tuple(Symbol(each) for each in (*STANDARD_OUTCOMES, "amqp:declared:list"))
 #: Declarations and discharges of a session that may wait for an answer.
 _PENDING_MAX = 10_000
+
+
+class Retirable(Protocol):
+    """Delivery of a receiver, whose outcome can be set in a transaction."""
+
+    @property
+    def link(self) -> Link:
+        """Link of the delivery."""
+
+    @property
+    def raw(self) -> IncomingDelivery:
+        """Delivery of the engine's link."""
+
+    def settle(self, outcome: Outcome) -> None:
+        """Set *outcome*, once the transaction is committed."""
+
+    def unsay(self, txn_id: bytes) -> bool:
+        """Remove the outcome set in the transaction *txn_id*; return whether there was one."""
 
 
 class Transaction:
@@ -63,7 +80,7 @@ class Transaction:
         #: Messages without an outcome.
         self._pending: set[Receipt] = set()
         #: Deliveries with an outcome set in the transaction, and the outcomes.
-        self._retired: dict[Delivery, Outcome] = {}
+        self._retired: dict[Retirable, Outcome] = {}
         #: Cause why it cannot be committed; None if it can.
         self._error: AmqpError | None = None
         #: Whether the transaction is not declared yet, or has ended.
@@ -150,7 +167,7 @@ class Transaction:
             unsay(self._end(), self._id)
             self._control.say(Discharge(self._id, True))
 
-    def _end(self) -> dict[Delivery, Outcome]:
+    def _end(self) -> dict[Retirable, Outcome]:
         """End the transaction on our side, and return the outcomes set in it."""
         self._over = True
         self._control.declared.discard(self)
@@ -184,7 +201,7 @@ class Transaction:
                 self._error = error
             self._changes.unpark_all()
 
-    def retire(self, delivery: Delivery, outcome: Outcome) -> None:
+    def retire(self, delivery: Retirable, outcome: Outcome) -> None:
         """Set *outcome* of *delivery* for the commit of the transaction.
 
         Raises:
@@ -222,7 +239,7 @@ class Transaction:
         return f"<Transaction {self._id.hex()}, {state}>"
 
 
-def unsay(retired: Iterable[Delivery], txn_id: bytes) -> None:
+def unsay(retired: Iterable[Retirable], txn_id: bytes) -> None:
     """Remove the outcomes set in a transaction that was not committed."""
     for delivery in retired:
         delivery.unsay(txn_id)
@@ -243,7 +260,7 @@ class ControlLink(Sender):
         self.unwanted: set[Receipt] = set()
         #: Deliveries that get their outcome with the answer to a discharge, even if the task that
         #: waited for the answer was cancelled.
-        self._retiring: dict[Receipt, tuple[bytes, dict[Delivery, Outcome]]] = {}
+        self._retiring: dict[Receipt, tuple[bytes, dict[Retirable, Outcome]]] = {}
 
     def say(self, body: Declare | Discharge) -> Receipt:
         """Send *body*; the receipt gets the answer.
@@ -254,7 +271,7 @@ class ControlLink(Sender):
         """
         return self.send_payload_nowait(Message(body).encode())
 
-    def discharge(self, txn_id: bytes, retired: dict[Delivery, Outcome]) -> Receipt:
+    def discharge(self, txn_id: bytes, retired: dict[Retirable, Outcome]) -> Receipt:
         """Commit a transaction; *retired* get their outcomes if the peer agrees.
 
         Raises:

@@ -167,8 +167,8 @@ def decide(
 
     The only place where this is decided, for all protocols. *address* is the node's own name: callers
     that have another one, such as a URL, an alias or an address of an exchange with a key, resolve it
-    by :meth:`amqp_rt.Container.own_name` first, as :meth:`amqp_rt.Container.decide` does. The answer
-    does not depend on whether the node exists, so that peers cannot probe for nodes.
+    first, as :meth:`amqp_rt.container.permissions.Permissions.decide` does. The answer does not depend
+    on whether the node exists, so that peers cannot probe for nodes.
 
     Without rules and tokens every peer may do everything; the process itself always may. The node
     for tokens is open to all peers where tokens are accepted. Links to a management node need any

@@ -31,15 +31,14 @@ CLASSES = {
 #: Names for use between the modules only, which the stub omits.
 # fmt: off
 INSIDE = frozenset({
-    "abandon", "accept", "add", "add_host", "admitted", "attach", "became_known", "begin",
-    "closing", "consume", "default_session", "deliver", "done", "encode", "end", "end_stream",
-    "engine_over", "fail", "finish", "follow", "forget", "forget_session", "freed", "give_up",
-    "going", "handle", "is_allowed", "judge_again", "link", "login", "lose", "lost",
-    "lost_error", "may_come_back", "may_send", "move", "new_name", "on_attached", "on_credit",
-    "on_data", "on_detached", "on_flow", "on_outcomes", "on_settled", "opened",
-    "refuse_if_closed", "remove", "request_begins", "request_ends", "retire", "say",
-    "session_for_tokens", "start", "start_connection", "start_handler", "start_login", "state",
-    "submit", "unsay", "wait_settled", "withdraw",
+    "abandon", "accept", "add", "add_host", "admitted", "attach", "begin", "closing",
+    "connection_nursery", "consume", "default_session", "deliver", "done", "encode", "end",
+    "end_stream", "engine_over", "fail", "finish", "follow", "forget_session", "freed", "give_up",
+    "going", "handle", "link", "listener_nursery", "lose", "lost", "lost_error", "may_come_back",
+    "move", "new_name", "on_attached", "on_credit", "on_data", "on_detached", "on_flow",
+    "on_outcomes", "on_settled", "refuse_if_closed", "remove", "retire", "say",
+    "session_for_tokens", "start", "start_connection", "start_handler", "state", "submit", "unsay",
+    "wait_settled", "withdraw",
 })
 # fmt: on
 #: Class → names that are public in it although they are in INSIDE, or special methods to include.
@@ -190,9 +189,9 @@ def stub() -> str:
         "Iterator": "from collections.abc import Iterator",
         "AbstractContextManager": "from contextlib import AbstractContextManager",
         "contextmanager": "from contextlib import contextmanager",
-        "NodeDecorator": "from amqp_rt.container.routes import NodeDecorator",
-        "RpcDecorator": "from amqp_rt.container.routes import RpcDecorator",
-        "SourceDecorator": "from amqp_rt.container.routes import SourceDecorator",
+        "NodeDecorator": "from amqp_rt.container.declaring import NodeDecorator",
+        "RpcDecorator": "from amqp_rt.container.declaring import RpcDecorator",
+        "SourceDecorator": "from amqp_rt.container.declaring import SourceDecorator",
     }
     wanted = names_in(classes) - known
     lines = sorted({imports[name] for name in wanted if name in imports})

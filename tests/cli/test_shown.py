@@ -169,4 +169,4 @@ async def test_a_long_name_makes_no_long_line(
         (line,) = [each.getMessage() for each in caplog.records if "login" in each.getMessage()]
         assert line.isprintable()
         assert len(line) < 300
-        assert all(len(each) < 300 for each in container._backoff._failures)
+        assert all(len(each) < 300 for each in container.entry._backoff._failures)

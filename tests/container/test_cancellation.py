@@ -18,9 +18,9 @@ from amqp_rt import Broker
 from amqp_rt.broker import Queue
 from amqp_rt.container import connections, recovery
 from amqp_rt.container.container import Container
+from amqp_rt.container.declaring import node, rpc, source
 from amqp_rt.container.receiving import Delivery, Receiver
 from amqp_rt.container.requests import ReplyStream
-from amqp_rt.container.routes import node, rpc, source
 from amqp_rt.container.sending import Receipt, Sender, StreamedMessage
 from amqp_rt.container.tokens import Sas
 from amqp_rt.errors import (
@@ -1103,7 +1103,7 @@ async def test_all_who_wait_for_handlers_to_end_hear_of_it() -> None:
 
     async with Container("c", nodes=[busy]) as c, c.local() as peer, peer.sender("q") as out:
         out.send_nowait(b"x")
-        (workers,) = c.workers
+        (workers,) = c.nodes.workers
         await trio.testing.wait_all_tasks_blocked()
         assert workers.running == 1
 

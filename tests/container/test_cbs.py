@@ -168,7 +168,7 @@ async def test_tokens_go_with_their_connection(autojump_clock: Any) -> None:
                     await cbs.put("q")
                 async with peer.sender("q"):
                     pass
-        assert not broker.container._watches
+        assert not broker.container.entry._watches
 
 
 @pytest.mark.req("SE11")
@@ -441,11 +441,11 @@ async def test_a_request_for_a_token_is_small(autojump_clock: Any) -> None:
 async def test_who_owes_a_token_is_still_a_stranger(autojump_clock: Any) -> None:
     limits = Limits(connections_unauthenticated_max=1)
     async with broker_with(limits=limits) as broker:
-        assert len(broker.container._strangers) == 0
+        assert len(broker.container.entry._strangers) == 0
         async with client_of(broker) as peer, putter(peer) as cbs:
-            assert len(broker.container._strangers) == 1
+            assert len(broker.container.entry._strangers) == 1
             await cbs.put("q")
-            assert len(broker.container._strangers) == 0
+            assert len(broker.container.entry._strangers) == 0
 
 
 @pytest.mark.req("SE12")
@@ -561,7 +561,7 @@ async def test_how_tokens_go_to_the_peer(
         assert len(there.peer.tokens) == 2
         (link,) = [
             each
-            for each in broker.container._links.values()
+            for each in broker.container.attaching._links.values()
             if isinstance(each.target, Target) and each.target.address == "$cbs"
         ]
         assert link.rcv_settle_mode == 0
@@ -905,7 +905,7 @@ async def test_a_login_with_a_bad_token_fails(autojump_clock: Any, auth: Any) ->
             async with client_of(broker, auth=auth()):
                 pass
         assert "ey" not in str(caught.value)
-        assert not broker.container._watches
+        assert not broker.container.entry._watches
 
 
 async def test_a_login_with_a_token_needs_where_to_keep_it(
@@ -940,5 +940,5 @@ async def test_who_settles_second_is_a_policy(autojump_clock: Any, second: bool)
         peer.sender("q", rcv_settle_mode=1) as out,
     ):
         await out.send("x")
-        (link,) = broker.container._links.values()
+        (link,) = broker.container.attaching._links.values()
         assert link.rcv_settle_mode == int(second)

@@ -13,8 +13,8 @@ from transports import Reach
 
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
+from amqp_rt.container.declaring import node
 from amqp_rt.container.recovery import connect
-from amqp_rt.container.routes import node
 from amqp_rt.errors import (
     AmqpError,
     AuthenticationFailed,

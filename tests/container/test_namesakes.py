@@ -57,7 +57,7 @@ async def test_the_only_connection_of_a_container(first: bool, second: bool) -> 
         # It is gone, and another may come.
         for _ in range(2):
             await visit(shop, True)
-        assert len(broker.container._namesakes) <= 1
+        assert len(broker.container.entry._namesakes) <= 1
 
 
 @pytest.mark.req("M42")

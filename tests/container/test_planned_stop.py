@@ -15,10 +15,10 @@ from amqp_rt import Broker, Message
 from amqp_rt.broker import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
+from amqp_rt.container.declaring import node, rpc, source
+from amqp_rt.container.feeding import SourceLink
 from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.recovery import CLOSING_S, Reconnect
-from amqp_rt.container.routes import node, rpc, source
-from amqp_rt.container.serving import SourceLink
 from amqp_rt.errors import (
     AuthenticationFailed,
     ConnectFailed,

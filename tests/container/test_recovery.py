@@ -18,8 +18,8 @@ from far_end import FarEnd
 import amqp_rt
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
+from amqp_rt.container.declaring import node
 from amqp_rt.container.recovery import FINAL_CONDITIONS, Reconnect, connect
-from amqp_rt.container.routes import node
 from amqp_rt.errors import (
     AuthenticationFailed,
     ConnectFailed,

@@ -16,8 +16,10 @@ from transports import Reach
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
+from amqp_rt.container.declaring import node, rpc
+from amqp_rt.container.raising import Modify, Reject, Release
 from amqp_rt.container.receiving import Delivery
-from amqp_rt.container.routes import Deadline, Modify, Reject, Release, node, rpc
+from amqp_rt.container.routes import Deadline
 from amqp_rt.errors import (
     AmqpError,
     CallFailed,
@@ -659,7 +661,7 @@ async def test_the_relay_ends_while_messages_wait_for_permission(settled: bool, 
         # What is settled is nowhere else; the rest the peer delivers again.
         assert seen == ([b"1"] if settled else [])
         assert c.stats()["x"]["links"] == 0
-        assert not c.relays
+        assert not c.attaching.relays
 
 
 @pytest.mark.req("M41", "SE17")

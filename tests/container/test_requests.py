@@ -13,9 +13,9 @@ import trio
 from far_end import FarEnd, connected
 
 from amqp_rt.container.container import Container
+from amqp_rt.container.declaring import rpc
 from amqp_rt.container.recovery import Reconnect
 from amqp_rt.container.requests import STREAM_END
-from amqp_rt.container.routes import rpc
 from amqp_rt.errors import (
     AmqpError,
     CallFailed,

@@ -15,22 +15,11 @@ import pytest
 
 from amqp_rt.addresses import AddressError
 from amqp_rt.container.container import Container
+from amqp_rt.container.declaring import Router, declared, node, rpc, source
+from amqp_rt.container.raising import Modify, Reject, Release
 from amqp_rt.container.receiving import Delivery
-from amqp_rt.container.routes import (
-    CallNext,
-    Context,
-    Deadline,
-    Modify,
-    Reject,
-    Release,
-    Resources,
-    Route,
-    Router,
-    declared,
-    node,
-    rpc,
-    source,
-)
+from amqp_rt.container.resources import Resources
+from amqp_rt.container.routes import CallNext, Context, Deadline, Route
 from amqp_rt.events import Peer
 from amqp_rt.message import Message
 from amqp_rt.outcomes import Error, Modified, Rejected, Released

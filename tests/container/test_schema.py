@@ -13,7 +13,7 @@ import pytest
 from msgspec import Meta
 
 from amqp_rt.container.container import Container
-from amqp_rt.container.routes import node, rpc, source
+from amqp_rt.container.declaring import node, rpc, source
 
 pytestmark = pytest.mark.req("A3")
 

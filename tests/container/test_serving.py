@@ -15,10 +15,11 @@ from transports import Reach
 
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
+from amqp_rt.container.declaring import node, rpc, source
+from amqp_rt.container.feeding import SourceLink
+from amqp_rt.container.raising import Reject
 from amqp_rt.container.receiving import Receiver
-from amqp_rt.container.routes import Reject, node, rpc, source
 from amqp_rt.container.sending import Sender
-from amqp_rt.container.serving import SourceLink
 from amqp_rt.errors import ConnectionLost, DeliveryRejected, LinkDetached, LinkRefused
 from amqp_rt.events import Peer
 from amqp_rt.fronts.base import RCV_SECOND, SND_SETTLED, SND_UNSETTLED
@@ -508,7 +509,7 @@ async def test_workers_are_started_when_they_are_needed() -> None:
         await go.wait()
 
     async with c, c.local() as peer, peer.sender("x") as out:
-        [workers] = c.workers
+        [workers] = c.nodes.workers
         assert workers.running == 0
         receipts = [out.send_nowait(1) for _ in range(20)]
         await trio.testing.wait_all_tasks_blocked()
@@ -558,7 +559,7 @@ async def test_what_a_lost_link_leaves_waiting_holds_no_slot() -> None:
         await go.wait()
 
     async with c, c.local() as peer:
-        [workers] = c.workers
+        [workers] = c.nodes.workers
         out = peer.sender("x")
         await out.wait_attached()
         await trio.testing.wait_all_tasks_blocked()

@@ -12,7 +12,7 @@ import trio.lowlevel
 from brokers import client_of
 
 from amqp_rt.broker.nodes import Queue, Topic
-from amqp_rt.container import container as container_module
+from amqp_rt.container import attaching
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.namesakes import SOLE_CONNECTION
 from amqp_rt.container.tokens import Sas
@@ -197,7 +197,7 @@ async def test_a_link_is_taken_over_once_the_application_lets_it() -> None:
             answers.append(True)
             asked[1].set()
         assert found == {"eve": UNAUTHORIZED, "third": "attached", "second": STOLEN}
-        assert not broker.container._asking
+        assert not broker.container.attaching._asking
 
 
 @asynccontextmanager
@@ -213,7 +213,7 @@ async def client_of_all(broker: Broker, count: int) -> AsyncIterator[list[Connec
 async def test_every_link_is_judged_again_however_many_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(container_module, "_LINKS_KEPT", 2)
+    monkeypatch.setattr(attaching, "_LINKS_KEPT", 2)
     async with guarded() as broker, client(broker) as peer:
         links = [peer.sender("q", name=f"{number}") for number in range(9)]
         for each in links:

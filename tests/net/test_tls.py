@@ -17,7 +17,7 @@ from wire import frame
 
 from amqp_rt.addresses import parse_url
 from amqp_rt.container.container import Container
-from amqp_rt.container.routes import node
+from amqp_rt.container.declaring import node
 from amqp_rt.core.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, performative_frame
 from amqp_rt.core.performatives import Open
 from amqp_rt.core.sasl_frames import SaslInit

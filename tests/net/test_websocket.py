@@ -22,7 +22,7 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping
 
 from amqp_rt.addresses import parse_url
 from amqp_rt.container.container import Container
-from amqp_rt.container.routes import node, rpc
+from amqp_rt.container.declaring import node, rpc
 from amqp_rt.core.frames import AMQP_HEADER
 from amqp_rt.errors import ConnectFailed
 from amqp_rt.limits import DEFAULT_LIMITS, MIB, Limits

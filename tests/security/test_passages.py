@@ -171,7 +171,7 @@ async def test_no_node_is_called_like_what_is_the_brokers(name: str, user: str) 
 async def test_who_brings_tokens_does_not_manage_where_they_are_put() -> None:
     keys = SasKeys({"all": SasKey(("k",), MANAGE)})
     async with Broker("b", cbs=Cbs([keys])) as broker:
-        peer, decide = Peer(), broker.container.decide
+        peer, decide = Peer(), broker.container.permissions.decide
         peer.tokens = Tokens(DEFAULT_LIMITS)
         assert decide(peer, SEND, "$cbs") is None
         assert decide(peer, LISTEN, "$cbs") is None
@@ -366,4 +366,4 @@ async def test_the_name_by_which_rights_are_given() -> None:
             "/exchanges/": "*",
             "eve/log/partitions/0": "eve/log/partitions/0",
         }.items():
-            assert container.own_name(peer, address) == name
+            assert container.permissions.own_name(peer, address) == name

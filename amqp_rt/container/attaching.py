@@ -1,0 +1,395 @@
+"""Attaching: the node, host or created address to which a peer's link belongs, and the right to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from itertools import takewhile
+from typing import Final, TypeAlias, cast
+
+import trio
+
+from ..addresses import address_of
+from ..errors import AmqpError
+from ..fronts.base import RCV_FIRST, SENDER, ReceivingLink, SendingLink
+from ..loglimit import log_refusal
+from ..outcomes import Error
+from ..security.access import CBS
+from ..termini import Coordinator, Source, Target
+from ..values import Symbol
+from .connections import Connection
+from .feeding import LinkHandler, SourceFeed
+from .home import Home
+from .nodes import Nodes
+from .permissions import not_for_you
+from .relaying import Forward, Relay
+from .replies import Replies, is_paired, paired_properties
+from .routes import Binding
+from .serving import Inbox, Workers
+
+log = logging.getLogger("amqp_rt.container")
+
+#: Links remembered for a connection before the first search for those that have ended.
+_LINKS_KEPT: Final = 512
+
+#: Identity of a link: (virtual host, user, container-id, whether we send, link name, connection).
+#: The connection is set only for links to ``$cbs``, whose tokens belong to one connection. It is
+#: None for other links, which may be attached again on another connection.
+_Identity: TypeAlias = tuple[str, str | None, str, bool, str, object]
+
+
+class Attaching:
+    """Links that peers attach: found a place, judged, and registered under their names.
+
+    Args:
+        home: The container.
+        nodes: Its nodes.
+        replies: Its links for replies, and the addresses that it created.
+        settle_second: Whether senders that ask for ``rcv-settle-mode`` second get it.
+    """
+
+    def __init__(self, home: Home, nodes: Nodes, replies: Replies, *, settle_second: bool) -> None:
+        self._home = home
+        self._nodes = nodes
+        self._replies = replies
+        self._settle_second = settle_second
+        #: Links of peers to the anonymous terminus.
+        self.relays: set[Relay] = set()
+        #: Attach requests that wait for ``authorize``, by the link's identity in order of arrival.
+        self._asking: dict[_Identity, dict[ReceivingLink | SendingLink, None]] = {}
+        self._links: dict[_Identity, ReceivingLink | SendingLink] = {}
+        #: Identities of links by engine.
+        self._links_of: dict[object, set[_Identity]] = {}
+
+    def attach(self, connection: Connection, link: ReceivingLink | SendingLink) -> None:
+        """Accept or refuse a link requested by the peer, at once or after ``authorize``.
+
+        The address is looked up among our nodes, then in the hosts, then among the dynamic
+        addresses that we created. A second attach of the same link takes it over (§2.6.1), but only
+        after its right has been checked: otherwise any client could detach the links of others by
+        their names.
+        """
+        if self._home.stopping:
+            # The close will answer: a client does not attach a refused link again elsewhere.
+            return
+        if not self._settle_second and not _sends(link):
+            link.rcv_settle_mode = RCV_FIRST
+        terminus = self._recalled(link) or _our_terminus(link)
+        if isinstance(terminus, Error):
+            # A peer without any right must not learn whether a source is kept for a link of this
+            # name.
+            self._refuse(link, self._home.permissions.decide_anywhere(link.peer) or terminus)
+        elif (refused := self._judge_attach(link, terminus)) is not None:
+            self._refuse(link, refused)
+        elif isinstance(terminus, Coordinator):
+            # Rights are checked for the links whose deliveries are in the transaction, not here.
+            self._take_over(link)
+            if not any(host.attach(link) for host in self._home.hosts):
+                self._refuse(link, Error("amqp:not-implemented", "there are no transactions here"))
+        elif self._home.permissions.authorize is None or not terminus.address:
+            self._take_over(link)
+            self._place(connection, link, terminus)
+        else:
+            asking = self._asking.setdefault(_identity(link), {})
+            asking[link] = None
+            self._home.start_handler(self._place_if_allowed, connection, link, terminus, asking)
+
+    def _refuse(self, link: ReceivingLink | SendingLink, error: Error) -> None:
+        """Refuse *link* with *error*, and log the refusal."""
+        link.refuse(error)
+        log_refusal(log, self._home.log_limiter, link, error, trio.current_time())
+
+    def _take_over(self, link: ReceivingLink | SendingLink) -> None:
+        """Register *link* under its identity, and detach an earlier link with the same one."""
+        identity = _identity(link)
+        old = self._links.get(identity)
+        if old is not None and old is not link:
+            old.detach(_STOLEN)
+        known = self._links_of.setdefault(link.connection, set())
+        if len(known) >= _LINKS_KEPT and len(known) & (len(known) - 1) == 0:
+            # Hosts do not report links that have ended: search for them whenever the number
+            # doubled.
+            self._forget_gone(link.connection)
+        known.add(identity)
+        self._links[identity] = link
+
+    def _recalled(self, link: ReceivingLink | SendingLink) -> Source | Error | None:
+        """Return the source that a host keeps for *link*, if its attach names none.
+
+        The source is set on the link as if the peer had requested it. The result is an Error if
+        nothing is kept, and None if the attach names a source or is that of a sender.
+        """
+        if not _sends(link) or link.source is not None:
+            return None
+        for host in self._home.hosts:
+            try:
+                link.source = host.recall(cast("SendingLink", link))
+            except AmqpError as error:
+                return Error.of(error)
+            if link.source is not None:
+                return link.source
+        return Error("amqp:not-found", f"no source is kept for a link {link.name!r}")
+
+    async def _place_if_allowed(
+        self,
+        connection: Connection,
+        link: ReceivingLink | SendingLink,
+        terminus: Source | Target,
+        asking: dict[ReceivingLink | SendingLink, None],
+    ) -> None:
+        """Place *link* if ``authorize`` allows it.
+
+        *asking* holds the requests for links of this identity that wait for their answer, in order.
+        """
+        role = "receiver" if _sends(link) else "sender"
+        identity = _identity(link)
+        try:
+            allowed = await self._home.permissions.is_allowed(link.peer, terminus.address, role)
+        finally:
+            stolen = link not in asking
+            earlier = list(takewhile(lambda each: each is not link, asking))
+            asking.pop(link, None)
+        if self._home.stopping:
+            return  # As in attach(): the close answers.
+        if stolen or connection.engine.over:
+            self._refuse(link, _STOLEN)
+        elif not allowed:
+            self._refuse(link, not_for_you(terminus.address))
+        elif (refused := self._judge_attach(link, terminus)) is not None:
+            self._refuse(link, refused)  # a token has expired meanwhile
+        else:
+            # Requests older than this one are refused when their answers arrive.
+            for each in earlier:
+                asking.pop(each, None)
+            self._take_over(link)
+            self._place(connection, link, terminus)
+        if not asking and self._asking.get(identity) is asking:
+            del self._asking[identity]
+
+    def _judge_attach(
+        self, link: ReceivingLink | SendingLink, terminus: Source | Target | Coordinator
+    ) -> Error | None:
+        """Return why the peer may not attach *link* to *terminus*; None if it may.
+
+        Without a user, a link is identified by the names of its container and itself, which other
+        clients can use too. Taking over or ending the earlier link or terminus of these names
+        therefore requires the right to that one as well.
+        """
+        refused = self._home.permissions.decide_link(link, terminus)
+        if refused is not None or link.peer.trusted or not self._home.permissions.guarded:
+            return refused
+        taken: list[Source | Target | Coordinator | Error | None] = [
+            host.takes_over(link) for host in self._home.hosts
+        ]
+        old = self._links.get(_identity(link)) if link.peer.user is None else None
+        if old is not None and old.connection is not link.connection and old.attached:
+            taken.append(_our_terminus(old))
+        for each in taken:
+            if isinstance(
+                each, Source | Target | Coordinator
+            ) and self._home.permissions.decide_link(link, each):
+                return Error(
+                    "amqp:unauthorized-access",
+                    f"another client has a link {link.name!r:.100} to what is not for you: "
+                    "use another name for the link or the container",
+                )
+        return None
+
+    def judge_again(self, connection: Connection, why: str) -> None:
+        """Detach the links for which *connection* no longer has the right, and only those.
+
+        Args:
+            connection: The connection whose rights have changed.
+            why: Beginning of the description in the detach.
+        """
+        for identity in list(self._links_of.get(connection.engine, ())):
+            link = self._links.get(identity)
+            if link is None or link.connection is not connection.engine or not link.attached:
+                continue
+            terminus = _our_terminus(link)
+            if isinstance(terminus, Error):
+                continue
+            refused = self._home.permissions.decide_link(link, terminus)
+            if refused is not None:
+                link.detach(Error(refused.condition, f"{why}: {refused.description}"))
+        for relay in list(self.relays):
+            relay.forget(connection)
+
+    def _place(
+        self,
+        connection: Connection,
+        link: ReceivingLink | SendingLink,
+        terminus: Source | Target,
+    ) -> None:
+        address = terminus.address = address_of(terminus.address or "") or None
+        if address:
+            try:
+                found = self._nodes.find(address, sends=_sends(link))
+            except ValueError as error:
+                self._refuse(link, Error("amqp:not-found", str(error)))
+                return
+            if found is not None:
+                workers, captures = found
+                self._serve_link(
+                    Binding(
+                        workers.route,
+                        self._home,
+                        connection,
+                        link,
+                        address,
+                        captures,
+                        asked=terminus,
+                    ),
+                    workers,
+                    terminus,
+                )
+                return
+        if any(host.attach(link) for host in self._home.hosts):
+            return
+        if isinstance(terminus, Target):
+            self._place_sender(connection, cast("ReceivingLink", link), terminus)
+        elif terminus.dynamic:
+            self._replies.attach_dynamic(cast("SendingLink", link))
+        else:
+            self._refuse(link, self._no_such(address))
+
+    def _serve_link(self, binding: Binding, workers: Workers, terminus: Source | Target) -> None:
+        """Accept a link to one of our nodes."""
+        route = binding.route
+        if isinstance(terminus, Target):
+            cast("ReceivingLink", binding.link).accept(
+                LinkHandler(binding).receive() if route.kind == "link" else Inbox(binding, workers),
+                target=Target(address=terminus.address),
+                # Peers can send this much before they have any right.
+                max_message_size=(
+                    self._home.limits.token_message_size_max if terminus.address == CBS else None
+                ),
+                streaming=route.streaming,
+                properties=paired_properties(binding.link) if route.kind == "rpc" else None,
+            )
+            return
+        sending = cast("SendingLink", binding.link)
+        answered = Source(
+            address=terminus.address,
+            distribution_mode=Symbol(route.mode),
+            filter=_applied(terminus.filter, route.filters),
+            outcomes=terminus.outcomes,
+        )
+        if route.kind == "source":
+            sending.accept(SourceFeed(binding), source=answered)
+        elif route.kind == "link":
+            sending.accept(LinkHandler(binding).send(), source=answered)
+        else:
+            self._replies.attach(sending, terminus.address, answered)
+
+    def _place_sender(self, connection: Connection, link: ReceivingLink, target: Target) -> None:
+        """Accept or refuse a link to send to an address that neither a node nor a host has."""
+        made = self._replies.dynamic.get(target.address) if target.address else None
+        if made is not None:
+            link.accept(Forward(self._home, made, link), target=Target(address=target.address))
+        elif target.dynamic:
+            self._refuse(
+                link,
+                Error(
+                    "amqp:not-implemented",
+                    "messages sent to a dynamic target could not be received here",
+                ),
+            )
+        elif target.address:
+            self._refuse(link, self._no_such(target.address))
+        else:
+            relay = Relay(
+                self._home,
+                connection,
+                link,
+                nodes=self._nodes,
+                created=self._replies.dynamic,
+                relays=self.relays,
+            )
+            link.accept(relay, target=Target())
+
+    def _no_such(self, address: str | None) -> Error:
+        if not address:
+            return Error("amqp:invalid-field", "the attach has no source address")
+        return Error("amqp:not-found", f"{self._home.name!r} has no node {address!r}")
+
+    def forget(self, link: ReceivingLink | SendingLink) -> None:
+        """Remove *link*, which has ended, so that its name is free; end its pair."""
+        identity = _identity(link)
+        if self._links.get(identity) is link:
+            if is_paired(link):
+                self._end_pair(link)
+            del self._links[identity]
+            if (known := self._links_of.get(link.connection)) is not None:
+                known.discard(identity)
+
+    def connection_ended(self, engine: object) -> None:
+        """Remove the links and requests of *engine*, whose connection has ended."""
+        self._replies.forget_connection(engine)
+        for identity in self._links_of.pop(engine, ()):
+            # Another connection may have taken the link over.
+            if (link := self._links.get(identity)) and link.connection is engine:
+                del self._links[identity]
+
+    def _end_pair(self, link: ReceivingLink | SendingLink) -> None:
+        """Detach the other link of a pair whose first has ended."""
+        host, user, container_id, sends, name, connection = _identity(link)
+        other = self._links.get((host, user, container_id, not sends, name, connection))
+        if (
+            other is not None
+            and other.attached
+            and other.session is link.session
+            and is_paired(other)
+        ):
+            other.detach()
+
+    def _forget_gone(self, engine: object) -> None:
+        for identity in list(self._links_of[engine]):
+            link = self._links.get(identity)
+            if link is None or link.connection is not engine:
+                self._links_of[engine].discard(identity)
+            elif not link.attached:
+                self._links_of[engine].discard(identity)
+                del self._links[identity]
+
+
+def _sends(link: ReceivingLink | SendingLink) -> bool:
+    """Whether we are the sender of *link*."""
+    return link.role == SENDER
+
+
+def _identity(link: ReceivingLink | SendingLink) -> _Identity:
+    peer = link.peer
+    terminus = link.source if _sends(link) else link.target
+    address = terminus.address if isinstance(terminus, Source | Target) else None
+    own = isinstance(address, str) and address_of(address) == CBS
+    return (
+        peer.virtual_host,
+        peer.user,
+        peer.container_id,
+        _sends(link),
+        link.name,
+        link.connection if own else None,
+    )
+
+
+def _our_terminus(link: ReceivingLink | SendingLink) -> Source | Target | Coordinator | Error:
+    """Return our terminus of *link* as the peer requested it, or why there is none."""
+    terminus = link.source if _sends(link) else link.target
+    if isinstance(terminus, Coordinator):
+        return terminus
+    if terminus is None:
+        return Error("amqp:invalid-field", "the attach names no node: its terminus is null")
+    if terminus.address is not None and not isinstance(terminus.address, str):
+        return Error("amqp:not-implemented", "addresses are strings here")
+    return terminus
+
+
+_STOLEN: Final = Error("amqp:link:stolen", "the link was attached again elsewhere")
+
+
+def _applied(
+    asked: Mapping[object, object] | None, known: Collection[str]
+) -> Mapping[object, object] | None:
+    """Return the filters in effect: only those that the node applies (Part 3 §3.5.8)."""
+    return {name: value for name, value in (asked or {}).items() if name in known} or None

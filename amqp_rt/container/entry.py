@@ -1,0 +1,516 @@
+"""Accepting connections: listeners, logins, tokens, and the limits for peers that open connections."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import msgspec
+import trio
+
+from ..addresses import parse_url
+from ..errors import AmqpError, ConnectFailed, printable
+from ..events import LoginRequested, Peer
+from ..fronts.base import Front, ServerOptions, Topology
+from ..loglimit import error_text
+from ..message import Message
+from ..net.driver import TrioClock, run_connection
+from ..net.endpoints import is_loopback
+from ..net.entrance import Entrance, enter
+from ..net.listeners import (
+    Crowd,
+    Door,
+    bound_address,
+    host_in,
+    network_of,
+    open_tcp,
+    open_unix,
+    serve_memory,
+    serve_socket,
+)
+from ..net.tls import ServerTls
+from ..net.traces import traced
+from ..outcomes import Accepted, Error
+from ..security.backoff import Backoff
+from ..security.bearer import VerifyToken
+from ..security.identities import Users
+from ..security.mechanisms import (
+    Challenge,
+    Failure,
+    ServerMechanism,
+    Success,
+    Verifier,
+    offered,
+)
+from ..security.tokens import CBS_CAPABILITY, Cbs
+from ..termini import ANONYMOUS_RELAY
+from ..values import Symbol
+from .cbs import TokenWatch, answer_cbs
+from .connections import Connection, ConnectionHome
+from .home import NetworkHome
+from .logins import mechanisms_of
+from .namesakes import SOLE_CONNECTION, Namesakes
+from .replies import LINK_PAIR_CAPABILITY
+
+log = logging.getLogger("amqp_rt.container")
+
+#: Whether clients have to log in; see :class:`~amqp_rt.container.container.Container`.
+SaslPolicy: TypeAlias = Literal["required", "optional", "off"]
+SASL_POLICIES: Final = ("required", "optional", "off")
+
+#: Characters of the reason of a failed login that are logged, and of the user name that the backoff
+#: remembers.
+_WHY_MAX: Final = 200
+
+
+class EntryHome(ConnectionHome, NetworkHome, Protocol):
+    """Container, as the tasks that accept its connections use it."""
+
+    @property
+    def listener_nursery(self) -> trio.Nursery:
+        """Nursery of the listeners, cancelled when the container begins to stop."""
+
+
+class Entry:
+    """Connections that peers open: accepted, authenticated, counted and closed here.
+
+    Args:
+        home: The container.
+        fronts: Protocols that listeners speak.
+        sasl: Mechanisms to offer; see :class:`~amqp_rt.container.container.Container`, also for the
+            others.
+        sasl_policy: Whether clients have to log in.
+        users: Users that may log in with passwords.
+        tokens: Verifier of OAuth 2.0 tokens.
+        cbs: Policy for tokens put at ``$cbs``.
+        plain_in_clear: Offer mechanisms that send passwords in clear on connections without TLS.
+        tls: Certificates of listeners.
+        tls_required: Refuse connections without TLS.
+        origins: Web pages that may connect.
+    """
+
+    def __init__(
+        self,
+        home: EntryHome,
+        *,
+        fronts: Sequence[Front],
+        sasl: Collection[str | ServerMechanism] | None,
+        sasl_policy: SaslPolicy | None,
+        users: Users | Verifier | None,
+        tokens: VerifyToken | None,
+        cbs: Cbs | None,
+        plain_in_clear: bool,
+        tls: ServerTls | None,
+        tls_required: bool,
+        origins: Collection[str],
+    ) -> None:
+        if sasl_policy == "off":
+            if sasl or users is not None or tokens is not None:
+                raise ValueError(
+                    "sasl_policy='off' lets nobody log in: leave sasl, users and tokens out"
+                )
+            sasl = ()
+        self._home = home
+        self._fronts = fronts
+        self._cbs = cbs
+        self._mechanisms = mechanisms_of(sasl, users, tokens, cbs, home.limits)
+        self._plain_in_clear = plain_in_clear
+        if tls_required and tls is None:
+            raise ValueError("tls_required needs certificates: pass tls=ServerTls(…)")
+        self._tls = tls
+        self._tls_required = tls_required
+        self._origins = origins
+        if sasl_policy not in (None, *SASL_POLICIES):
+            raise ValueError(
+                f"sasl_policy is one of {', '.join(SASL_POLICIES)}, not {sasl_policy!r}"
+            )
+        # Clients that may be anonymous may also leave out SASL.
+        self._sasl_required = (
+            "ANONYMOUS" not in self._mechanisms
+            if sasl_policy is None
+            else sasl_policy == "required"
+        )
+        #: Factory of the topology in which peers declare, for protocols with declarations; None if
+        #: peers may not declare.
+        self.topology: Callable[[Peer, Any], Topology] | None = None
+        #: Connections by engine.
+        self._accepted: dict[object, Connection] = {}
+        #: Called when the peer of an engine is authenticated, which makes it count as known.
+        self._strangers: dict[object, Callable[[], None]] = {}
+        self._namesakes = Namesakes(home.limits)
+        self._crowd = Crowd(self._is_blocked)
+        #: Mechanisms of the logins that have begun, by engine.
+        self._logins: dict[object, ServerMechanism] = {}
+        #: Cancel scopes of the logins that are being checked, by engine.
+        self._judging: dict[object, trio.CancelScope] = {}
+        self._backoff = Backoff(home.limits)
+        self._watches: dict[Connection, TokenWatch] = {}
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Connections that are open or being opened."""
+        return list(self._accepted.values())
+
+    def close_all(self, error: Error) -> None:
+        """Close the connections with *error*, without waiting.
+
+        No link is detached first: a client takes a detach as the end of the link, and a close
+        without an error as the regular end of the connection.
+        """
+        for connection in list(self._accepted.values()):
+            connection.close(error)
+
+    # --- listening -----------------------------------------------------------------------
+
+    async def listen(self, url: str) -> str:
+        """Listen at *url*, and return it with the address that was bound.
+
+        Raises:
+            ConnectFailed: The URL cannot be listened on; the error names it and the cause.
+        """
+        connections = self._home.connection_nursery
+        listeners = self._home.listener_nursery
+        where = parse_url(url, listening=True)
+        door = Door(self._home.limits, self._crowd)
+        if where.scheme == "memory":
+            try:
+                await listeners.start(
+                    partial(serve_memory, nursery=connections),
+                    self._home.network,
+                    where.host,
+                    door,
+                    partial(self.accept, scheme=where.scheme),
+                )
+            except OSError as error:
+                raise ConnectFailed(f"cannot listen on {where}: {error}") from error
+        elif where.scheme == "amqp+unix":
+            listener = await open_unix(where.path)
+            listeners.start_soon(self._serve_unix, listener, door, where.path)
+        else:
+            if where.scheme == "sb":
+                raise ConnectFailed(
+                    f"cannot listen on {where}: that is a scheme of clients; use amqps://",
+                    condition="amqp:invalid-field",
+                )
+            if where.tls and self._tls is None:
+                raise ConnectFailed(
+                    f"cannot listen on {where}: there is no certificate; pass tls=ServerTls(…)",
+                    condition="amqp:invalid-field",
+                )
+            if where.scheme == "ws" and self._tls_required:
+                raise ConnectFailed(
+                    f"cannot listen on {where}: TLS is required, and ws:// has none; use wss://",
+                    condition="amqp:invalid-field",
+                )
+            sockets = await open_tcp(where.host, where.port)
+            serve = partial(self.accept, scheme=where.scheme, path=where.path or "/")
+            for each in sockets:
+                listeners.start_soon(partial(serve_socket, each, door, serve, nursery=connections))
+            host, port = bound_address(sockets[0])
+            where = msgspec.structs.replace(where, host=where.host or host, port=port)
+        return str(where)
+
+    async def _serve_unix(self, listener: trio.SocketListener, door: Door, path: str) -> None:
+        try:
+            serve = partial(self.accept, scheme="amqp+unix")
+            await serve_socket(listener, door, serve, nursery=self._home.connection_nursery)
+        finally:
+            with suppress(OSError):
+                os.unlink(path)
+
+    async def accept(
+        self,
+        stream: trio.abc.Stream,
+        address: str = "",
+        logged_in: Callable[[], None] = lambda: None,
+        *,
+        scheme: str = "amqp",
+        path: str = "/",
+        trusted: bool = False,
+    ) -> None:
+        """Run one connection that a peer opened, until it ends; then close *stream*.
+
+        Faults of the peer or the network raise no exception.
+
+        Args:
+            stream: Any trio stream.
+            address: The peer's address, for logs and for the limits by network.
+            logged_in: Called once the peer is authenticated, or if that is not required.
+            scheme: The expected outermost protocol: ``amqp``, ``amqps``, ``ws`` or ``wss``.
+            path: Path of a WebSocket.
+            trusted: The peer need not log in.
+        """
+        nursery = self._home.connection_nursery
+        now = trio.current_time()
+        entrance = Entrance(
+            fronts=self._fronts,
+            scheme=scheme,
+            tls=self._tls,
+            tls_required=self._tls_required and not trusted,
+            path=path,
+            origins=self._origins,
+            limits=self._home.limits,
+        )
+        entered = await enter(stream, entrance, address=address or "a peer", nursery=nursery)
+        if entered is None:
+            return
+        if self._home.stopping:
+            await trio.aclose_forcefully(entered.stream)
+            return
+        engine = entered.front.server(
+            ServerOptions(
+                container_id=self._home.name,
+                limits=self._home.limits,
+                mechanisms=offered(
+                    self._mechanisms.values(),
+                    secure=entered.secure,
+                    local=_is_local(address),
+                    plain_in_clear=self._plain_in_clear,
+                    certificate=entered.certificate is not None,
+                ),
+                sasl_required=not trusted and self._sasl_required,
+                address=address,
+                offered_capabilities=(
+                    *self._capabilities,
+                    *(Symbol(each) for host in self._home.hosts for each in host.capabilities),
+                ),
+                topology=self.topology,
+            ),
+            now,
+        )
+        engine.peer.secure = entered.secure
+        engine.peer.certificate = entered.certificate
+        # The host name of TLS applies if neither login nor open names one (Part 2 §2.7.1).
+        engine.peer.virtual_host = engine.peer.server_name = entered.server_name
+        engine.peer.trusted = trusted
+        connection = Connection(self._home, engine, dialled=False)
+        self._accepted[engine] = connection
+
+        def known() -> None:
+            entered.trust()
+            logged_in()
+
+        self._strangers[engine] = known
+        try:
+            with traced(self._home.traces, engine, client=False, clock=TrioClock()) as seen:
+                await run_connection(
+                    entered.stream,
+                    seen,
+                    connection.handle,
+                    limits=self._home.limits,
+                    initial=entered.received,
+                    reactor=self._home.reactor,
+                )
+        except Exception:
+            # A fault of ours: it must not end the other connections.
+            log.exception("the connection from %s broke", address or "a peer")
+        finally:
+            if connection.stood:
+                error = connection.ended_with
+                self._log_connection(
+                    "connection closed",
+                    connection,
+                    "" if error is None else f": {error_text(error)}",
+                )
+            self._accepted.pop(engine, None)
+            self._strangers.pop(engine, None)
+            self._namesakes.leave(connection)
+            self._logins.pop(engine, None)
+            if (judging := self._judging.pop(engine, None)) is not None:
+                judging.cancel()
+            if (watch := self._watches.pop(connection, None)) is not None:
+                watch.stop()
+            self._home.attaching.connection_ended(engine)
+
+    @property
+    def _capabilities(self) -> tuple[Symbol, ...]:
+        """Capabilities that we offer in our open."""
+        names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY, SOLE_CONNECTION]
+        if self._cbs is not None:
+            names.append(CBS_CAPABILITY)
+        return tuple(Symbol(name) for name in names)
+
+    def opened(self, connection: Connection) -> bool:
+        """Handle the peer's open, which follows its login.
+
+        The peer counts as known from here, unless it has to put a token first.
+
+        Returns:
+            False if the connection was closed: its virtual host does not exist, it conflicts with
+                another one over being the only one of its container, or its user has too many.
+        """
+        peer = connection.peer
+        for host in self._home.hosts:
+            found = host.virtual_host(peer.virtual_host)
+            if found is None and not peer.trusted:
+                connection.engine.close(
+                    Error("amqp:not-found", f"there is no virtual host {peer.virtual_host!r:.100}")
+                )
+                return False
+            # Use the virtual host's own name from now on, not an alias that the peer used.
+            peer.virtual_host = found or ""
+        watch = self._watch_of(connection)
+        owes = watch is not None and not self._home.permissions.has_any(peer)
+        # An unauthenticated peer without rights must not lock out a container by using its name.
+        if not (owes and peer.user is None) and not self._enter(connection):
+            return False
+        if watch is not None:
+            # Tokens that came with the login may expire like any other.
+            by_login = self._home.permissions.has_any_by_login(peer)
+            self._home.start_connection(partial(watch.run, owes=not by_login, known=not owes))
+        if not owes:
+            self._became_known(connection)
+        self._log_connection("connection opened", connection, "")
+        return True
+
+    def _log_connection(self, event: str, connection: Connection, why: str) -> None:
+        """Log *event* of a connection that a peer opened, limited for each network."""
+        peer = connection.peer
+        key = (event, network_of(host_in(peer.address)))
+        left_out = self._home.log_limiter.admit(key, trio.current_time())
+        if left_out is not None:
+            log.info(
+                "%s: from %s, container %.100r, user %.100r%s%s",
+                event,
+                peer.address or "this process",
+                peer.container_id,
+                peer.user,
+                why,
+                left_out,
+            )
+
+    def _got_token(self, connection: Connection) -> bool:
+        """Admit a peer that had no rights before its first token; return False if it was closed."""
+        if connection.peer.user is None and not self._enter(connection):
+            return False
+        self._became_known(connection)
+        return True
+
+    def _enter(self, connection: Connection) -> bool:
+        """Count *connection* for its container and user; close it and return False if refused."""
+        peer = connection.peer
+        if peer.trusted or (error := self._namesakes.enter(connection, peer)) is None:
+            return True
+        connection.engine.close(error)
+        return False
+
+    def _watch_of(self, connection: Connection) -> TokenWatch | None:
+        """Return the token watch of *connection*, creating it; None if it takes no tokens."""
+        peer = connection.peer
+        if self._cbs is None or peer.trusted:
+            return None
+        watch = self._watches.get(connection)
+        if watch is None:
+            watch = self._watches[connection] = TokenWatch(connection, self._cbs, self._got_token)
+            peer.tokens = watch.tokens
+        return watch
+
+    def _keep_tokens(self, connection: Connection, login: Success) -> Success | Failure:
+        """Keep the tokens of *login* for *connection*, as if put (CBS draft §4.2.2)."""
+        if not login.tokens or connection.engine not in self._accepted:
+            return login
+        watch = self._watch_of(connection)
+        if watch is None:
+            return Failure("the login has tokens, and none are taken here: pass cbs=Cbs(…)")
+        try:
+            for token in login.tokens:
+                watch.keep(token)
+        except AmqpError as error:
+            return Failure(f"a token was refused: {error.description}")
+        return login
+
+    def _became_known(self, connection: Connection) -> None:
+        """Stop counting the peer as a stranger: it is authenticated."""
+        logged_in = self._strangers.pop(connection.engine, None)
+        if logged_in is not None:
+            logged_in()
+
+    async def answer_cbs(self, message: Message, connection: Connection) -> Message | Accepted:
+        """Answer a request to ``$cbs``.
+
+        Raises:
+            AmqpError: The connection takes no tokens.
+            RaisedOutcome: A ``set-token`` is refused.
+        """
+        watch = self._watches.get(connection)
+        if watch is None:
+            raise AmqpError("this connection needs no tokens", condition="amqp:not-allowed")
+        return await answer_cbs(message, watch)
+
+    def start_login(self, connection: Connection, event: LoginRequested) -> None:
+        """Start checking a client's login in a task of its connection."""
+        self._home.start_connection(partial(self._login_while_there, connection, event))
+
+    async def _login_while_there(self, connection: Connection, event: LoginRequested) -> None:
+        """Check a login until it is answered or the connection ends.
+
+        Otherwise a peer that reconnects repeatedly leaves a running check behind each time, which
+        delays the checks of other peers.
+        """
+        engine = connection.engine
+        if engine not in self._accepted:
+            return
+        with trio.CancelScope() as scope:
+            self._judging[engine] = scope
+            await self._login(connection, event)
+        if self._judging.get(engine) is scope:
+            del self._judging[engine]
+
+    async def _login(self, connection: Connection, event: LoginRequested) -> None:
+        """Check one step of a client's login (Part 5 §5.3).
+
+        Every failure gets the same answer after the same delay, so that neither reveals the cause.
+        """
+        engine = connection.engine
+        began = trio.current_time()
+        step: Challenge | Success | Failure
+        if event.exchange.refused:
+            step = Failure(event.exchange.refused)
+        else:
+            mechanism = self._logins.get(engine)
+            if mechanism is None:
+                mechanism = self._mechanisms[event.mechanism]
+                begin = getattr(mechanism, "begin", None)
+                mechanism = self._logins[engine] = mechanism if begin is None else begin()
+            try:
+                step = await mechanism.respond(event.response, engine.peer)
+            except Exception:
+                log.exception("%s failed on a login", event.mechanism)
+                step = Failure("the mechanism failed")
+            if isinstance(step, Success):
+                step = self._keep_tokens(connection, step)
+        if isinstance(step, Challenge):
+            connection.handle(event.exchange.challenge(step.data))
+        elif isinstance(step, Success):
+            if self._cbs is None:
+                self._became_known(connection)
+            connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
+        else:
+            address = engine.peer.address
+            log.warning("login from %s failed: %s", address, printable(step.why, _WHY_MAX))
+            who = [
+                f"address {network_of(host_in(address))}",
+                *([f"user {step.user:.{_WHY_MAX}}"] if step.user else []),
+            ]
+            delay = self._backoff.failed(who, began)
+            # The answer does not depend on the time that the check took.
+            await trio.sleep_until(began + delay)
+            event.exchange.fail()
+
+    def _is_blocked(self, network: str) -> bool:
+        return self._backoff.blocks(f"address {network}", trio.current_time())
+
+
+def _is_local(address: str) -> bool:
+    """Whether a peer with *address* is on this machine."""
+    if address == "unix" or address.startswith("memory"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return is_loopback(host)
+    except ValueError:
+        return False

@@ -293,7 +293,7 @@ class Delivery:
     def _let_go(self) -> None:
         """Free the room of a delivery with an outcome, and drop the rest of a streamed message."""
         context = self.raw.context
-        if type(context) is Receiver:
+        if isinstance(context, Receiver):
             context.freed(self.raw)
         elif isinstance(context, _Streamed):
             context.stream.close()

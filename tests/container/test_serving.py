@@ -355,6 +355,22 @@ async def test_what_is_no_stream_of_data_is_rejected(payload: bytes) -> None:
 # --- whole links -----------------------------------------------------------------------------
 
 
+async def test_a_handler_of_a_link_gets_more_messages_than_one_window_of_credit() -> None:
+    handled = 0
+
+    @node.link("raw", prefetch=4)
+    async def raw(link: Receiver) -> None:
+        nonlocal handled
+        async for delivery in link:
+            async with delivery:
+                handled += 1
+
+    async with Container("c", nodes=[raw]) as c, c.local() as peer, peer.sender("raw") as sender:
+        with trio.fail_after(10):
+            await sender.send_many(f"{number}" for number in range(10))
+    assert handled == 10
+
+
 @pytest.mark.req("A2", "A9")
 @pytest.mark.parametrize(
     ("failure", "condition"),

@@ -24,7 +24,7 @@ class Connection:
     limits = DEFAULT_LIMITS
 
     def __init__(self) -> None:
-        self.container = self
+        self.container = self.attaching = self
 
     def judge_again(self, connection: object, why: str) -> None: ...
 
@@ -61,7 +61,7 @@ async def test_a_token_that_is_judged_slowly_does_not_outlive_what_came_after_it
     after: str,
 ) -> None:
     slow = Slow()
-    watch = TokenWatch(Connection(), slow)  # type: ignore[arg-type]
+    watch = TokenWatch(Connection(), slow, bool)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         first = beside(nursery, answer_cbs, put("old"), watch)
         await trio.testing.wait_all_tasks_blocked()
@@ -79,7 +79,7 @@ async def test_a_token_that_is_judged_slowly_does_not_outlive_what_came_after_it
 @pytest.mark.req("SE12")
 async def test_a_token_that_expires_while_it_is_judged_is_refused() -> None:
     slow = Slow()
-    watch = TokenWatch(Connection(), slow)  # type: ignore[arg-type]
+    watch = TokenWatch(Connection(), slow, bool)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         answer = beside(nursery, answer_cbs, put("old"), watch)
         await trio.testing.wait_all_tasks_blocked()

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from .container.connections import Connection
     from .container.container import Container
     from .container.declaring import Router, node, rpc, source
+    from .container.deliveries import Delivery
     from .container.raising import Modify, Reject, Release
-    from .container.receiving import Delivery, Receiver
+    from .container.receiving import Receiver
     from .container.recovery import Reconnect, connect
     from .container.routes import Deadline
     from .container.sending import Sender
@@ -99,7 +100,7 @@ _HOMES: dict[str, str] = {
     "Connection": "amqp_rt.container.connections",
     "Container": "amqp_rt.container.container",
     "Deadline": "amqp_rt.container.routes",
-    "Delivery": "amqp_rt.container.receiving",
+    "Delivery": "amqp_rt.container.deliveries",
     "External": "amqp_rt.security.mechanisms",
     "Jwt": "amqp_rt.security.jwts",
     "Limits": "amqp_rt.limits",

@@ -24,7 +24,7 @@ import trio
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
 from .container.declaring import NodeDecorator, Router, RpcDecorator, SourceDecorator, declared
-from .container.receiving import Delivery
+from .container.deliveries import Delivery
 from .container.routes import Declaration
 
 _DECORATORS: Final = (NodeDecorator, RpcDecorator, SourceDecorator)

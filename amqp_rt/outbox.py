@@ -37,8 +37,8 @@ import trio
 from msgspec import Struct
 
 from .container.connections import Connection
+from .container.deliveries import Delivery
 from .container.links import Owner
-from .container.receiving import Delivery
 from .container.sending import Receipt, Sender, make_message, refusal
 from .errors import AmqpError, LocalProtocolError
 from .fronts.base import RCV_SECOND, SendingLink

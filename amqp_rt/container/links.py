@@ -182,6 +182,10 @@ class LinkHandle:
 
     # --- waiting -------------------------------------------------------------------------
 
+    async def wait_for_change(self) -> None:
+        """Wait until the link's stage changes, or a subclass announces another change."""
+        await self._changes.park()
+
     async def wait_attached(self) -> None:
         """Wait until the link is attached, or attached again after a lost connection.
 

@@ -86,8 +86,8 @@ class _Call(Receipt):
 
     def _settle(self) -> None:
         super()._settle()
-        if self._error is not None:
-            self.lose(self._error)
+        if self.error is not None:
+            self.lose(self.error)
         elif type(self._outcome) is not Accepted:
             assert self._outcome is not None
             self.lose(refusal(self._outcome))

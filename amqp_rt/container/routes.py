@@ -46,10 +46,10 @@ from ..message import Message
 from ..outcomes import MODIFIED_FAILED, Outcome
 from ..termini import Source, Target
 from .connections import Connection
+from .deliveries import Delivery
 from .home import Home
 from .payloads import check_payload_type, decode_payload, has_no_payload
 from .raising import OnError
-from .receiving import Delivery
 from .resources import Resources
 
 Kind: TypeAlias = Literal["node", "rpc", "source", "link"]

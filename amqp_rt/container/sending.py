@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
 
 import trio
 
@@ -33,13 +32,14 @@ from ..fronts.base import (
     Payload,
     SendingLink,
 )
-from ..message import BodyKind, Message, MessageId, Moment, write_data
+from ..message import BodyKind, Message, MessageId, Moment
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Outcome, Received, Rejected
 from ..termini import Coordinator, Source, Target
 from ..transactions import TransactionalState
 from ..values import Symbol
 from .links import LinkHandle, fresh
 from .payloads import encode_payload
+from .writing import StreamedMessage
 
 if TYPE_CHECKING:
     from .links import Owner
@@ -53,8 +53,6 @@ InDoubt = Literal["raise", "resend"]
 PENDING_MAX: Final = 1000
 #: Messages that a loop of sends may submit before other tasks run.
 _TURN_MESSAGES: Final = 64
-#: Bytes of a streamed body passed to the link at a time.
-_PIECE_MAX: Final = 65_536
 
 
 class MessageProperties(TypedDict, total=False):
@@ -124,7 +122,7 @@ class Receipt:
     """Receipt of a message that was sent or is queued, which gets its outcome."""
 
     __slots__ = (
-        "_error",
+        "error",
         "_outcome",
         "_sender",
         "_waiting",
@@ -155,13 +153,14 @@ class Receipt:
         #: Transaction of the message, until it has an outcome.
         self.transaction = transaction
         self._outcome: Outcome | None = None
-        self._error: AmqpError | None = None
+        #: Cause why the outcome will never be known.
+        self.error: AmqpError | None = None
         self._waiting: list[trio.lowlevel.Task] | None = None
 
     @property
     def done(self) -> bool:
         """Whether the outcome, or the cause of its absence, is known."""
-        return self._outcome is not None or self._error is not None
+        return self._outcome is not None or self.error is not None
 
     @property
     def said(self) -> Outcome | None:
@@ -178,8 +177,8 @@ class Receipt:
             ConnectionLost: The connection was lost, with the same doubt.
         """
         await self._wait()
-        if self._error is not None:
-            raise fresh(self._error)
+        if self.error is not None:
+            raise fresh(self.error)
         assert self._outcome is not None
         return self._outcome
 
@@ -198,7 +197,7 @@ class Receipt:
         return outcome
 
     async def _wait(self) -> None:
-        if self._outcome is None and self._error is None:
+        if self._outcome is None and self.error is None:
             task = trio.lowlevel.current_task()
             if self._waiting is None:
                 self._waiting = [task]
@@ -229,14 +228,14 @@ class Receipt:
 
     def finish(self, outcome: Outcome) -> None:
         """Set the outcome."""
-        if self._outcome is None and self._error is None:
+        if self._outcome is None and self.error is None:
             self._outcome = outcome
             self._settle()
 
     def fail(self, error: AmqpError) -> None:
         """Set the error for which the outcome will never be known."""
-        if self._outcome is None and self._error is None:
-            self._error = error
+        if self._outcome is None and self.error is None:
+            self.error = error
             self._settle()
 
     def _settle(self) -> None:
@@ -245,7 +244,7 @@ class Receipt:
         transaction = self.transaction
         if transaction is not None:
             self.transaction = None
-            error = self._error
+            error = self.error
             if error is None and type(self._outcome) is not Accepted:
                 error = refusal(cast("Outcome", self._outcome))
             transaction.done(self, error)
@@ -256,7 +255,7 @@ class Receipt:
                 trio.lowlevel.reschedule(task)
 
     def __repr__(self) -> str:
-        state: object = self._error or self._outcome
+        state: object = self.error or self._outcome
         if state is None:
             state = "waits for credit" if self.raw is None else "sent"
         return f"<Receipt: {state}>"
@@ -348,7 +347,7 @@ class Sender(LinkHandle):
         #: Messages that have left and have no outcome, in the order in which they left.
         self._unsettled: dict[Receipt, None] = {}
         #: The streamed message that is being written: no other message can leave meanwhile.
-        self._unfinished: Receipt | None = None
+        self.open_stream: Receipt | None = None
         #: Tasks that wait to submit a message, and their number.
         self._room = trio.lowlevel.ParkingLot()
         self._crowd = 0
@@ -469,8 +468,8 @@ class Sender(LinkHandle):
         if transaction is not None:
             transaction.add(receipt, self.link)
         self.submit(receipt)
-        if isinstance(receipt._error, LocalProtocolError):
-            raise receipt._error
+        if isinstance(receipt.error, LocalProtocolError):
+            raise receipt.error
         return receipt
 
     async def send_many(
@@ -611,7 +610,7 @@ class Sender(LinkHandle):
         link = self._raw
         if (
             not self._queue
-            and self._unfinished is None
+            and self.open_stream is None
             and link.credit > 0
             and link.attached
             and link.writable
@@ -636,7 +635,7 @@ class Sender(LinkHandle):
             return
         receipt.raw = raw
         if receipt.unfinished:
-            self._unfinished = receipt
+            self.open_stream = receipt
             self._changes.unpark_all()
         elif raw.settled:
             receipt.finish(ACCEPTED)
@@ -649,10 +648,10 @@ class Sender(LinkHandle):
     def _pump(self, link: SendingLink) -> None:
         """Send as much as credit and room allow; return the credit if the peer drains."""
         queue = self._queue
-        while queue and self._unfinished is None and link.credit > 0 and link.writable:
+        while queue and self.open_stream is None and link.credit > 0 and link.writable:
             self._transfer(link, queue.popleft())
         link.offer(len(queue))
-        if link.draining and (link.credit <= 0 or not (queue or self._unfinished)):
+        if link.draining and (link.credit <= 0 or not (queue or self.open_stream)):
             # Also if there is no credit left to return: the peer waits for the answer.
             link.drained()
 
@@ -672,14 +671,25 @@ class Sender(LinkHandle):
         self._unsettled.pop(receipt, None)
         if self._crowd:
             self._room.unpark()
-        if self._changes and (receipt is self._unfinished or not (self._unsettled or self._queue)):
+        if self._changes and (receipt is self.open_stream or not (self._unsettled or self._queue)):
             # flush() waits for the last outcome, the writer of a stream for that of its message.
             self._changes.unpark_all()
 
+    def begin_stream(self, payload: bytes) -> Receipt:
+        """Send or queue a message of which *payload* is only the beginning.
+
+        Raises:
+            LinkDetached: The sender is closed, or its link has ended permanently.
+            ConnectionLost: The connection has ended permanently.
+        """
+        receipt = Receipt(self, payload, unfinished=True)
+        self.submit(receipt)
+        return receipt
+
     def end_stream(self, receipt: Receipt) -> None:
         """Let other messages leave, after a streamed message that is complete or aborted."""
-        if self._unfinished is receipt:
-            self._unfinished = None
+        if self.open_stream is receipt:
+            self.open_stream = None
             if self._stage == "attached":
                 self._pump(self._raw)
 
@@ -794,7 +804,7 @@ class Sender(LinkHandle):
                 unsent.append(receipt)
             else:
                 doubtful.append(receipt)
-        self._unfinished = None
+        self.open_stream = None
         for receipt in [*self._unsettled, *self._queue]:
             if receipt.transaction is not None:
                 receipt.fail(TransactionRolledBack(f"the connection was lost ({why})"))
@@ -838,164 +848,13 @@ class Sender(LinkHandle):
             receipt.fail(error)
         self._unsettled.clear()
         self._queue.clear()
-        self._unfinished = None
+        self.open_stream = None
         self._room.unpark_all()
 
     def __repr__(self) -> str:
         where = "anonymous" if self.address is None else repr(self.address)
         state = "closed" if self.closed else f"{self._stage}, credit {self.credit}"
         return f"<Sender {where}, {state}, {self.pending} pending>"
-
-
-class StreamedMessage:
-    """Message that is being written; see :meth:`Sender.stream`.
-
-    Memory is bounded: ``write`` waits while the session's window is closed or the output full.
-    """
-
-    def __init__(self, sender: Sender, front: Message) -> None:
-        self._sender = sender
-        self._front = front
-        self._receipt: Receipt | None = None
-        self._written = False
-        #: A write is going on, or was cancelled after the beginning of its section had been sent.
-        self._torn = False
-        self._over = False
-
-    async def __aenter__(self) -> Self:
-        """Wait for credit, after messages that wait already. If cancelled, nothing was sent."""
-        if self._receipt is not None:
-            raise LocalProtocolError("a stream is one message: ask for another")
-        sender = self._sender
-        await trio.lowlevel.checkpoint()
-        receipt = Receipt(sender, self._front.encode_front(), unfinished=True)
-        sender.submit(receipt)
-        self._receipt = receipt
-        try:
-            while receipt.raw is None and not receipt.done:
-                await sender._changes.park()
-        except trio.Cancelled:
-            if not sender.withdraw(receipt) and sender._unfinished is receipt:
-                # Credit arrived in the same pass as the cancellation: the message has begun.
-                self._over = True
-                self._abort(receipt)
-            raise
-        if receipt.raw is None:
-            await receipt.outcome()  # raises
-        return self
-
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send *data* as the next part of the body, as one data section (Part 3 §3.2.6).
-
-        If cancelled while waiting, part of *data* may have been sent; the message can then only be
-        aborted, which the end of the block does.
-
-        Raises:
-            LocalProtocolError: Another task is in ``write``, or one was cancelled in it.
-            DeliveryRejected: The receiver has rejected the message before its end.
-            DeliveryNotAccepted: The receiver has released or modified it before its end.
-            LinkDetached: The link has ended.
-            ConnectionLost: The connection was lost.
-        """
-        raw, receipt = self._writing()
-        self._refuse_if_torn()
-        view = memoryview(data).cast("B")
-        head = bytearray()
-        write_data(head, len(view))
-        await self._wait_until_writable(raw, receipt)
-        # Another task may have begun meanwhile.
-        self._refuse_if_torn()
-        self._written = True
-        first = _PIECE_MAX - len(head)
-        # Until all of it has been sent the section is open, and nothing else may follow.
-        self._torn = True
-        raw.write(bytes(head) + bytes(view[:first]))
-        for at in range(first, len(view), _PIECE_MAX):
-            await self._wait_until_writable(raw, receipt)
-            raw.write(bytes(view[at : at + _PIECE_MAX]))
-        self._torn = False
-        await trio.lowlevel.checkpoint()
-
-    def _refuse_if_torn(self) -> None:
-        if self._torn:
-            raise LocalProtocolError(
-                "a write() of the stream goes on in another task or was cancelled: the message can"
-                " only be aborted"
-            )
-
-    def _writing(self) -> tuple[OutgoingDelivery, Receipt]:
-        receipt = self._receipt
-        if receipt is None or receipt.raw is None or self._sender._unfinished is not receipt:
-            if receipt is not None and receipt._error is not None and not self._over:
-                raise fresh(receipt._error)
-            raise LocalProtocolError("the stream is not open: write inside its `async with`")
-        return receipt.raw, receipt
-
-    async def _wait_until_writable(self, raw: OutgoingDelivery, receipt: Receipt) -> None:
-        while True:
-            if receipt._error is not None:
-                raise fresh(receipt._error)
-            if receipt.done:
-                await receipt.accepted()
-                raise LinkDetached(
-                    "the receiver has accepted the message before its end",
-                    condition="amqp:illegal-state",
-                )
-            # A link that has ended may be waiting for the end of its connection, which gives the reason.
-            if raw.link.attached and raw.link.writable:
-                return
-            await self._sender._changes.park()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Complete the message and wait for its outcome; after an exception, or a ``write`` that was
-        cancelled, abort it.
-
-        If cancelled while waiting, the message remains sent and its outcome is dropped.
-        """
-        receipt = self._receipt
-        sender = self._sender
-        self._over = True
-        if receipt is None or receipt.raw is None or sender._unfinished is not receipt:
-            if error is None and receipt is not None:
-                await receipt.accepted()
-            return
-        raw = receipt.raw
-        if error is not None or (self._torn and not receipt.done):
-            self._abort(receipt)
-            if error is None:
-                self._refuse_if_torn()
-            return
-        if receipt.done:
-            raw.abort()
-        elif raw.link.attached:
-            raw.write(self._tail(), more=False)
-        else:
-            # It fails once it is known whether the connection of the link ends, too.
-            await receipt.accepted()
-        sender.end_stream(receipt)
-        if raw.settled:
-            receipt.finish(ACCEPTED)
-        await receipt.accepted()
-
-    def _abort(self, receipt: Receipt) -> None:
-        """Abort the message that has begun, and let others leave."""
-        assert receipt.raw is not None
-        receipt.raw.abort()
-        self._sender.end_stream(receipt)
-        receipt.fail(LinkDetached("the message was aborted", condition="amqp:not-allowed"))
-
-    def _tail(self) -> bytes:
-        """Return the sections after the body, led by an empty one if nothing was written."""
-        front = self._front
-        tail = front.encode()[len(front.encode_front()) :]
-        empty = bytearray()
-        write_data(empty, 0)
-        return tail[len(empty) :] if self._written else tail
 
 
 def make_message(payload: object, properties: MessageProperties | Mapping[str, Any]) -> Message:

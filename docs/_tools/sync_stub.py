@@ -20,8 +20,10 @@ CLASSES = {
     "container.container": ["Container"],
     "container.connections": ["Session", "Connection"],
     "container.links": ["LinkHandle"],
-    "container.sending": ["Receipt", "Sender", "StreamedMessage"],
-    "container.receiving": ["Delivery", "Receiver"],
+    "container.sending": ["Receipt", "Sender"],
+    "container.writing": ["StreamedMessage"],
+    "container.receiving": ["Receiver"],
+    "container.deliveries": ["Delivery"],
     "container.managing": ["ManagementClient"],
     "container.requests": ["ReplyStream"],
     "container.streams": ["ByteStream"],
@@ -31,14 +33,14 @@ CLASSES = {
 #: Names for use between the modules only, which the stub omits.
 # fmt: off
 INSIDE = frozenset({
-    "abandon", "accept", "add", "add_host", "admitted", "attach", "begin", "closing",
-    "connection_nursery", "consume", "default_session", "deliver", "done", "encode", "end",
-    "end_stream", "engine_over", "fail", "finish", "follow", "forget_session", "freed", "give_up",
-    "going", "handle", "link", "listener_nursery", "lose", "lost", "lost_error", "may_come_back",
-    "move", "new_name", "on_attached", "on_credit", "on_data", "on_detached", "on_flow",
-    "on_outcomes", "on_settled", "refuse_if_closed", "remove", "retire", "say",
+    "abandon", "accept", "add", "add_host", "admitted", "attach", "begin", "begin_stream",
+    "closing", "connection_nursery", "consume", "default_session", "deliver", "done", "encode",
+    "end", "end_stream", "engine_over", "fail", "finish", "follow", "forget_session", "freed",
+    "give_up", "going", "handle", "link", "listener_nursery", "lose", "lost", "lost_error",
+    "may_come_back", "move", "new_name", "on_attached", "on_credit", "on_data", "on_detached",
+    "on_flow", "on_outcomes", "on_settled", "refuse_if_closed", "remove", "retire", "say",
     "session_for_tokens", "start", "start_connection", "start_handler", "state", "submit", "unsay",
-    "wait_settled", "withdraw",
+    "wait_for_change", "wait_settled", "withdraw",
 })
 # fmt: on
 #: Class → names that are public in it although they are in INSIDE, or special methods to include.

@@ -9,7 +9,8 @@ import trio
 import trio.testing
 from far_end import FarEnd, connected
 
-from amqp_rt.container.receiving import Delivery, Receiver
+from amqp_rt.container.deliveries import Delivery
+from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.recovery import Reconnect
 from amqp_rt.errors import LinkEnded, LocalProtocolError
 from amqp_rt.limits import Limits

@@ -19,10 +19,12 @@ from amqp_rt.broker import Queue
 from amqp_rt.container import connections, recovery
 from amqp_rt.container.container import Container
 from amqp_rt.container.declaring import node, rpc, source
-from amqp_rt.container.receiving import Delivery, Receiver
+from amqp_rt.container.deliveries import Delivery
+from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.requests import ReplyStream
-from amqp_rt.container.sending import Receipt, Sender, StreamedMessage
+from amqp_rt.container.sending import Receipt, Sender
 from amqp_rt.container.tokens import Sas
+from amqp_rt.container.writing import StreamedMessage
 from amqp_rt.errors import (
     AmqpError,
     ConnectFailed,

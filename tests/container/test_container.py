@@ -16,8 +16,9 @@ from transports import Reach
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.container.declaring import Router, node, rpc, source
+from amqp_rt.container.deliveries import Delivery
 from amqp_rt.container.raising import Modify, Reject, Release
-from amqp_rt.container.receiving import Delivery, Receiver
+from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.routes import CallNext, Context, Deadline
 from amqp_rt.container.sending import Sender
 from amqp_rt.errors import (

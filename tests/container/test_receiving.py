@@ -9,8 +9,9 @@ import pytest
 import trio
 from far_end import FarEnd, connected
 
+from amqp_rt.container.deliveries import Delivery
 from amqp_rt.container.raising import Modify, Reject, Release
-from amqp_rt.container.receiving import Delivery, Receiver
+from amqp_rt.container.receiving import Receiver
 from amqp_rt.errors import (
     AmqpError,
     DeadlineExceeded,

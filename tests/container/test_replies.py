@@ -17,8 +17,8 @@ from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.container.declaring import node, rpc
+from amqp_rt.container.deliveries import Delivery
 from amqp_rt.container.raising import Modify, Reject, Release
-from amqp_rt.container.receiving import Delivery
 from amqp_rt.container.routes import Deadline
 from amqp_rt.errors import (
     AmqpError,

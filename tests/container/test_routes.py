@@ -16,8 +16,8 @@ import pytest
 from amqp_rt.addresses import AddressError
 from amqp_rt.container.container import Container
 from amqp_rt.container.declaring import Router, declared, node, rpc, source
+from amqp_rt.container.deliveries import Delivery
 from amqp_rt.container.raising import Modify, Reject, Release
-from amqp_rt.container.receiving import Delivery
 from amqp_rt.container.resources import Resources
 from amqp_rt.container.routes import CallNext, Context, Deadline, Route
 from amqp_rt.events import Peer

@@ -122,10 +122,10 @@ class Receipt:
     """Receipt of a message that was sent or is queued, which gets its outcome."""
 
     __slots__ = (
-        "error",
         "_outcome",
         "_sender",
         "_waiting",
+        "error",
         "message_format",
         "payload",
         "raw",

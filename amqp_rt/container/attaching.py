@@ -11,7 +11,7 @@ import trio
 
 from ..addresses import address_of
 from ..errors import AmqpError
-from ..fronts.base import RCV_FIRST, SENDER, ReceivingLink, SendingLink
+from ..fronts.base import RCV_FIRST, SENDER, Host, ReceivingLink, SendingLink
 from ..loglimit import log_refusal
 from ..outcomes import Error
 from ..security.access import CBS
@@ -53,6 +53,8 @@ class Attaching:
         self._nodes = nodes
         self._replies = replies
         self._settle_second = settle_second
+        #: Hosts that are asked before the nodes.
+        self.first_hosts: list[Host] = []
         #: Links of peers to the anonymous terminus.
         self.relays: set[Relay] = set()
         #: Attach requests that wait for ``authorize``, by the link's identity in order of arrival.
@@ -222,6 +224,8 @@ class Attaching:
         terminus: Source | Target,
     ) -> None:
         address = terminus.address = address_of(terminus.address or "") or None
+        if any(host.attach(link) for host in self.first_hosts):
+            return
         if address:
             try:
                 found = self._nodes.find(address, sends=_sends(link))
@@ -244,7 +248,7 @@ class Attaching:
                     terminus,
                 )
                 return
-        if any(host.attach(link) for host in self._home.hosts):
+        if any(host.attach(link) for host in self._home.hosts if host not in self.first_hosts):
             return
         if isinstance(terminus, Target):
             self._place_sender(connection, cast("ReceivingLink", link), terminus)
@@ -304,6 +308,7 @@ class Attaching:
                 link,
                 nodes=self._nodes,
                 created=self._replies.dynamic,
+                first_hosts=self.first_hosts,
                 relays=self.relays,
             )
             link.accept(relay, target=Target())

@@ -260,9 +260,18 @@ class Container:
         workers.detach(Error("amqp:resource-deleted", f"{workers.route.address!r} is gone"))
         self.nodes.workers.remove(workers)
 
-    def add_host(self, host: Host) -> None:
-        """Look up addresses that are not ours in *host*, such as a broker."""
-        self.hosts.append(host)
+    def add_host(self, host: Host, *, first: bool = False) -> None:
+        """Look up addresses that no node has in *host*, such as a broker; call it before the start.
+
+        Args:
+            host: The host.
+            first: Whether the host is asked before the nodes and the other hosts.
+        """
+        if first:
+            self.hosts.insert(len(self.attaching.first_hosts), host)
+            self.attaching.first_hosts.append(host)
+        else:
+            self.hosts.append(host)
 
     def provide(self, thing: Any, *, as_type: type | None = None) -> None:
         """Provide *thing* to handlers with a parameter of its type; call it before adding them.

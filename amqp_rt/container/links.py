@@ -133,7 +133,7 @@ class LinkHandle:
         self._was_attached = False
         self._error: AmqpError | None = None
         #: Tasks that wait for the stage, or for other changes that a subclass announces.
-        self._changes = trio.lowlevel.ParkingLot()
+        self.changes = trio.lowlevel.ParkingLot()
         self._redirects = 0
         self._redirected_at = 0.0
         #: Unsettled deliveries, to be resumed by the next link (Part 2 §2.6.13); None if the peer
@@ -182,10 +182,6 @@ class LinkHandle:
 
     # --- waiting -------------------------------------------------------------------------
 
-    async def wait_for_change(self) -> None:
-        """Wait until the link's stage changes, or a subclass announces another change."""
-        await self._changes.park()
-
     async def wait_attached(self) -> None:
         """Wait until the link is attached, or attached again after a lost connection.
 
@@ -199,7 +195,7 @@ class LinkHandle:
         """
         while self._stage != "attached":
             self._refuse_if_over()
-            await self._changes.park()
+            await self.changes.park()
 
     async def __aenter__(self) -> Self:
         """Wait until the link is attached. If cancelled, the attach is withdrawn.
@@ -244,7 +240,7 @@ class LinkHandle:
         raw = self._raw
         self._stage = "over" if raw is None else "detaching"
         self._let_go(LinkDetached("the link was closed", condition="amqp:illegal-state"))
-        self._changes.unpark_all()
+        self.changes.unpark_all()
         if raw is not None:
             raw.detach(closed=closed)
 
@@ -257,7 +253,7 @@ class LinkHandle:
             self._say_detach(closed=closed)
         with trio.move_on_after(DETACH_GRACE_S):
             while self._stage == "detaching":
-                await self._changes.park()
+                await self.changes.park()
 
     # --- called by the session --------------------------------------------------------------
 
@@ -289,7 +285,7 @@ class LinkHandle:
             self._stage = "over"
             self._let_go(error)
         self._raw = None
-        self._changes.unpark_all()
+        self.changes.unpark_all()
 
     def move(self, session: Owner, address: str | None) -> None:
         """Continue as a member of *session* at *address*, after a redirect."""
@@ -313,7 +309,7 @@ class LinkHandle:
         self._stage = "attached"
         self._was_attached = True
         self._begin(link)
-        self._changes.unpark_all()
+        self.changes.unpark_all()
 
     def _begin(self, link: Any) -> None:
         """Start to work, now that the link is attached."""
@@ -325,7 +321,7 @@ class LinkHandle:
         self._raw = None
         if self._stage == "detaching" or self._stage == "over":
             self._stage = "over"
-            self._changes.unpark_all()
+            self.changes.unpark_all()
             return
         self._stage = "waiting"
         if self._session.going:
@@ -342,7 +338,7 @@ class LinkHandle:
             self._attach_again()
         elif not self._waits_to_return(link, error, closed):
             return
-        self._changes.unpark_all()
+        self.changes.unpark_all()
 
     def _waits_to_return(self, link: Any, error: Error | None, closed: bool) -> bool:
         """Whether the link will be attached again, although its connection is still open."""

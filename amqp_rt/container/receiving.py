@@ -335,7 +335,7 @@ class Receiver(LinkHandle, DeliveryHolder):
     async def _wait_drained(self, link: ReceivingLink) -> None:
         """Wait until a drain of *link*, if there is one, has been answered or is of no use any more."""
         while link.attached and link is self._draining and link.credit:
-            await self._changes.park()
+            await self.changes.park()
         self._draining = None
 
     def _drain(self, link: ReceivingLink) -> None:
@@ -373,7 +373,7 @@ class Receiver(LinkHandle, DeliveryHolder):
         elif self._stage == "attached":
             self._raw.grant(0)
             # A drain that another task waits for is not answered any more.
-            self._changes.unpark_all()
+            self.changes.unpark_all()
 
     def start(self, credit: int | None = None) -> None:
         """Give credit again after :meth:`stop` or :meth:`drain`, or change the credit."""
@@ -386,7 +386,7 @@ class Receiver(LinkHandle, DeliveryHolder):
             self._open_window(self._raw)
             self._draining = None
             # A drain that another task waits for is not answered any more.
-            self._changes.unpark_all()
+            self.changes.unpark_all()
 
     def finish(self) -> None:
         """Take the credit back, release untaken deliveries, and let iterations end.
@@ -472,7 +472,7 @@ class Receiver(LinkHandle, DeliveryHolder):
                 "the connection was lost before the sender settled: whether it has heard our "
                 "outcome is in doubt"
             )
-        await self._changes.park()
+        await self.changes.park()
 
     # --- ending --------------------------------------------------------------------------
 
@@ -589,9 +589,9 @@ class Receiver(LinkHandle, DeliveryHolder):
         self._inbox += deliveries
         if self._takers:
             self._wake(len(deliveries))
-        if self._changes and not link.credit:
+        if self.changes and not link.credit:
             # If messages use all of the credit of a drain, no flow follows.
-            self._changes.unpark_all()
+            self.changes.unpark_all()
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """Pass on further data of streamed messages."""
@@ -610,13 +610,13 @@ class Receiver(LinkHandle, DeliveryHolder):
             for each in aborted:
                 self.freed(each)
             self._drop(aborted)
-        self._changes.unpark_all()
+        self.changes.unpark_all()
 
     def on_flow(self, link: ReceivingLink) -> None:
         """Handle the answer to a drain, or a report of available messages."""
         if self._window is not None:
             self._window.freed(0, 0)
-        self._changes.unpark_all()
+        self.changes.unpark_all()
 
     def _interrupted(self, error: Error | None) -> None:
         """Keep deliveries without an outcome for resuming; others will be delivered again."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..addresses import address_of
 from ..errors import DecodeError
-from ..fronts.base import IncomingDelivery, ReceivingEndpoint, ReceivingLink
+from ..fronts.base import Host, IncomingDelivery, ReceivingEndpoint, ReceivingLink
 from ..outcomes import Error, Rejected
 from ..security.access import Rights
 from ..termini import Source
@@ -66,6 +66,7 @@ class Relay:
         link: The link, on which the peer sends.
         nodes: The container's nodes.
         created: Addresses that the container created, with their links.
+        first_hosts: Hosts that are asked before the nodes.
         relays: Registry of the links that are attached.
     """
 
@@ -77,11 +78,13 @@ class Relay:
         *,
         nodes: Nodes,
         created: Mapping[str, ReplyLink],
+        first_hosts: Sequence[Host],
         relays: set[Relay],
     ) -> None:
         self._home = home
         self._nodes = nodes
         self._created = created
+        self._first_hosts = first_hosts
         self._relays = relays
         self._connection = connection
         self._link = link
@@ -193,6 +196,10 @@ class Relay:
         """Return the destination of messages for *address*, or the error of an attach to it."""
         home = self._home
         address = address_of(address)
+        for host in self._first_hosts:
+            endpoint = host.relay(address, self._link)
+            if endpoint is not None:
+                return endpoint
         try:
             found = self._nodes.find(address)
         except ValueError as error:
@@ -207,6 +214,8 @@ class Relay:
         if made is not None:
             return made
         for host in home.hosts:
+            if host in self._first_hosts:
+                continue
             endpoint = host.relay(address, self._link)
             if endpoint is not None:
                 return endpoint

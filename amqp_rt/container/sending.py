@@ -636,7 +636,7 @@ class Sender(LinkHandle):
         receipt.raw = raw
         if receipt.unfinished:
             self.open_stream = receipt
-            self._changes.unpark_all()
+            self.changes.unpark_all()
         elif raw.settled:
             receipt.finish(ACCEPTED)
             return
@@ -671,9 +671,9 @@ class Sender(LinkHandle):
         self._unsettled.pop(receipt, None)
         if self._crowd:
             self._room.unpark()
-        if self._changes and (receipt is self.open_stream or not (self._unsettled or self._queue)):
+        if self.changes and (receipt is self.open_stream or not (self._unsettled or self._queue)):
             # flush() waits for the last outcome, the writer of a stream for that of its message.
-            self._changes.unpark_all()
+            self.changes.unpark_all()
 
     def begin_stream(self, payload: bytes) -> Receipt:
         """Send or queue a message of which *payload* is only the beginning.
@@ -706,7 +706,7 @@ class Sender(LinkHandle):
             ConnectionLost: The connection has ended permanently.
         """
         while self.pending or (self._stage == "attached" and not self._raw.writable):
-            await self._changes.park()
+            await self.changes.park()
         self._refuse_if_over()
 
     async def close(self) -> None:
@@ -773,8 +773,8 @@ class Sender(LinkHandle):
     def on_credit(self, link: SendingLink) -> None:
         """Send more, after new credit or room, or when the peer drains."""
         self._pump(link)
-        if self._changes:
-            self._changes.unpark_all()
+        if self.changes:
+            self.changes.unpark_all()
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
         """Handle states that the receiver has sent for these messages."""

@@ -44,7 +44,7 @@ class StreamedMessage:
         self._receipt = receipt = sender.begin_stream(self._front.encode_front())
         try:
             while receipt.raw is None and not receipt.done:
-                await sender.wait_for_change()
+                await sender.changes.park()
         except trio.Cancelled:
             if not sender.withdraw(receipt) and sender.open_stream is receipt:
                 # Credit arrived in the same pass as the cancellation: the message has begun.
@@ -115,7 +115,7 @@ class StreamedMessage:
             # A link that has ended may be waiting for the end of its connection, which gives the reason.
             if raw.link.attached and raw.link.writable:
                 return
-            await self._sender.wait_for_change()
+            await self._sender.changes.park()
 
     async def __aexit__(
         self,

@@ -40,7 +40,7 @@ INSIDE = frozenset({
     "may_come_back", "move", "new_name", "on_attached", "on_credit", "on_data", "on_detached",
     "on_flow", "on_outcomes", "on_settled", "refuse_if_closed", "remove", "retire", "say",
     "session_for_tokens", "start", "start_connection", "start_handler", "state", "submit", "unsay",
-    "wait_for_change", "wait_settled", "withdraw",
+     "wait_settled", "withdraw",
 })
 # fmt: on
 #: Class → names that are public in it although they are in INSIDE, or special methods to include.

@@ -32,6 +32,7 @@ from amqp_rt.errors import (
     LinkRefused,
 )
 from amqp_rt.events import Peer
+from amqp_rt.fronts.base import SENDER
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import Message
 from amqp_rt.net.memory import MemoryNetwork
@@ -825,44 +826,51 @@ async def test_a_foreign_protocol_is_told_ours() -> None:
         assert await stream.receive_some() == b""
 
 
+class BareHost:
+    """Host without addresses."""
+
+    capabilities = ()
+
+    def virtual_host(self, hostname: str) -> str | None:
+        return hostname
+
+    def is_dynamic(self, address: str, virtual_host: str) -> bool:
+        return False
+
+    def relay(self, address: str, link: Any) -> None:
+        return None
+
+    def takes_over(self, link: Any) -> None:
+        return None
+
+    def own_name(self, address: str, virtual_host: str) -> str:
+        return address
+
+    def hold_post(self, link: Any, delivery: Any) -> None: ...
+
+    def let_go_of_post(self, delivery: Any) -> None: ...
+
+    def refuse_post(self, link: Any, delivery: Any, outcome: Any) -> bool:
+        return False
+
+    def recall(self, link: Any) -> None:
+        return None
+
+    def attach(self, link: Any) -> bool:
+        return False
+
+
 @pytest.mark.req("A13")
 async def test_a_bug_in_an_endpoint_ends_its_connection_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Broken:
+    class Broken(BareHost):
         """A host whose endpoint fails."""
-
-        capabilities = ()
 
         def attach(self, link: Any) -> bool:
             if link.target is None or link.target.address != "broken":
                 return False
             raise ValueError("a bug")
-
-        def virtual_host(self, hostname: str) -> str | None:
-            return hostname
-
-        def is_dynamic(self, address: str, virtual_host: str) -> bool:
-            return False
-
-        def relay(self, address: str, link: Any) -> None:
-            return None
-
-        def takes_over(self, link: Any) -> None:
-            return None
-
-        def own_name(self, address: str, virtual_host: str) -> str:
-            return address
-
-        def hold_post(self, link: Any, delivery: Any) -> None: ...
-
-        def let_go_of_post(self, delivery: Any) -> None: ...
-
-        def refuse_post(self, link: Any, delivery: Any, outcome: Any) -> bool:
-            return False
-
-        def recall(self, link: Any) -> None:
-            return None
 
     c = Container("c", nodes=[Shop()])
     c.add_host(Broken())
@@ -874,6 +882,53 @@ async def test_a_bug_in_an_endpoint_ends_its_connection_only(
                     await peer.sender("broken").wait_attached()
             assert await other.call("ping") == "pong"
     assert any("broke" in each.getMessage() for each in caplog.records)
+
+
+@pytest.mark.parametrize("first", [False, True])
+async def test_a_host_may_be_asked_before_the_nodes(first: bool) -> None:
+    class Inbox(BareHost):
+        """A host that takes what is sent to ``x``."""
+
+        def __init__(self) -> None:
+            self.got: list[bytes] = []
+
+        def attach(self, link: Any) -> bool:
+            if link.role == SENDER or link.target.address != "x":
+                return False
+            link.accept(self, target=link.target)
+            return True
+
+        def relay(self, address: str, link: Any) -> Any:
+            return self if address == "x" else None
+
+        def on_attached(self, link: Any) -> None:
+            link.grant(1)
+
+        def deliver(self, link: Any, deliveries: list[Any]) -> None:
+            for each in deliveries:
+                self.got.append(Message.decode(each.payload).body)
+                each.settle(ACCEPTED)
+
+        def on_flow(self, link: Any) -> None: ...
+
+        def on_detached(self, link: Any, error: Any, closed: bool) -> None: ...
+
+    handled: list[bytes] = []
+    c = Container("c")
+
+    @c.node("x")
+    def x(body: bytes) -> None:
+        handled.append(body)
+
+    host = Inbox()
+    c.add_host(host, first=first)
+    async with c, c.local() as peer:
+        async with peer.sender("x") as sender:
+            await sender.send(b"attached")
+        async with peer.sender() as sender:
+            await sender.send(b"relayed", to="x")
+    both = [b"attached", b"relayed"]
+    assert (host.got, handled) == ((both, []) if first else ([], both))
 
 
 @pytest.mark.req("SE17")

@@ -241,7 +241,7 @@ async def test_deliveries_in_hand_are_settled_later(autojump_clock: Clock) -> No
         second = await inbox.receive()
         far.drop()
         while inbox.attached:
-            await inbox._changes.park()
+            await inbox.changes.park()
         # Said while there is no connection; nothing can be taken meanwhile.
         first.accept()
         assert inbox.receive_nowait() is None
@@ -267,7 +267,7 @@ async def test_a_sender_that_gives_up_while_suspended_forgets(autojump_clock: Cl
         await far.until(lambda: len(store.in_hand) == 2)
         far.drop()
         while out.attached:
-            await out._changes.park()
+            await out.changes.park()
         receipts[0].give_up()
         await out.wait_attached()
         given_up, kept = store.in_hand
@@ -320,7 +320,7 @@ async def test_a_receiver_takes_several_rounds_too(autojump_clock: Clock) -> Non
         deliveries = [await inbox.receive() for _ in range(100)]
         far.drop()
         while inbox.attached:
-            await inbox._changes.park()
+            await inbox.changes.park()
         for delivery in deliveries[:50]:
             delivery.accept()
         links = len(far.links)

@@ -58,7 +58,7 @@ from .attaching import Attaching
 from .connections import Connection
 from .consuming import consume
 from .declaring import NodeDecorator, RpcDecorator, SourceDecorator, declared
-from .entry import Entry, SaslPolicy
+from .entry import ConnectionEntry, SaslPolicy
 from .home import Feed
 from .links import fresh
 from .loops import require_trio
@@ -190,7 +190,7 @@ class Container:
             self.replies.dynamic,
         )
         self.attaching = Attaching(self, self.nodes, self.replies, settle_second=settle_second)
-        self.entry = Entry(
+        self.entry = ConnectionEntry(
             self,
             fronts=[*fronts] or [Amqp10()],
             sasl=sasl,

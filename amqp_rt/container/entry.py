@@ -20,7 +20,7 @@ from ..loglimit import error_text
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
 from ..net.endpoints import is_loopback
-from ..net.entrance import Entrance, enter
+from ..net.entrance import Entered, Entrance, enter
 from ..net.listeners import (
     Crowd,
     Door,
@@ -75,7 +75,7 @@ class EntryHome(ConnectionHome, NetworkHome, Protocol):
         """Nursery of the listeners, cancelled when the container begins to stop."""
 
 
-class Entry:
+class ConnectionEntry:
     """Connections that peers open: accepted, authenticated, counted and closed here.
 
     Args:
@@ -245,7 +245,7 @@ class Entry:
             trusted: The peer need not log in.
         """
         nursery = self._home.connection_nursery
-        now = trio.current_time()
+        since = trio.current_time()
         entrance = Entrance(
             fronts=self._fronts,
             scheme=scheme,
@@ -261,33 +261,8 @@ class Entry:
         if self._home.stopping:
             await trio.aclose_forcefully(entered.stream)
             return
-        engine = entered.front.server(
-            ServerOptions(
-                container_id=self._home.name,
-                limits=self._home.limits,
-                mechanisms=offered(
-                    self._mechanisms.values(),
-                    secure=entered.secure,
-                    local=_is_local(address),
-                    plain_in_clear=self._plain_in_clear,
-                    certificate=entered.certificate is not None,
-                ),
-                sasl_required=not trusted and self._sasl_required,
-                address=address,
-                offered_capabilities=(
-                    *self._capabilities,
-                    *(Symbol(each) for host in self._home.hosts for each in host.capabilities),
-                ),
-                topology=self.topology,
-            ),
-            now,
-        )
-        engine.peer.secure = entered.secure
-        engine.peer.certificate = entered.certificate
-        # The host name of TLS applies if neither login nor open names one (Part 2 §2.7.1).
-        engine.peer.virtual_host = engine.peer.server_name = entered.server_name
-        engine.peer.trusted = trusted
-        connection = Connection(self._home, engine, dialled=False)
+        connection = self._connection(entered, address, since, trusted=trusted)
+        engine = connection.engine
         self._accepted[engine] = connection
 
         def known() -> None:
@@ -309,22 +284,62 @@ class Entry:
             # A fault of ours: it must not end the other connections.
             log.exception("the connection from %s broke", address or "a peer")
         finally:
-            if connection.stood:
-                error = connection.ended_with
-                self._log_connection(
-                    "connection closed",
-                    connection,
-                    "" if error is None else f": {error_text(error)}",
-                )
-            self._accepted.pop(engine, None)
-            self._strangers.pop(engine, None)
-            self._namesakes.leave(connection)
-            self._logins.pop(engine, None)
-            if (judging := self._judging.pop(engine, None)) is not None:
-                judging.cancel()
-            if (watch := self._watches.pop(connection, None)) is not None:
-                watch.stop()
-            self._home.attaching.connection_ended(engine)
+            self._ended(connection)
+
+    def _connection(
+        self, entered: Entered, address: str, since: float, *, trusted: bool
+    ) -> Connection:
+        """Create the connection of a stream on which a front's header has arrived.
+
+        The time for the handshake counts from *since*, the peer's dialling.
+        """
+        engine = entered.front.server(
+            ServerOptions(
+                container_id=self._home.name,
+                limits=self._home.limits,
+                mechanisms=offered(
+                    self._mechanisms.values(),
+                    secure=entered.secure,
+                    local=_is_local(address),
+                    plain_in_clear=self._plain_in_clear,
+                    certificate=entered.certificate is not None,
+                ),
+                sasl_required=not trusted and self._sasl_required,
+                address=address,
+                offered_capabilities=(
+                    *self._capabilities,
+                    *(Symbol(each) for host in self._home.hosts for each in host.capabilities),
+                ),
+                topology=self.topology,
+            ),
+            since,
+        )
+        engine.peer.secure = entered.secure
+        engine.peer.certificate = entered.certificate
+        # The host name of TLS applies if neither login nor open names one (Part 2 §2.7.1).
+        engine.peer.virtual_host = engine.peer.server_name = entered.server_name
+        engine.peer.trusted = trusted
+        return Connection(self._home, engine, dialled=False)
+
+    def _ended(self, connection: Connection) -> None:
+        """Remove all state of *connection*, which has ended."""
+        engine = connection.engine
+        if connection.stood:
+            error = connection.ended_with
+            self._log_connection(
+                "connection closed",
+                connection,
+                "" if error is None else f": {error_text(error)}",
+            )
+        self._accepted.pop(engine, None)
+        self._strangers.pop(engine, None)
+        self._namesakes.leave(connection)
+        self._logins.pop(engine, None)
+        if (judging := self._judging.pop(engine, None)) is not None:
+            judging.cancel()
+        if (watch := self._watches.pop(connection, None)) is not None:
+            watch.stop()
+        self._home.attaching.connection_ended(engine)
 
     @property
     def _capabilities(self) -> tuple[Symbol, ...]:

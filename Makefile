@@ -157,6 +157,7 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
+	$(BIN)/python docs/_tools/language.py
 
 .PHONY: types
 types: .venv/ready

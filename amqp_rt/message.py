@@ -1027,7 +1027,9 @@ class BodyReader:
             if code != DATA:
                 self._around += begin[:content]
                 if len(self._around) + self._left > self._limits.message_size_max:
-                    raise DecodeError("what surrounds the body is larger than message_size_max")
+                    raise DecodeError(
+                        "the sections around the body are larger than message_size_max"
+                    )
             at += content
         return found
 

@@ -223,7 +223,7 @@ class Broker:
             if (route := self._handler_at(each.name)) is not None:
                 raise AmqpError(
                     f"{each.kind} {each.name!r}: the handler {route.name} at {route.address!r} of this "
-                    "container gets what is sent there, and the node would get nothing: give one of "
+                    "container already receives the messages of that address, and the node would get none: give one of "
                     "them another address",
                     condition="amqp:not-allowed",
                 )
@@ -258,9 +258,9 @@ class Broker:
                     and not self.host.is_dynamic(name, virtual_host)
                 ):
                     raise AddressError(
-                        f"{route.name}: the handler at {route.address!r} would get what is sent to the "
+                        f"{route.name}: the handler at {route.address!r} would receive the messages of the "
                         f"{self.host.kind(name, virtual_host=virtual_host)} {name!r}, and the node "
-                        "nothing: give one of them another address"
+                        "none: give one of them another address"
                     )
 
     async def declare_from(self, file: str | Path) -> None:
@@ -307,7 +307,7 @@ class Broker:
             for kept in self.host.nodes():
                 if (route := self._handler_at(kept.name)) is not None:
                     _log.warning(
-                        "node shadowed: %s %r of the store: the handler %s at %r gets what is sent "
+                        "node shadowed: %s %r of the store: the handler %s at %r receives the messages "
                         "there",
                         kept.kind,
                         kept.name,

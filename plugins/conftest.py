@@ -14,7 +14,7 @@ settings.load_profile("plugins")
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of specifications and vectors beside the checkout."""
+    """Return the folder of specifications and vectors beside the checkout."""
     path = Path(__file__).parent.parent.parent / "shared"
     if not path.is_dir():
         pytest.skip("no folder shared/ beside the checkout")

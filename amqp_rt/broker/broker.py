@@ -2775,7 +2775,7 @@ class BrokerHost:
         )
         failure = node.failure = AmqpError(
             f"{node.declared.name!r} is out of service after an unexpected error, which is in the "
-            "broker's log: start the broker again to go on with what is in its store",
+            "broker's log: start the broker again to continue with the contents of its store",
             condition="amqp:internal-error",
         )
         held = node.held

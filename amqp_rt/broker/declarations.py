@@ -134,7 +134,7 @@ def _nodes(path: tuple[str, ...], section: Any, known: tuple[str, ...]) -> Itera
 def _node(path: tuple[str, ...], kind: str, name: str, options: dict[str, Any]) -> Declaration:
     for own in ("kind", "name"):
         if own in options:
-            raise _Wrong((*path, own), f"the {own} of a node is said by its section")
+            raise _Wrong((*path, own), f"the {own} of a node is set by its section")
     try:
         return declaration_of({**options, "kind": kind, "name": name})
     except ValueError as error:

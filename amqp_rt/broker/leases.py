@@ -351,7 +351,7 @@ class Leases:
             link.credit = 0
 
     async def _number(self, lease: Lease) -> int:
-        """Number the received messages and keep the numbers; return the count of these messages."""
+        """Store the places of the received messages; return how many they are."""
         got, lease.got = lease.got, []
         if not got:
             return 0
@@ -482,7 +482,7 @@ class Leases:
         group, begin, end = (properties.get(key) for key in (GROUP, FROM, TO))
         if not (isinstance(group, str) and _whole(begin) and _whole(end)):
             link.refuse(
-                Error("amqp:invalid-field", f"a link of a lease says {GROUP}, {FROM} and {TO}")
+                Error("amqp:invalid-field", f"a link to a lease must set {GROUP}, {FROM} and {TO}")
             )
             return True
         try:
@@ -513,7 +513,7 @@ class Leases:
             raise AmqpError("only queues have leases", condition="amqp:not-allowed")
         if queue.locks_deliveries:
             raise AmqpError(
-                "the queue takes back what is not settled in time: nothing of it can be leased",
+                "messages of a queue with lock_s cannot be leased",
                 condition="amqp:not-allowed",
             )
         if queue.locked(False):
@@ -715,7 +715,7 @@ class LeaseReader:
             place = self._at - lease.first
             if lease.over or place < 0:
                 link.detach(
-                    Error("amqp:not-found", "what was leased has been accepted or given back")
+                    Error("amqp:not-found", "the leased messages were accepted or returned")
                 )
                 return
             delivery = lease.held[place]

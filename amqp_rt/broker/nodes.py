@@ -562,7 +562,7 @@ def _kept(
         elif not means.volatile:
             return Error(
                 "amqp:precondition-failed",
-                "a durable terminus was asked for, and what is here is kept in memory only",
+                "a durable terminus was requested, but the broker has no store",
             )
     timeout = 0 if policy == NEVER else min(asked.timeout, limits.terminus_timeout_max_s)
     return durable, Symbol(policy), timeout

@@ -969,7 +969,7 @@ class Staging:
         if producer.destination.inlet.node.deleted:
             raise AmqpError(
                 f"the node for which {producer.name!r} stages messages is out of service: start the "
-                "broker again to go on with what is in its store",
+                "broker again to continue with the contents of its store",
                 condition="amqp:internal-error",
             )
 

@@ -171,7 +171,7 @@ class Reader:
         if self.at != self.end:
             left = self.end - self.at
             if left < 0:
-                raise DecodeError(f"the last element is {-left} octets longer than what holds it")
+                raise DecodeError(f"the last element is {-left} octets longer than its container")
             raise DecodeError(f"{left} octets are left over after the last element")
         self.depth += 1
         self.end = outer
@@ -880,7 +880,7 @@ def _ascii(value: str) -> bytes:
 
 def _write_size32(out: bytearray, code: int, size: int) -> None:
     if size > 0xFFFF_FFFF:
-        raise EncodeError(f"{size} octets are more than a size of 32 bits can tell")
+        raise EncodeError(f"{size} octets do not fit into a size of 32 bits")
     out.append(code)
     out += _U32.pack(size)
 
@@ -1021,7 +1021,7 @@ def close_compound(out: bytearray, at: int, count: int) -> None:
         return
     size += 3
     if size > 0xFFFF_FFFF:
-        raise EncodeError(f"{size} octets are more than a size of 32 bits can tell")
+        raise EncodeError(f"{size} octets do not fit into a size of 32 bits")
     # Every wide constructor is the narrow one plus 0x10.
     out[at : at + 3] = bytes((out[at] + 0x10,)) + _U32.pack(size) + _U32.pack(count)
 

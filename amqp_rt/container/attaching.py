@@ -192,7 +192,7 @@ class Attaching:
             ) and self._home.permissions.decide_link(link, each):
                 return Error(
                     "amqp:unauthorized-access",
-                    f"another client has a link {link.name!r:.100} to what is not for you: "
+                    f"another client has a link {link.name!r:.100} to a node that you may not use: "
                     "use another name for the link or the container",
                 )
         return None

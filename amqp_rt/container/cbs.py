@@ -205,7 +205,7 @@ def _audience(message: Message) -> str:
     name = message.application_properties.get("name")
     if not isinstance(name, str) or not name:
         raise TokenRefused(
-            "the request says not what the token is for: set the property name",
+            "the request has no audience for the token: set the property name",
             condition="amqp:invalid-field",
         )
     return str(name)

@@ -111,7 +111,7 @@ class ConnectionEntry:
         if sasl_policy == "off":
             if sasl or users is not None or tokens is not None:
                 raise ValueError(
-                    "sasl_policy='off' lets nobody log in: leave sasl, users and tokens out"
+                    "sasl_policy='off' disables logins: leave sasl, users and tokens out"
                 )
             sasl = ()
         self._home = home

@@ -105,7 +105,7 @@ def _known(
         )
     if name in ("OAUTHBEARER", "XOAUTH2"):
         if tokens is None:
-            raise ValueError(f"sasl has {name}, but nobody judges tokens: pass tokens=… or cbs=…")
+            raise ValueError(f"sasl has {name}, but no validator of tokens: pass tokens=… or cbs=…")
         return BearerServer(name, tokens)
     if name in ("AMQPCBS", "MSSBCBS"):
         if cbs is None:

@@ -37,7 +37,7 @@ class Resources:
                 kind = made[0] if made else None
             if not isinstance(kind, type):
                 raise TypeError(
-                    f"{thing.__qualname__}() does not say what it yields: annotate it as "
+                    f"{thing.__qualname__}() has no type of its items: annotate it as "
                     "-> AsyncIterator[Thing], or pass as_type=Thing"
                 )
             self._free(kind)

@@ -496,12 +496,12 @@ class Route:
     def _nobody_gives(self, name: str, wanted: Any) -> str:
         if wanted is Any:
             return (
-                f"{self.name}: nobody gives {name!r}: it is no capture of {self.address!r}, and "
+                f"{self.name}: no value for {name!r}: it is no capture of {self.address!r}, and "
                 "has no annotation to find it by"
             )
         shown = getattr(wanted, "__qualname__", str(wanted))
         return (
-            f"{self.name}: nobody gives {name}: {shown}: it is no capture of {self.address!r}, and "
+            f"{self.name}: no value for {name}: {shown}: it is no capture of {self.address!r}, and "
             "no resource of that type is provided"
         )
 

@@ -555,7 +555,7 @@ class Sender(LinkHandle):
     def _refuse_without_to(self, message: Message) -> None:
         if self._anonymous and message.to is None:
             raise LocalProtocolError(
-                "a message to the anonymous terminus says where it goes: to=…",
+                "a message to the anonymous terminus needs an address: to=…",
                 condition="amqp:precondition-failed",
             )
 

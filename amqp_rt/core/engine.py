@@ -764,7 +764,7 @@ class Engine:
         if self.said > self.limits.attach_bytes_max - self.kept:
             raise link_fault(
                 "amqp:resource-limit-exceeded",
-                f"what the attaches of a connection say takes up to {self.limits.attach_bytes_max}"
+                f"the contents of a connection's attaches exceed {self.limits.attach_bytes_max}"
                 " bytes",
             )
         self.kept += self.said

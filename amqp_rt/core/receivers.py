@@ -337,7 +337,7 @@ class ReceiverLink(Link):
         if self._early_cost + cost > session.limits.message_size_max:
             raise link_fault(
                 "amqp:link:message-size-exceeded",
-                "what came before the link was accepted is larger than a message may be",
+                "the transfers sent before the attach was answered exceed max-message-size",
             )
         self._early_more = transfer.more and not transfer.aborted
         self._early_cost += cost
@@ -635,7 +635,8 @@ class ReceiverLink(Link):
             start = offset_of(delivery.payload, state, self.session.limits)
             if start < 0:
                 raise link_fault(
-                    "amqp:invalid-field", "a delivery is resumed behind what we have of it"
+                    "amqp:invalid-field",
+                    "a delivery is resumed beyond the octets that were received",
                 )
         delivery.repeated = have - start
         if have:
@@ -860,5 +861,6 @@ def _state_at_target(entry: Unsettled, limits: Limits) -> Any:
 
 def _misplaced_received() -> Fault:
     return link_fault(
-        "amqp:invalid-field", "a sender says *received* only where it resumes a delivery (§3.4.1)"
+        "amqp:invalid-field",
+        "a sender may send *received* only when it resumes a delivery (§3.4.1)",
     )

@@ -103,7 +103,7 @@ class Sending:
         if self.settled:
             return
         if type(state) is Received:
-            raise LocalProtocolError("only the receiver says how much it has received (§3.4.1)")
+            raise LocalProtocolError("only the receiver may set the state *received* (§3.4.1)")
         if self.confirms:
             self.link.confirm(self, state)
             return
@@ -233,7 +233,7 @@ class SenderLink(Link):
         if self.incomplete:
             raise LocalProtocolError("with an incomplete unsettled map nothing new may be sent")
         if type(state) is Received:
-            raise LocalProtocolError("only the receiver says how much it has received (§3.4.1)")
+            raise LocalProtocolError("only the receiver may set the state *received* (§3.4.1)")
         if self.snd_settle_mode == SND_SETTLED:
             if settled is False:
                 raise LocalProtocolError("the link sends settled deliveries only")
@@ -417,7 +417,7 @@ class SenderLink(Link):
             if at < 0:
                 raise link_fault(
                     "amqp:invalid-field",
-                    "the unsettled map says that more was received than there is",
+                    "the unsettled map claims more octets than the delivery has",
                 )
         sending = self._again(entry)
         if at:

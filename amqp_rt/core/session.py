@@ -656,7 +656,7 @@ class Session:
                     delivery.link.detach(
                         Error(
                             "amqp:invalid-field",
-                            "a sender says *received* only where it resumes a delivery",
+                            "a sender may send *received* only when it resumes a delivery",
                         )
                     )
                     continue

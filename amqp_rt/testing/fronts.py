@@ -141,7 +141,7 @@ class Joined:
         data = b"".join(self.engine.take())
         # Output gathered only by ``take`` is not in ``output_size``.
         assert size <= len(data), f"output_size says {size}, and {len(data)} octets are taken"
-        assert self.engine.output_size == 0, "what was taken counts as output still"
+        assert self.engine.output_size == 0, "output that was taken is still counted"
         return data
 
     def lose(self) -> None:
@@ -211,7 +211,7 @@ class FrontWorld:
             joined.handle(joined.logins.pop().exchange.succeed("", None))
             joined.pump(cut)
         assert joined.client.opened, "the client was not let in"
-        assert joined.opened == 1, "an engine says once that its connection is open"
+        assert joined.opened == 1, "an engine reports once that its connection is open"
         return joined
 
     def publish(self, *bodies: bytes) -> None:
@@ -273,7 +273,7 @@ def what_is_sent_is_there(world: FrontWorld) -> None:
         joined.pump(cut)
         assert world.bodies() == list(_BODIES), f"in pieces of {cut or 'any'} octets"
         assert sorted(joined.client.accepted) == [0, 1, 2, 3], "not all is acknowledged"
-        assert joined.client.refused == [], "what was accepted is refused"
+        assert joined.client.refused == [], "an accepted message is refused"
         world.queue.purge()
         joined.lose()
 
@@ -285,7 +285,7 @@ def what_is_there_is_received(world: FrontWorld) -> None:
         joined.pump(cut)
         woken = joined.woken
         world.publish(*_BODIES)
-        assert joined.woken > woken, "nobody is told that there is output"
+        assert joined.woken > woken, "on_output was not called"
         joined.pump(cut)
         found = [body for _, body in joined.client.received]
         assert found == list(_BODIES), f"in pieces of {cut or 'any'} octets"
@@ -294,7 +294,7 @@ def what_is_there_is_received(world: FrontWorld) -> None:
         joined.pump(cut)
         joined.lose()
         world.check_left()
-        assert world.bodies() == [], "what was accepted is there again"
+        assert world.bodies() == [], "an accepted message is available again"
 
 
 def nothing_is_acknowledged_before_it_is_settled(world: FrontWorld) -> None:
@@ -304,11 +304,11 @@ def nothing_is_acknowledged_before_it_is_settled(world: FrontWorld) -> None:
     for number in range(3):
         joined.client.send("work", number, b"x")
     joined.pump()
-    assert len(heard.deliveries) == 3, "what was sent does not arrive"
-    assert joined.client.accepted == [], "it was acknowledged before anybody has settled it"
+    assert len(heard.deliveries) == 3, "messages do not arrive"
+    assert joined.client.accepted == [], "a message was acknowledged before it was settled"
     heard.deliveries[0].settle(ACCEPTED)
     joined.pump()
-    assert joined.client.accepted == [0], "what was settled is not acknowledged"
+    assert joined.client.accepted == [0], "a settled message is not acknowledged"
     heard.deliveries[1].settle(rejected("amqp:precondition-failed"))
     heard.deliveries[2].settle(ACCEPTED)
     joined.pump()
@@ -329,7 +329,7 @@ def no_more_is_in_hand_than_is_wanted(world: FrontWorld) -> None:
     joined.client.accept(received[0][0])
     joined.pump()
     found = [body for _, body in received]
-    assert found == [b"0", b"1", b"2", b"3"], "what is accepted makes room for one more"
+    assert found == [b"0", b"1", b"2", b"3"], "an accepted message makes no room for another"
     joined.lose()
     world.check_left()
     assert world.bodies() == [b"%d" % number for number in range(1, 10)], "not all are there again"
@@ -343,11 +343,11 @@ def what_is_given_back_comes_again(world: FrontWorld) -> None:
     joined.client.release(joined.client.received[0][0])
     joined.pump()
     found = [body for _, body in joined.client.received]
-    assert found == [b"a", b"a"], "what is given back does not come again"
+    assert found == [b"a", b"a"], "a returned message is not delivered again"
     joined.client.accept(joined.client.received[1][0])
     joined.pump()
     found = [body for _, body in joined.client.received]
-    assert found == [b"a", b"a", b"b"], "what comes next does not come"
+    assert found == [b"a", b"a", b"b"], "the next message is not delivered"
 
 
 def who_closes_leaves_nothing(world: FrontWorld) -> None:
@@ -370,14 +370,14 @@ def a_server_that_goes_says_so(world: FrontWorld) -> None:
     joined.pump()
     woken = joined.woken
     joined.engine.close(_GONE)
-    assert joined.woken > woken, "nobody is told that there is output"
+    assert joined.woken > woken, "on_output was not called"
     joined.pump()
-    assert joined.client.closed, "the client does not hear of it"
+    assert joined.client.closed, "the client is not notified"
     joined.lose()
     assert joined.engine.finished, "it is closed, and not finished"
     world.check_left()
     joined.engine.close(_GONE)
-    assert joined.take() == b"", "something is said after the end"
+    assert joined.take() == b"", "there is output after the end"
 
 
 def what_is_not_there_is_refused(world: FrontWorld) -> None:
@@ -390,7 +390,7 @@ def what_is_not_there_is_refused(world: FrontWorld) -> None:
         joined.pump()
         heard = joined.client.failed or joined.client.closed or joined.client.refused
         assert heard, f"to {ask} where there is nothing is not refused"
-        assert joined.client.accepted == [], "what nobody has is acknowledged"
+        assert joined.client.accepted == [], "a message to no node is acknowledged"
     assert [node.name for node in world.host.nodes()] == ["work"], "a node was made"
     other = world.connect()
     other.client.send("work", 0, b"x")
@@ -416,7 +416,9 @@ def nobody_gets_in_without_a_login(world: FrontWorld) -> None:
             exchange.fail()
         joined.pump()
         assert joined.client.opened is lets_in, "the verdict on a login is not followed"
-        assert len(joined.links) == lets_in, "what was asked for before is not done afterwards"
+        assert len(joined.links) == lets_in, (
+            "requests from before the login are not processed after it"
+        )
         if lets_in:
             assert joined.engine.peer.user == "ada", "the peer does not know its user"
         joined.lose()

@@ -232,7 +232,7 @@ class _Trial:
         """Receive and accept all messages available to another receiver at *address*."""
         core = self.peer.engine.begin()
         end = await self.receiver(core, address=address)
-        assert not end.refused, f"nobody may receive from {address!r}"
+        assert not end.refused, f"no right to receive from {address!r}"
         found = await end.take(1000)
         for delivery in found:
             delivery.settle(ACCEPTED)
@@ -326,7 +326,7 @@ class _Trial:
                 )
             await end.detach()
             left = len(await self.there(queue))
-            assert not (delivery.settled and left), "what was sent settled comes again"
+            assert not (delivery.settled and left), "a presettled message is delivered again"
 
     async def delivery_modes(self, queue: str) -> None:
         name = Symbol("delivery-mode")
@@ -354,7 +354,7 @@ class _Trial:
         if end.refused:
             return
         in_place = {str(name) for name in end.link.source.filter or {}}
-        assert "unknown" not in in_place, "a filter that nobody knows is said to be in place"
+        assert "unknown" not in in_place, "an unknown filter is confirmed"
         green = await self.put(queue, application_properties={"colour": "green"})
         red = await self.put(queue, application_properties={"colour": "red"})
         found = {Message.decode(each.payload).body for each in await end.take()}
@@ -414,7 +414,9 @@ class _Trial:
             if how == "detach":
                 core.end()
             return
-        assert await self.there(queue) == [], f"{said}: what is in hand goes to somebody else"
+        assert await self.there(queue) == [], (
+            f"{said}: an unsettled message is delivered to another consumer"
+        )
         unsettled = end.remembered(ACCEPTED)
         if how == "end":
             core = self.peer.engine.begin()
@@ -426,7 +428,7 @@ class _Trial:
         await again.take(1)
         await again.detach()
         left = [each.body for each in await self.there(queue)]
-        assert body not in left, f"{said}: an outcome that was said when it came back is not heard"
+        assert body not in left, f"{said}: an outcome sent while resuming is ignored"
         core.end()
 
     async def _come(self, queue: str, failure: str) -> None:
@@ -552,17 +554,15 @@ class _Trial:
                 again = await self.sender(unsettled=left, **asked)
                 assert not again.refused, f"{said}: the link is refused"
                 assert again.link.resumed, f"{said}: nothing is remembered"
-                await self.until(
-                    partial(_has_outcome, again), f"{said}: what it had said is forgotten"
-                )
+                await self.until(partial(_has_outcome, again), f"{said}: its outcome is forgotten")
                 await again.detach()
         found = [message.body for message in await self.there(queue)]
         for body, failure in expected.items():
             assert found.count(body) == 1, failure
         for _, durable, body, _ in sources:
             assert body in expected or body not in found, (
-                f"a source of durability {durable}, after a restart: what was in hand is delivered"
-                " to somebody else"
+                f"a source of durability {durable}, after a restart: an unsettled message is delivered"
+                " to another consumer"
             )
         for asked in subscriptions:
             assert topic is not None

@@ -151,7 +151,7 @@ class Ledger:
 
     def _known(self, body: object) -> bytes:
         if not isinstance(body, bytes) or body not in self.sent:
-            raise Broken(f"{self.what}: nobody sent {body!r:.100}")
+            raise Broken(f"{self.what}: {body!r:.100} was never sent")
         if body in self.refused:
             raise Broken(f"{self.what}: {_short(body)} was refused, and was delivered")
         return body

@@ -88,7 +88,7 @@ class _Watched(Generic[S]):
         condition: Callable[[S], bool],
         *,
         timeout_s: float = PATIENCE_S,
-        wanted: str = "what the test waits for",
+        wanted: str = "the condition of the test",
     ) -> S:
         """Wait until *condition* is true of the statistics; return those.
 
@@ -109,7 +109,7 @@ class _Watched(Generic[S]):
         condition: Callable[[S], bool],
         *,
         timeout_s: float = PATIENCE_S,
-        wanted: str = "what the test waits for",
+        wanted: str = "the condition of the test",
     ) -> S:
         """Variant of :meth:`wait_until` for tests under trio or asyncio; can be cancelled."""
         __tracebackhide__ = True
@@ -564,7 +564,7 @@ class LoopbackBroker:
         __tracebackhide__ = True
         self._running()
         if threading.current_thread() is self._thread:
-            raise RuntimeError("this is the broker's own thread: await what is to be called")
+            raise RuntimeError("this is the broker's own thread: await the function itself")
         answered: Future[T] = Future()
         try:
             assert self._token is not None

@@ -255,7 +255,7 @@ def _kind_of(value: Any) -> str:
     for types, kind in _PYTHON:
         if isinstance(value, types):
             return kind
-    raise TypeError(f"what is {value!r} in AMQP? Say encode(kind, value)")
+    raise TypeError(f"{value!r} has no AMQP type: call encode(kind, value)")
 
 
 _PYTHON: Final[tuple[tuple[Any, str], ...]] = (
@@ -418,7 +418,7 @@ def _constructed(code: int, data: bytes, at: int, end: int, depth: int) -> tuple
         value, at = _value(data, at, end, depth + 1)
         values.append(value)
     if at != end or len(values) != count:
-        raise Malformed(f"a list or map of {count} does not end where its size says")
+        raise Malformed(f"a list or map of {count} does not end at its size")
     if code in (0xC0, 0xD0):
         return values, end
     return {_key(key): value for key, value in zip(values[::2], values[1::2], strict=False)}, end

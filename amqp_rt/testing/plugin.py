@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marks."""
     config.addinivalue_line(
         "markers",
-        "amqp_broker(**options): what amqp_rt.Broker takes, for the broker of the fixture "
+        "amqp_broker(**options): arguments of amqp_rt.Broker for the fixture "
         "amqp_broker, such as users, auto_create and nodes",
     )
 

@@ -239,7 +239,7 @@ class Script:
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                raise ScriptFailed("nobody has connected") from None
+                raise ScriptFailed("no client has connected") from None
             self._connected = True
             listener.close()
             with connection:

@@ -98,7 +98,7 @@ class VirtualAmqp:
             pass  # no event loop of trio's runs here
         else:
             raise RuntimeError(
-                "amqp.run is for plain tests, and this one runs under trio already: enter what "
+                "amqp.run is for plain tests, and this one runs under trio already: enter the objects that "
                 "amqp.container and amqp.broker return with `async with`, and await"
             )
         made, self._made = self._made, []

@@ -457,7 +457,7 @@ async def test_a_node_that_a_handler_would_shadow_is_refused(declare: Any) -> No
     async def handle(body: Any) -> None: ...
 
     async with Broker(nodes=[declare(handle)]) as broker:
-        with raises("gets what is sent there, and the node would get nothing"):
+        with raises("already receives the messages of that address, and the node would get none"):
             await broker.declare(Queue("jobs"))
         assert broker.host.nodes() == []
         await broker.declare(Queue("other/jobs"))
@@ -471,7 +471,7 @@ async def test_a_handler_that_would_shadow_a_node_is_refused(declare: Any) -> No
     async with Broker() as broker:
         await broker.declare(Queue("other/jobs"))
         await broker.declare(Queue("jobs"), virtual_host="v")
-        with raises("would get what is sent to the queue 'jobs', and the node nothing"):
+        with raises("would receive the messages of the queue 'jobs', and the node none"):
             broker.container.add(handle)
         assert handle not in [route.function for route in broker.container.routes]
         await broker.delete("jobs", virtual_host="v")

@@ -93,7 +93,7 @@ WRONG: list[tuple[str, str, str]] = [
     (
         "a.toml",
         "[queues.work]\nname = 'x'\n",
-        "FILE, line 2: the name of a node is said by its section",
+        "FILE, line 2: the name of a node is set by its section",
     ),
     (
         "a.toml",

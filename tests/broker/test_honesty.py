@@ -111,9 +111,9 @@ def is_lost(self: Any, *args: Any) -> None:
     [
         (KeptSource, "keeps", forgets, "it expires too early"),
         (Terminus, "count_down", dawdles, "does not expire"),
-        (KeptSource, "recall", misremembers, "is delivered to somebody else"),
-        (KeptTarget, "recall", misremembers, "what it had said is forgotten"),
-        (Termini, "keep", is_lost, "what it had said is forgotten"),
+        (KeptSource, "recall", misremembers, "is delivered to another consumer"),
+        (KeptTarget, "recall", misremembers, "its outcome is forgotten"),
+        (Termini, "keep", is_lost, "its outcome is forgotten"),
     ],
 )
 async def test_a_lie_is_found_out(

@@ -222,14 +222,14 @@ def seven(order: Order, other) -> None: ...  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("decorator", "handler", "sentence"),
     [
-        (node("x"), one, "one: nobody gives other: Order: it is no capture of 'x', and no resource of that type is provided"),
-        (node("x"), two, "two: nobody gives database: Database: it is no capture of 'x', and no resource of that type is provided"),
-        (node("x/{area}"), three, "three: nobody gives region: str: it is no capture of 'x/{area}', and no resource of that type is provided"),
+        (node("x"), one, "one: no value for other: Order: it is no capture of 'x', and no resource of that type is provided"),
+        (node("x"), two, "two: no value for database: Database: it is no capture of 'x', and no resource of that type is provided"),
+        (node("x/{area}"), three, "three: no value for region: str: it is no capture of 'x/{area}', and no resource of that type is provided"),
         (node("x"), four, "four: an annotation names 'Missing', which is not defined where the handler can see it"),
         (node("x"), five, "five: body reads the body while it arrives: declare the node with streaming=True"),
         (node("x", streaming=True), two, "two: with streaming=True, order is an AsyncIterator[bytes]"),
         (node("x"), six, "six: a node yields nothing: @rpc streams replies"),
-        (node("x"), seven, "seven: nobody gives 'other': it is no capture of 'x', and has no annotation to find it by"),
+        (node("x"), seven, "seven: no value for 'other': it is no capture of 'x', and has no annotation to find it by"),
     ],
 )  # fmt: skip
 def test_a_wrong_signature_gets_one_sentence(decorator: Any, handler: Any, sentence: str) -> None:
@@ -360,7 +360,7 @@ def test_a_factory_says_what_it_makes() -> None:
 
     assert Resources([typed]).find(Database) is Database
     resources = Resources()
-    with pytest.raises(TypeError, match=r"does not say what it yields: annotate it"):
+    with pytest.raises(TypeError, match=r"has no type of its items: annotate it"):
         resources.provide(untyped)
     resources.provide(untyped, as_type=Database)
     assert resources.find(Database) is Database

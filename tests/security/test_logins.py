@@ -342,7 +342,7 @@ async def test_there_may_be_no_sasl_layer_at_all() -> None:
     [
         ({"sasl": ["PLAIN"]}, "there are no users"),
         ({"sasl": ["SCRAM-SHA-256"]}, "there are no users"),
-        ({"sasl": ["OAUTHBEARER"]}, "nobody judges tokens"),
+        ({"sasl": ["OAUTHBEARER"]}, "no validator of tokens"),
         ({"sasl": ["AMQPCBS"]}, "no tokens are taken"),
         ({"sasl": ["CRAM-MD5"]}, "the mechanism 'CRAM-MD5' is not known: EXTERNAL, SCRAM-SHA-512"),
     ],

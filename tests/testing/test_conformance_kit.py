@@ -275,10 +275,10 @@ def test_what_stands_in_the_way_is_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     for arguments, says in [
-        ([], "which host is to be checked? Say --amqp-url amqp://HOST:PORT"),
+        ([], "no host to check: pass --amqp-url amqp://HOST:PORT"),
         (["--amqp-url", "localhost:5672"], "is not the URL of an AMQP host"),
         (["--amqp-url", "amqp://localhost:many"], "has a port that is none"),
-        (["--amqp-url", f"amqp://127.0.0.1:{port}"], f"nobody can be reached at 127.0.0.1:{port}: Connection refused. Does"),
+        (["--amqp-url", f"amqp://127.0.0.1:{port}"], f"no connection to 127.0.0.1:{port}: Connection refused. Does"),
     ]:  # fmt: skip
         run = kit(tmp_path, *arguments)
         assert run.returncode == pytest.ExitCode.USAGE_ERROR, run.stdout
@@ -289,9 +289,9 @@ def test_what_stands_in_the_way_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "arguments", "says"),
     [
-        ({"users": {"a": "b"}}, [], "say --amqp-user and --amqp-password"),
+        ({"users": {"a": "b"}}, [], "pass --amqp-user and --amqp-password"),
         ({"users": {"a": "b"}}, ["--amqp-user=a"], "does not let the user 'a' in (SASL code 1)"),
-        ({}, ["--amqp-address=nowhere"], "has no queue 'nowhere' for us, it says: amqp:not-found"),
+        ({}, ["--amqp-address=nowhere"], "has no queue 'nowhere' for us: amqp:not-found"),
     ],
 )
 def test_not_let_in(
@@ -309,7 +309,7 @@ def test_a_host_that_is_not_of_amqp(tmp_path: Path) -> None:
         run = kit(tmp_path, "--amqp-url", url, "--amqp-timeout", "0.2")
     assert run.returncode == pytest.ExitCode.USAGE_ERROR
     assert "does not get as far as to a session" in run.stderr
-    assert "header is due, and nothing comes in 0.2 s" in run.stderr
+    assert "header is expected, and nothing arrives in 0.2 s" in run.stderr
 
 
 def test_other_tests_are_left_out_unless_they_are_named(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_it_is_a_fixture(amqp_script: Script) -> None:
 
 def test_nobody_comes() -> None:
     script = Script(timeout_s=0.05)
-    with pytest.raises(ScriptFailed, match="nobody has connected"), script.serve():
+    with pytest.raises(ScriptFailed, match="no client has connected"), script.serve():
         pass
 
 
@@ -325,5 +325,5 @@ def test_an_array_of_nothing_is_short() -> None:
 def test_values_that_python_has_no_type_for() -> None:
     assert encode("uint", 5) == b"\x70\0\0\0\5"
     assert encode("any", [1, "a", None, {"k": 1.5}])[0] == 0xD0
-    with pytest.raises(TypeError, match="what is"):
+    with pytest.raises(TypeError, match="has no AMQP type"):
         encode("any", object())

@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=5.0,
         help="how long the host may take for an answer (default: 5)",
     )
-    group.addoption("--amqp-report", metavar="FILE", help="write what was seen, as JSON")
+    group.addoption("--amqp-report", metavar="FILE", help="write the findings as JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,7 +78,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     url = config.getoption("--amqp-url")
     if url is None:
-        raise pytest.UsageError("which host is to be checked? Say --amqp-url amqp://HOST:PORT")
+        raise pytest.UsageError("no host to check: pass --amqp-url amqp://HOST:PORT")
     options = Options(
         url,
         config.getoption("--amqp-user"),

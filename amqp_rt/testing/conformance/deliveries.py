@@ -289,7 +289,7 @@ def receiver_settles_second(host: Host) -> None:
             and frame.fields.get("first") == delivery.number
         ):
             break
-    require(frame.fields.get("settled"), f"the host is to settle, and says {shown(frame)}")
+    require(frame.fields.get("settled"), f"the host must settle, and sends {shown(frame)}")
     source.settle(delivery)
 
 

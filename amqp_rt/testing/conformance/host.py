@@ -88,7 +88,7 @@ class Host:
         parts = urlsplit(options.url)
         if parts.scheme not in ("amqp", "amqps") or not parts.hostname:
             raise Unreachable(
-                f"{options.url!r} is not the URL of an AMQP host: say amqp://HOST:PORT or "
+                f"{options.url!r} is not the URL of an AMQP host: pass amqp://HOST:PORT or "
                 "amqps://HOST:PORT"
             )
         try:
@@ -130,7 +130,7 @@ class Host:
                 error := self._refusal(peer, address := self.queues.replace("{}", token_hex(6)))
             ) is not None:
                 raise Unreachable(
-                    f"{self.url} has no queue {address!r} for us, it says: {error}. Name one that "
+                    f"{self.url} has no queue {address!r} for us: {error}. Name one that "
                     "exists with --amqp-address."
                 )
         except Departs as departure:
@@ -154,9 +154,9 @@ class Host:
             peer.receiver(composite("source", dynamic=True)).close()
         except (Departs, NotOffered) as refused:
             raise Unreachable(
-                f"{self.url} makes no queue of the name {name!r} (it says: {error}) and offers no "
-                f"dynamic nodes (it says: {refused}). Name a queue that exists with --amqp-address; "
-                "what is in it is thrown away."
+                f"{self.url} creates no queue {name!r} ({error}) and offers no "
+                f"dynamic nodes ({refused}). Name a queue that exists with --amqp-address; "
+                "its messages are deleted."
             ) from None
 
     def _refusal(self, peer: Peer, address: str) -> str | None:
@@ -180,7 +180,7 @@ class Host:
             wire = socket.create_connection((self.name, self.port), self.patience_s)
         except OSError as error:
             raise Unreachable(
-                f"nobody can be reached at {self.name}:{self.port}: {error.strerror or error}. Does "
+                f"no connection to {self.name}:{self.port}: {error.strerror or error}. Does "
                 "the host run, and is this its port for AMQP?"
             ) from None
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -219,7 +219,7 @@ class Host:
                 f"{self.url} offers the SASL mechanisms {', '.join(offered) or 'none'}, and "
                 f"{mechanism} is needed "
                 + (
-                    "without a user: say --amqp-user and --amqp-password"
+                    "without a user: pass --amqp-user and --amqp-password"
                     if self.user is None
                     else "for a user and a password; some hosts offer it over TLS only"
                 )
@@ -531,13 +531,13 @@ class Peer:
             try:
                 frame = self.next(until - time.monotonic())
             except Gone:
-                raise Gone(f"{wanted} is due, and the host ends the stream") from None
+                raise Gone(f"{wanted} is expected, and the host ends the stream") from None
             if frame is None:
-                raise Departs(f"{wanted} is due, and nothing comes in {patience:g} s")
+                raise Departs(f"{wanted} is expected, and nothing arrives in {patience:g} s")
             if frame.name in names:
                 return frame
             if frame.name not in passing:
-                raise Departs(f"{wanted} is due, and this comes: {shown(frame)}")
+                raise Departs(f"{wanted} is expected, and {shown(frame)} arrives")
 
     def put_aside(self, frames: list[Frame]) -> None:
         """Queue *frames*, which arrived too early, before all others."""
@@ -553,7 +553,7 @@ class Peer:
         while (left := until - time.monotonic()) > 0:
             frame = self.next(left)
             if frame is not None and frame.name not in passing:
-                raise Departs(f"nothing is due, and this comes: {shown(frame)}")
+                raise Departs(f"nothing is expected, and this arrives: {shown(frame)}")
 
     def gone(self) -> None:
         """Check that the host ends the stream; frames before the end are ignored.
@@ -584,14 +584,14 @@ class Peer:
         try:
             frame = self.hear(*names, *({"detach", "end", "close"} - set(names)), passing=over)
         except Gone:
-            raise Departs(f"the host ends the stream, and no {wanted} says why") from None
-        require(frame.name in names, f"{wanted} is due, and this comes: {shown(frame)}")
+            raise Departs(f"the host ends the stream without {wanted}") from None
+        require(frame.name in names, f"{wanted} is expected, and {shown(frame)} arrives")
         error = frame.fields.get("error")
-        require(error is not None, f"the host says {frame.name} without an error")
+        require(error is not None, f"the host sends {frame.name} without an error")
         condition = error.fields.get("condition") if isinstance(error, Composite) else error
         require(
             not conditions or condition in conditions,
-            f"the host says {frame.name} with {condition}, and {' or '.join(conditions)} is due",
+            f"the host sends {frame.name} with {condition}, expected {' or '.join(conditions)}",
         )
         return frame
 
@@ -670,7 +670,10 @@ class Outgoing(Struct):
             frame = self.peer.hear(
                 "flow", "detach", "end", "close", passing={"empty", "disposition"}
             )
-            require(frame.name == "flow", f"a link that may send is due, and {shown(frame)} comes")
+            require(
+                frame.name == "flow",
+                f"a link that may send is expected, and {shown(frame)} arrives",
+            )
 
     def begin(self, tag: bytes | None = None, payload: bytes = b"", **fields: Any) -> int:
         """Send the first transfer of a delivery and return its delivery-id.
@@ -799,7 +802,9 @@ class Incoming(Struct):
                 return None
             if frame.name in ("empty", "flow", "disposition"):
                 continue
-            require(frame.name == "transfer", f"transfer is due, and this comes: {shown(frame)}")
+            require(
+                frame.name == "transfer", f"transfer is expected, and this arrives: {shown(frame)}"
+            )
             fields = frame.fields
             if found is None:
                 require(
@@ -826,7 +831,7 @@ class Incoming(Struct):
         """
         found = self.get()
         if found is None:
-            raise Departs(f"a message is due, and none comes in {self.peer.patience_s:g} s")
+            raise Departs(f"a message is expected, and none arrives in {self.peer.patience_s:g} s")
         return found
 
     def read(self, *bodies: str) -> list[Delivery]:
@@ -850,7 +855,7 @@ class Incoming(Struct):
         """
         found = self.get(within)
         if found is not None:
-            raise Departs(f"no message is due, and {found.body!r} comes")
+            raise Departs(f"no message is expected, and {found.body!r} arrives")
 
     def settle(
         self,

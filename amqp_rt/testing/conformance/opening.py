@@ -99,7 +99,9 @@ def unknown_mechanism(host: Host) -> None:
     peer.hear("sasl_mechanisms")
     peer.send("sasl_init", mechanism="NO-SUCH-MECHANISM", initial_response=b"x")
     outcome = peer.hear("sasl_outcome")
-    require(outcome.fields.get("code") == 1, f"the code auth (1) is due, and {outcome!r} comes")
+    require(
+        outcome.fields.get("code") == 1, f"the code auth (1) is expected, and {outcome!r} arrives"
+    )
 
 
 @check("SE1", section="5.3.3.6")
@@ -112,7 +114,9 @@ def wrong_password(host: Host) -> None:
     response = f"\0{host.user}\0{host.password}-not".encode()
     peer.send("sasl_init", mechanism="PLAIN", initial_response=response)
     outcome = peer.hear("sasl_outcome", within=host.patience_s + 5)
-    require(outcome.fields.get("code") == 1, f"the code auth (1) is due, and {outcome!r} comes")
+    require(
+        outcome.fields.get("code") == 1, f"the code auth (1) is expected, and {outcome!r} arrives"
+    )
 
 
 def _through_sasl(host: Host) -> Peer:

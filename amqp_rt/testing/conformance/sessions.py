@@ -122,7 +122,7 @@ def echo_of_a_session(host: Host) -> None:
     expected = peer.channels[0].next_outgoing_id
     require(
         frame.fields.get("next_incoming_id") == expected,
-        f"the next-incoming-id {expected} is due, and {shown(frame)} comes",
+        f"the next-incoming-id {expected} is expected, and {shown(frame)} arrives",
     )
 
 
@@ -244,16 +244,18 @@ def refused(host: Host) -> None:
                 raise NotOffered("the host makes a node of any name") from None
             raise Departs(f"attach with a source comes, and then {shown(frame)}")
         answer = peer.fault("detach")
-        require(answer.fields.get("closed"), f"closed is due, and this comes: {shown(answer)}")
+        require(
+            answer.fields.get("closed"), f"closed is expected, and this arrives: {shown(answer)}"
+        )
         error = answer.fields["error"]
         require(
             error.fields.get("condition") in ("amqp:not-found", "amqp:unauthorized-access", "amqp:invalid-field"),
-            f"amqp:not-found is due, and this comes: {shown(answer)}",
+            f"amqp:not-found is expected, and this arrives: {shown(answer)}",
         )  # fmt: skip
         peer.send("detach", handle=0, closed=True)
         peer.alive()
         return
-    raise Departs(f"attach without a source is due, and this comes: {shown(answer)}")
+    raise Departs(f"attach without a source is expected, and this arrives: {shown(answer)}")
 
 
 @check("X26", section="2.7.3")
@@ -373,7 +375,7 @@ def echo_of_a_link(host: Host) -> None:
             break
     require(
         frame.fields.get("delivery_count") == out.count,
-        f"the delivery-count {out.count} is due, and this comes: {shown(frame)}",
+        f"the delivery-count {out.count} is expected, and this arrives: {shown(frame)}",
     )
     require("link_credit" in frame.fields, f"a flow without link-credit: {shown(frame)}")
 
@@ -465,7 +467,7 @@ def resumed(host: Host) -> None:
     theirs = again.answer.get("unsettled")
     if not theirs:
         again.close()
-        raise NotOffered("the host does not say what is unsettled")
+        raise NotOffered("the host sends no unsettled map")
     require(delivery.tag in theirs, f"{delivery.tag!r} is unsettled, and the host knows {theirs}")
     again.flow(1)
     resumed_one = again.take()
@@ -503,7 +505,7 @@ def resumed_by_us(host: Host) -> None:
     out = peer.sender(terminus, unsettled=_unsettled(b"tag", composite("accepted")), **link)
     theirs = out.answer.get("unsettled")
     if not theirs:
-        raise NotOffered("the host does not say what is unsettled")
+        raise NotOffered("the host sends no unsettled map")
     require(b"tag" in theirs, f"b'tag' is unsettled, and the host knows {theirs}")
     out.send(b"", tag=b"tag", resume=True, settled=True, state="accepted")
     peer.alive()
@@ -543,7 +545,7 @@ def capabilities(host: Host) -> None:
     attached = peer.receiver(address, **wish).answer
     for name, fields in (("open", peer.greeting), ("begin", begun.fields), ("attach", attached)):
         offered = fields.get("offered_capabilities") or []
-        require("amqp-rt:no-such-capability" not in offered, f"{name} offers what nobody has")
+        require("amqp-rt:no-such-capability" not in offered, f"{name} offers an unknown capability")
     source = peer.receiver(
         composite("source", address=address, capabilities=["amqp-rt:no-such-capability"]), handle=2
     )
@@ -551,5 +553,5 @@ def capabilities(host: Host) -> None:
     assert isinstance(answered, Composite)
     require(
         "amqp-rt:no-such-capability" not in (answered.fields.get("capabilities") or []),
-        "a source has a capability that nobody knows",
+        "a source has an unknown capability",
     )

@@ -384,7 +384,7 @@ class Channel(BaseChannel):
         self.engine.spend(_METHOD_WORK)
         handler = _HANDLERS.get(type(method))
         if handler is None:
-            raise Fault(faults.COMMAND_INVALID, f"{method.name} is nothing that a client says here")
+            raise Fault(faults.COMMAND_INVALID, f"{method.name} is not a method for clients here")
         try:
             handler(self, method)
         except AmqpError as error:
@@ -515,7 +515,7 @@ class Channel(BaseChannel):
             # A client checks whether the address of a requester still accepts replies.
             found = method.queue == REPLY_TO or self.engine.replies.get(method.queue) is not None
             if not found:
-                raise Fault(faults.NOT_FOUND, "nobody waits for replies there any more")
+                raise Fault(faults.NOT_FOUND, "the consumer of that reply address has gone")
             if not method.no_wait:
                 self.write(m.QueueDeclareOk(queue=method.queue, consumer_count=1))
             return

@@ -645,9 +645,7 @@ async def connect(
     with trio.move_on_after(limits.handshake_s) as scope:
         dialled = await dial(where, tls=tls, limits=limits)
     if scope.cancelled_caught:
-        raise ConnectFailed(
-            f"cannot connect to {where}: nobody answers within {limits.handshake_s} s"
-        )
+        raise ConnectFailed(f"cannot connect to {where}: no answer within {limits.handshake_s} s")
     engine = ClientEngine(
         ClientOptions(
             mechanisms=mechanisms or (Plain(where.user or "guest", where.password or "guest"),),

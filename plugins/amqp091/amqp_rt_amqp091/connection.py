@@ -443,7 +443,7 @@ class Connection:
         if self._held > most:
             raise Fault(
                 faults.RESOURCE_ERROR,
-                f"the channels have more than {most} octets of what is not complete",
+                f"the channels have more than {most} octets of incomplete messages",
             )
 
     def spend(self, work: int) -> None:

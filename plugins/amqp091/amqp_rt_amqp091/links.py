@@ -350,7 +350,7 @@ class OutgoingDelivery:
         Raises:
             LocalProtocolError: Always.
         """
-        raise LocalProtocolError("0-9-1 says the size of a message before its first octet")
+        raise LocalProtocolError("0-9-1 needs the size of a message before its first octet")
 
     def abort(self) -> None:
         """Ignore the call: the message has been sent whole."""
@@ -473,7 +473,7 @@ class SendingLink(Link):
         if not self.attached or self.credit <= 0:
             raise LocalProtocolError(f"consumer {self.tag!r} has no credit")
         if more:
-            raise LocalProtocolError("0-9-1 says the size of a message before its first octet")
+            raise LocalProtocolError("0-9-1 needs the size of a message before its first octet")
         if message_format != 0:
             raise LocalProtocolError(f"0-9-1 knows no message-format {message_format}")
         octets = payload if isinstance(payload, bytes) else b"".join(payload)

@@ -189,12 +189,12 @@ def _sentence(said: str) -> str:
     """Return the meaning of Spark's error about workers that could not start."""
     if found := _NO_PYTHON.search(said):
         return (
-            f"the executors have no Python {found[1]!r}: PYSPARK_PYTHON says which one they start"
+            f"the executors have no Python {found[1]!r}: set PYSPARK_PYTHON to one that they have"
         )
     if found := _VERSIONS.search(said):
         return (
-            f"the executors run Python {found[1]}, and the driver {found[2]}: PYSPARK_PYTHON says which "
-            "one they start"
+            f"the executors run Python {found[1]}, and the driver {found[2]}: set PYSPARK_PYTHON "
+            "to the same version"
         )
     if found := _NO_MODULE.search(said):
         return f"the executors' Python has no module {found[1]!r}: install it there"

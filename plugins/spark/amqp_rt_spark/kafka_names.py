@@ -13,7 +13,7 @@ OPTIONS: Final[dict[str, str]] = {
     "topic": "address",
     "startingoffsetsbytimestamp": "startingTimestamp, one time for all partitions",
     "endingoffsetsbytimestamp": "endingTimestamp, one time for all partitions",
-    "startingoffsetsbytimestampstrategy": "startingTimestamp, which goes on with what comes later",
+    "startingoffsetsbytimestampstrategy": "startingTimestamp, which continues with later records",
     "maxoffsetspertrigger": "maxMessagesPerTrigger",
     "minoffsetspertrigger": "minMessagesPerTrigger",
     "maxrecordsperpartition": "maxMessagesPerPartition",

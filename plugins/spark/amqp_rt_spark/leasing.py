@@ -296,9 +296,9 @@ class LeaseStream(Stream):
 
     def _replaced(self, address: str) -> None:
         text = (
-            f"the lease of {self.options.group!r} on {address!r}, which the checkpoint is about, was "
-            "released, or has ended after its leaseTtl; its messages went back to the queue, and what of "
-            "them was written and not accepted comes again: failOnDataLoss=false begins with what waits"
+            f"the lease of {self.options.group!r} on {address!r}, to which the checkpoint belongs, was "
+            "released, or has ended after its leaseTtl; its messages went back to the queue, and those that "
+            "were written and not accepted are delivered again: failOnDataLoss=false begins with the waiting ones"
         )
         if self.options.fail_on_data_loss:
             raise DataLost(text)

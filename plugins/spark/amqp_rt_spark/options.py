@@ -315,7 +315,7 @@ _DECLARED: Final = (
         "mechanism",
         _text,
         "",
-        "PLAIN, SCRAM-SHA-256, EXTERNAL, ANONYMOUS; by default what fits the credentials.",
+        "PLAIN, SCRAM-SHA-256, EXTERNAL, ANONYMOUS; chosen by the credentials by default.",
     ),
     Option(
         "tls.ca",
@@ -337,7 +337,7 @@ _DECLARED: Final = (
         "container_id",
         _text,
         "",
-        "How the connections are named at the broker; what tells them apart is added.",
+        "Prefix of the names of connections at the broker.",
     ),
     Option(
         "connectTimeout",
@@ -414,7 +414,7 @@ _DECLARED: Final = (
         "max_bytes",
         _positive,
         SOURCE,
-        "Bytes in one micro-batch, as the partitions' mean sizes tell; at least one message for each partition that has some.",
+        "Bytes in one micro-batch, estimated by the partitions' mean sizes; at least one message for each partition that has some.",
     ),
     Option(
         "minMessagesPerTrigger",
@@ -460,7 +460,7 @@ _DECLARED: Final = (
         "selector",
         _text,
         SOURCE,
-        "A condition that the broker looks at: what it does not let pass is not read.",
+        "A condition that the broker evaluates: messages that do not match are not read.",
     ),
     Option(
         "credit",
@@ -481,7 +481,7 @@ _DECLARED: Final = (
         "columns",
         _columns,
         SOURCE,
-        "The columns to make, with commas between them; by default all. Whatever is left out is not decoded.",
+        "The columns to make, with commas between them; by default all. Other columns are not decoded.",
     ),
     Option(
         "raw",
@@ -544,7 +544,7 @@ _DECLARED: Final = (
         "on_different_epoch",
         _one_of("fail", "skip"),
         SINK,
-        "What happens if a micro-batch is published already under its number, with other messages: the query ends (fail, the default), or what is published counts and the messages are dropped (skip), which is right where messages differ each time they are made.",
+        "Reaction to a micro-batch that was published under its number with other messages: the query ends (fail, the default), or what is published counts and the messages are dropped (skip), which is right where messages differ each time they are made.",
     ),
     Option(
         "maxInFlight",
@@ -572,21 +572,21 @@ _DECLARED: Final = (
         "dead_letter_address",
         _text,
         SINK,
-        "Where messages go that the broker does not take, with onReject=deadletter; annotations say from where, and why.",
+        "Address for rejected messages with onReject=deadletter; annotations name their origin and the reason.",
     ),
     Option(
         "settleTimeout",
         "settle_timeout",
         _seconds,
         SINK,
-        "How long the broker may take to say what became of a message, or to have room for one. Default connectTimeout for answers, retryTimeout for room.",
+        "Maximum time for the outcome of a message, or for room for one. Default connectTimeout for answers, retryTimeout for room.",
     ),
     Option(
         "durable",
         "durable",
         _yes,
         SINK,
-        "What messages say of themselves whose row does not. Default true.",
+        "Whether messages are durable whose row has no value for it. Default true.",
     ),
     Option(
         "orderingKey",
@@ -600,7 +600,7 @@ _DECLARED: Final = (
         "dedup_column",
         _text,
         SINK,
-        "A column that says of each message which one it is, for brokers that pass over what they have had: it becomes the message-id, and what Artemis looks at.",
+        "Column that identifies each message, for duplicate detection by the broker: it becomes the message-id, and the property that Artemis reads.",
     ),
     Option(
         "ignoreUnknownColumns",
@@ -656,7 +656,7 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
         _check_foreign(options)
     if len(options.urls) > 1 and (side == SINK or options.mode in ("lease", "spool")):
         what = "a sink" if side == SINK else f"mode={options.mode}"
-        raise ValueError(f"{what} has one url: several are for logs and what is browsed")
+        raise ValueError(f"{what} has one url: several are for logs and for browsing queues")
     if len(options.urls) > 1 and options.address_pattern:
         raise ValueError("addressPattern has one url: with several, name the logs with address")
     if (options.on_reject == "deadletter") != bool(options.dead_letter_address):

@@ -147,8 +147,8 @@ def log_state(options: Options, address: str) -> LogState:
     found = wire.call(endpoint, address, "READ")
     if found["kind"] != "log":
         raise ValueError(
-            f"{node!r} is a {found['kind']}, not a log: stream a queue with mode=lease or mode=spool, and read what "
-            "waits there with a batch"
+            f"{node!r} is a {found['kind']}, not a log: stream a queue with mode=lease or mode=spool, or read its "
+            "waiting messages with a batch"
         )
     return LogState(
         str(found["incarnation"]),
@@ -508,8 +508,8 @@ class LogStream(Stream):
         if not ours:
             if options.starting_offsets == "latest":
                 raise ValueError(
-                    f"a stream of logs={options.logs} does not start at latest, since nobody would keep where "
-                    "that was: give startingTimestamp, or offsets"
+                    f"a stream of logs={options.logs} does not start at latest, since that position would not be "
+                    "stored: give startingTimestamp, or offsets"
                 )
             # A time gives the same records again as long as they are kept.
             moving = False
@@ -730,8 +730,8 @@ class LogStream(Stream):
 
     def _replaced(self, address: str, known: str, found: str) -> None:
         text = (
-            f"{address!r} was deleted and made again: the checkpoint is about the log {known}, and "
-            f"this is {found}; failOnDataLoss=false begins with what the new one has"
+            f"{address!r} was deleted and made again: the checkpoint belongs to the log {known}, and "
+            f"this is {found}; failOnDataLoss=false begins with the records of the new one"
         )
         if self.options.fail_on_data_loss:
             raise DataLost(text)
@@ -760,8 +760,8 @@ class LogStream(Stream):
                 continue
             text = (
                 f"the broker of {address!r} was restored from a backup: partition {number} has other records "
-                f"before {offset} than those that were read; failOnDataLoss=false goes on at {offset}, and a new "
-                "checkpoint with startingOffsets where you say"
+                f"before {offset} than those that were read; failOnDataLoss=false continues at {offset}, and a new "
+                "checkpoint starts at startingOffsets"
             )
             if self.options.fail_on_data_loss:
                 raise DataLost(text)

@@ -371,7 +371,7 @@ def check_columns(names: Iterable[str], options: Options) -> None:
 #: Refused columns that users may expect to work, with the error text.
 _REFUSED: Final = {
     "address": (
-        "the column 'address' says where a row was read, and not where it goes, which is up to the option "
+        "the column 'address' is the source of a row, not its destination, which is set by the option "
         "address or the column 'to'"
     ),
     "timestamp": (
@@ -424,7 +424,7 @@ def payload_of(
         said = row.get(options.dedup_column)
         if said is None:
             raise ValueError(
-                f"the column {options.dedup_column!r} is null in a row, so nothing tells its message from "
+                f"the column {options.dedup_column!r} is null in a row, so its message cannot be told from "
                 "others; dedupColumn takes a column without nulls"
             )
         given["message_id"] = str(said)

@@ -152,7 +152,7 @@ def _footer(path: Path, file: BinaryIO) -> _Footer:
     file.seek(end)
     count, dry, ids_at, crc = _FOOTER.unpack(file.read(_FOOTER.size))
     if ids_at + count * _ID_SIZE != end:
-        raise DataLost(f"{path} is damaged: its end says nothing that fits")
+        raise DataLost(f"{path} is damaged: its footer does not match its contents")
     return _Footer(count, bool(dry), ids_at, crc)
 
 
@@ -295,8 +295,8 @@ class SpoolStream(Stream):
             raise ValueError("a queue has no offsets to start at: it is read from where it is")
         if options.min_messages:
             raise ValueError(
-                "minMessagesPerTrigger takes a broker that says how many wait, which not all do: leave "
-                "it away with mode=spool"
+                "minMessagesPerTrigger needs the number of waiting messages, which not all brokers report: leave "
+                "it out with mode=spool"
             )
         self._root = Path(options.spool_dir)
         self._probes: dict[str, _Probe] = {}
@@ -359,8 +359,8 @@ class SpoolStream(Stream):
         mine = self._root / stop.spool
         if stop.number > 1 and not mine.is_dir() and self.options.fail_on_data_loss:
             raise DataLost(
-                f"{mine} is not there: spoolDir was emptied, or is another folder than before, and what the "
-                "last batch has taken is not there either; failOnDataLoss=false goes on without it"
+                f"{mine} is missing: spoolDir was emptied, or is another folder than before, and the messages of the "
+                "last batch are missing too; failOnDataLoss=false continues without them"
             )
         folder = mine / _number(stop.number)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -416,8 +416,8 @@ class SpoolStream(Stream):
         for path in self._root.glob(f"*/*/*{_SUFFIX}"):
             raise ValueError(
                 f"spoolDir {str(self._root)!r} holds messages of another checkpoint ({path.parent.parent.name}): "
-                "each query has a folder of its own. If that checkpoint is gone, nobody reads them any more: "
-                "remove the folder to give them up"
+                "each query has a folder of its own. If that checkpoint is gone, no query will read them: "
+                "remove the folder to discard them"
             )
 
     def _look_for_later(self, at: Epoch) -> None:
@@ -566,7 +566,7 @@ class SpoolStream(Stream):
                     delivery.payload = b""
             if drain.over:
                 raise LinkDetached(
-                    f"reading {str(path)!r} has ended: the broker has given others what was taken"
+                    f"reading {str(path)!r} has ended: the broker delivered its messages to others"
                 )
             won = file.publish(dry=dry)
         # If another attempt of this task was first, release the messages that its file may not have.

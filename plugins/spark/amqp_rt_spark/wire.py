@@ -475,7 +475,7 @@ class Outlet:
         text = f"{self._address!r} has had no room for {self._credit_s:g} s"
         if self._staged:
             text += (
-                ": what is staged there has reached the broker's limit staged_bytes_max, or its memory is "
+                ": the staged messages have reached the broker's limit staged_bytes_max, or its memory is "
                 "full; raise the limit, or make micro-batches smaller (maxMessagesPerTrigger)"
             )
         else:
@@ -541,7 +541,7 @@ class Outlet:
             self._note(self._unsent.popleft())
         if (self.count, self.crc) != (kept, crc):
             raise AmqpError(
-                f"{self._address!r} has {kept} messages with the checksum {crc:#010x} of what was staged, and "
+                f"{self._address!r} has {kept} messages staged, with the checksum {crc:#010x}, and "
                 f"had accepted {self.count} with {self.crc:#010x}: its store has lost them, or it has "
                 "none; the task has to be done again",
                 condition="amqp:precondition-failed",
@@ -616,7 +616,7 @@ class Drain:
                 )
             if self._link.snd_settle_mode == 1:
                 raise AmqpError(
-                    f"{address!r} sends messages settled: what it sends is lost if it is not kept in time",
+                    f"{address!r} sends messages settled: they would be lost if the task failed",
                     condition="amqp:not-implemented",
                 )
         except BaseException:

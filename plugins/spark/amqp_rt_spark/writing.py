@@ -372,7 +372,7 @@ class Sink:
                 raise
             if self.options.on_different_epoch != "skip":
                 raise EpochDiffers(f"{error.description}: {self._advice(first)}") from error
-            _log.warning("messages dropped, as onDifferentEpoch=skip says: %s", error.description)
+            _log.warning("messages dropped because of onDifferentEpoch=skip: %s", error.description)
             return self._commit({**asked, "skip_different": True})
         if not published:
             _log.warning(

@@ -163,11 +163,11 @@ def test_executors_are_asked_before_a_query_starts(
     [
         (
             'Task 0 failed 4 times: java.io.IOException: Cannot run program "/x/python3": error=2\n\tat a.b',
-            "the executors have no Python '/x/python3': PYSPARK_PYTHON says which one they start",
+            "the executors have no Python '/x/python3': set PYSPARK_PYTHON to one that they have",
         ),
         (
             "Python in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot …",
-            "the executors run Python 3.9, and the driver 3.11: PYSPARK_PYTHON says which one they start",
+            "the executors run Python 3.9, and the driver 3.11: set PYSPARK_PYTHON to one that they have",
         ),
         (
             "Traceback …\nModuleNotFoundError: No module named 'py4j.protocol'\n",

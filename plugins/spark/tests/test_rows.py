@@ -482,7 +482,7 @@ def test_columns_are_looked_at_before_anything_is_sent() -> None:
         (["body"], Options(), "needs the option address, .* or a column 'to', which names it for"),
         (["body", "sujbect"], here, "nothing becomes of the column 'sujbect': drop it"),
         (["body", "topic"], here, "column 'topic', which is Kafka's: did you mean address when"),
-        (["body", "address"], here, "says where a row was read, and not where it goes"),
+        (["body", "address"], here, "is the source of a row, not its destination"),
         (["body", "address"], Options(), "needs the option address"),
         (["body", "timestamp"], here, "is the column 'creation_time'"),
         (["body"], replace(here, ordering_key="k"), "a column 'k' that is not there"),

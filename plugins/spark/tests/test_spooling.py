@@ -296,7 +296,7 @@ def test_a_selector_leaves_the_rest(served: Any, tmp_path: Path) -> None:
         ({"spoolDir": "s3://bucket/spool"}, "not a URL"),
         ({"startingOffsets": "latest"}, "no offsets to start at"),
         ({"startingTimestamp": "1"}, "no offsets to start at"),
-        ({"minMessagesPerTrigger": "2"}, "says how many wait"),
+        ({"minMessagesPerTrigger": "2"}, "needs the number of waiting messages"),
         ({"endingTimestamp": "1"}, "a stream has no end"),
     ],
 )
@@ -377,7 +377,7 @@ def test_a_connection_that_ends_before_it_is_kept(
     start = it.initialOffset()
     (share,) = it.partitions(start, logged(it, start))
     monkeypatch.setattr(wire.Drain, "over", True)
-    with pytest.raises(LinkDetached, match="has given others what was taken"):
+    with pytest.raises(LinkDetached, match="delivered its messages to others"):
         list(it.read(share))
     monkeypatch.undo()
     assert [row[0] for row in it.read(share)] == [b"a", b"b"]

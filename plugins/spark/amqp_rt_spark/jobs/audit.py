@@ -48,7 +48,10 @@ class Audit(JobConf, frozen=True, kw_only=True):
     address: Annotated[tuple[str, ...], Meta(description="A log. Repeatable.")]
     table: Annotated[str, Meta(description="The table that ingest has written.")]
     quarantine: Annotated[
-        str, Meta(description="Its table of what cannot be decoded. [default: TABLE_quarantine]")
+        str,
+        Meta(
+            description="Its table of messages that cannot be decoded. [default: TABLE_quarantine]"
+        ),
     ] = ""
     group: Annotated[
         str,
@@ -66,7 +69,7 @@ class Audit(JobConf, frozen=True, kw_only=True):
         10_000
     )
     hold: Annotated[
-        Duration, Meta(description="How long retention is kept away from what is read.")
+        Duration, Meta(description="How long retention spares the records being read.")
     ] = "10m"
 
 
@@ -284,7 +287,7 @@ def _ranges(spark: Any, log: Any, lake: Any, suspects: list[Part]) -> Any:
         .when(sql.expr("low <> digest or high <> digest"), "differing")
         .when(sql.col("rows") > 1, "doubled")
     )
-    wrong = both.withColumn("what", what).where("what is not null")
+    wrong = both.withColumn("what", what).where("values that are not null")
     window = Window.partitionBy("address", "partition", "what").orderBy("offset")
     # Consecutive offsets have a constant difference from their row numbers.
     island = sql.col("offset") - sql.row_number().over(window)

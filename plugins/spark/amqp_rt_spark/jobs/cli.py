@@ -51,9 +51,7 @@ class Running(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     report: Annotated[
         str, Meta(description="Write the report to this file, too: one page of HTML.")
     ] = ""
-    debug: Annotated[bool, Meta(description="Show errors as Spark has them, and what it logs.")] = (
-        False
-    )
+    debug: Annotated[bool, Meta(description="Show Spark's own errors and log lines.")] = False
 
 
 class _Jobs(click.Group):

@@ -83,7 +83,7 @@ class JobConf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mechanism: Annotated[
         str,
         Meta(
-            description="PLAIN, SCRAM-SHA-256, EXTERNAL or ANONYMOUS; by default what fits the credentials."
+            description="PLAIN, SCRAM-SHA-256, EXTERNAL or ANONYMOUS; chosen by the credentials by default."
         ),
     ] = ""
     tls_ca: Annotated[
@@ -155,7 +155,9 @@ class StreamConf(JobConf, frozen=True, kw_only=True):
     checkpoint: Annotated[
         str, Meta(description="Folder in which Spark keeps how far the job has got.")
     ] = ""
-    once: Annotated[bool, Meta(description="Do what there is now, and end: for cron.")] = False
+    once: Annotated[
+        bool, Meta(description="Process the messages that are there now, and end; for cron.")
+    ] = False
     every: Annotated[
         Duration, Meta(description="How often to look for more, while it goes on.")
     ] = "10s"
@@ -233,7 +235,7 @@ JOBS: Final[tuple[Job, ...]] = (
     Job(
         "settle",
         "lag:settle:Settle",
-        "Tell the broker what a query has written and not said.",
+        "Settle the messages that a query has written and not settled.",
         alone=True,
     ),
     Job(
@@ -242,7 +244,11 @@ JOBS: Final[tuple[Job, ...]] = (
         "Dead letters by source, reason and shape; and back to where they came from.",
     ),
     Job("replay", "replay:replay:Replay", "Messages of a lake to an address, each once."),
-    Job("audit", "audit:audit:Audit", "Whether a lake has what its logs have: 3 if not."),
+    Job(
+        "audit",
+        "audit:audit:Audit",
+        "Compare a lake with its logs; the exit status is 3 if they differ.",
+    ),
     Job(
         "metrics",
         "metrics:metrics:Metrics",

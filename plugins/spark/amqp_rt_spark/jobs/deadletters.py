@@ -58,7 +58,7 @@ class Deadletters(JobConf, frozen=True, kw_only=True):
     ] = ""
     rate: Annotated[Rate, Meta(description="Not more than so many at a time: 200/s.")] = ""
     dry_run: Annotated[
-        bool, Meta(description="Say what would be replayed, and leave everything as it is.")
+        bool, Meta(description="Show the messages to replay without sending them.")
     ] = False
 
 

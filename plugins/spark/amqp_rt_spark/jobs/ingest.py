@@ -44,24 +44,22 @@ class Ingest(StreamConf, frozen=True, kw_only=True):
     table: Annotated[str, Meta(description="The folder of the table, made if there is none.")]
     table_format: Annotated[
         Literal["auto", "delta", "parquet"],
-        Meta(description="auto: what the table is, else Delta if deltalake is installed."),
+        Meta(description="auto: the format of the table, or Delta if deltalake is installed."),
     ] = "auto"
     partition_by: Annotated[
         tuple[Literal["date", "address", "none"], ...],
-        Meta(description="What the table is divided by. Repeatable.", min_length=1),
+        Meta(description="Partition column of the table. Repeatable.", min_length=1),
     ] = ("date", "address")
     quarantine: Annotated[
         str,
-        Meta(description="The table of what cannot be decoded. [default: TABLE_quarantine]"),
+        Meta(description="Table for messages that cannot be decoded. [default: TABLE_quarantine]"),
     ] = ""
     group: Annotated[
         str, Meta(description="The name under which the broker keeps how far this has got.")
     ] = "ingest"
     body: Annotated[
         Literal["auto", "json", "text", "binary"],
-        Meta(
-            description="What bodies are: json and text put whatever is not that into quarantine."
-        ),
+        Meta(description="Type of bodies; with json and text, other bodies go into quarantine."),
     ] = "auto"
     raw: Annotated[
         bool,

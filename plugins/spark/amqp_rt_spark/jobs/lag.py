@@ -29,7 +29,7 @@ class Lag(JobConf, frozen=True, kw_only=True):
 
     checkpoint: Annotated[str, Meta(description="The folder of the query's checkpoint.")]
     group: Annotated[
-        str, Meta(description="The query's group: where the broker says it is, is shown, too.")
+        str, Meta(description="Group of the query, whose cursor at the broker is shown too.")
     ] = ""
     max_lag: Annotated[
         Annotated[int, Meta(ge=0)] | None,
@@ -42,7 +42,9 @@ class Settle(JobConf, frozen=True, kw_only=True):
 
     checkpoint: Annotated[str, Meta(description="The folder of the query's checkpoint.")]
     group: Annotated[str, Meta(description="The query's group at the broker.")]
-    dry_run: Annotated[bool, Meta(description="Only say what would be settled.")] = False
+    dry_run: Annotated[bool, Meta(description="Show the messages to settle, and settle none.")] = (
+        False
+    )
 
 
 class Standing(Struct, frozen=True):

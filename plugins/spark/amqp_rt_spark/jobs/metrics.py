@@ -57,7 +57,7 @@ class Metrics(StreamConf, frozen=True, kw_only=True):
     ] = ""
     table_format: Annotated[
         Literal["auto", "delta", "parquet"],
-        Meta(description="auto: what the table is, else Delta if deltalake is installed."),
+        Meta(description="auto: the format of the table, or Delta if deltalake is installed."),
     ] = "auto"
     to: Annotated[
         str, Meta(description="Address that each window is published to, as JSON, for alerts.")
@@ -73,8 +73,8 @@ class Metrics(StreamConf, frozen=True, kw_only=True):
                 raise ValueError(f"{name} is at least 1ms, not {getattr(self, name)!r}")
         if (self.table or self.to) and not self.checkpoint:
             raise ValueError(
-                "checkpoint: what goes to a table or an address goes there once, for which Spark "
-                "has to know how far it has got; name a folder"
+                "checkpoint: name a folder; to write each row to a table or an address once, Spark "
+                "has to keep its progress there"
             )
 
     @property
@@ -257,7 +257,7 @@ def report_of(rows: list[dict[str, Any]], conf: Metrics, run: Run | None = None)
     if rows:
         sections += [*_totals_tables(totals), *_window_tables(rows), *_plots(rows, totals)]
     return Report(
-        title=f"What became of messages: {conf.address}",
+        title=f"Life cycles of messages: {conf.address}",
         sections=sections,
         facts={
             "windows": known,
@@ -325,14 +325,14 @@ def _totals_tables(totals: list[_Total]) -> list[Table]:
                 ]
                 for total in totals
             ],
-            note="in: published; out: delivered, of which again what had been delivered before; p99: of "
+            note="in: published; out: delivered; again: redelivered, included in out; p99: of "
             "the window where it was highest.",
         ),
         Table(
             "How it ended",
             ["address", *(name.replace("_lettered", "") for name in ends)],
             [[total.address, *(total.counts[name] for name in ends)] for total in totals],
-            note="dead: dead-lettered, whatever for.",
+            note="dead: dead-lettered, for any reason.",
         ),
     ]
 

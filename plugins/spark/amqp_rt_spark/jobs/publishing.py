@@ -86,7 +86,7 @@ class Publisher:
             if earlier and earlier != self._chosen:
                 raise ValueError(
                     f"{options.producer!r} has begun to publish {earlier!r} at {address!r}, and this is "
-                    f"{self._chosen!r}: what it left out before its last message would be left out now; give it "
+                    f"{self._chosen!r}: the messages that it skipped then would be skipped now; give it "
                     "another id"
                 )
 

@@ -54,7 +54,9 @@ class Replay(JobConf, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="An application property to set, NAME=VALUE, a string. Repeatable."),
     ] = ()
-    dry_run: Annotated[bool, Meta(description="Say what would be sent, and send nothing.")] = False
+    dry_run: Annotated[bool, Meta(description="Show the messages to send, and send nothing.")] = (
+        False
+    )
 
 
 def replay(spark: Any, conf: Replay) -> Report:
@@ -137,7 +139,7 @@ def _planned(rows: Any, conf: Replay) -> Report:
                 "Would be sent, unless it was before",
                 ["address", "partition", "messages", "first offset", "last offset", "sent before"],
                 table,
-                "what is before the offset in the last column has been sent under this id",
+                "messages before the offset in the last column were sent under this id",
             )
         ],
         facts={"id": conf.replay_id, "dry_run": True, "messages": total},

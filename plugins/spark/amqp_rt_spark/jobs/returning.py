@@ -55,7 +55,7 @@ def no_way(queue: str, to: str) -> str:
     The address may come from a message, so anyone with the right to send to the queue can set it.
     """
     if not to:
-        return "it does not say who gave it up"
+        return "it does not name the queue that dead-lettered it"
     if to == queue or to.startswith("$") or "/$" in to:
         return "nothing is replayed to there"
     return ""

@@ -72,7 +72,7 @@ class Watch:
         self.stopping = threading.Event()
 
     def batch(self, batch: Batch) -> None:
-        """Called when *batch* is done."""
+        """Note that *batch* is done."""
 
 
 class Run(Struct):

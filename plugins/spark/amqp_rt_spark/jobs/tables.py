@@ -52,7 +52,7 @@ def messages_of(
     rows = read_table(spark, table)
     for name in needed:
         if name not in rows.columns:
-            hint = ": ingest keeps it unless it is told no-raw" if name == "message" else ""
+            hint = ": ingest writes it unless no-raw is set" if name == "message" else ""
             raise ValueError(f"the table {table} has no column {name}{hint}")
     rows = within(rows, since, until)
     return rows.where(condition_of(rows, where)) if where else rows

@@ -418,6 +418,7 @@ def test_which_of_several_urls_is_wrong(urls: Any, said: str) -> None:
     assert caught.value.description.startswith(said)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40) | st.text("amqp:/@[]%?#=&,.s0 ", max_size=30).map("amqp://".__add__))
 def test_any_text_is_a_url_or_a_fault(text: str) -> None:
     for listening in (False, True):

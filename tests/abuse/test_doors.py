@@ -388,6 +388,7 @@ async def test_the_deadline_is_absolute(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE18", "L6")
 async def test_strangers_are_counted_at_all_doors_together() -> None:
     """Connections without a login count towards one limit, at every stage and listener."""

@@ -65,7 +65,14 @@ from amqp_rt.values import Described, Symbol
 KNOWN = certificates()
 SCHEMES = {"tcp": "amqp", "tls": "amqps", "ws": "ws", "wss": "wss"}
 #: The compiled modules get the same octets over each transport: only long runs repeat all of them there.
-DOORS = ("tcp",) if COMPILED and os.environ.get("AMQP_RT_LONG") != "1" else ("tcp", "tls", "ws")
+DOORS = [
+    "tcp",
+    *(
+        pytest.param(each, marks=pytest.mark.slow)
+        for each in ("tls", "ws")
+        if not COMPILED or os.environ.get("AMQP_RT_LONG") == "1"
+    ),
+]
 SECRET = b"a secret of at least 32 octets, for HS256"
 USERS = {"good": "horse-battery", "eve": "correct-staple"}
 LIMITS = Limits(
@@ -813,7 +820,7 @@ FRAMED = {
 
 
 @pytest.mark.req("SE18", "L2")
-@pytest.mark.parametrize("door", ["ws", "wss"])
+@pytest.mark.parametrize("door", ["ws", pytest.param("wss", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [*ASKED, *FRAMED])
 async def test_what_is_done_to_websockets(name: str, door: str) -> None:
     octets, expected = ASKED.get(name) or FRAMED[name]

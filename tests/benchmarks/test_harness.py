@@ -211,6 +211,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
     assert {(target["measure"], target["case"]) for target in targets} <= known
 
 
+@pytest.mark.slow
 def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     mode = "compiled" if amqp_rt.COMPILED else "pure"
     command = [
@@ -230,6 +231,7 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     assert (tmp_path / "page.md").read_text().startswith("# Benchmarks")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="CPU is counted by /proc")
 def test_what_a_broker_costs_after_a_crash_under_attack_and_through_its_doors(
     tmp_path: Path,
@@ -265,6 +267,7 @@ main(["recovery", "doors", "attacked", "seeds", "--quick", "--seconds", "0.05", 
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="CPU is counted by /proc")
 def test_clients_of_0_9_1_go_through_a_broker(tmp_path: Path) -> None:
     """Also through a topic exchange, where amqplib is there."""
@@ -292,6 +295,7 @@ main(["amqp091", "--peers", "pika,amqplib", "--sizes", "100", "--rounds", "1", "
     assert found >= expected
 
 
+@pytest.mark.slow
 def test_without_spark_it_is_said(tmp_path: Path) -> None:
     """Whatever is missing, it is a sentence; what else was asked for is measured."""
     command = [
@@ -337,6 +341,7 @@ def test_spark_is_measured(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_help_teaches() -> None:
     command = [sys.executable, "-m", "benchmarks", "--help"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -103,6 +103,7 @@ def mode() -> str:
     return "compiled" if amqp_rt.COMPILED else "pure"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 @pytest.mark.parametrize(
     "name",
@@ -128,6 +129,7 @@ def test_no_broker_is_left_behind(name: str, number: signal.Signals, tmp_path: P
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_terminated_ends_its_roles(tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "benchmarks", "broker", "--peers", "none", "--mode", mode()),

@@ -143,6 +143,7 @@ def fits(pattern: str, key: str) -> bool:
     return re.fullmatch(wanted, key + ".") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.req("N11")
 @given(
     st.lists(WORDS, max_size=8, unique=True),

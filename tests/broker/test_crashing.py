@@ -154,6 +154,7 @@ async def what_is_left(command: list[str], *, credit: int, within: float) -> lis
     return left
 
 
+@pytest.mark.slow
 @pytest.mark.req("B7", "B26", "M5")
 async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
     tmp_path: Path, long_run: bool
@@ -206,6 +207,7 @@ class SlowLedger(Ledger):
                 await trio.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.req("B7", "B24", "B26")
 async def test_a_broker_that_is_killed_finds_what_was_not_in_memory(
     tmp_path: Path, long_run: bool

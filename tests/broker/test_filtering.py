@@ -173,6 +173,7 @@ def test_filters_look_at_many_messages_in_several_goes() -> None:
     assert only_b.bodies == ["here"]
 
 
+@pytest.mark.slow
 @pytest.mark.req("M27", "B5")
 @settings(deadline=None)
 @given(

@@ -149,6 +149,7 @@ def test_nodes() -> None:
     assert hop(5_000) == hop(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", [False, True])
 def test_memory_of_a_queued_message(header: bool) -> None:
     world = World(Queue("q"))
@@ -187,6 +188,7 @@ def selecting(text: str) -> dict[object, object]:
     return {Symbol("jms-selector"): Described(Symbol("apache.org:selector-filter:string"), text)}
 
 
+@pytest.mark.slow
 @pytest.mark.req("B21", "B22")
 def test_selectors_of_a_deep_priority_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = 0

@@ -79,11 +79,13 @@ async def judge(*, kept: bool = False) -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.req("B4", "B8", "M31", "M32", "M39", "M28")
 async def test_our_broker_is_honest(autojump_clock: Clock) -> None:
     await judge()
 
 
+@pytest.mark.slow
 @pytest.mark.req("B4", "M38")
 async def test_our_broker_is_honest_over_a_restart(autojump_clock: Clock) -> None:
     await judge(kept=True)
@@ -105,6 +107,7 @@ def is_lost(self: Any, *args: Any) -> None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.req("B4")
 @pytest.mark.parametrize(
     ("kind", "name", "lie", "found"),

@@ -393,6 +393,6 @@ class KindModel(RuleBasedStateMachine):
         assert self.world.host.memory.held == 0
 
 
-TestKindModel = pytest.mark.req("B5", "B6", "B22", "B23", "B24", "B28", "M15", "M24")(
-    KindModel.TestCase
+TestKindModel = pytest.mark.slow(
+    pytest.mark.req("B5", "B6", "B22", "B23", "B24", "B28", "M15", "M24")(KindModel.TestCase)
 )

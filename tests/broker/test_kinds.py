@@ -345,6 +345,7 @@ async def test_a_delay_takes_as_long_as_it_says(autojump_clock: trio.testing.Moc
             assert trio.current_time() == pytest.approx(began + 90.25, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.req("B28", "B7")
 async def test_what_is_not_due_outlives_the_broker(
     kept: Callable[[], Store], autojump_clock: trio.testing.MockClock

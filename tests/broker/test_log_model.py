@@ -212,4 +212,4 @@ class LogModel(RuleBasedStateMachine):
                 assert old_blocks <= self.first(partition) <= old
 
 
-TestLog = pytest.mark.req("K4", "B27")(LogModel.TestCase)
+TestLog = pytest.mark.slow(pytest.mark.req("K4", "B27")(LogModel.TestCase))

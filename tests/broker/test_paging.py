@@ -311,6 +311,7 @@ async def test_what_the_store_has_lost_is_not_counted_for_ever() -> None:
         assert (stats.available, stats.acquired, stats.dropped) == (0, 100, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.req("B24", "B5")
 @pytest.mark.parametrize("seed", range(12))
 async def test_every_message_ends_once_and_comes_in_its_turn(seed: int) -> None:

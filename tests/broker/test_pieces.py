@@ -272,6 +272,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.req("B7")
 def test_memory_is_bounded_however_large_a_message_is(tmp_path: Path, long_run: bool) -> None:
     size, window, bound = (1024, 64, 400) if long_run else (96, 4, 64)

@@ -264,6 +264,6 @@ class QueueModel(RuleBasedStateMachine):
         assert self.world.host.memory.held == 0
 
 
-TestQueueModel = pytest.mark.req("B5", "M19", "M21", "M22", "M23", "B20", "M30", "Z9")(
-    QueueModel.TestCase
+TestQueueModel = pytest.mark.slow(
+    pytest.mark.req("B5", "M19", "M21", "M22", "M23", "B20", "M30", "Z9")(QueueModel.TestCase)
 )

@@ -139,6 +139,7 @@ async def send(cuts: tuple[int, ...], *, durable: int, second: bool, address: st
     return frames
 
 
+@pytest.mark.slow
 @pytest.mark.req("X24", "X25", "B13", "M38")
 @pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize("durable", [0, 2], ids=["cut", "killed"])
@@ -197,6 +198,7 @@ async def receive(cuts: tuple[int, ...], *, durable: int, address: str) -> int:
     return frames
 
 
+@pytest.mark.slow
 @pytest.mark.req("X24", "X25", "M38", "B19")
 @pytest.mark.parametrize("address", ["q", "t"], ids=["queue", "topic"])
 @pytest.mark.parametrize("durable", [0, 2], ids=["cut", "killed"])

@@ -177,4 +177,4 @@ def selecting(odd: int) -> Any:
     return {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), f"odd = {odd}")}
 
 
-TestSubscriptions = pytest.mark.req("B19")(SubscriptionModel.TestCase)
+TestSubscriptions = pytest.mark.slow(pytest.mark.req("B19")(SubscriptionModel.TestCase))

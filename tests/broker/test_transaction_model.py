@@ -239,6 +239,6 @@ class TransactionModel(RuleBasedStateMachine):
         assert len(self.world.host.transactions) == 0
 
 
-TestTransactionModel = pytest.mark.req("R2", "R3", "R4", "R5", "R7", "R8", "R9")(
-    TransactionModel.TestCase
+TestTransactionModel = pytest.mark.slow(
+    pytest.mark.req("R2", "R3", "R4", "R5", "R7", "R8", "R9")(TransactionModel.TestCase)
 )

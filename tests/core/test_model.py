@@ -496,6 +496,7 @@ class JoinedEngines(RuleBasedStateMachine):
                     assert settled
 
 
+@pytest.mark.slow
 @pytest.mark.req("X5", "X9", "X10", "X11", "X15", "X16", "X18", "X19", "X20", "X21", "X23", "X28")
 class TestJoinedEngines(JoinedEngines.TestCase):  # type: ignore[name-defined,misc]
     settings = settings(

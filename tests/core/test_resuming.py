@@ -894,6 +894,7 @@ BODIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.req("X24", "X25", "M25", "M26")
 @pytest.mark.parametrize("client_sends", [True, False], ids=["client sends", "server sends"])
 @pytest.mark.parametrize("lazy", [False, True], ids=["prompt", "lazy"])

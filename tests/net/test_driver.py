@@ -439,6 +439,7 @@ async def test_a_peer_that_reads_slowly_is_kept(carried: Carried, clock: Any) ->
         assert trio.current_time() > 300
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE18")
 async def test_a_peer_that_talks_and_does_not_read_is_not_listened_to(
     carried: Carried, clock: Any
@@ -589,6 +590,7 @@ async def test_a_fault_of_the_program_stops_one_connection_only(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_two_that_send_all_they_can_do_not_block_each_other(
     carried: Carried, clock: Any
 ) -> None:

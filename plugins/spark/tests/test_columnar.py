@@ -209,6 +209,7 @@ PIECES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     messages(), st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 5), PIECES), max_size=4)
 )
@@ -227,6 +228,7 @@ SECTION = st.tuples(st.integers(0x6F, 0x79), values).map(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(SECTION, max_size=5))
 @example([b"\x00\x53\x77\x46"])
 @example([b"\x00\x53\x70\xc0\x00"])
@@ -420,6 +422,7 @@ def test_a_place_is_in_columns_and_not_in_the_annotations(payload: bytes) -> Non
     assert (kept is None) if only else (variant.decode(*kept) == {"x-opt-a": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", DRESSED[1::6])
 def test_a_place_that_is_changed_is_read_the_same_way(payload: bytes) -> None:
     maker = RowMaker(Options(columns=("enqueued_time", "message_annotations")))

@@ -637,7 +637,9 @@ class Engine:
 
     def end_sasl(self) -> None:
         """Continue with the protocol header of AMQP, after a login that succeeded."""
-        self._sasl = None
+        if self._sasl is not None:
+            self._sasl.end()
+            self._sasl = None
         self.sasl_done = True
         self.layer = READS_HEADER
         if self.client:
@@ -867,7 +869,9 @@ class Engine:
         self.finished = True
         self._close_deadline = inf
         self._handshake_deadline = inf
-        self._sasl = None
+        if self._sasl is not None:
+            self._sasl.end()
+            self._sasl = None
         self._signalled = False
         self.wake()
 

@@ -93,6 +93,10 @@ class SaslLayer:
         else:
             self._on_client(read_composite(reader, SaslInit, SaslResponse))
 
+    def end(self) -> None:
+        """Drop the client's login. It refers to this layer, and the cycle would keep the engine."""
+        self._exchange = None
+
     # --- server's side -------------------------------------------------------------------
 
     def _on_client(self, performative: Any) -> None:

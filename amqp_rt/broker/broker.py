@@ -51,7 +51,9 @@ from ..termini import (
 from ..values import Int, Symbol
 from .claims import check_claims
 from .clocks import RunClock
-from .durable.duplicates import DUPLICATES, Duplicates
+from .durable import facts
+from .durable.duplicates import Duplicates
+from .durable.facts import Claim, FactKind, Identity, TerminusFact
 from .durable.journal import Journal, QueueLedger, Unit
 from .durable.pager import STEP, Pager
 from .entries import Door, Entry, Moves, dead_letter, departing, moves_after
@@ -60,10 +62,9 @@ from .filtering.selectors import InvalidFilter
 from .filtering.views import MessageView
 from .leases import Leases, LeaseState
 from .lifecycles import JOURNAL, Journals, LifeCycles
-from .log.log import Entrance, Era, MessageLog, Reading
+from .log.log import Entrance, MessageLog, Reading
 from .nodes import (
     EXCLUSIVE,
-    KINDS,
     LOG,
     NAME_MAX,
     PRIORITIES,
@@ -87,21 +88,14 @@ from .queue.keyed import marker
 from .queue.observed import ObservedQueue
 from .queue.queue import WORK_OF_A_LETTER, WORK_OF_A_TURN, Memory, MessageQueue
 from .queue.subscriptions import Subscription
-from .staging import Claim, Identity, Part, Staging, claim_of
+from .staging import Part, Staging, claim_of
 from .termini import (
-    DELIVERY,
-    SEEN,
-    TERMINUS,
-    Described,
     KeptSource,
     KeptTarget,
     Key,
     SharedSource,
     Termini,
     Terminus,
-    decode_kept,
-    key_of,
-    read_described,
 )
 from .topics import MessageTopic, TopicLedger
 from .transactions import Transactions
@@ -262,23 +256,6 @@ _WHOLE_LOG: Final = Error(
 )
 _SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
 
-#: Kind of fact of a declared node.
-NODE: Final = "node"
-#: Kinds of facts of a log: its incarnation; the cursor of each group; its eras; its holds.
-INCARNATION: Final = "log"
-CURSOR: Final = "log-cursor"
-ERAS: Final = "log-eras"
-HOLD: Final = "log-hold"
-
-
-class _Described(Struct, array_like=True):
-    """Record of a declared node in the store. Append new fields at the end."""
-
-    virtual_host: str
-    kind: str
-    declared: dict[str, Any]
-    implicit: bool = False
-
 
 def _alike(one: Declaration, other: Declaration) -> bool:
     """Return whether a node declared as *one* can be redeclared as *other*."""
@@ -311,11 +288,6 @@ def _way_in(
 def _locked(node: _Node, terms: Terms) -> bool:
     """Return whether a consumer with *terms* is excluded, because one of two is exclusive."""
     return isinstance(node.held, MessageQueue) and node.held.locked(terms.exclusive)
-
-
-def _described(declared: Declaration, virtual_host: str, *, implicit: bool) -> bytes:
-    fields = msgspec.structs.asdict(declared)
-    return msgspec.msgpack.encode(_Described(virtual_host, declared.kind, fields, implicit))
 
 
 def _check_incarnation(address: str, log: MessageLog, incarnation: str | None) -> None:
@@ -531,14 +503,11 @@ class BrokerHost:
         if journal is None:
             return
         await journal.open()
-        for key, value in await journal.call(journal.store.facts, NODE):
-            number = int.from_bytes(key, "big")
+        for key, value in await facts.NODES.read(journal):
+            number = facts.number_of(key)
             try:
-                kept = msgspec.msgpack.decode(value, type=_Described)
-                if kept.declared.pop("check_properties", False):
-                    # Earlier builds had one option in place of these two.
-                    kept.declared.update(check_user_id=True, absolute_expiry=True)
-                declared = msgspec.convert(kept.declared, KINDS[kept.kind])
+                kept = facts.NODES.decode(value)
+                declared = facts.declaration_of(kept)
             except (msgspec.DecodeError, KeyError) as error:
                 raise AmqpError(
                     f"the store has a node that this release does not understand: {error}"
@@ -568,47 +537,47 @@ class BrokerHost:
         intakes = {
             node.number: node.intake for space in self._spaces.values() for node in space.values()
         }
-        for key, value in await journal.call(journal.store.facts, DUPLICATES):
-            intake = intakes.get(int.from_bytes(key[:4], "big"))
+        for key, value in await facts.DUPLICATES.read(journal):
+            intake = intakes.get(facts.number_of(key))
             if intake is not None and intake.duplicates is not None:
                 intake.duplicates.recall(key, value)
             else:
-                journal.loose.forget(DUPLICATES, key)
+                facts.DUPLICATES.forget(journal.loose, key)
         for duplicates in self._windows:
             duplicates.expire()
 
     async def _restore_termini(self, journal: Journal) -> None:
         nodes = {node.number: node for space in self._spaces.values() for node in space.values()}
         known: dict[int, Terminus] = {}
-        for key, value in await journal.call(journal.store.facts, TERMINUS):
-            number = int.from_bytes(key, "big")
+        for key, value in await facts.TERMINI.read(journal):
+            number = facts.number_of(key)
             self._number = max(self._number, number + 1)
             try:
-                described = read_described(value)
-                node = nodes.get(described.node)
+                fact = facts.TERMINI.decode(value)
+                node = nodes.get(fact.node)
                 if node is not None:
-                    known[number] = await self._restore_terminus(journal, node, described, number)
+                    known[number] = await self._restore_terminus(journal, node, fact, number)
                     continue
             except (msgspec.DecodeError, DecodeError, InvalidFilter) as error:
                 raise AmqpError(
                     f"the store has a terminus that this release does not understand: {error}"
                 ) from error
-            journal.loose.forget(TERMINUS, key)
-        for key, value in await journal.call(journal.store.facts, DELIVERY):
-            source = known.get(int.from_bytes(key[:4], "big"))
-            sequence = int.from_bytes(value, "big")
+            facts.TERMINI.forget(journal.loose, key)
+        for key, value in await facts.DELIVERIES.read(journal):
+            source = known.get(facts.number_of(key))
+            sequence = facts.DELIVERIES.decode(value)
             if isinstance(source, KeptSource) and source.queue is not None:
                 await self._pager.fetch(journal, source.queue, sequence)
-            if not (isinstance(source, KeptSource) and source.recall(key[4:], sequence)):
-                journal.loose.forget(DELIVERY, key)
-        seen: dict[int, list[bytes]] = {}
-        for key, value in await journal.call(journal.store.facts, SEEN):
-            number = int.from_bytes(key[:4], "big")
+            if not (isinstance(source, KeptSource) and source.recall(facts.part_of(key), sequence)):
+                facts.DELIVERIES.forget(journal.loose, key)
+        seen: dict[int, list[tuple[int, bytes]]] = {}
+        for key, value in await facts.SEEN.read(journal):
+            number = facts.number_of(key)
             if isinstance(known.get(number), KeptTarget):
-                seen.setdefault(number, []).append(value)
+                seen.setdefault(number, []).append(facts.SEEN.decode(value))
             else:
                 # A later terminus with this number must not take messages for duplicates of these.
-                journal.loose.forget(SEEN, key)
+                facts.SEEN.forget(journal.loose, key)
         for number, values in seen.items():
             target = known.get(number)
             if isinstance(target, KeptTarget):
@@ -618,25 +587,25 @@ class BrokerHost:
             terminus.count_down()
 
     async def _restore_terminus(
-        self, journal: Journal, node: _Node, described: Described, number: int
+        self, journal: Journal, node: _Node, fact: TerminusFact, number: int
     ) -> Terminus:
-        kept = decode_kept(described)
+        kept = facts.terminus_of(fact)
         found = split_partition(kept.address or "") if isinstance(node.held, MessageLog) else None
         if found is not None:
             # Its record refers to the log, not to the partition.
-            node = self._partition(described.virtual_host, node, str(kept.address), found[1])
-        key = self.termini.restored_key(described, kept)
+            node = self._partition(fact.virtual_host, node, str(kept.address), found[1])
+        key = self.termini.restored_key(fact, kept)
         if isinstance(kept, Target):
             terms = Terms(
-                source=None, target=kept, snd_settle_mode=described.snd_settle_mode, keeps=True
+                source=None, target=kept, snd_settle_mode=fact.snd_settle_mode, keeps=True
             )
         else:
             terms = terms_again(
                 kept,
-                described.snd_settle_mode,
-                described.container_id,
-                priority=described.priority,
-                exclusive=described.exclusive,
+                fact.snd_settle_mode,
+                fact.container_id,
+                priority=fact.priority,
+                exclusive=fact.exclusive,
                 now=self.clock.wall(),
                 limits=self.limits,
             )
@@ -653,24 +622,25 @@ class BrokerHost:
 
     async def _restore_logs(self, journal: Journal) -> None:
         logs = {number: log for log, number in self._logs.items()}
-        for kind in (INCARNATION, CURSOR, HOLD, ERAS):
-            for key, value in await journal.call(journal.store.facts, kind):
-                log = logs.get(int.from_bytes(key[:4], "big"))
-                name = key[4:].decode()
+        kinds: tuple[FactKind[Any], ...] = (
+            *(facts.INCARNATIONS, facts.CURSORS, facts.HOLDS, facts.ERAS),
+        )
+        for kind in kinds:
+            for key, value in await kind.read(journal):
+                log = logs.get(facts.number_of(key))
                 if log is None:
                     # The log was deleted while this fact was being written.
-                    journal.loose.forget(kind, key)
+                    kind.forget(journal.loose, key)
                     continue
-                if kind == INCARNATION:
-                    log.incarnation = value.decode()
-                elif kind == CURSOR:
-                    log.cursors[name] = msgspec.msgpack.decode(value, type=dict[int, int])
-                elif kind == ERAS:
-                    log.eras = msgspec.msgpack.decode(value, type=list[Era])
+                known = kind.decode(value)
+                if kind is facts.INCARNATIONS:
+                    log.incarnation = known
+                elif kind is facts.ERAS:
+                    log.eras = known
+                elif kind is facts.CURSORS:
+                    log.cursors[facts.name_of(key)] = known
                 else:
-                    log.holds[name] = msgspec.msgpack.decode(
-                        value, type=tuple[dict[int, int], float]
-                    )
+                    log.holds[facts.name_of(key)] = known
         for log, number in self._logs.items():
             self._begin_era(journal, log, number)
 
@@ -1022,8 +992,8 @@ class BrokerHost:
         elif isinstance(declared, Log) and isinstance(held, MessageLog):
             held.keep(declared.max_age_s, declared.max_bytes)
         if node.number and self.journal is not None:
-            described = _described(declared, virtual_host, implicit=node.implicit)
-            self.journal.loose.keep(NODE, key_of(node.number), described)
+            fact = facts.node_fact(declared, virtual_host, implicit=node.implicit)
+            facts.NODES.keep(self.journal.loose, facts.key_of(node.number), fact)
 
     def delete(self, address: str, *, virtual_host: str = "") -> int:
         """Delete a node with its messages, and detach its links; return the number of its messages.
@@ -1130,8 +1100,8 @@ class BrokerHost:
         if journal is not None and not transient:
             if new:
                 number = self._number
-                described = _described(declared, virtual_host, implicit=implicit)
-                journal.loose.keep(NODE, key_of(number), described)
+                fact = facts.node_fact(declared, virtual_host, implicit=implicit)
+                facts.NODES.keep(journal.loose, facts.key_of(number), fact)
             # A log takes one number for each partition.
             taken = declared.partitions if isinstance(declared, Log) else 1
             self._number = max(self._number, number + taken)
@@ -1242,7 +1212,7 @@ class BrokerHost:
         held.on_unfinished = partial(self.go_on_later, held)
         self._logs[held] = number
         if new and self.journal is not None:
-            self.journal.loose.keep(INCARNATION, key_of(number), held.incarnation.encode())
+            facts.INCARNATIONS.keep(self.journal.loose, facts.key_of(number), held.incarnation)
             self._begin_era(self.journal, held, number)
         return held
 
@@ -1250,7 +1220,7 @@ class BrokerHost:
         """Begin an era of *log*, and store it before the first record of the era."""
         if number and log.reading is not None:
             log.begin_era(self._era)
-            journal.loose.keep(ERAS, key_of(number), msgspec.msgpack.encode(log.eras))
+            facts.ERAS.keep(journal.loose, facts.key_of(number), log.eras)
 
     def _new_number(self) -> int:
         """Return a number that no other object has in the store."""
@@ -1335,13 +1305,15 @@ class BrokerHost:
         held = node.held
         if node.number and self.journal is not None:
             unit = self.journal.loose
-            unit.forget(NODE, key_of(node.number))
+            key = facts.key_of(node.number)
+            facts.NODES.forget(unit, key)
             if isinstance(held, MessageLog):
-                unit.forget(INCARNATION, key_of(node.number))
-                unit.forget(ERAS, key_of(node.number))
-                for kind, names in ((CURSOR, held.cursors), (HOLD, held.holds)):
-                    for name in names:
-                        unit.forget(kind, key_of(node.number) + name.encode())
+                facts.INCARNATIONS.forget(unit, key)
+                facts.ERAS.forget(unit, key)
+                for name in held.cursors:
+                    facts.CURSORS.forget(unit, facts.name_key(node.number, name))
+                for name in held.holds:
+                    facts.HOLDS.forget(unit, facts.name_key(node.number, name))
                 for partition in held.partitions:
                     unit.clear(partition.number)
             else:
@@ -2109,10 +2081,9 @@ class BrokerHost:
         node.termini.pop(terminus, None)
         if terminus.number and self.journal is not None:
             unit = self.journal.loose
-            key = key_of(terminus.number)
-            unit.forget(TERMINUS, key)
-            for kind, name in terminus.facts():
-                unit.forget(kind, key + name)
+            facts.TERMINI.forget(unit, facts.key_of(terminus.number))
+            for kind, key in terminus.deliveries():
+                kind.forget(unit, key)
             if terminus.sending and isinstance(node.held, MessageTopic):
                 unit.clear(terminus.number)
         if node.lifetime is not None:
@@ -2629,8 +2600,8 @@ class BrokerHost:
             kept = _offsets(address, log, offsets)
             if kept:
                 kept = {**log.cursors.get(group, {}), **kept}
-            value = msgspec.msgpack.encode(kept) if kept else None
-            await self._remember(log, CURSOR, group, value, partial(log.set_cursor, group, kept))
+            note = partial(log.set_cursor, group, kept)
+            await self._remember(log, facts.CURSORS, group, kept or None, note)
             self._check_log(address, log, incarnation)
 
     async def hold(
@@ -2678,9 +2649,9 @@ class BrokerHost:
             before = log.holds.get(holder)
             # Set before it is stored, because a sweep could run in between.
             log.set_hold(holder, held)
-            value = msgspec.msgpack.encode(held) if held[0] else None
+            note = partial(log.set_hold, holder, held)
             try:
-                await self._remember(log, HOLD, holder, value, partial(log.set_hold, holder, held))
+                await self._remember(log, facts.HOLDS, holder, held if held[0] else None, note)
             except AmqpError:
                 log.set_hold(holder, before)
                 raise
@@ -2697,7 +2668,12 @@ class BrokerHost:
         _check_incarnation(address, log, incarnation)
 
     async def _remember(
-        self, log: MessageLog, kind: str, name: str, value: bytes | None, note: Callable[[], None]
+        self,
+        log: MessageLog,
+        kind: FactKind[Any],
+        name: str,
+        value: Any,
+        note: Callable[[], None],
     ) -> None:
         """Store the fact *name* of *log*, or delete it without a *value*, and call *note* then.
 
@@ -2709,20 +2685,20 @@ class BrokerHost:
             await trio.lowlevel.checkpoint()
             note()
             return
-        key = key_of(self._logs[log]) + name.encode()
+        key = facts.name_key(self._logs[log], name)
 
         def kept() -> None:
             if log in self._logs:
                 note()
             elif value is not None:
                 # The log was deleted in the meantime, when it did not have this fact yet.
-                journal.loose.forget(kind, key)
+                kind.forget(journal.loose, key)
 
         def fill(unit: Unit) -> None:
             if value is None:
-                unit.forget(kind, key)
+                kind.forget(unit, key)
             else:
-                unit.keep(kind, key, value)
+                kind.keep(unit, key, value)
             unit.then(kept)
 
         await journal.keep(fill)
@@ -2951,7 +2927,7 @@ class BrokerHost:
         log.sweep()
         for holder in log.expire_holds():
             if number and self.journal is not None:
-                self.journal.loose.forget(HOLD, key_of(number) + holder.encode())
+                facts.HOLDS.forget(self.journal.loose, facts.name_key(number, holder))
 
     def catch_up(self) -> None:
         """Do work that has become due and recompute the next wake-up, after the clock was moved."""

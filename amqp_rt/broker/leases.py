@@ -21,7 +21,6 @@ from math import inf
 from secrets import token_hex
 from typing import Any, Final, Protocol
 
-import msgspec
 import trio
 from msgspec import Struct
 
@@ -32,12 +31,12 @@ from ..limits import Limits
 from ..message import MESSAGE_FORMAT
 from ..outcomes import ACCEPTED, RELEASED, Error, Modified
 from ..values import Symbol
+from .durable import facts
 from .durable.journal import Journal, Unit
 from .entries import Entry, annotated, departing
 from .log.log import OFFSET, SEQUENCE_NUMBER
 from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
-from .termini import key_of
 
 #: Link properties for reading leased messages: the group, optionally its id, the first number, and
 #: the number after the last.
@@ -46,8 +45,7 @@ ID: Final = Symbol("amqp_rt:lease-id")
 FROM: Final = Symbol("amqp_rt:lease-from")
 TO: Final = Symbol("amqp_rt:lease-to")
 #: Kinds of facts: a group, by its number; and its messages, by that number and their own.
-LEASE_FACT: Final = "lease"
-LEASED_FACT: Final = "leased"
+
 
 _NAME_MAX: Final = 256
 #: Seconds to wait for messages that have to be read from the store.
@@ -67,18 +65,6 @@ class LeaseState(Struct, frozen=True):
     available: int
     #: Distinguishes the group from earlier and later ones of its name, whose numbers
     #: mean other messages.
-    id: str = ""
-
-
-class _Known(Struct, array_like=True):
-    """Record of a group in the store. Append new fields at the end."""
-
-    node: int
-    name: str
-    generation: int
-    first: int
-    next: int
-    ttl_s: float | None
     id: str = ""
 
 
@@ -363,8 +349,8 @@ class Leases:
             for place, delivery in enumerate(got, begin):
                 entry = delivery.context
                 if entry.stored:
-                    value = entry.sequence.to_bytes(8, "big")
-                    unit.keep(LEASED_FACT, _message_key(lease, place), value)
+                    key = facts.place_key(lease.number, place)
+                    facts.LEASED.keep(unit, key, entry.sequence)
 
         try:
             await self._keep(lease, note)
@@ -450,7 +436,8 @@ class Leases:
                     lease.held[place - lease.first] = None
                     done.append(delivery)
                     if lease.number and self.journal is not None:
-                        self.journal.loose.forget(LEASED_FACT, _message_key(lease, place))
+                        key = facts.place_key(lease.number, place)
+                        facts.LEASED.forget(self.journal.loose, key)
             if done:
                 lease.picky = True
                 self._settle(lease, done, Modified(undeliverable_here=True))
@@ -579,7 +566,7 @@ class Leases:
             return
 
         def fill(unit: Unit) -> None:
-            known = _Known(
+            known = facts.LeaseFact(
                 lease.node.number,
                 lease.name,
                 lease.generation,
@@ -589,7 +576,7 @@ class Leases:
                 lease.ttl_s,
                 lease.id,
             )
-            unit.keep(LEASE_FACT, key_of(lease.number), msgspec.msgpack.encode(known))
+            facts.LEASES.keep(unit, facts.key_of(lease.number), known)
             if note is not None:
                 note(unit)
 
@@ -600,7 +587,7 @@ class Leases:
         if lease.number and self.journal is not None:
             unit = self.journal.loose
             for place in range(lease.first, lease.first + len(done)):
-                unit.forget(LEASED_FACT, _message_key(lease, place))
+                facts.LEASED.forget(unit, facts.place_key(lease.number, place))
         del lease.held[: len(done)]
         lease.first += len(done)
         self._settle(lease, [delivery for delivery in done if delivery is not None], outcome)
@@ -626,12 +613,12 @@ class Leases:
         lease.node.held.conclude_left(held, partial(self._release, lease))
         lease.subscription.end()
         if lease.number and self.journal is not None:
-            self.journal.loose.forget(LEASE_FACT, key_of(lease.number))
+            facts.LEASES.forget(self.journal.loose, facts.key_of(lease.number))
 
     def _release(self, lease: Lease, numbered: tuple[int, _Delivery | None]) -> None:
         place, delivery = numbered
         if lease.number and self.journal is not None:
-            self.journal.loose.forget(LEASED_FACT, _message_key(lease, place))
+            facts.LEASED.forget(self.journal.loose, facts.place_key(lease.number, place))
         if delivery is not None:
             self._settle(lease, [delivery], RELEASED)
 
@@ -666,13 +653,13 @@ class Leases:
         assert journal is not None
         highest = 0
         found: dict[int, Lease] = {}
-        for key, value in await journal.call(journal.store.facts, LEASE_FACT):
-            number = int.from_bytes(key, "big")
+        for key, value in await facts.LEASES.read(journal):
+            number = facts.number_of(key)
             highest = max(highest, number)
-            known = msgspec.msgpack.decode(value, type=_Known)
+            known = facts.LEASES.decode(value)
             node = nodes.get(known.node)
             if node is None or not isinstance(node.held, MessageQueue):
-                journal.loose.forget(LEASE_FACT, key)
+                facts.LEASES.forget(journal.loose, key)
                 continue
             lease = found[number] = self._make(node, known.name, number, known.id)
             self._leases.setdefault(node, {})[known.name] = lease
@@ -681,14 +668,14 @@ class Leases:
             lease.held = [None] * (known.next - known.first)
             lease.ttl_s = known.ttl_s
             self._touch(lease)
-        for key, value in await journal.call(journal.store.facts, LEASED_FACT):
-            lease_of = found.get(int.from_bytes(key[:4], "big"))
-            place = int.from_bytes(key[4:], "big")
+        for key, value in await facts.LEASED.read(journal):
+            lease_of = found.get(facts.number_of(key))
+            place = facts.place_of(key)
             if lease_of is None or not lease_of.first <= place < lease_of.next:
-                journal.loose.forget(LEASED_FACT, key)
+                facts.LEASED.forget(journal.loose, key)
                 continue
             queue = lease_of.node.held
-            sequence = int.from_bytes(value, "big")
+            sequence = facts.LEASED.decode(value)
             await fetch(queue, sequence)
             entry = queue.claim(lease_of.subscription, sequence)
             if entry is not None:
@@ -744,10 +731,6 @@ class LeaseReader:
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _message_key(lease: Lease, place: int) -> bytes:
-    return key_of(lease.number) + place.to_bytes(8, "big")
 
 
 def _nothing_more(unit: Unit) -> None:

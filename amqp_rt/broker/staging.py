@@ -45,13 +45,14 @@ from ..outcomes import ACCEPTED, Error, Received, Rejected
 from ..stores.base import Stored
 from ..termini import Target
 from ..values import Symbol
+from .durable import facts
+from .durable.facts import Claim, Identity, Write
 from .durable.journal import Journal, Unit, accept, refuse
 from .entries import Entry, Unwelcome, entry_of, head_of, restored
 from .expiry import NEVER
 from .log.log import Entrance
 from .producers import FULL, NOT_KEPT, WINDOW, Inlet, Intake, Producer
 from .queue.queue import Memory, MessageQueue
-from .termini import key_of
 from .topics import TopicLedger
 from .transactions import UNKNOWN_TRANSACTION
 
@@ -76,10 +77,6 @@ PUBLISHED: Final = Symbol("amqp_rt:published")
 #: Condition of a commit refused because the epoch was committed with other content.
 DIFFERENT: Final = "amqp_rt:epoch-different"
 
-#: Kinds of facts: a producer, by the number of its node and its name; a stage, by its number.
-PRODUCER_FACT: Final = "epoch-producer"
-STAGE_FACT: Final = "epoch-stage"
-
 #: Format of an entry that holds a batch of messages; not that of the wire, which any message may carry.
 _BATCH: Final = -1
 
@@ -97,56 +94,6 @@ _SIZE_FIRST: Final = 1024 * 1024
 _SIZE_LEAST: Final = 4 * 1024
 #: Seconds between attempts to publish messages that could not be read or written.
 _RETRY_S: Final = 1.0
-
-
-class Claim(Struct, frozen=True):
-    """Producer, epoch, part and attempt that a link stages messages for."""
-
-    producer: str
-    run: str
-    epoch: int
-    part: int
-    attempt: int
-    write: str = ""
-
-
-class Identity(Struct, array_like=True, frozen=True):
-    """Identity of one write to an epoch, besides the number of the epoch. New fields go to the end.
-
-    Attributes:
-        write: Name of the write, different in each run; empty if an epoch has only one.
-        query: The computation that has made the messages, the same in all of its runs.
-        plan: Input of the computation as it was planned; empty if unknown.
-        content: Fingerprint of the messages, independent of their order and parts; computed from the
-            parts if it is empty.
-    """
-
-    write: str = ""
-    query: str = ""
-    plan: str = ""
-    content: str = ""
-
-    def repeats(self, earlier: Identity) -> bool:
-        """Return whether this write repeats *earlier*.
-
-        A plan of a query is read once. Without plans the messages have to be the same.
-        """
-        return self.query == earlier.query and (
-            bool(self.plan and self.plan == earlier.plan) or self.content == earlier.content
-        )
-
-    def __str__(self) -> str:
-        by = f" of the query {self.query!r}" if self.query else ""
-        return f"{self.content}{by}"
-
-
-class Write(Struct, array_like=True, frozen=True):
-    """Write to the epoch committed last, as the store keeps it. New fields go to the end."""
-
-    #: Run that committed it, or was the last to repeat it.
-    run: str
-    #: None if it was committed before identities were stored: then any write repeats it.
-    identity: Identity | None
 
 
 #: Identity of a commit that states only its parts.
@@ -170,27 +117,6 @@ class _Commit(Struct, frozen=True):
     parts: Sequence[Part]
     identity: Identity
     skip_different: bool
-
-
-class _KnownProducer(Struct, array_like=True):
-    """Stored form of a producer. New fields go to the end."""
-
-    runs: list[str]
-    epoch: int
-    #: Stages that are being published.
-    publishing: list[int]
-    #: Wall-clock time of its last attach, request or run.
-    used: float = 0.0
-    #: None if it was stored before identities were.
-    writes: tuple[Write, ...] | None = None
-
-
-class _KnownStage(Struct, array_like=True):
-    """Stored form of a stage. New fields go to the end."""
-
-    node: int
-    claim: Claim
-    began: float
 
 
 class Destination(Protocol):
@@ -668,8 +594,8 @@ class Staging:
         self._stages[stage] = producer
         if number:
             assert self.journal is not None
-            known = _KnownStage(destination.number, claim, stage.began)
-            self.journal.loose.keep(STAGE_FACT, key_of(number), msgspec.msgpack.encode(known))
+            known = facts.StageFact(destination.number, claim, stage.began)
+            facts.STAGES.keep(self.journal.loose, facts.key_of(number), known)
         return stage
 
     async def count(self, destination: Destination, claim: Claim) -> tuple[int, int]:
@@ -745,7 +671,7 @@ class Staging:
             )
         del producers[oldest.name]
         if oldest.destination.number and self.journal is not None:
-            self.journal.loose.forget(PRODUCER_FACT, _producer_key(oldest))
+            facts.PRODUCERS.forget(self.journal.loose, _producer_key(oldest))
 
     def _keep_soon(self, producer: EpochProducer) -> None:
         """Write the state of *producer* with the next changes, or after its decision."""
@@ -765,8 +691,8 @@ class Staging:
     ) -> None:
         """Add to *unit* that *producer* has committed *epoch* by *writes*; *publishing* is left to do."""
         numbers = [stage.number for stage in publishing]
-        known = _KnownProducer(producer.runs, epoch, numbers, producer.used, writes)
-        unit.keep(PRODUCER_FACT, _producer_key(producer), msgspec.msgpack.encode(known))
+        known = facts.ProducerFact(producer.runs, epoch, numbers, producer.used, writes)
+        facts.PRODUCERS.keep(unit, _producer_key(producer), known)
 
     def _drop(self, producer: EpochProducer, stage: Stage, error: Error | None = None) -> None:
         """Drop *stage* and its messages, and detach its link with *error*."""
@@ -784,7 +710,7 @@ class Staging:
         if stage.number and self.journal is not None:
             unit = self.journal.loose
             unit.clear(stage.number)
-            unit.forget(STAGE_FACT, key_of(stage.number))
+            facts.STAGES.forget(unit, facts.key_of(stage.number))
         stage.entries.clear()
         self.grow(stage, -stage.bytes)
 
@@ -1244,10 +1170,10 @@ class Staging:
         highest = 0
         now = self.clock.wall()
         stages: dict[int, Stage] = {}
-        for key, value in await journal.call(journal.store.facts, STAGE_FACT):
-            number = int.from_bytes(key, "big")
+        for key, value in await facts.STAGES.read(journal):
+            number = facts.number_of(key)
             highest = max(highest, number)
-            known = msgspec.msgpack.decode(value, type=_KnownStage)
+            known = facts.STAGES.decode(value)
             destination = destinations.get(known.node)
             stage = Stage(self, known.claim, number, known.began)
             _, size, _, last = await journal.call(journal.store.summary, number)
@@ -1261,13 +1187,13 @@ class Staging:
             producer = producers.setdefault(name, EpochProducer(destination, name, now))
             producer.stages[stage.key] = stage
             self._stages[stage] = producer
-        for key, value in await journal.call(journal.store.facts, PRODUCER_FACT):
-            destination = destinations.get(int.from_bytes(key[:4], "big"))
+        for key, value in await facts.PRODUCERS.read(journal):
+            destination = destinations.get(facts.number_of(key))
             if destination is None:
-                journal.loose.forget(PRODUCER_FACT, key)
+                facts.PRODUCERS.forget(journal.loose, key)
                 continue
-            kept = msgspec.msgpack.decode(value, type=_KnownProducer)
-            name = key[4:].decode()
+            kept = facts.PRODUCERS.decode(value)
+            name = facts.name_of(key)
             producers = self._producers.setdefault(destination, {})
             producer = producers.setdefault(name, EpochProducer(destination, name, now))
             producer.used = kept.used or now
@@ -1306,7 +1232,7 @@ class Staging:
             for stage in stages:
                 self._drop(producer, stage, error)
             if destination.number and self.journal is not None:
-                self.journal.loose.forget(PRODUCER_FACT, _producer_key(producer))
+                facts.PRODUCERS.forget(self.journal.loose, _producer_key(producer))
 
 
 def _put_stored(inlet: Inlet, entries: list[Entry], unit: Unit) -> None:
@@ -1356,4 +1282,4 @@ def _stolen(description: str) -> Error:
 
 
 def _producer_key(producer: EpochProducer) -> bytes:
-    return key_of(producer.destination.number) + producer.name.encode()
+    return facts.name_key(producer.destination.number, producer.name)

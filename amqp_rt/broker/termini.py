@@ -22,11 +22,7 @@ from itertools import count
 from math import inf
 from typing import Any, Final, TypeAlias
 
-import msgspec
-from msgspec import Struct
-
 from ..clock import Clock
-from ..codec.composites import decode_composite, encode_composite
 from ..errors import LocalProtocolError
 from ..fronts.base import (
     SENDER,
@@ -41,6 +37,8 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected, Released
 from ..termini import DURABLE_UNSETTLED, Source, Target, outlives_connection
 from ..unsettled import Unsettled, UnsettledMap
+from .durable import facts
+from .durable.facts import FactKind, TerminusFact
 from .durable.journal import Journal, Unit
 from .entries import Entry, departing
 from .nodes import CONNECTION_CLOSE, GLOBAL, NEVER, SESSION_END, SHARED, Terms
@@ -48,11 +46,6 @@ from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
 
 _log = logging.getLogger("amqp_rt.broker")
-
-#: Kinds of facts: termini, deliveries sent on one, and deliveries received on one.
-TERMINUS: Final = "terminus"
-DELIVERY: Final = "terminus-delivery"
-SEEN: Final = "terminus-seen"
 
 #: Virtual host, user, container-id, whether we send, name of the link or of a shared subscription,
 #: and the type: own, shared, or shared and volatile.
@@ -64,28 +57,6 @@ _VOLATILE: Final = "shared, volatile"
 
 _OUTCOMES: Final = (Accepted, Rejected, Released, Modified)
 _TAG_MAX: Final = 0xFFFF_FFFF
-
-
-class Described(Struct, array_like=True):
-    """Record of a terminus in the store. Append new fields at the end."""
-
-    #: Number of its node.
-    node: int
-    virtual_host: str
-    user: str
-    container_id: str
-    sending: bool
-    name: str
-    #: The answered source or target, encoded.
-    terminus: bytes
-    snd_settle_mode: int
-    priority: int = 0
-    exclusive: bool = False
-
-
-def key_of(number: int) -> bytes:
-    """Return the key of *number* in the store."""
-    return number.to_bytes(4, "big")
 
 
 class Terminus:
@@ -151,7 +122,7 @@ class Terminus:
         """Return its attached links."""
         return [] if self.link is None else [self.link]
 
-    def facts(self) -> Iterable[tuple[str, bytes]]:
+    def deliveries(self) -> Iterable[tuple[FactKind[Any], bytes]]:
         """Return its further facts in the store: their kinds, and their keys after its own key."""
         return ()
 
@@ -369,8 +340,8 @@ class KeptSource(Terminus):
         node = self.subscription.node
         return node if isinstance(node, MessageQueue) else None
 
-    def facts(self) -> Iterable[tuple[str, bytes]]:
-        return [(DELIVERY, tag) for tag in self.memory or ()]
+    def deliveries(self) -> Iterable[tuple[FactKind[Any], bytes]]:
+        return [(facts.DELIVERIES, facts.key_of(self.number, tag)) for tag in self.memory or ()]
 
     def next_tag(self) -> bytes:
         """Return a tag that no unsettled delivery has."""
@@ -386,14 +357,14 @@ class KeptSource(Terminus):
         assert journal is not None
         unit = journal.loose
         if entry.stored:
-            unit.keep(DELIVERY, key_of(self.number) + tag, entry.sequence.to_bytes(8, "big"))
+            facts.DELIVERIES.keep(unit, facts.key_of(self.number, tag), entry.sequence)
         unit.then(then, None, self.subscription.node)
 
     def ended(self, delivery: Any) -> None:
         """Remove the record of a delivery, in the unit that has its outcome."""
         journal = self.termini.journal
         if journal is not None:
-            journal.loose.forget(DELIVERY, key_of(self.number) + delivery.tag)
+            facts.DELIVERIES.forget(journal.loose, facts.key_of(self.number, delivery.tag))
 
     def recall(self, tag: bytes, sequence: int) -> bool:
         """Restore delivery *tag* of the message at *sequence*; return whether that still exists."""
@@ -654,7 +625,7 @@ class KeptTarget(Terminus):
 
         unit = Unit(refused)
         for slot in forgotten:
-            unit.forget(SEEN, key_of(self.number) + slot.to_bytes(4, "big"))
+            facts.SEEN.forget(unit, facts.slot_key(self.number, slot))
         unit.then(call)
         journal.add(unit)
 
@@ -693,21 +664,18 @@ class KeptTarget(Terminus):
             self._slot += 1
             slot = self._slot % self.termini.limits.target_outcomes_max
             self._noted[slot] = delivery.tag
-            unit.keep(
-                SEEN,
-                key_of(self.number) + slot.to_bytes(4, "big"),
-                self._slot.to_bytes(8, "big") + delivery.tag,
-            )
+            key = facts.slot_key(self.number, slot)
+            facts.SEEN.keep(unit, key, (self._slot, delivery.tag))
 
-    def facts(self) -> Iterable[tuple[str, bytes]]:
-        return [(SEEN, slot.to_bytes(4, "big")) for slot in self._noted]
+    def deliveries(self) -> Iterable[tuple[FactKind[Any], bytes]]:
+        return [(facts.SEEN, facts.slot_key(self.number, slot)) for slot in self._noted]
 
-    def recall(self, seen: Iterable[bytes]) -> None:
-        """Restore the tags of deliveries that were accepted before the restart."""
-        for value in sorted(seen):
-            self._slot = int.from_bytes(value[:8], "big")
-            self._noted[self._slot % self.termini.limits.target_outcomes_max] = value[8:]
-            self._say(value[8:], ACCEPTED)
+    def recall(self, seen: Iterable[tuple[int, bytes]]) -> None:
+        """Restore the tags of deliveries, with their order, that were accepted before the restart."""
+        for order, tag in sorted(seen):
+            self._slot = order
+            self._noted[order % self.termini.limits.target_outcomes_max] = tag
+            self._say(tag, ACCEPTED)
 
     def left(self, link: ReceivingLink, closed: bool) -> bool:
         """Keep the state of an ended *link*, or end the terminus; return whether it is kept."""
@@ -837,15 +805,15 @@ class Termini:
         """Return the terminus with *key*, if there is one."""
         return self._kept.get(key)
 
-    def restored_key(self, described: Described, source: Source | Target) -> Key:
+    def restored_key(self, fact: TerminusFact, source: Source | Target) -> Key:
         """Return the key of a terminus that was restored from the store."""
         shared = isinstance(source, Source) and SHARED in source.capabilities
         return (
-            described.virtual_host,
-            described.user,
-            described.container_id,
-            described.sending,
-            described.name,
+            fact.virtual_host,
+            fact.user,
+            fact.container_id,
+            fact.sending,
+            fact.name,
             _SHARED if shared else _OWN,
         )
 
@@ -874,21 +842,19 @@ class Termini:
         """Write *terminus*, which has a number, to the store."""
         assert self.journal is not None
         virtual_host, user, container_id, sending, name, _ = terminus.key
-        described = Described(
+        fact = facts.TerminusFact(
             node,
             virtual_host,
             user,
             container_id,
             sending,
             name,
-            encode_composite(terminus.kept),
+            facts.encode_terminus(terminus.kept),
             terminus.terms.snd_settle_mode,
             terminus.terms.priority,
             terminus.terms.exclusive,
         )
-        self.journal.loose.keep(
-            TERMINUS, key_of(terminus.number), msgspec.msgpack.encode(described)
-        )
+        facts.TERMINI.keep(self.journal.loose, facts.key_of(terminus.number), fact)
 
     def forget(self, terminus: Terminus) -> None:
         """Remove *terminus*, which has ended."""
@@ -921,23 +887,3 @@ class Termini:
             deadline, _, terminus = heapq.heappop(self._timers)
             if terminus.deadline == deadline and not terminus.over:
                 yield terminus
-
-
-def decode_kept(described: Described) -> Source | Target:
-    """Decode the source or target of a terminus in the store.
-
-    Raises:
-        DecodeError: The record holds something else.
-    """
-    if described.sending:
-        return decode_composite(described.terminus, Source)
-    return decode_composite(described.terminus, Target)
-
-
-def read_described(value: bytes) -> Described:
-    """Decode a record written by :meth:`Termini.keep`.
-
-    Raises:
-        msgspec.DecodeError: *value* is not such a record.
-    """
-    return msgspec.msgpack.decode(value, type=Described)

@@ -14,7 +14,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from hashlib import blake2b
 from typing import Any, Final, Self, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -22,8 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..addresses import EXCHANGES
-from ..codec.primitives import Reader, write_value
-from ..errors import AmqpError, DecodeError
+from ..codec.primitives import write_value
+from ..errors import AmqpError
 from ..events import Peer
 from ..fronts.base import (
     Exchange,
@@ -52,6 +51,8 @@ from .bindings import (
     size_of,
 )
 from .broker import BrokerHost
+from .durable import facts
+from .durable.facts import FactKind
 from .durable.journal import Journal
 from .entries import Entry
 from .filtering.views import MessageView
@@ -118,12 +119,6 @@ def _own_name(address: str) -> str:
     return key or EVERYWHERE
 
 
-#: Kinds of facts: durable queues, exchanges and bindings.
-QUEUE_FACT: Final = "topology-queue"
-EXCHANGE_FACT: Final = "topology-exchange"
-BINDING_FACT: Final = "topology-binding"
-
-
 class _Declared(Struct):
     """Declaration of a queue; for an exclusive one, the only connection that may use it."""
 
@@ -181,25 +176,6 @@ class Deletions:
         if self._names is None:
             self._names = set()
         self._names.add(name)
-
-
-def _key(*parts: object) -> bytes:
-    """Return the key of a fact: a digest, since names have any length and keys have not."""
-    return blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
-
-
-def _written(fields: list[object]) -> bytes:
-    """Encode the value of a fact; arguments keep their AMQP 1.0 types."""
-    out = bytearray()
-    write_value(out, fields)
-    return bytes(out)
-
-
-def _read(value: bytes) -> list[Any]:
-    found = Reader(value).read_value()
-    if not isinstance(found, list):
-        raise DecodeError("a fact of the topology is a list")
-    return found
 
 
 class Topologies:
@@ -367,7 +343,7 @@ class Topologies:
             if known is not None:
                 self.host.memory.held -= size_of(known.declared.arguments)
             if known is not None and known.declared.durable:
-                self._forget(QUEUE_FACT, _key(virtual_host, name))
+                self._forget(facts.QUEUES, facts.digest_key(virtual_host, name))
             self.exchanges_gone(space, space.exchanges.forget(name))
             for each in space.watched:
                 each.add(name)
@@ -379,14 +355,14 @@ class Topologies:
         declared = known.declared
         if declared.durable and not declared.exclusive:
             fields = [space.name, declared.name, declared.auto_delete, dict(declared.arguments)]
-            self._keep(QUEUE_FACT, _key(space.name, declared.name), fields)
+            self._keep(facts.QUEUES, facts.digest_key(space.name, declared.name), fields)
 
     def keep_exchange(self, space: _Space, declared: Exchange) -> None:
         """Store an exchange, if it is durable."""
         if declared.durable:
             self._keep(
-                EXCHANGE_FACT,
-                _key(space.name, declared.name),
+                facts.EXCHANGES,
+                facts.digest_key(space.name, declared.name),
                 [
                     *(space.name, declared.name, declared.type, declared.auto_delete),
                     *(declared.internal, dict(declared.arguments)),
@@ -396,7 +372,7 @@ class Topologies:
     def exchanges_gone(self, space: _Space, names: Iterable[str]) -> None:
         """Remove the records of exchanges that were deleted, also with their last binding."""
         for name in names:
-            self._forget(EXCHANGE_FACT, _key(space.name, name))
+            self._forget(facts.EXCHANGES, facts.digest_key(space.name, name))
 
     def keep_binding(
         self, space: _Space, source: str, binding: Binding, arguments: Mapping[str, object]
@@ -410,9 +386,9 @@ class Topologies:
         else:
             durable = self._is_stored(space, where.name)
         if durable:
-            key = space.stored[source, binding] = _key(space.name, source, binding)
+            key = space.stored[source, binding] = facts.digest_key(space.name, source, binding)
             self._keep(
-                BINDING_FACT,
+                facts.BINDINGS,
                 key,
                 [space.name, source, where.name, where.is_exchange, binding.key, dict(arguments)],
             )
@@ -425,31 +401,31 @@ class Topologies:
         """Remove the record of a binding that was removed."""
         key = space.stored.pop((source, binding), None)
         if key is not None:
-            self._forget(BINDING_FACT, key)
+            self._forget(facts.BINDINGS, key)
 
-    def _keep(self, kind: str, key: bytes, fields: list[object]) -> None:
+    def _keep(self, kind: FactKind[list[Any]], key: bytes, fields: list[Any]) -> None:
         if self.host.journal is not None:
-            self.host.journal.loose.keep(kind, key, _written(fields))
+            kind.keep(self.host.journal.loose, key, fields)
 
-    def _forget(self, kind: str, key: bytes) -> None:
+    def _forget(self, kind: FactKind[list[Any]], key: bytes) -> None:
         if self.host.journal is not None:
-            self.host.journal.loose.forget(kind, key)
+            kind.forget(self.host.journal.loose, key)
 
     async def restore(self, journal: Journal) -> None:
         """Restore stored declarations: queues, exchanges, and then their bindings."""
-        restorers: list[tuple[str, Callable[[bytes, list[Any]], None]]] = [
-            (QUEUE_FACT, self._restore_queue),
-            (EXCHANGE_FACT, self._restore_exchange),
-            (BINDING_FACT, self._restore_binding),
+        restorers: list[tuple[FactKind[list[Any]], Callable[[bytes, list[Any]], None]]] = [
+            (facts.QUEUES, self._restore_queue),
+            (facts.EXCHANGES, self._restore_exchange),
+            (facts.BINDINGS, self._restore_binding),
         ]
         for kind, restorer in restorers:
-            for key, value in await journal.call(journal.store.facts, kind):
+            for key, value in await kind.read(journal):
                 try:
-                    restorer(key, _read(value))
+                    restorer(key, kind.decode(value))
                 except (AmqpError, ValueError, TypeError) as error:
                     # Its node or exchange does not exist any more, or this release does not know it.
                     _log.warning("a fact of the topology is dropped: %s", error)
-                    journal.loose.forget(kind, key)
+                    kind.forget(journal.loose, key)
 
     def _restore_queue(self, key: bytes, fields: list[Any]) -> None:
         virtual_host, name, auto_delete, arguments = fields

@@ -13,7 +13,7 @@ from brokers import Controller, World
 from paged import Gate
 
 from amqp_rt import Broker, Message
-from amqp_rt.broker.durable.duplicates import DUPLICATES
+from amqp_rt.broker.durable.facts import DUPLICATES
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached
 from amqp_rt.limits import Limits
@@ -247,7 +247,7 @@ async def test_the_window_outlives_the_broker(kept: Callable[[], Store]) -> None
         assert await bodies(broker, "short") == ["a", "b"]
         await broker.delete("q")
         await broker.delete("short")
-        assert store.facts(DUPLICATES) == []
+        assert store.facts(DUPLICATES.name) == []
 
 
 @pytest.mark.req("B13", "B7")
@@ -262,7 +262,7 @@ async def test_a_window_that_is_gone_is_not_found_again(kept: Callable[[], Store
         async with peer.sender("q") as out:
             await out.send(2, durable=True, message_id="a")
         assert await bodies(broker) == [1, 2]
-        assert store.facts(DUPLICATES) == []
+        assert store.facts(DUPLICATES.name) == []
 
 
 @pytest.mark.req("B13", "B7")
@@ -307,7 +307,7 @@ async def test_a_duplicate_of_what_is_refused_is_refused_and_may_come_again() ->
             await two.send("third time", durable=True, message_id="a")
             await one.send("fourth", durable=True, message_id="a")
             assert await bodies(broker) == ["third time"]
-            assert len(store.facts(DUPLICATES)) == 1
+            assert len(store.facts(DUPLICATES.name)) == 1
 
 
 @pytest.mark.req("B13", "B7")

@@ -16,7 +16,8 @@ from paged import in_line
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Log, Queue
-from amqp_rt.broker.leases import FROM, GROUP, ID, LEASE_FACT, LEASED_FACT, TO, LeaseState
+from amqp_rt.broker.durable import facts
+from amqp_rt.broker.leases import FROM, GROUP, ID, TO, LeaseState
 from amqp_rt.errors import AmqpError, CallFailed, LinkRefused
 from amqp_rt.limits import Limits
 from amqp_rt.stores.base import Batch, Store, StoreFull
@@ -332,24 +333,24 @@ async def test_a_restart_drops_facts_without_a_queue_and_restores_the_others() -
         await fill(peer, "a", "b", "c", durable=True)
         await ask(peer, "OPEN-LEASE")
         await ask(peer, "LEASE", generation=1, count=2)
-        ((key, value),) = store.facts(LEASE_FACT)
+        ((key, value),) = store.facts(facts.LEASES.name)
         known = msgspec.msgpack.decode(value)
         nowhere = Batch()
         # Before and behind the others, in the order in which they are read.
         for number in (0, 99):
             gone = number.to_bytes(len(key), "big")
-            nowhere.facts[LEASE_FACT, gone] = msgspec.msgpack.encode([77, *known[1:]])
-            nowhere.facts[LEASED_FACT, gone + bytes(8)] = bytes(8)
-        nowhere.facts[LEASED_FACT, key + (9).to_bytes(8, "big")] = bytes(8)
+            nowhere.facts[facts.LEASES.name, gone] = msgspec.msgpack.encode([77, *known[1:]])
+            nowhere.facts[facts.LEASED.name, gone + bytes(8)] = bytes(8)
+        nowhere.facts[facts.LEASED.name, key + (9).to_bytes(8, "big")] = bytes(8)
         store.commit(nowhere)
     async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
         assert await read(peer, 0, 2) == [(0, "a"), (1, "b")]
         await broker.host.wait_kept()
-        assert [found for found, _ in store.facts(LEASE_FACT)] == [key]
-        assert len(store.facts(LEASED_FACT)) == 2
+        assert [found for found, _ in store.facts(facts.LEASES.name)] == [key]
+        assert len(store.facts(facts.LEASED.name)) == 2
         # Numbers of groups are not given again.
         await broker.host.open_lease("work", "other")
-        assert store.facts(LEASE_FACT)[-1][0] > (99).to_bytes(len(key), "big")
+        assert store.facts(facts.LEASES.name)[-1][0] > (99).to_bytes(len(key), "big")
 
 
 class Limited(MemoryStore):

@@ -11,7 +11,7 @@ from stalls import Stall, Stalls, beside
 
 from amqp_rt import Broker, Message
 from amqp_rt.broker import Log
-from amqp_rt.broker.broker import CURSOR, HOLD
+from amqp_rt.broker.durable.facts import CURSORS, HOLDS
 from amqp_rt.errors import AmqpError
 from amqp_rt.limits import Limits
 from amqp_rt.stores.base import Batch, StoreFull
@@ -34,7 +34,7 @@ class Logs:
     def facts(self) -> list[str]:
         """What the store has of cursors and holds."""
         store = self.broker.host.journal.store
-        return [kind for kind in (CURSOR, HOLD) for _ in store.facts(kind)]
+        return [kind.name for kind in (CURSORS, HOLDS) for _ in store.facts(kind.name)]
 
     async def fill(self) -> None:
         """Put four records into each partition, each in a chunk of its own."""
@@ -206,13 +206,13 @@ async def test_facts_of_logs_that_are_gone_are_dropped_at_the_start() -> None:
     async with Broker(store=store) as broker:
         await broker.declare(Log("log"))
         await broker.host.set_cursor("log", "g", {0: 7})
-        ((key, value),) = store.facts(CURSOR)
+        ((key, value),) = store.facts(CURSORS.name)
         broker.host.delete("log")
         await broker.host.wait_kept()
-        assert list(store.facts(CURSOR)) == []
-        broker.host.journal.loose.keep(CURSOR, key, value)
+        assert list(store.facts(CURSORS.name)) == []
+        broker.host.journal.loose.keep(CURSORS.name, key, value)
     async with Broker(store=store) as broker:
         await broker.host.wait_kept()
-        assert list(store.facts(CURSOR)) == []
+        assert list(store.facts(CURSORS.name)) == []
         await broker.declare(Log("log"))
         assert broker.host.cursor("log", "g") == {}

@@ -15,6 +15,7 @@ from paged import Gate, in_line
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Log, Queue, Topic
+from amqp_rt.broker.durable import facts
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.staging import (
     ATTEMPT,
@@ -24,11 +25,9 @@ from amqp_rt.broker.staging import (
     EPOCH_PUBLISH,
     PART,
     PRODUCER,
-    PRODUCER_FACT,
     PUBLISHED,
     RESUMES,
     RUN,
-    STAGE_FACT,
     WRITE,
     Part,
 )
@@ -223,10 +222,10 @@ async def test_what_was_committed_before_identities_were_kept_is_skipped() -> No
         await broker.declare(Queue("out"))
         assert await commit(peer, [await stage(peer, ["a"], durable=True)])
         await broker.host.wait_kept()
-        ((key, known),) = store.facts(PRODUCER_FACT)
+        ((key, known),) = store.facts(facts.PRODUCERS.name)
         older = Batch()
         *fields, _writes = msgspec.msgpack.decode(known)
-        older.facts[PRODUCER_FACT, key] = msgspec.msgpack.encode(fields)
+        older.facts[facts.PRODUCERS.name, key] = msgspec.msgpack.encode(fields)
         store.commit(older)
     async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
         assert await ask(peer, "EPOCH", producer="job") == {"epoch": 0, "query": ""}
@@ -384,23 +383,23 @@ async def test_a_restart_drops_facts_without_a_node_and_restores_the_others() ->
         await commit(peer, [await stage(peer, [], durable=True)])
         part = await stage(peer, ["a"], epoch=1, durable=True)
         await broker.host.wait_kept()
-        ((key, staged),) = store.facts(STAGE_FACT)
-        ((producer_key, produced),) = store.facts(PRODUCER_FACT)
+        ((key, staged),) = store.facts(facts.STAGES.name)
+        ((producer_key, produced),) = store.facts(facts.PRODUCERS.name)
         nowhere = Batch()
         # Before and behind the others, in the order in which they are read; the earlier number was that
         # of the stage that is published.
         for number in (int.from_bytes(key, "big") - 1, 99):
             gone = number.to_bytes(len(key), "big")
             _, *known = msgspec.msgpack.decode(staged)
-            nowhere.facts[STAGE_FACT, gone] = msgspec.msgpack.encode([77, *known])
+            nowhere.facts[facts.STAGES.name, gone] = msgspec.msgpack.encode([77, *known])
         for number in (0, 99):
             gone = number.to_bytes(len(key), "big")
-            nowhere.facts[PRODUCER_FACT, gone + b"job"] = produced
+            nowhere.facts[facts.PRODUCERS.name, gone + b"job"] = produced
         store.commit(nowhere)
     async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
         await broker.host.wait_kept()
-        assert [found for found, _ in store.facts(STAGE_FACT)] == [key]
-        assert [found for found, _ in store.facts(PRODUCER_FACT)] == [producer_key]
+        assert [found for found, _ in store.facts(facts.STAGES.name)] == [key]
+        assert [found for found, _ in store.facts(facts.PRODUCERS.name)] == [producer_key]
         assert broker.host.committed_epoch("out", "job") == 0
         assert await commit(peer, [part], epoch=1)
         assert await bodies(broker) == ["a"]

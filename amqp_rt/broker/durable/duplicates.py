@@ -11,7 +11,6 @@ for each batch in which durable messages were kept.
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
@@ -24,13 +23,8 @@ from ...message import MESSAGE_FORMAT
 from ...outcomes import ACCEPTED, Error, rejected
 from ..entries import Entry
 from ..filtering.views import MessageView
+from .facts import DUPLICATES, ID_BYTES, place_key, place_of
 from .journal import Journal, Unit
-
-#: Kind of the facts in the store that hold ids.
-DUPLICATES: Final = "duplicates"
-
-_DIGEST: Final = 16
-_AT: Final = struct.Struct(">d")
 
 _FIRST_REFUSED: Final = rejected(
     "amqp:resource-limit-exceeded",
@@ -74,7 +68,7 @@ class Arrived:
         """Add the ids of durable messages to *unit*, which keeps the messages."""
         if self._durable:
             self.key = self._window.next_key()
-            unit.keep(DUPLICATES, self.key, _AT.pack(self.at) + b"".join(self._durable))
+            DUPLICATES.keep(unit, self.key, (self.at, self._durable))
         unit.then(self.kept, self.refused)
 
     def kept(self) -> None:
@@ -168,7 +162,7 @@ class Duplicates:
         else:
             kind, octets = b"n", int(found).to_bytes(8, "big")
         person = kind + (b"d" if entry.durable else b"")
-        return blake2b(octets, digest_size=_DIGEST, person=person).digest()
+        return blake2b(octets, digest_size=ID_BYTES, person=person).digest()
 
     def find(self, identity: bytes | None) -> Arrived | None:
         """Return the batch in which this id arrived, or None if it is not in the window."""
@@ -199,19 +193,19 @@ class Duplicates:
     def next_key(self) -> bytes:
         """Return a new key for the store."""
         self._next += 1
-        return self._number.to_bytes(4, "big") + self._next.to_bytes(8, "big")
+        return place_key(self._number, self._next)
 
     def recall(self, key: bytes, value: bytes) -> None:
         """Restore a batch of ids from the store. Must be called in the order of the keys."""
-        self._next = int.from_bytes(key[4:], "big")
-        (at,) = _AT.unpack_from(value)
+        self._next = place_of(key)
+        at, ids = DUPLICATES.decode(value)
         self._make_room()
         arrived = Arrived(self, at)
         arrived.kept()
         arrived.key = key
         self._arrived.append(arrived)
-        for start in range(_AT.size, len(value), _DIGEST):
-            arrived.add(value[start : start + _DIGEST], durable=False)
+        for each in ids:
+            arrived.add(each, durable=False)
 
     def expire(self) -> None:
         """Forget ids older than the window."""
@@ -235,7 +229,7 @@ class Duplicates:
     def _forget(self, arrived: Arrived) -> None:
         self._unlearn(arrived)
         if arrived.key is not None and self._journal is not None:
-            self._journal.loose.forget(DUPLICATES, arrived.key)
+            DUPLICATES.forget(self._journal.loose, arrived.key)
             arrived.key = None
 
     def _unlearn(self, arrived: Arrived) -> None:

@@ -41,6 +41,7 @@ from ...outcomes import Accepted, Error, Modified, Rejected, Released
 from ...stores.base import Batch, Chunk, Store
 from ...transactions import TransactionalState
 from ...values import Symbol, Timestamp, ULong
+from ..durable.facts import Era
 from ..durable.journal import Journal, Unit, accept, refuse
 from ..entries import Entry, annotated, entry_of
 from ..filtering.positions import Position
@@ -279,19 +280,6 @@ def _time(record: Record) -> int:
 
 def _since(block: Block, time_ms: int) -> int:
     return block.offset + bisect_left(block.records, time_ms, key=_time)
-
-
-class Era(Struct, frozen=True, array_like=True):
-    """A start of the broker, and the offsets of a log at that time. New fields go to the end.
-
-    A store restored from a backup continues from older offsets, so that new records get offsets that
-    other records had before. They belong to another era: a reader whose position is of an era that the
-    log no longer has can detect this.
-    """
-
-    id: str
-    #: For each partition, the offset of the first record of this era or a later one.
-    starts: list[int]
 
 
 class Appending:

@@ -151,7 +151,7 @@ class Context:
 
     ``payload`` may be replaced before the handler is called. For sources and handlers of whole
     links there is no message: ``delivery`` and ``message`` are None, and ``payload`` is the link's
-    :class:`~amqp_rt.container.serving.SourceLink`, sender or receiver.
+    :class:`~amqp_rt.container.feeding.SourceLink`, sender or receiver.
     """
 
     __slots__ = ("binding", "deadline", "delivery", "message", "payload")

@@ -29,7 +29,7 @@ from amqp_rt.events import Peer
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import BodyReader, Message, walk
 from amqp_rt.net.memory import memory_stream_pair
-from amqp_rt.net.traces import read_trace
+from amqp_rt.net.traces.recording import read_trace
 from amqp_rt.net.websocket import accept_websocket, request_websocket
 from amqp_rt.security.bearer import BearerServer, CbsLoginServer, Login
 from amqp_rt.security.identities import Users

@@ -21,9 +21,9 @@ from ..net.carrier import READ_SIZE
 from ..net.dial import dial
 from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_socket
 from ..net.tls import ClientTls
-from ..net.traces import Kind, Mask, Record, TraceWriter
-from ..testing.ladder import Climber, Rung, draw_rung
-from ..testing.octets import Composite
+from ..net.traces.drawing import Climber, Rung, draw_rung
+from ..net.traces.octets import Composite
+from ..net.traces.recording import Kind, Mask, Record, TraceWriter
 from .running import signalled
 
 __all__ = ["Drawing", "trace_live"]

@@ -27,7 +27,7 @@ from ..container.entry import SASL_POLICIES, SaslPolicy
 from ..errors import AmqpError
 from ..limits import DEFAULT_LIMITS
 from ..net.tls import ServerTls
-from ..net.traces import Traces
+from ..net.traces.recording import Traces
 from ..runtime import Broker, front_of, installed_fronts, store_of
 from ..security.access import Access
 from ..security.identities import Users, parse_user

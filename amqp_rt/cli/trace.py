@@ -14,9 +14,9 @@ from ..addresses import Url, parse_url
 from ..errors import AmqpError
 from ..net.endpoints import check_scheme
 from ..net.tls import ClientTls
-from ..net.traces import read_trace
+from ..net.traces.drawing import draw_html, draw_svg, draw_text, rungs
+from ..net.traces.recording import read_trace
 from ..runtime import installed_fronts
-from ..testing.ladder import draw_html, draw_svg, draw_text, rungs
 from .live import Drawing, trace_live
 from .running import run, tls_options
 

@@ -41,7 +41,7 @@ from ..loglimit import LogLimiter
 from ..net.memory import MemoryNetwork
 from ..net.reactor import Reactor, open_reactor
 from ..net.tls import ServerTls
-from ..net.traces import Traces
+from ..net.traces.recording import Traces
 from ..outcomes import MODIFIED_FAILED, Error
 from ..security.access import (
     CBS,
@@ -131,7 +131,7 @@ class Container:
             each other.
         fronts: Protocols that listeners speak.
         trace: A folder in which each connection records its input and output in a file; see
-            :mod:`amqp_rt.net.traces`. The files contain messages, but no passwords.
+            :mod:`amqp_rt.net.traces.recording`. The files contain messages, but no passwords.
     """
 
     def __init__(

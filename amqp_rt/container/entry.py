@@ -33,7 +33,7 @@ from ..net.listeners import (
     serve_socket,
 )
 from ..net.tls import ServerTls
-from ..net.traces import traced
+from ..net.traces.recording import traced
 from ..outcomes import Accepted, Error
 from ..security.backoff import Backoff
 from ..security.bearer import VerifyToken

@@ -17,7 +17,7 @@ from ..limits import Limits
 from ..loglimit import LogLimiter
 from ..net.memory import MemoryNetwork
 from ..net.reactor import Reactor
-from ..net.traces import Traces
+from ..net.traces.recording import Traces
 from .permissions import Permissions
 from .raising import OnError
 

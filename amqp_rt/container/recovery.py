@@ -48,7 +48,7 @@ from ..net.dial import Transport, dial
 from ..net.driver import TrioClock, run_connection
 from ..net.memory import memory_stream_pair
 from ..net.tls import ClientTls
-from ..net.traces import traced
+from ..net.traces.recording import traced
 from ..outcomes import Error
 from ..security.mechanisms import Anonymous, External, Plain, may_send_in_clear, reveals
 from ..security.scram import Scram

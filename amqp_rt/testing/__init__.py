@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..net.traces import Trace, read_trace
+    from ..net.traces.recording import Trace, read_trace
     from .checks import check_store
     from .fronts import FrontClient, check_front
     from .honesty import assert_honest
@@ -41,12 +41,12 @@ _HOMES: dict[str, str] = {
     "Replayed": "amqp_rt.testing.replaying",
     "Script": "amqp_rt.testing.script",
     "ScriptFailed": "amqp_rt.testing.script",
-    "Trace": "amqp_rt.net.traces",
+    "Trace": "amqp_rt.net.traces.recording",
     "VirtualAmqp": "amqp_rt.testing.virtual",
     "assert_honest": "amqp_rt.testing.honesty",
     "check_front": "amqp_rt.testing.fronts",
     "check_store": "amqp_rt.testing.checks",
-    "read_trace": "amqp_rt.net.traces",
+    "read_trace": "amqp_rt.net.traces.recording",
     "record": "amqp_rt.testing.replaying",
     "replay": "amqp_rt.testing.replaying",
 }

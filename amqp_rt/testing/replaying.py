@@ -13,8 +13,8 @@ from msgspec import Struct
 from ..clock import Clock, SystemClock
 from ..errors import AmqpError
 from ..fronts.base import ProtocolEngine
-from ..net.traces import Kind, Trace, Traced, TraceWriter
-from .octets import Frame, Splitter
+from ..net.traces.octets import Frame, Splitter
+from ..net.traces.recording import Kind, Trace, Traced, TraceWriter
 
 __all__ = ["Replayed", "record", "replay"]
 

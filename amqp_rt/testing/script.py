@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 from msgspec import Struct
 
-from .octets import (
+from ..net.traces.octets import (
     FRAMES,
     HEADER,
     SASL_HEADER,

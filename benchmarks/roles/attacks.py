@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from amqp_rt import Message
-from amqp_rt.testing.octets import Raw, composite, encode, encode_frame
+from amqp_rt.net.traces.octets import Raw, composite, encode, encode_frame
 from amqp_rt.transactions import Declare, Discharge
 from amqp_rt.values import Symbol
 

@@ -49,9 +49,9 @@ from amqp_rt.core.sasl_frames import SaslInit, SaslOutcome
 from amqp_rt.events import Closed, ConnectionFailed, LoginRequested, Opened
 from amqp_rt.fronts import amqp10
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from amqp_rt.net.traces.octets import Raw, composite, encode, encode_frame
 from amqp_rt.outcomes import ACCEPTED, Error, Received
 from amqp_rt.termini import Source, Target
-from amqp_rt.testing.octets import Raw, composite, encode, encode_frame
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.unsettled import Unsettled
 

@@ -16,8 +16,8 @@ import pytest
 from certificates import certificates
 from commands import COMMAND, Served, amqp_rt, ok
 
-from amqp_rt.net.traces import Kind, read_trace
-from amqp_rt.testing.ladder import rungs
+from amqp_rt.net.traces.drawing import rungs
+from amqp_rt.net.traces.recording import Kind, read_trace
 
 PEERS = Path(__file__).parent.parent / "peers"
 

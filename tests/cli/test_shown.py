@@ -22,7 +22,7 @@ from amqp_rt.errors import AmqpError, printable
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.net.memory import memory_stream_pair
-from amqp_rt.testing.ladder import Rung, draw_rung
+from amqp_rt.net.traces.drawing import Rung, draw_rung
 
 #: Sets a terminal's title, clears it, goes up a line, turns the text around.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1A\u202e\r\n"

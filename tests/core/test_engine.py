@@ -36,9 +36,9 @@ from amqp_rt.errors import LocalProtocolError
 from amqp_rt.events import AttachRequested, Closed, ConnectionFailed, Event, LoginRequested, Opened
 from amqp_rt.fronts import amqp10
 from amqp_rt.limits import Limits
+from amqp_rt.net.traces.octets import composite, encode_frame
 from amqp_rt.outcomes import Error
 from amqp_rt.termini import Source, Target
-from amqp_rt.testing.octets import composite, encode_frame
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.testing.script import Script
 from amqp_rt.values import Symbol

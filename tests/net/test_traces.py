@@ -17,10 +17,8 @@ from amqp_rt.core.frames import performative_frame
 from amqp_rt.core.performatives import Attach, Transfer
 from amqp_rt.errors import AmqpError, AuthenticationFailed
 from amqp_rt.message import Message
-from amqp_rt.net.masks import FrameMask
-from amqp_rt.net.traces import MAGIC, Kind, Trace, TraceWriter, read_trace
-from amqp_rt.termini import Target
-from amqp_rt.testing.octets import (
+from amqp_rt.net.traces.masks import FrameMask
+from amqp_rt.net.traces.octets import (
     HEADER,
     SASL_HEADER,
     Splitter,
@@ -28,6 +26,8 @@ from amqp_rt.testing.octets import (
     encode,
     encode_frame,
 )
+from amqp_rt.net.traces.recording import MAGIC, Kind, Trace, TraceWriter, read_trace
+from amqp_rt.termini import Target
 
 SECRET = "correct horse battery"
 

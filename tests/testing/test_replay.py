@@ -17,10 +17,10 @@ from amqp_rt.errors import AmqpError
 from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import ServerOptions
 from amqp_rt.net.memory import memory_stream_pair
-from amqp_rt.net.traces import Kind, Record, Trace
+from amqp_rt.net.traces.drawing import draw_html, draw_svg, draw_text, rungs
+from amqp_rt.net.traces.octets import HEADER, composite, encode_frame
+from amqp_rt.net.traces.recording import Kind, Record, Trace
 from amqp_rt.testing import read_trace, record, replay
-from amqp_rt.testing.ladder import draw_html, draw_svg, draw_text, rungs
-from amqp_rt.testing.octets import HEADER, composite, encode_frame
 from amqp_rt.testing.virtual import VirtualAmqp
 
 EVIL = "<script>alert(1)</script>\x1b[31m\u202e&\"'"

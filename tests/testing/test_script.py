@@ -21,7 +21,7 @@ from amqp_rt.errors import AmqpError, LinkRefused
 from amqp_rt.events import AttachRequested, Opened
 from amqp_rt.fronts import amqp10
 from amqp_rt.net.memory import memory_stream_pair
-from amqp_rt.testing.octets import (
+from amqp_rt.net.traces.octets import (
     HEADER,
     Malformed,
     Raw,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 
-from ..octets import Composite, Raw, composite, encode
+from ...net.traces.octets import Composite, Raw, composite, encode
 from .checks import check
 from .host import (
     APPLICATION_PROPERTIES,

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct, field
 
-from ..octets import (
+from ...net.traces.octets import (
     HEADER,
     SASL_HEADER,
     Composite,

@@ -6,7 +6,15 @@ import struct
 import time
 from typing import Final
 
-from ..octets import HEADER, SASL_HEADER, Composite, Raw, composite, encode, encode_frame
+from ...net.traces.octets import (
+    HEADER,
+    SASL_HEADER,
+    Composite,
+    Raw,
+    composite,
+    encode,
+    encode_frame,
+)
 from .checks import check
 from .host import Host, Peer, open_frame
 from .verdicts import Departs, NotOffered, require

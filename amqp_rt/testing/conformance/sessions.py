@@ -6,7 +6,7 @@ import struct
 from secrets import token_hex
 from typing import Any
 
-from ..octets import Composite, Raw, composite, encode
+from ...net.traces.octets import Composite, Raw, composite, encode
 from .checks import check
 from .host import Host, Peer, message, shown
 from .verdicts import Departs, NotOffered, require

@@ -14,8 +14,8 @@ from amqp_rt_amqp091.frames import PROTOCOL_HEADER, content_frames, method_frame
 
 from amqp_rt import Broker
 from amqp_rt.clock import SystemClock
-from amqp_rt.net.traces import Trace, TraceWriter, read_trace
-from amqp_rt.testing.ladder import rungs
+from amqp_rt.net.traces.drawing import rungs
+from amqp_rt.net.traces.recording import Trace, TraceWriter, read_trace
 
 pytestmark = pytest.mark.req("O5")
 

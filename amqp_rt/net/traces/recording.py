@@ -23,12 +23,12 @@ from typing import BinaryIO, Final
 
 from msgspec import Struct
 
-from ..clock import Clock
-from ..errors import AmqpError
-from ..events import Event, Peer
-from ..fronts.base import TRACINGS, ProtocolEngine, TraceMask, Tracing
-from ..limits import DEFAULT_LIMITS, Limits
-from ..outcomes import Error
+from ...clock import Clock
+from ...errors import AmqpError
+from ...events import Event, Peer
+from ...fronts.base import TRACINGS, ProtocolEngine, TraceMask, Tracing
+from ...limits import DEFAULT_LIMITS, Limits
+from ...outcomes import Error
 from .masks import MASK, FrameMask
 
 __all__ = [

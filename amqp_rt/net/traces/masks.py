@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..codec.primitives import Reader
-from ..errors import AmqpError
-from ..limits import DEFAULT_LIMITS
-from ..values import Described
+from ...codec.primitives import Reader
+from ...errors import AmqpError
+from ...limits import DEFAULT_LIMITS
+from ...values import Described
 
 MASK: Final = b"*"
 #: Maximum octets of a frame that are held back, until it is complete, to be decoded.

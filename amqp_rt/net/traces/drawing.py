@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from ..errors import printable
-from ..fronts.base import TRACINGS, TracedFrame, TraceReader
-from ..net.traces import Kind, Record, Trace
+from ...errors import printable
+from ...fronts.base import TRACINGS, TracedFrame, TraceReader
 from .octets import Composite, Frame, Splitter
+from .recording import Kind, Record, Trace
 
 __all__ = ["Climber", "Rung", "draw_html", "draw_rung", "draw_svg", "draw_text", "rungs"]
 

@@ -1,0 +1,1 @@
+"""Traces of connections: recording, removal of secrets, a codec for test data, and drawings."""

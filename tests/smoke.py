@@ -21,7 +21,6 @@ import amqp_rt
 
 #: Modules that need an extra: module → extra.
 EXTRAS: dict[str, str] = {
-    "amqp_rt.testing.conformance": "test",
     "amqp_rt.testing.plugin": "test",
 }
 

@@ -22,14 +22,14 @@ from typing import Any
 import foreign_brokers
 import pytest
 from _pytest.outcomes import OutcomeException
+from amqp_rt_conformance import deliveries, nodes, opening, sessions
+from amqp_rt_conformance.checks import TITLES, Check
 from certificates import certificates
 
 from amqp_rt import Limits, ServerTls
 from amqp_rt.testing import LoopbackBroker
-from amqp_rt.testing.conformance import deliveries, nodes, opening, sessions
-from amqp_rt.testing.conformance.checks import TITLES, Check
 
-REQUIREMENTS = Path(__file__).parent.parent / "requirements.toml"
+REQUIREMENTS = Path(__file__).parents[3] / "tests" / "requirements.toml"
 CHECKS = [
     each
     for module in (opening, sessions, deliveries, nodes)
@@ -135,7 +135,7 @@ def kit(folder: Path, *arguments: str, plugins: bool = False) -> subprocess.Comp
     empty = folder / "empty"
     empty.mkdir(exist_ok=True)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "amqp_rt.testing.conformance", *arguments],
+        [sys.executable, "-m", "pytest", "-p", "amqp_rt_conformance", *arguments],
         cwd=empty,
         env={**os.environ, **({} if plugins else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})},
         capture_output=True,

@@ -6,7 +6,8 @@ import struct
 from secrets import token_hex
 from typing import Any
 
-from ...net.traces.octets import Composite, Raw, composite, encode
+from amqp_rt.net.traces.octets import Composite, Raw, composite, encode
+
 from .checks import check
 from .host import Host, Peer, message, shown
 from .verdicts import Departs, NotOffered, require

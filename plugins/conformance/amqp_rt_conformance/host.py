@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct, field
 
-from ...net.traces.octets import (
+from amqp_rt.net.traces.octets import (
     HEADER,
     SASL_HEADER,
     Composite,
@@ -29,6 +29,7 @@ from ...net.traces.octets import (
     encode,
     encode_frame,
 )
+
 from .verdicts import Departs, NotOffered, require
 
 __all__ = [

@@ -6,7 +6,7 @@ import struct
 import time
 from typing import Final
 
-from ...net.traces.octets import (
+from amqp_rt.net.traces.octets import (
     HEADER,
     SASL_HEADER,
     Composite,
@@ -15,6 +15,7 @@ from ...net.traces.octets import (
     encode,
     encode_frame,
 )
+
 from .checks import check
 from .host import Host, Peer, open_frame
 from .verdicts import Departs, NotOffered, require

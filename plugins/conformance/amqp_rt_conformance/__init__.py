@@ -2,7 +2,7 @@
 
 ::
 
-    pytest -p amqp_rt.testing.conformance --amqp-url amqp://localhost:5672
+    pytest -p amqp_rt_conformance --amqp-url amqp://localhost:5672
 
 The kit adds its own test items, so it runs in any folder, even an empty one. A check either passes,
 or finds that the host departs from the standard, or finds that the host does not offer an optional

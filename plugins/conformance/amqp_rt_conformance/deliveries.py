@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 import time
 
-from ...net.traces.octets import Composite, Raw, composite, encode
+from amqp_rt.net.traces.octets import Composite, Raw, composite, encode
+
 from .checks import check
 from .host import (
     APPLICATION_PROPERTIES,

@@ -284,7 +284,7 @@ class Limits(Struct, frozen=True, gc=False):
     filters_max: int = 16
     #: Entries of all the property filters of one source together.
     filter_entries_max: int = 16
-    #: Bytes of a selector, a binding or another text in a filter.
+    #: Bytes of the selectors, bindings and other texts in the filters of one source together.
     filter_text_max: int = 4 * KIB
     #: Tokens of one selector; parsing takes as many steps.
     selector_terms_max: int = 512
@@ -295,8 +295,9 @@ class Limits(Struct, frozen=True, gc=False):
     #: Characters of a text that a pattern is matched with, or that a selector computes; longer ones
     #: match no pattern.
     filter_subject_max: int = 4 * KIB
-    #: Steps that all filters of a source may take for one message: one for each place at which a
-    #: pattern is tried. Filters that need more do not match.
+    #: Steps that all filters of a source may take for one message, of a third of a microsecond each: for
+    #: decoding and comparing fields, and for searching patterns in them. Filters that need more do not
+    #: match, such as with 2,500 application properties, or with properties of more than a megabyte.
     filter_steps_max: int = 10_000
     #: Bytes of the trace of one connection, and of all traces of one folder together.
     trace_bytes_max: int = 64 * MIB

@@ -407,6 +407,82 @@ def test_the_entries_of_property_filters_are_bounded(bound: int) -> None:
 
 
 @pytest.mark.req("SE18")
+def test_the_texts_of_all_filters_of_a_source_are_bounded_together() -> None:
+    limits = Limits(filter_text_max=10)
+    texts = {Symbol("a"): described(DIRECT, "12345"), Symbol("b"): described(TOPIC, "1234#")}
+    compile_filter_set(texts, limits=limits)
+    texts[Symbol("c")] = described(SELECTOR, "a")
+    with pytest.raises(InvalidFilter, match="more than 10 bytes"):
+        compile_filter_set(texts, limits=limits)
+
+
+@pytest.mark.req("SE18", "X16")
+@pytest.mark.parametrize(("count", "passes"), [(99, True), (101, False), (10_000, False)])
+def test_a_message_with_too_many_properties_does_not_match(count: int, passes: bool) -> None:
+    # Four steps for each, and a few for their octets.
+    found = filters(SELECTOR, "NOT b = 1", limits=Limits(filter_steps_max=4 * 99 + 10))
+    entry = entry_of(application_properties={"b": 2} | {f"p{at}": 0 for at in range(count - 1)})
+    assert found.matches(entry) is passes
+    # Decoding them is stopped too, and what is not decoded counts for little.
+    assert found.work <= 100
+
+
+@pytest.mark.req("SE18", "X16")
+@pytest.mark.parametrize(
+    ("kind", "value", "fields"),
+    [
+        (SELECTOR, "NOT b = 'x'", {"application_properties": {"b": "x" * 200_000}}),
+        (SELECTOR, "NOT JMSType = 'x'", {"subject": "x" * 200_000}),
+        (
+            SELECTOR,
+            "NOT amqp.annotation.x-a = 'x'",
+            {"message_annotations": {Symbol("x-a"): "x" * 200_000}},
+        ),
+        (SELECTOR, "NOT JMSMessageID = 'x'", {"message_id": b"x" * 100_000}),
+        (SELECTOR, "NOT JMSXUserID = 'x'", {"user_id": b"x" * 100_000}),
+        (TOPIC, "#", {"subject": "." * 2_000}),
+    ],
+    ids=["application properties", "properties", "annotations", "id", "user", "words"],
+)
+def test_a_message_with_long_fields_does_not_match(
+    kind: tuple[int, str], value: str, fields: dict[str, Any]
+) -> None:
+    entry = entry_of(**fields)
+    assert filters(kind, value).matches(entry)
+    assert not filters(kind, value, limits=Limits(filter_steps_max=1_000)).matches(entry)
+
+
+@pytest.mark.req("B21")
+@pytest.mark.parametrize("value", [["a"], {"a": 1}, 1, Symbol("b")], ids=repr)
+def test_a_stream_filter_passes_no_values_of_other_types(value: object) -> None:
+    kind = Symbol("rabbitmq:stream-filter")
+    found = compile_filter_set({kind: Described(kind, ["a", "c"])}, log=True)
+    annotation = Symbol("x-stream-filter-value")
+    assert found.matches(entry_of(message_annotations={annotation: "a"}))
+    assert not found.matches(entry_of(message_annotations={annotation: value}))
+
+
+@pytest.mark.req("SE18", "X16")
+def test_a_search_in_a_text_takes_few_steps_however_often_it_begins_to_match() -> None:
+    entry = entry_of(application_properties={"a": "a" * 4_000})
+    for pattern in ("%a_1%", "%a1%", "%a%1%", "%aaaa_%1%"):
+        found = filters(SELECTOR, f"a LIKE '{pattern}'")
+        assert not found.matches(entry)
+        assert 1 < found.work < 50
+
+
+@pytest.mark.req("X16")
+def test_filters_count_their_work_for_each_message() -> None:
+    found = filters(SELECTOR, " OR ".join(f"a LIKE '%a_{number}%'" for number in range(20)))
+    assert not found.matches(entry_of(application_properties={"a": "a" * 4_000}))
+    much = found.work
+    assert not found.matches(entry_of(application_properties={"a": "a" * 40}))
+    assert much > 40 * found.work
+    assert not found.matches(entry_of())
+    assert found.work <= 20
+
+
+@pytest.mark.req("SE18")
 def test_the_text_of_a_binding_and_its_subject_are_bounded() -> None:
     limits = Limits(filter_text_max=10, filter_subject_max=10)
     found = filters(TOPIC, "#.ä.#.#.b", limits=limits)
@@ -419,8 +495,8 @@ def test_the_text_of_a_binding_and_its_subject_are_bounded() -> None:
 
 @pytest.mark.req("SE18")
 def test_a_message_that_takes_too_many_steps_does_not_match() -> None:
-    entry = entry_of(application_properties={"a": "x" * 20 + "y"})
-    for steps, passes in ((43, True), (42, False)):
+    entry = entry_of(application_properties={"a": "x" * 640})
+    for steps, passes in ((41, True), (40, False)):
         found = filters(SELECTOR, "NOT a LIKE '%x_z%'", limits=Limits(filter_steps_max=steps))
         assert found.matches(entry) is passes
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
+import msgspec
+
 from ...codec.sections import is_simple
 from ...errors import DecodeError
 from ...limits import DEFAULT_LIMITS, Limits
@@ -86,10 +88,23 @@ _BY_NAME: Final[Mapping[str, str]] = {
 }
 
 
+#: Steps of filters that take as long as the node's concluding a delivery.
+_STEPS_OF_WORK: Final = 8
+
+
 class FilterSet:
     """Filters of one link, compiled for its messages."""
 
-    __slots__ = ("_filters", "_limits", "_not_from", "in_place", "position", "unsupported")
+    __slots__ = (
+        "_filters",
+        "_limits",
+        "_not_from",
+        "_steps_max",
+        "in_place",
+        "position",
+        "unsupported",
+        "work",
+    )
 
     def __init__(
         self,
@@ -106,9 +121,15 @@ class FilterSet:
         self.unsupported = unsupported
         #: Start position in a log, if one was requested.
         self.position = position
+        #: Work of the last :meth:`matches`, in deliveries concluded in the same time.
+        self.work: int = 1
         self._filters = tuple(filters)
         self._not_from = not_from
-        self._limits = limits
+        self._steps_max = limits.filter_steps_max
+        # Decoding an element takes about two steps, and cannot be interrupted.
+        self._limits = msgspec.structs.replace(
+            limits, elements_max=min(limits.elements_max, max(1, limits.filter_steps_max // 2))
+        )
 
     @property
     def selective(self) -> bool:
@@ -116,7 +137,7 @@ class FilterSet:
         return bool(self._filters) or self._not_from is not None
 
     def matches(self, entry: Entry, publisher: str | None = None) -> bool:
-        """Return whether the message passes all filters.
+        """Return whether the message passes all filters, and set :attr:`work`.
 
         The result is the same for the same message until its state or its annotations change
         (§3.5.1).
@@ -126,19 +147,22 @@ class FilterSet:
             publisher: Its sender, in the terms of *receiver* of :func:`compile_filter_set`; None if
                 unknown, in which case no-local lets the message pass.
         """
+        self.work = 1
         if publisher is not None and publisher == self._not_from:
             return False
         if not self._filters:
             return True
         if entry.message_format != MESSAGE_FORMAT:
             return False
-        view = MessageView(entry, self._limits)
+        view = MessageView(entry, self._limits, self._steps_max)
         try:
             for passes in self._filters:
                 if passes(view) is not True:
                     return False
         except (DecodeError, Exhausted):
             return False
+        finally:
+            self.work += view.steps // _STEPS_OF_WORK
         return True
 
 
@@ -255,6 +279,7 @@ class _SetCompiler:
         self.filters: list[Evaluate] = []
         self.not_from: str | None = None
         self._entries = 0
+        self._text_bytes = 0
         self._stream_values: frozenset[str] | None = None
         self._unfiltered = False
 
@@ -284,8 +309,11 @@ class _SetCompiler:
     def _text(self, name: str, value: object) -> str:
         if not isinstance(value, str):
             raise InvalidFilter(f"{name}: a string expected", expected=("a string",))
-        if len(value.encode("utf-8", "surrogatepass")) > self.limits.filter_text_max:
-            raise InvalidFilter(f"{name}: more than {self.limits.filter_text_max} bytes")
+        self._text_bytes += len(value.encode("utf-8", "surrogatepass"))
+        if self._text_bytes > self.limits.filter_text_max:
+            raise InvalidFilter(
+                f"{name}: more than {self.limits.filter_text_max} bytes in texts of filters"
+            )
         return value
 
     def _add_text(self, name: str, kind: str, text: str) -> None:
@@ -358,7 +386,7 @@ class _SetCompiler:
 
         def passes(view: MessageView) -> bool:
             found = view.message_annotations().get("x-stream-filter-value")
-            return unfiltered if found is None else found in values
+            return unfiltered if found is None else isinstance(found, str) and found in values
 
         self.filters.append(passes)
 
@@ -406,7 +434,9 @@ def _topic_binding(pattern: str, subject_max: int) -> Evaluate:
         if len(subject) > subject_max:
             return False
         fits = 1 | (any_words & 1) << 1
-        for word in subject.split("."):
+        words = subject.split(".")
+        view.spend(len(words))
+        for word in words:
             fits = (fits & (by_word.get(word, 0) | any_word)) << 1 | fits & any_words
             fits |= (fits & any_words) << 1
             if not fits:

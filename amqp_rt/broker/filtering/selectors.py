@@ -9,7 +9,8 @@ logic has three values: ``True``, ``False`` and ``None``, which is *unknown*, th
 operation on an absent field. A message passes if the result is ``True``.
 
 A selector has no loops: each term is evaluated at most once for a message, so the bounds of text,
-terms and depth bound the work. LIKE is matched without backtracking and counts its steps.
+terms and depth bound the work. LIKE is matched without backtracking. Steps are counted where the
+work depends on the message, and for selectors of many terms.
 
 Rules for points that the specifications leave open:
 
@@ -168,7 +169,25 @@ def compile_selector(
         raise _unexpected(text, 0, ("a condition",))
     tree = _parse(text, dialect, limits)
     compiler = _Compiler(text, dialect, now_ms, limits)
-    return compiler.condition(tree, 1).evaluate
+    selector = compiler.condition(tree, 1).evaluate
+    steps = compiler.nodes // _NODES_OF_A_STEP
+    return selector if steps < _FEW_STEPS else _counted(selector, steps)
+
+
+#: Nodes of a selector that are evaluated in the time of a step, and the number of steps from which
+#: they are counted.
+_NODES_OF_A_STEP: Final = 2
+_FEW_STEPS: Final = 8
+
+
+def _counted(selector: Evaluate, steps: int) -> Evaluate:
+    """Count *steps* for each evaluation of *selector*, which has many terms."""
+
+    def evaluate(view: MessageView) -> Any:
+        view.spend(steps)
+        return selector(view)
+
+    return evaluate
 
 
 # --- Parsing -----------------------------------------------------------------------------------
@@ -454,6 +473,9 @@ def _plus_sign(value: Any) -> Any:
     return value if _ORDERED.get(type(value), 0) == _NUMBER else None
 
 
+#: Characters or octets that are compared in one step.
+_COMPARED_AT_ONCE: Final = 4096
+
 _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq,
     "<>": operator.ne,
@@ -469,16 +491,45 @@ _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 # --- LIKE --------------------------------------------------------------------------------------
 
 
-class _Segment(NamedTuple):
-    """Part of a pattern between two ``%``."""
+#: Comparisons of characters in the time of a step: when a literal is searched, and when ``_`` are
+#: among its characters. Longer literals than this are searched in linear time.
+_COMPARED_IN_LITERALS: Final = 1024
+_COMPARED: Final = 64
+_LONG_LITERAL: Final = 100
 
-    #: Number of characters that it matches.
-    length: int
-    #: Its literal strings with their offsets; the other characters are ``_``.
-    pieces: tuple[tuple[int, str], ...]
+
+class _Segment:
+    """Part of a pattern between two ``%``.
+
+    Args:
+        pieces: Its literal strings; between two of them there is a ``_``.
+    """
+
+    __slots__ = ("_literal", "_pattern", "length")
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        #: Number of characters that it matches.
+        self.length = sum(map(len, pieces)) + len(pieces) - 1
+        self._literal = pieces[0]
+        self._pattern = (
+            None if len(pieces) == 1 else re.compile(".".join(map(re.escape, pieces)), re.DOTALL)
+        )
 
     def stands_at(self, text: str, at: int) -> bool:
-        return all(text.startswith(piece, at + place) for place, piece in self.pieces)
+        """Return whether it matches *text* at *at*."""
+        if self._pattern is None:
+            return text.startswith(self._literal, at)
+        return self._pattern.match(text, at) is not None
+
+    def find(self, view: MessageView, text: str, at: int, end: int) -> int:
+        """Return the first index from *at* on where it matches before *end*; -1 if there is none."""
+        if self._pattern is None:
+            compared = (end - at) * min(self.length, _LONG_LITERAL)
+            view.spend(1 + compared // _COMPARED_IN_LITERALS)
+            return text.find(self._literal, at, end)
+        view.spend(1 + (end - at) * self.length // _COMPARED)
+        found = self._pattern.search(text, at, end)
+        return -1 if found is None else found.start()
 
 
 def _like_segments(
@@ -490,40 +541,33 @@ def _like_segments(
         InvalidFilter: There are more wildcards than *wildcards_max*.
     """
     segments: list[_Segment] = []
-    pieces: list[tuple[int, str]] = []
+    pieces: list[str] = []
     literal: list[str] = []
-    length = 0
     wildcards = 0
     at = 0
 
     def end_of_literal() -> None:
-        if literal:
-            pieces.append((length - len(literal), "".join(literal)))
-            literal.clear()
+        pieces.append("".join(literal))
+        literal.clear()
 
     while at < len(pattern):
         character = pattern[at]
         at += 1
         if character == escape and at < len(pattern) and pattern[at] in ("%", "_", escape):
             literal.append(pattern[at])
-            length += 1
             at += 1
         elif character in ("%", "_"):
             wildcards += 1
             if wildcards > wildcards_max:
                 raise InvalidFilter("the selector has too many LIKE wildcards")
             end_of_literal()
-            if character == "_":
-                length += 1
-            else:
-                segments.append(_Segment(length, tuple(pieces)))
+            if character == "%":
+                segments.append(_Segment(pieces))
                 pieces.clear()
-                length = 0
         else:
             literal.append(character)
-            length += 1
     end_of_literal()
-    segments.append(_Segment(length, tuple(pieces)))
+    segments.append(_Segment(pieces))
     return segments, wildcards
 
 
@@ -544,24 +588,18 @@ def _is_like(segments: Sequence[_Segment], view: MessageView, text: str) -> bool
     if at > end or not first.stands_at(text, 0) or not last.stands_at(text, end):
         return False
     for segment in segments[1:-1]:
-        if segment.pieces:
-            place, piece = segment.pieces[0]
-            while True:
-                view.spend(len(segment.pieces))
-                found = text.find(piece, at + place, end)
-                if found < 0:
-                    return False
-                at = found - place
-                if segment.stands_at(text, at):
-                    break
-                at += 1
-        at += segment.length
-        if at > end:
+        found = segment.find(view, text, at, end)
+        if found < 0:
             return False
+        at = found + segment.length
     return True
 
 
 # --- Names -------------------------------------------------------------------------------------
+
+#: Steps for converting a decimal or an id, and octets that are converted to text in one step.
+_STEPS_OF_A_CONVERSION: Final = 4
+_CONVERTED: Final = 256
 
 
 def _property(field: str, view: MessageView) -> Any:
@@ -573,29 +611,40 @@ def _id_text(field: str, view: MessageView) -> Any:
     found = getattr(view.properties(), field)
     if found is None or isinstance(found, str):
         return found
+    view.spend(_STEPS_OF_A_CONVERSION)
     if isinstance(found, UUID):
         return f"ID:AMQP_UUID:{found}"
     if isinstance(found, bytes):
+        view.spend(len(found) // _CONVERTED)
         return f"ID:AMQP_BINARY:{found.hex().upper()}"
     return f"ID:AMQP_ULONG:{int(found)}"
 
 
 def _annotation(key: str, view: MessageView) -> Any:
     found = view.message_annotations().get(key)
-    return _of_decimal(found) if type(found) in _DECIMALS else found
+    if type(found) in _DECIMALS:
+        view.spend(_STEPS_OF_A_CONVERSION)
+        return _of_decimal(found)
+    return found
 
 
 def _application_property(name: str) -> Evaluate:
     def evaluate(view: MessageView) -> Any:
         found = view.application_properties().get(name)
-        return _of_decimal(found) if type(found) in _DECIMALS else found
+        if type(found) in _DECIMALS:
+            view.spend(_STEPS_OF_A_CONVERSION)
+            return _of_decimal(found)
+        return found
 
     return evaluate
 
 
 def _user_text(view: MessageView) -> str | None:
     found = view.properties().user_id
-    return None if found is None else found.decode("utf-8", "replace")
+    if found is None:
+        return None
+    view.spend(1 + len(found) // _CONVERTED)
+    return found.decode("utf-8", "replace")
 
 
 _HEADER_FIELDS: Final[Mapping[str, Evaluate]] = {
@@ -667,6 +716,8 @@ class _Compiler:
         self.now_ms = now_ms
         self.limits = limits
         self.wildcards = 0
+        #: Number of nodes that an evaluation visits at most.
+        self.nodes = 0
         self.operators: Mapping[str, Callable[[Any, Any], Any]] = {
             "+": partial(_plus, limits.filter_subject_max),
             "-": _minus,
@@ -685,6 +736,7 @@ class _Compiler:
             raise InvalidFilter(
                 f"the selector is more than {self.limits.selector_depth_max} levels deep"
             )
+        self.nodes += 1
         make = cast("Callable[[list[Any], int], _Node]", getattr(self, f"_{tree.data}"))
         return make(tree.children, depth + 1)
 
@@ -773,6 +825,7 @@ class _Compiler:
             if one is None or other is None:
                 return None
             if kinds(type(one), 0) == kinds(type(other), -1):
+                _count_comparison(view, one)
                 return compare(one, other)
             return unlike
 
@@ -821,6 +874,7 @@ class _Compiler:
         unlike = self.dialect.unlike
         kinds = KINDS.get
         if all(item.constant is not _VARIES for item in items):
+            self.nodes -= len(items)
             # Grouped by kind, since True equals 1 in Python.
             by_kind: dict[int, set[object]] = {}
             for item in items:
@@ -854,8 +908,10 @@ class _Compiler:
                     unknown = True
                 elif kinds(type(item), -1) != kind:
                     result = unlike
-                elif value == item:
-                    return present
+                else:
+                    _count_comparison(view, item)
+                    if value == item:
+                        return present
             return None if unknown else result
 
         return _Node(evaluate)
@@ -875,6 +931,7 @@ class _Compiler:
 
         def evaluate(view: MessageView) -> bool | None:
             value = operand(view)
+            _count_comparison(view, value)
             above = at_most(low(view), value)
             below = at_most(value, high(view))
             if above is False or below is False:
@@ -976,6 +1033,12 @@ class _Compiler:
                 (f"a field of the section {section}",),
             )
         return fields[name]
+
+
+def _count_comparison(view: MessageView, value: Any) -> None:
+    """Count the steps of comparing *value* with another one of a message."""
+    if isinstance(value, str | bytes):
+        view.spend(len(value) // _COMPARED_AT_ONCE)
 
 
 def _negated(operand: Evaluate) -> _Node:

@@ -10,8 +10,9 @@ queue in the store, and a durable message is accepted when all of these have it
 (:class:`TopicLedger`).
 
 If a message has more subscriptions than one turn of the event loop has time for, each turn hands it
-to some of them, in the order of their creation, and messages behind it wait. The message goes to the
-subscriptions that existed when it was put. Publishers get no credit while ``backlog_max`` messages
+to some of them, in the order of their creation, and messages behind it wait. Filters that examine it
+take part of that time, each as much as it has used. The message goes to the subscriptions that
+existed when it was put. Publishers get no credit while ``backlog_max`` messages
 wait for their turns.
 """
 
@@ -21,6 +22,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from sys import maxsize
 from typing import Any, Final
 
 from ..fronts.base import IncomingDelivery
@@ -32,10 +34,9 @@ from .queue.observed import ObservedQueue
 from .queue.queue import WORK_OF_AN_END, Counts, Memory, MessageQueue
 from .queue.subscriptions import Subscription
 
-#: Cost of handing one message to one subscription, in deliveries concluded in the same time: without
-#: filters, with filters, and for writing to the store.
+#: Cost of handing one message to one subscription, in deliveries concluded in the same time, and of
+#: writing it to the store. Filters count their own work.
 _WORK_OF_A_COPY: Final = 4
-_WORK_OF_FILTERS: Final = 32
 _WORK_OF_A_ROW: Final = 4
 #: Maximum number of queues that are deleted, or swept, in one step.
 _FEW: Final = 50
@@ -128,7 +129,8 @@ class MessageTopic:
         #: Work for later turns: messages to hand out, calls that stage messages, queues to sweep,
         #: and queues to delete.
         self._passing: deque[_Passing] = deque()
-        self.staging: deque[Callable[[], None]] = deque()
+        #: A call that returns True is repeated in the next turn.
+        self.staging: deque[Callable[[], object]] = deque()
         self._swept: list[MessageQueue] = []
         self._doomed: list[MessageQueue] = []
         self._unfinished = False
@@ -199,23 +201,26 @@ class MessageTopic:
         """
         self.counts.enqueued += 1
         count = len(self._queues)
-        if self._passing or (
-            count > 1
-            and not self.takes_turn(count, _WORK_OF_A_COPY, _WORK_OF_FILTERS * len(self._filters))
+        if (
+            not self._passing
+            and not self._filters
+            and (count <= 1 or self.takes_turn(count, _WORK_OF_A_COPY))
         ):
-            self.hold(entry)
-            self._passing.append(_Passing(entry, copies, self._identities))
-            self.go_on_later()
-        else:
             self._hand_out(entry, copies, list(self._queues))
+            return
+        passing = _Passing(entry, copies, self._identities)
+        if self._passing or not self._filters or not self._hand_out_some(passing):
+            self.hold(entry)
+            self._passing.append(passing)
+            self.go_on_later()
 
-    def takes_turn(self, count: int, work: int, more: int = 0) -> bool:
-        """Return whether this turn has time for *count* times *work* and *more*, and use that time.
+    def takes_turn(self, count: int, work: int) -> bool:
+        """Return whether this turn has time for *count* times *work*, and use that time.
 
         A *count* of 1 is always allowed: a queue would do as much.
         """
         if count > 1:
-            work = count * work + more
+            work = count * work
             if work > self.memory.work:
                 return False
             self.memory.work -= work
@@ -249,8 +254,8 @@ class MessageTopic:
                 self._doomed.pop().delete()
             elif self.staging:
                 # Even if the topic has failed, since a discharge may wait for the call.
-                memory.work -= max(1, _WORK_OF_A_ROW * len(self.stored))
-                self.staging.popleft()()
+                memory.work -= 1
+                self._stage_next()
             elif self.deleted:
                 return
             elif self._passing:
@@ -270,15 +275,19 @@ class MessageTopic:
         if self._order is None:
             self._order = list(self._queues)
         order = self._order
-        at = start = bisect_right(order, passing.seen)
+        at = bisect_right(order, passing.seen)
         last = bisect_right(order, passing.last)
         while at < last and memory.work > 0:
-            memory.work -= _WORK_OF_FILTERS if order[at] in self._filters else _WORK_OF_A_COPY
-            at += 1
-        if at > start:
+            start = at
+            while at < last and memory.work > 0:
+                memory.work -= _WORK_OF_A_COPY
+                at += 1
+                if order[at - 1] in self._filters:
+                    # Its filters may use up the rest of this turn.
+                    break
             # Set before an error can occur, so that no subscription gets the message twice.
             passing.seen = order[at - 1]
-        self._hand_out(passing.entry, passing.copies, order[start:at])
+            self._hand_out(passing.entry, passing.copies, order[start:at])
         return at >= last
 
     def _hand_out(
@@ -299,7 +308,7 @@ class MessageTopic:
                     continue
             else:
                 wanted = self._filters.get(identity)
-                if wanted is not None and not wanted.matches(entry, entry.publisher):
+                if wanted is not None and not self._matches(wanted, entry):
                     continue
                 copy = entry.again()
             queue.put(copy)
@@ -310,15 +319,39 @@ class MessageTopic:
         for identity in slow:
             self._give_up(identity)
 
-    def reserve(self, entry: Entry) -> dict[int, Entry]:
+    def _matches(self, wanted: Any, entry: Entry) -> bool:
+        """Return whether the filters *wanted* match *entry*, and count the work of that."""
+        matches: bool = wanted.matches(entry, entry.publisher)
+        self.memory.work -= wanted.work
+        return matches
+
+    def examine(self, entry: Entry, verdicts: dict[int, bool]) -> bool:
+        """Let the filters of stored subscriptions examine *entry*, as far as this turn allows.
+
+        Their *verdicts*, by subscription, are for :meth:`reserve`. Return whether there are all.
+        """
+        if self._filters:
+            for identity in self.stored:
+                wanted = self._filters.get(identity)
+                if wanted is not None and identity not in verdicts:
+                    if self.memory.work <= 0:
+                        return False
+                    verdicts[identity] = self._matches(wanted, entry)
+        return True
+
+    def reserve(self, entry: Entry, verdicts: dict[int, bool] | None = None) -> dict[int, Entry]:
         """Reserve sequence numbers for copies of *entry* in the stored queues whose filters match.
 
-        Return the copies, by subscription.
+        Return the copies, by subscription. Filters without a verdict examine the message now.
         """
         found: dict[int, Entry] = {}
         for identity in self.stored:
             wanted = self._filters.get(identity)
-            if wanted is None or wanted.matches(entry, entry.publisher):
+            matches = wanted is None
+            if wanted is not None:
+                known = None if verdicts is None else verdicts.get(identity)
+                matches = self._matches(wanted, entry) if known is None else known
+            if matches:
                 found[identity] = copy = entry.again()
                 self._queues[identity].reserve(copy)
         return found
@@ -460,10 +493,21 @@ class MessageTopic:
         if self._doomed:
             self.go_on_later()
 
+    def _stage_next(self) -> None:
+        """Make the next call that stages messages."""
+        # Removed before an error can occur, so that it is not repeated.
+        call = self.staging.popleft()
+        if call() is True:
+            self.staging.appendleft(call)
+
     def stage_all(self) -> None:
         """Stage all messages that wait for it, since no more turns follow."""
-        while self.staging:
-            self.staging.popleft()()
+        work, self.memory.work = self.memory.work, maxsize
+        try:
+            while self.staging:
+                self._stage_next()
+        finally:
+            self.memory.work = work
 
 
 class TopicLedger:
@@ -505,17 +549,24 @@ class TopicLedger:
         """
         topic = self._topic
         stored = len(topic.stored)
-        if topic.staging or not topic.takes_turn(len(entries) * stored, _WORK_OF_A_ROW):
+        examined: list[dict[int, bool]] = [{} for _ in entries]
+        if (
+            topic.staging
+            or not topic.takes_turn(len(entries) * stored, _WORK_OF_A_ROW)
+            or not all(map(topic.examine, entries, examined))
+        ):
             # One message is staged within a turn, as ``stored_subscriptions_max`` bounds its copies.
             for at, entry in enumerate(entries):
                 last = at == len(entries) - 1
                 some = deliveries[at : at + 1]
-                stage = partial(self._stage_held, entry, some, done if last else None, note)
+                stage = partial(
+                    self._stage_held, entry, examined[at], some, done if last else None, note
+                )
                 topic.hold(entry)
                 topic.staging.append(stage)
             topic.go_on_later()
         else:
-            self._stage(entries, deliveries, done, note)
+            self._stage(entries, examined, deliveries, done, note)
 
     def call_in_line(self, call: Callable[[], None]) -> bool:
         """Call *call* after all messages that wait to be staged; return False if there are none."""
@@ -528,17 +579,27 @@ class TopicLedger:
     def _stage_held(
         self,
         entry: Entry,
+        verdicts: dict[int, bool],
         deliveries: list[IncomingDelivery],
         done: Callable[[], None] | None,
         note: Callable[[Unit, list[IncomingDelivery]], None] | None,
-    ) -> None:
-        """Stage *entry*, for which room was reserved while it waited for a turn."""
-        self._topic.let_go(entry)
-        self._stage([entry], deliveries, done, note)
+    ) -> bool:
+        """Stage *entry*, for which room was reserved while it waited for a turn.
+
+        Return whether this has to be repeated, since filters have not examined it yet.
+        """
+        topic = self._topic
+        if not topic.examine(entry, verdicts):
+            return True
+        topic.memory.work -= _WORK_OF_A_ROW * len(topic.stored)
+        topic.let_go(entry)
+        self._stage([entry], [verdicts], deliveries, done, note)
+        return False
 
     def _stage(
         self,
         entries: list[Entry],
+        examined: list[dict[int, bool]],
         deliveries: list[IncomingDelivery],
         done: Callable[[], None] | None,
         note: Callable[[Unit, list[IncomingDelivery]], None] | None,
@@ -563,7 +624,10 @@ class TopicLedger:
             answer(partial(refuse, error=error))
 
         unit = Unit(refused)
-        staged = [(entry, self._write(unit, entry)) for entry in entries]
+        staged = [
+            (entry, self._write(unit, entry, verdicts))
+            for entry, verdicts in zip(entries, examined, strict=True)
+        ]
         if note is not None:
             note(unit, deliveries)
         unit.then(put, None, topic)
@@ -591,9 +655,11 @@ class TopicLedger:
 
         unit.then(kept, undo, topic)
 
-    def _write(self, unit: Unit, entry: Entry) -> dict[int, Entry]:
+    def _write(
+        self, unit: Unit, entry: Entry, verdicts: dict[int, bool] | None = None
+    ) -> dict[int, Entry]:
         topic = self._topic
-        copies = topic.reserve(entry)
+        copies = topic.reserve(entry, verdicts)
         if entry.durable and copies:
             # The same fields for all copies.
             head = head_of(entry.again())

@@ -151,7 +151,7 @@ def test_filters_look_at_many_messages_in_several_goes() -> None:
     client = world.client()
 
     def look_on() -> None:
-        for _ in range(10):
+        for _ in range(5):
             world.host.look_on()
             world.pump()
 

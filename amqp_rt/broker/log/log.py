@@ -73,9 +73,12 @@ _PARTS: Final = 8
 _CHUNK_BYTES: Final = 1024 * 1024
 #: Bytes of records that are written together at most.
 _GATHERED_BYTES: Final = 16 * 1024 * 1024
-#: Records that a reader examines at one place, and in all, before other readers get their turn.
+#: Records that a reader examines at one place, and in all, before other readers get their turn. Its
+#: filters end it earlier if they use up the work of all nodes in this turn of the event loop.
 _RUN: Final = 64
 _LOOKS: Final = 1_000
+#: Octets of a record that are copied for its filters in the time of a unit of that work.
+_COPIED: Final = 32_768
 
 
 class Record(Struct, gc=False, array_like=True):
@@ -417,6 +420,8 @@ class MessageLog:
         self.on_unfinished: Callable[[], None] = _nothing
         self.readers: dict[LogReader, None] = {}
         self._unfinished: dict[LogReader, None] = {}
+        #: Whether :meth:`resume` has been requested for them.
+        self._resumes = False
         #: Bytes of records that wait to be written, or for their transaction.
         self.pending = 0
         self._gathering: Appending | None = None
@@ -737,10 +742,13 @@ class MessageLog:
         reader.serving = True
         link = reader.link
         looks = _LOOKS
+        filtered = reader.filters is not None
         try:
             idle = 0
             places = reader.places
             while idle < len(places) and looks > 0 and link.credit > 0 and link.writable:
+                if filtered and self.memory.work <= 0:
+                    break
                 place = places[0]
                 looked = self._read(reader, place, looks if reader.batches else min(looks, _RUN))
                 idle = 0 if looked else idle + 1
@@ -750,14 +758,14 @@ class MessageLog:
         finally:
             reader.serving = False
         if link.credit > 0 and link.writable:
-            if looks <= 0:
+            if looks <= 0 or (filtered and self.memory.work <= 0):
                 self._unfinished[reader] = None
-                self.on_unfinished()
+                self._resume_later()
                 return
             for place in reader.places:
                 if not place.fetching:
                     place.partition.waiting[reader] = None
-        if reader.filters is None:
+        if not filtered:
             behind = reader.behind
             link.offer(-(-behind // _BLOCK_RECORDS) if reader.batches else behind)
         if (
@@ -814,9 +822,23 @@ class MessageLog:
 
     def resume(self) -> None:
         """Continue serving readers that had too many records to examine; see ``on_unfinished``."""
+        self._resumes = False
         unfinished, self._unfinished = self._unfinished, {}
+        waiting: dict[LogReader, None] = {}
         for reader in unfinished:
-            self.serve(reader)
+            if reader.filters is not None and self.memory.work <= 0:
+                waiting[reader] = None
+            else:
+                self.serve(reader)
+        if waiting:
+            # They come first in the next turn.
+            self._unfinished = waiting | self._unfinished
+            self._resume_later()
+
+    def _resume_later(self) -> None:
+        if not self._resumes:
+            self._resumes = True
+            self.on_unfinished()
 
     def leave(self, reader: LogReader) -> None:
         """Remove *reader*, whose link has ended."""
@@ -1023,10 +1045,16 @@ class LogReader:
         return sum(max(0, place.partition.next - place.offset) for place in self.places)
 
     def give(self, partition: Partition, offset: int, record: Record) -> bool:
-        """Send *record* if the filters match; return False if the link cannot continue."""
+        """Send *record* if the filters match.
+
+        Return False if the link cannot continue, or the filters have to wait for the next turn.
+        """
         payload = dress(partition.index, offset, record)
-        if self.filters is not None and not self._wants(record, payload):
-            return True
+        if self.filters is not None:
+            if self.log.memory.work <= 0:
+                return False
+            if not self._wants(record, payload):
+                return True
         link = self.link
         try:
             link.send(payload, None, settled=self.settled, message_format=record.message_format)
@@ -1051,6 +1079,8 @@ class LogReader:
         append, pack, head_size = pieces.append, RECORD_HEAD.pack, RECORD_HEAD.size
         size, offset = 0, block.offset + start
         for record in block.records[start:end]:
+            if filters is not None and self.log.memory.work <= 0:
+                break
             payload, time_ms = record.payload, record.time_ms
             if time_ms >= since_ms and (
                 filters is None or self._wants(record, dress(partition, offset, record))
@@ -1083,7 +1113,9 @@ class LogReader:
             entry = entry_of(whole, walk_head(whole))
         else:
             entry = Entry(whole, record.message_format)
-        return bool(self.filters.matches(entry, record.publisher))
+        wanted = bool(self.filters.matches(entry, record.publisher))
+        self.log.memory.work -= self.filters.work + len(whole) // _COPIED
+        return wanted
 
     # --- Callbacks of the link (fronts.base.SendingEndpoint) ---
 

@@ -55,9 +55,8 @@ _RUN: Final = 64
 #: Messages delivered in one turn of the event loop, however much credit there is.
 _DELIVERED: Final = 1_000
 
-#: Messages that the filters of one consumer examine in a row; selectors may take 20 µs for each.
-_LOOKS: Final = 500
-
+#: Slots that a search passes over, and heaps whose first messages are compared, for a unit of work.
+_PASSED: Final = 32
 
 #: Expired messages that are given up in a row.
 _SWEPT: Final = 50
@@ -67,7 +66,8 @@ _SWEPT: Final = 50
 _DUE: Final = 250
 
 #: Deferrable work, such as ended links' deliveries to conclude, in one turn of the event loop for
-#: all nodes that share their :class:`Memory`: a few milliseconds.
+#: all nodes that share their :class:`Memory`: a few milliseconds. Filters that examine messages count
+#: as much as they have done.
 WORK_OF_A_TURN: Final = 1_000
 #: Units of that work for giving one message up, which may make a dead letter of it, and for deleting
 #: the queue of one subscription; and for each further copy of that dead letter.
@@ -343,6 +343,10 @@ class MessageQueue(DistributionNode):
         self._enough: int = 0
         #: Objects of the deleted queue that have not been freed yet.
         self._trash: list[Any] = []
+        #: The last consumer or browser that has examined a message, and whether browsers are served
+        #: before consumers in the next turn.
+        self._tired: Subscription | None = None
+        self._browsers_first: bool = True
         self._freed: bool = False
         #: Whether messages are ordered by more than their sequence number.
         self._ranked: bool = priorities > 1 or sorting
@@ -530,7 +534,10 @@ class MessageQueue(DistributionNode):
             if (
                 link.credit > 0
                 and link.writable
-                and subscription.wants(entry)
+                and (
+                    not subscription.selective
+                    or (self.memory.work > 0 and self._examine(subscription, entry))
+                )
                 and self._hand(subscription, entry)
             ):
                 self._head = self._next = sequence + 1
@@ -560,8 +567,7 @@ class MessageQueue(DistributionNode):
         if self._gathers:
             return
         if self.browsers:
-            for browser in list(self.browsers.values()):
-                self._browse(browser)
+            self._browse_all()
         if self._ring or self._levels:
             self.pump()
         if self.overflow == DROP_HEAD:
@@ -849,8 +855,6 @@ class MessageQueue(DistributionNode):
             if self._active is None:
                 self._active = subscription
                 subscription.active = not self._paused
-        if subscription.selective:
-            self._part(subscription)
         return subscription
 
     def locked(self, exclusive: bool) -> bool:
@@ -917,14 +921,20 @@ class MessageQueue(DistributionNode):
     def _give_back(self, subscription: Subscription) -> None:
         """Return the credit of a draining link if *subscription* gets no more messages now."""
         link = subscription.link
+        if not link.draining:
+            return
         # Messages still to be requeued are for it as well.
-        looking = (
-            self._exhausted or bool(self._left) or (self.unfinished and subscription.selective)
-        )
+        looking = self._exhausted or bool(self._left) or self._is_searching(subscription)
         if self.paged and not looking:
             looking = self._awaits_reading(subscription)
-        if link.draining and not looking and (link.credit <= 0 or link.writable):
+        if not looking and (link.credit <= 0 or link.writable):
             link.drained()
+
+    def _is_searching(self, subscription: Subscription) -> bool:
+        """Return whether the search for *subscription* continues in a later turn."""
+        if not subscription.searching:
+            return False
+        return isinstance(subscription, Browser) or (subscription.ready and self.available > 0)
 
     def pump(self) -> None:
         """Deliver while there are messages and consumers that may have them."""
@@ -944,6 +954,7 @@ class MessageQueue(DistributionNode):
 
     def _pump_ring(self, ring: deque[Subscription]) -> None:
         passed = 0
+        self._tired = None
         # A consumer that may have none of the messages keeps its place, and is passed over once.
         while self.available and passed < len(ring) and not self._exhausted:
             if self.counts.delivered >= self._enough:
@@ -953,11 +964,21 @@ class MessageQueue(DistributionNode):
                 self._resume_later()
                 return
             subscription = ring[0]
+            if self.memory.work <= -WORK_OF_A_TURN and (subscription.selective or self._apart):
+                # Searches end with the work of a turn. Passing over very many consumers or heaps
+                # takes as long again, and then those without filters wait too.
+                self._exhausted = True
+                self._resume_later()
+                return
             served = self._serve_run(ring, subscription, 1 if len(ring) > 1 else _RUN)
             if subscription.ready:
                 passed = 0 if served else passed + 1
                 if len(ring) > 1:
                     ring.rotate(-1)
+        tired = self._tired
+        if tired is not None and self.memory.work <= 0 and len(ring) > 1 and tired in ring:
+            # In the next turn the others search first.
+            ring.rotate(-1 - ring.index(tired))
 
     def _serve_run(self, ring: deque[Subscription], subscription: Subscription, run: int) -> bool:
         """Deliver up to *run* messages to the first in the ring; return whether it got any."""
@@ -992,65 +1013,38 @@ class MessageQueue(DistributionNode):
     def _take(self, subscription: Subscription) -> Entry | None:
         """Take and return the first message that *subscription* may have."""
         while True:
-            sequence = -1
-            heap: list[int] | None = None
-            key: frozenset[int] | None = None
-            if self._stale:
-                self._skim()
-            if self._returned:
-                heap = self._returned
-                sequence = heap[0]
-                if self._aside and self._head < self._next:
-                    # Only then can a fresh message be before it.
-                    fresh = self._wanted(subscription) if subscription.selective else self._head
-                    if 0 <= fresh < sequence:
-                        sequence = fresh
-                        heap = None
-            elif subscription.selective:
-                sequence = self._wanted(subscription)
-            elif self._head < self._next:
-                sequence = self._head
-            if self._apart:
-                for avoid, others in self._apart.items():
-                    if subscription.identity not in avoid and (
-                        sequence < 0 or others[0] < sequence
-                    ):
-                        heap = others
-                        key = avoid
-                        sequence = others[0]
-            if sequence < 0:
-                if not self.paged or not subscription.selective:
+            if subscription.selective:
+                wanted = self._search(subscription)
+                if wanted is None:
                     return None
-                found = self._reach(subscription)
-                if found is None:
-                    return None
-                entry = found
-            elif heap is not None and self.paged and sequence >= self.paged_from:
-                # It was acquired out of turn, and the store may hold some that are before it.
-                older = self._reach(subscription, sequence) if subscription.selective else None
-                if older is not None:
-                    entry = older
+                entry = wanted
+            else:
+                sequence = -1
+                heap: list[int] | None = None
+                key: frozenset[int] | None = None
+                if self._stale:
+                    self._skim()
+                if self._returned:
+                    heap = self._returned
+                    sequence = heap[0]
+                if self._apart:
+                    key = self._first_apart(subscription, sequence)
+                    if key is not None:
+                        heap = self._apart[key]
+                        sequence = heap[0]
+                if self._head < self._next and (heap is None or self._head < sequence):
+                    sequence = self._head
                     heap = None
-                elif subscription.selective and self._has_reached(subscription, sequence):
-                    entry = self._remove(sequence)
-                else:
+                if sequence < 0 or (
+                    # It was acquired out of turn, and the store holds those that are before it.
+                    heap is not None and self.paged and sequence >= self.paged_from
+                ):
                     return None
-            else:
                 entry = self._remove(sequence & _PLACE)
-            if heap is None:
-                if sequence == self._head:
+                if heap is None:
                     self._step()
-            else:
-                heapq.heappop(heap)
-                if key is not None and not heap:
-                    del self._apart[key]
-                if self._groups is not None and not subscription.wants(entry):
-                    # Another consumer has become the owner of its group.
-                    self._file(entry)
-                    self._place(entry, entry.sequence)
-                    continue
-                if self._aside:
-                    self._aside.discard(entry.sequence)
+                else:
+                    self._unfile(entry, heap, key)
             if entry.expires_at == NEVER or entry.expires_at > self.wall():
                 return entry
             self._expire(entry)
@@ -1060,25 +1054,138 @@ class MessageQueue(DistributionNode):
                 self._resume_later()
                 return None
 
-    def _wanted(self, subscription: Subscription) -> int:
-        """Return the first fresh message that *subscription* wants, -1 for none.
+    def _first_apart(self, subscription: Subscription, before: int) -> frozenset[int] | None:
+        """Return the key of the heap apart with the lowest rank that *subscription* may have.
 
-        If ``_LOOKS`` messages do not match, the search continues in :meth:`resume`, so that
-        others need not wait for it.
+        None if that is not lower than *before*, or there is none; -1 is no bound.
+        """
+        # There may be a heap for each set of consumers.
+        self.memory.work -= len(self._apart) // _PASSED
+        key: frozenset[int] | None = None
+        for avoid, heap in self._apart.items():
+            if subscription.identity not in avoid and (before < 0 or heap[0] < before):
+                before = heap[0]
+                key = avoid
+        return key
+
+    def _unfile(self, entry: Entry, heap: list[int], key: frozenset[int] | None) -> None:
+        """Remove *entry* from *heap*, where it is the first; *key* is None unless that is apart."""
+        heapq.heappop(heap)
+        if key is not None and not heap:
+            del self._apart[key]
+        if self._aside:
+            self._aside.discard(entry.sequence)
+
+    def _search(self, subscription: Subscription) -> Entry | None:
+        """Take and return the first message that a selective *subscription* wants.
+
+        A search that is too long for this turn continues in :meth:`resume`.
+        """
+        subscription.searching = False
+        while True:
+            sequence = -1
+            heap: list[int] | None = None
+            key: frozenset[int] | None = None
+            if self._stale:
+                self._skim()
+            if self._returned:
+                heap = self._returned
+                sequence = heap[0]
+            if self._apart:
+                key = self._first_apart(subscription, sequence)
+                if key is not None:
+                    heap = self._apart[key]
+                    sequence = heap[0]
+            if self._head < self._next and (heap is None or self._head < sequence):
+                fresh = self._wanted(subscription, self._next if heap is None else sequence)
+                if fresh >= 0:
+                    wanted = self._remove(fresh)
+                    if fresh == self._head:
+                        self._step()
+                    return wanted
+                if subscription.searching:
+                    # Later messages must not overtake those that have not been examined.
+                    return None
+            if heap is None:
+                return self._reach(subscription) if self.paged else None
+            if self.paged and sequence >= self.paged_from:
+                # It was acquired out of turn, and the store may hold some that are before it.
+                older = self._reach(subscription, sequence)
+                if older is not None:
+                    return older
+                if not self._has_reached(subscription, sequence):
+                    return None
+            if self.memory.work <= 0:
+                self._search_later(subscription)
+                return None
+            first = self._look(sequence & _PLACE)
+            assert first is not None
+            if self._examine(subscription, first):
+                self._unfile(self._remove(first.sequence), heap, key)
+                return first
+            self._set_apart(subscription, heap, key)
+
+    def _examine(self, subscription: Subscription, entry: Entry) -> bool:
+        """Return whether a selective *subscription* wants *entry*, and count the work of that."""
+        self._tired = subscription
+        wanted = subscription.wants(entry)
+        filters = subscription.filters
+        self.memory.work -= 1 if filters is None else filters.work
+        return wanted
+
+    def _search_later(self, subscription: Subscription) -> None:
+        """Continue the search for *subscription* in the next turn."""
+        subscription.searching = True
+        # Very many consumers would take long although none of them examines a message.
+        self.memory.work -= 1
+        self._resume_later()
+
+    def _wanted(self, subscription: Subscription, before: int) -> int:
+        """Return the first fresh message below *before* that *subscription* wants, -1 for none.
+
+        If the work of this turn is used up first, ``subscription.searching`` is set.
         """
         cursor = max(subscription.cursor, self._head)
-        last = min(self._next, cursor + _LOOKS)
+        last = min(self._next, before)
+        memory = self.memory
         while cursor < last:
+            if memory.work <= 0:
+                subscription.cursor = cursor
+                self._search_later(subscription)
+                return -1
+            if not cursor % _PASSED:
+                memory.work -= 1
             entry = self._fresh(cursor)
-            if entry is not None and subscription.wants(entry):
+            if entry is None:
+                cursor = self._after_empty(cursor, last)
+            elif self._examine(subscription, entry):
                 subscription.cursor = cursor
                 return cursor
-            cursor += 1
+            else:
+                cursor += 1
         subscription.cursor = cursor
-        if cursor < self._next and not self.unfinished:
-            self.unfinished = True
-            self.on_unfinished()
         return -1
+
+    def _after_empty(self, sequence: int, last: int) -> int:
+        """Return the slot after the empty one at *sequence*, or after the segment if it is gone."""
+        if sequence >> _SHIFT in self._segments:
+            return sequence + 1
+        return min(((sequence >> _SHIFT) + 1) << _SHIFT, last)
+
+    def _set_apart(
+        self, subscription: Subscription, heap: list[int], key: frozenset[int] | None
+    ) -> None:
+        """Move the first rank of *heap* to the messages that *subscription* must not get.
+
+        *key* are the consumers that must not get those of *heap*.
+        """
+        rank = heapq.heappop(heap)
+        if key is not None and not heap:
+            del self._apart[key]
+        avoid = (
+            frozenset((subscription.identity,)) if key is None else key | {subscription.identity}
+        )
+        heapq.heappush(self._apart.setdefault(avoid, []), rank)
 
     def resume(self) -> None:
         """Continue with deferred work; requested by ``on_unfinished``."""
@@ -1094,17 +1201,19 @@ class MessageQueue(DistributionNode):
         if not self.deleted:
             if not self._swept:
                 self.sweep()
-            for browser in list(self.browsers.values()):
-                self._browse(browser)
+            # In turns, as either may use up the work of each turn for long.
+            first = self._browsers_first
+            if self.browsers:
+                self._browsers_first = not first
+                if first:
+                    self._browse_all()
             self.pump()
+            if self.browsers and not first:
+                self._browse_all()
             if self.overflow == DROP_HEAD and not self._exhausted:
                 # Only after delivery: messages that consumers have credit for are not dropped.
                 self._shed()
-            if exhausted:
-                self._give_back_all()
-            for subscription in [*self.browsers.values(), *self.consumers.values()]:
-                if subscription.selective and subscription.link is not None:
-                    self._give_back(subscription)
+            self._give_back_all()
 
     def _hand(self, subscription: Subscription, entry: Entry) -> bool:
         """Send *entry*; return False if the link has ended or cannot take this message."""
@@ -1339,8 +1448,6 @@ class MessageQueue(DistributionNode):
     def _conclude_some(self) -> None:
         """Conclude pending deliveries as far as the work of this turn allows."""
         memory = self.memory
-        # Each of them may be tested by the filters of all consumers.
-        work = 1 + (len(self.consumers) >> 3)
         while self._left:
             left = self._left[0]
             deliveries = left.deliveries
@@ -1350,7 +1457,7 @@ class MessageQueue(DistributionNode):
                 delivery = deliveries[left.done]
                 # Counted before an error can occur, so that no delivery is concluded twice.
                 left.done += 1
-                memory.work -= work
+                memory.work -= 1
                 self._concluding = True
                 try:
                     left.finish(delivery)
@@ -1537,42 +1644,17 @@ class MessageQueue(DistributionNode):
             self._aside.add(entry.sequence)
 
     def _file(self, entry: Entry) -> None:
-        """Add *entry* to the heap for the consumers that may have it."""
+        """Add *entry* to the heap for the consumers that may have it.
+
+        A consumer with filters may have it until it has examined it; see :meth:`_set_apart`.
+        """
         avoid = entry.avoid
+        heap = self._returned
         if avoid:
             avoid = entry.avoid = frozenset(link for link in avoid if link in self.consumers)
-        heap = self._returned
-        unwanted = frozenset(
-            consumer.identity
-            for consumer in self.consumers.values()
-            if consumer.selective and not consumer.wants(entry)
-        )
-        if unwanted:
-            avoid = unwanted if avoid is None else avoid | unwanted
-        if avoid:
-            heap = self._apart.setdefault(avoid, [])
+            if avoid:
+                heap = self._apart.setdefault(avoid, [])
         heapq.heappush(heap, self._rank(entry))
-
-    def _part(self, subscription: Subscription) -> None:
-        """Exclude the new *subscription* from requeued messages that it does not want.
-
-        Each message is examined once, however many other consumers are selective.
-        """
-        parted: dict[frozenset[int], list[int]] = {}
-        everything = list(self._apart.items())
-        everything.append((frozenset(), self._returned))
-        for avoid, heap in everything:
-            without = avoid | {subscription.identity}
-            for rank in heap:
-                entry = self._look(rank & _PLACE)
-                if entry is not None:
-                    key = avoid if subscription.wants(entry) else without
-                    parted.setdefault(key, []).append(rank)
-        for heap in parted.values():
-            heapq.heapify(heap)
-        self._stale = 0
-        self._returned = parted.pop(frozenset(), [])
-        self._apart = parted
 
     def _regroup(self) -> None:
         """Sort all requeued messages into heaps again by the consumers that may have them."""
@@ -2122,10 +2204,13 @@ class MessageQueue(DistributionNode):
         paging = self._paging
         assert paging is not None
         while self.paged:
+            if self.memory.work <= 0:
+                self._search_later(subscription)
+                break
             entry = self._ahead_of(subscription, before)
             if entry is None:
                 break
-            if subscription.wants(entry):
+            if self._examine(subscription, entry):
                 self._come_in(entry)
                 paging.take(entry)
                 if not self.paged:
@@ -2160,13 +2245,35 @@ class MessageQueue(DistributionNode):
                 return sequence
         return cursor if cursor < self._next else -1
 
+    def _browse_all(self) -> None:
+        """Serve browsers as far as the work of this turn allows, the rest in the next one."""
+        memory = self.memory
+        served: list[Browser] = []
+        for browser in list(self.browsers.values()):
+            if memory.work <= 0:
+                # The others come first in the next turn.
+                for each in served:
+                    if self.browsers.pop(each.identity, None) is not None:
+                        self.browsers[each.identity] = each
+                self._resume_later()
+                return
+            memory.work -= 1
+            served.append(browser)
+            self._browse(browser)
+
     def _browse(self, browser: Browser) -> None:
+        """Send copies to *browser* as far as its credit and the work of this turn allow."""
         link = browser.link
         if link is None or self.deleted:
             return
-        looks = _LOOKS
+        memory = self.memory
+        browser.searching = False
         while link.credit > 0 and link.writable and not browser.feeding:
             sequence = self._unseen(browser)
+            if memory.work <= 0 and (sequence >= 0 or self.paged):
+                browser.searching = True
+                self._resume_later()
+                return
             late = bool(browser.backlog) and sequence == browser.backlog[-1]
             if late and self.paged and sequence >= self.paged_from:
                 # It became available out of turn, and the store may hold some that are before it.
@@ -2180,19 +2287,20 @@ class MessageQueue(DistributionNode):
                     return
             elif sequence >= 0:
                 entry = self._look(sequence & _PLACE) if late else self._fresh(sequence)
+                if entry is None and not late:
+                    if not sequence % _PASSED:
+                        memory.work -= 1
+                    browser.cursor = self._after_empty(sequence, self._next)
+                    continue
             else:
                 entry = self._ahead(browser) if self.paged else None
                 if entry is None:
                     return
                 sequence = entry.sequence
-            if entry is not None and not browser.wants(entry):
-                looks -= 1
-                if not looks:
-                    if not self.unfinished:
-                        self.unfinished = True
-                        self.on_unfinished()
-                    return
+            if entry is not None and browser.selective and not self._examine(browser, entry):
                 entry = None
+            else:
+                memory.work -= 1
             if entry is not None and (entry.expires_at == NEVER or entry.expires_at > self.wall()):
                 payload = departing(entry, self.wall()) if entry.altered else entry.payload
                 try:

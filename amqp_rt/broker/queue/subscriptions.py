@@ -112,7 +112,8 @@ class Subscription:
         default_outcome: Outcome of deliveries that end without one (§3.5.3).
         outcomes: Outcome types that the link may use, None for all four.
         settled: Whether messages are sent settled, which removes them at once.
-        filters: Filters of messages, an object with ``matches(entry, publisher)``, or None.
+        filters: Filters of messages, an object with ``matches(entry, publisher)``, and with
+            ``work``, the work of the last match; or None.
         cursor: Sequence number before which all messages never acquired were examined and not
             wanted.
         groups: Owners of the node's message groups, None if it has no groups.
@@ -160,6 +161,8 @@ class Subscription:
         self.acquiring: Any = None
         #: Whether any of its deliveries has been part of a transaction.
         self.transacted: bool = False
+        #: Whether a search for its next message continues in the next turn of the event loop.
+        self.searching: bool = False
         #: Last properties of a flow that were processed.
         self._flow_properties: Any = None
         #: Whether it is queued for a turn at its node.

@@ -229,6 +229,7 @@ _POSTS_OF_A_LINK = 500
 _DECLARED = re.compile(rb"\x00\x53\x33(?:\xc0..|\xd0.{8})\xa0(.)", re.DOTALL)
 _OPEN = b"\x00\x53\x10"
 _FLOW = b"\x00\x53\x13"
+_DETACH = b"\x00\x53\x16"
 _ACCEPTED = b"\x00\x53\x24"
 
 
@@ -281,10 +282,49 @@ def _delays() -> Attack:
     )
 
 
+#: Within the bounds of a selector, and costly for texts that begin to match at each place.
+_PATTERNS = " OR ".join(f"text LIKE '%a_{number}%'" for number in range(21))
+
+
+def _texts(count: int, start: int = 0) -> bytes:
+    """Return *count* messages whose texts almost match, for a link with the handle 0."""
+    message = Message(b"", application_properties={"text": "a" * 4_000}).encode()
+    return b"".join(
+        transfer(number, message, settled=True) for number in range(start, start + count)
+    )
+
+
 def _selectors() -> Attack:
-    condition = " OR ".join(f"color LIKE '%{number}%_%{number}%'" for number in range(30))
-    rounds = receiver("full", 0, "s", filter=selected(condition)) + credit(1000)
-    return Attack(begun(), rounds + frame("detach", handle=0, closed=True))
+    taken = receiver("texts", 1, "s", filter=selected(_PATTERNS)) + credit(1000, handle=1)
+
+    def talk() -> Talk:
+        heard = yield begun() + sender("texts")
+        while _FLOW not in heard:
+            heard += yield b""
+        said = _texts(200)
+        while True:
+            heard = yield said + taken + frame("detach", handle=1, closed=True)
+            said = b""
+            while _DETACH not in heard:
+                heard += yield b""
+
+    return Attack(b"", talk=talk)
+
+
+def _selective_subscribers() -> Attack:
+    subscribers = b"".join(
+        receiver("spread", number, f"s{number}", filter=selected(_PATTERNS))
+        for number in range(1, 21)
+    )
+
+    def talk() -> Talk:
+        heard = yield begun() + subscribers + sender("spread")
+        for start in itertools.count(0, _POSTS_OF_A_LINK):
+            while _FLOW not in heard:
+                heard += yield b""
+            heard = yield _texts(_POSTS_OF_A_LINK, start)
+
+    return Attack(b"", talk=talk)
 
 
 def _fragments() -> Attack:
@@ -468,6 +508,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "deletions": _deletions,
     "purges": _purges,
     "selectors": _selectors,
+    "selective_subscribers": _selective_subscribers,
     "pieces": lambda: Attack(
         begun() + sender("pieces") + transfer(0, b"", more=True),
         frame("transfer", b"x", handle=0, more=True),

@@ -210,6 +210,7 @@ async def work(url: str, database: Path, step: int = -1) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.req("R14")
 @pytest.mark.timeout(3600)  # every step, if it is a long run
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are killed by signals here")

@@ -86,6 +86,7 @@ def all_ended(watched: list[int]) -> bool:
     return all(ended)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_a_process_group_ends_with_the_process_that_started_it(
     number: signal.Signals, tmp_path: Path

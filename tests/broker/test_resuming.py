@@ -154,6 +154,7 @@ async def test_what_is_sent_is_there_once(
             await send((at, again) if again else (at,), durable=durable, second=second)
 
 
+@pytest.mark.slow
 @pytest.mark.req("X24", "B13", "B27", "M38")
 @pytest.mark.parametrize("address", ["g", "g/partitions/1"])
 @pytest.mark.parametrize("durable", [0, 2], ids=["cut", "killed"])

@@ -42,6 +42,7 @@ async def restarted(tmp_path: Path) -> AsyncIterator[tuple[int, Restart]]:
             await trio.to_thread.run_sync(running.stop)
 
 
+@pytest.mark.slow
 @pytest.mark.req("X25", "A10")
 async def test_a_peer_survives_a_planned_restart(peer: PeerPrograms, tmp_path: Path) -> None:
     async with (

@@ -232,6 +232,7 @@ def test_a_log_cut_anywhere_loses_whole_batches_from_its_end(unclean: Path, tmp_
         store.close()
 
 
+@pytest.mark.slow
 def test_damage_in_what_was_committed_is_told_from_a_torn_end(
     unclean: Path, tmp_path: Path, long_run: bool
 ) -> None:

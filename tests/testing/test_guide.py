@@ -12,6 +12,7 @@ pytest_plugins = ["pytester"]
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "guides" / "testing.md"
 
 
+@pytest.mark.slow
 @pytest.mark.req("A21", "A22", "P7")
 def test_the_tests_of_the_guide_pass(pytester: pytest.Pytester) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text("utf-8"), re.DOTALL | re.MULTILINE)  # fmt: skip

@@ -13,6 +13,7 @@ import amqp_rt
 PAGE = Path(__file__).parent.parent.parent / "docs" / "mutations.md"
 
 
+@pytest.mark.slow
 @pytest.mark.req("A22", "A23")
 @pytest.mark.skipif(amqp_rt.COMPILED, reason="methods of compiled classes cannot be changed")
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

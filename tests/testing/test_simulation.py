@@ -292,12 +292,14 @@ def test_a_ledger_knows_its_own() -> None:
 # --- everything at once ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.req("A22", "A23", "B7", "B13", "R1")
 def test_seeds(long_run: bool) -> None:
     """Queues, transactions, logs and links that are resumed, under 200 seeds, or 10,000."""
     check_seeds(trade, range(10_000 if long_run else 120))
 
 
+@pytest.mark.slow
 @pytest.mark.req("A22", "A23", "B7", "B27", "R1", "M38")
 def test_seeds_of_a_market(long_run: bool) -> None:
     """Topics, times to live, priorities, and transactions over nodes of every kind."""
@@ -319,6 +321,7 @@ def test_what_failed_once(scenario: Scenario, seed: int, faults: list[Fault]) ->
     simulate(scenario, seed=seed, faults=faults)
 
 
+@pytest.mark.slow
 @pytest.mark.req("A22", "A23")
 def test_seeds_with_a_neighbour_who_says_anything(long_run: bool) -> None:
     async def noisy(net: Simulation) -> None:

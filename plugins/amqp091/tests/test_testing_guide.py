@@ -12,6 +12,7 @@ import pytest
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "testing.md"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["pika", "celery"])
 def test_the_guide_runs_under_pytest(client: str, tmp_path: Path) -> None:
     pytest.importorskip(client)

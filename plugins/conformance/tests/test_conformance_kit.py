@@ -152,6 +152,7 @@ def verdicts(report: Path) -> dict[str, str]:
 # --- ours ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.req("A21", *TITLES)
 def test_our_broker_keeps_to_the_standard(tmp_path: Path) -> None:
@@ -170,6 +171,7 @@ def test_our_broker_keeps_to_the_standard(tmp_path: Path) -> None:
     assert "secret" not in run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_dynamic_nodes_will_do(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
@@ -181,6 +183,7 @@ def test_dynamic_nodes_will_do(tmp_path: Path) -> None:
     assert "only the connection that made a dynamic node may receive" in run.stdout
 
 
+@pytest.mark.slow
 def test_one_queue_will_do(tmp_path: Path) -> None:
     with LoopbackBroker() as broker:
         work = broker.declare("work")
@@ -190,6 +193,7 @@ def test_one_queue_will_do(tmp_path: Path) -> None:
     assert "3 passed, 0 depart from the standard, 0 not offered" in run.stdout
 
 
+@pytest.mark.slow
 def test_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = certificates()
     with LoopbackBroker(tls=ServerTls(known.server)) as broker:
@@ -271,6 +275,7 @@ def test_a_broker_that_is_not_here(ci: str, outcome: Any, monkeypatch: pytest.Mo
 # --- the command ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_stands_in_the_way_is_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -286,6 +291,7 @@ def test_what_stands_in_the_way_is_said(tmp_path: Path) -> None:
         assert "Traceback" not in run.stderr + run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "arguments", "says"),
     [
@@ -303,6 +309,7 @@ def test_not_let_in(
     assert says in run.stderr
 
 
+@pytest.mark.slow
 def test_a_host_that_is_not_of_amqp(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"amqp://127.0.0.1:{silent.getsockname()[1]}"
@@ -312,6 +319,7 @@ def test_a_host_that_is_not_of_amqp(tmp_path: Path) -> None:
     assert "header is expected, and nothing arrives in 0.2 s" in run.stderr
 
 
+@pytest.mark.slow
 def test_other_tests_are_left_out_unless_they_are_named(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -324,6 +332,7 @@ def test_other_tests_are_left_out_unless_they_are_named(tmp_path: Path) -> None:
     assert f"{len(CHECKS) + 1} tests collected" in both.stdout
 
 
+@pytest.mark.slow
 def test_a_departure_is_shown_with_its_section(tmp_path: Path) -> None:
     """Our broker as one that takes anybody's word: what it does not do shows in every form."""
     report = tmp_path / "report.json"

@@ -46,6 +46,7 @@ def ids(served: Any, address: str) -> list[str]:
     return sorted(str(message.message_id) for message in served.messages(address))
 
 
+@pytest.mark.slow
 def test_letters_are_grouped_by_why_and_what_they_are(spark: Any, letters: Any) -> None:
     letters.send(DEAD, Message(None, message_id="stray"))
     report = run(spark, letters)
@@ -81,6 +82,7 @@ def test_letters_are_grouped_by_why_and_what_they_are(spark: Any, letters: Any) 
     }
 
 
+@pytest.mark.slow
 def test_a_log_of_dead_letters_is_read_too(spark: Any, served: Any) -> None:
     served.broker.declare(Log("logged", partitions=1))
     served.send("logged", *(f"text {number}" for number in range(3)))
@@ -90,6 +92,7 @@ def test_a_log_of_dead_letters_is_read_too(spark: Any, served: Any) -> None:
         run(spark, served, address="logged", replay_to="original")
 
 
+@pytest.mark.slow
 def test_those_that_are_chosen_go_back_and_the_others_stay(spark: Any, letters: Any) -> None:
     dry = run(
         spark, letters, replay_to="original", where="message_id in ('a1', 'b2')", dry_run=True
@@ -121,6 +124,7 @@ def test_those_that_are_chosen_go_back_and_the_others_stay(spark: Any, letters: 
     assert ids(letters, DEAD) == []
 
 
+@pytest.mark.slow
 def test_what_cannot_go_anywhere_stays(spark: Any, letters: Any) -> None:
     def stray(source: str | None) -> Message:
         said = {} if source is None else {"x-opt-deadletter-source": source}
@@ -137,6 +141,7 @@ def test_what_cannot_go_anywhere_stays(spark: Any, letters: Any) -> None:
     assert "nowhere" in report.console()
 
 
+@pytest.mark.slow
 def test_a_replay_goes_on_after_an_interruption(
     spark: Any, letters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

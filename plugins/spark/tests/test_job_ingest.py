@@ -38,6 +38,7 @@ def job(served: Any, table: Path, address: str, **further: Any) -> Ingest:
     return Ingest(url=served.url, address=address, table=str(table), **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
 def test_each_record_is_in_the_table_once_whenever_the_job_ends(
     spark: Any, served: Any, tmp_path: Path, table_format: str
@@ -83,6 +84,7 @@ def test_each_record_is_in_the_table_once_whenever_the_job_ends(
     assert bodies(spark, table) == expected + expected
 
 
+@pytest.mark.slow
 def test_each_message_of_a_queue_is_in_the_table_once(
     spark: Any, served: Any, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_each_message_of_a_queue_is_in_the_table_once(
     assert (state["available"], state["acquired"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_what_a_row_says_of_a_message(spark: Any, served: Any, tmp_path: Path) -> None:
     message = Message(
         {"a": [1, None]}, subject="s", application_properties={"n": 3}, message_id="m"
@@ -139,6 +142,7 @@ def test_what_cannot_be_read_is_said(spark: Any, served: Any, tmp_path: Path) ->
         read_table(spark, str(tmp_path / "t"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["log", "in"])
 def test_what_a_query_has_not_said_is_settled(
     spark: Any, served: Any, tmp_path: Path, address: str
@@ -171,6 +175,7 @@ def test_what_a_query_has_not_said_is_settled(
     )
 
 
+@pytest.mark.slow
 def test_a_command_goes_on_until_it_is_asked_to_stop(
     spark: Any, served: Any, spark_conf: dict[str, str], tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ def traffic(broker: Any) -> None:
                             delivery.accept()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.req("K7", "K8")
@@ -164,6 +165,7 @@ def event(at: str, name: str, **more: Any) -> Message:
     return Message(None, application_properties=said)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.req("K7")

@@ -55,6 +55,7 @@ def differences(report: Any) -> list[list[Any]]:
     return [[*row[:5], row[5].partition(":")[0]] for row in table.rows]
 
 
+@pytest.mark.slow
 def test_a_table_is_sent_once_more_and_once_only(spark: Any, served: Any, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     fill(served, 0, 24)
@@ -90,6 +91,7 @@ def test_a_table_is_sent_once_more_and_once_only(spark: Any, served: Any, tmp_pa
     assert properties == 7 * [{"kind": "new", "again": "yes"}]
 
 
+@pytest.mark.slow
 def test_a_replay_says_what_is_wrong(spark: Any, served: Any, tmp_path: Path) -> None:
     fill(served, 0, 2)
     ingest(spark, served, tmp_path / "lake", raw=False)
@@ -106,6 +108,7 @@ def test_a_replay_says_what_is_wrong(spark: Any, served: Any, tmp_path: Path) ->
         replay(spark, served, tmp_path / "raw", to="nowhere")
 
 
+@pytest.mark.slow
 def test_an_audit_names_what_differs(spark: Any, served: Any, tmp_path: Path) -> None:
     table = tmp_path / "lake"
     fill(served, 0, 40)
@@ -159,6 +162,7 @@ def test_an_audit_names_what_differs(spark: Any, served: Any, tmp_path: Path) ->
         audit(spark, served, table, address=("in",))
 
 
+@pytest.mark.slow
 def test_what_is_in_quarantine_is_not_missing(spark: Any, served: Any, tmp_path: Path) -> None:
     for number in range(6):
         served.send("one", Message(b"\xff" if number == 2 else b"text", body_kind="data"))
@@ -167,6 +171,7 @@ def test_what_is_in_quarantine_is_not_missing(spark: Any, served: Any, tmp_path:
     assert (report.exit_code, report.facts["records"]) == (0, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["delta", "parquet"])
 def test_addresses_are_text_whatever_they_look_like(spark: Any, tmp_path: Path, form: str) -> None:
     pa = pytest.importorskip("pyarrow")

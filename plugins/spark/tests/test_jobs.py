@@ -140,6 +140,7 @@ def told(*words: str) -> tuple[Any, Any]:
 _TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @given(
     st.builds(
         dict,
@@ -242,6 +243,7 @@ def test_the_line_for_a_cluster(tmp_path: Path) -> None:
     assert archive.is_file()
 
 
+@pytest.mark.slow
 def test_the_archive_is_all_that_a_machine_lacks(tmp_path: Path) -> None:
     """It runs where neither the runtime nor the plug-in is, and says what a job takes."""
     pytest.importorskip("pyarrow")

@@ -35,6 +35,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.req("K2")

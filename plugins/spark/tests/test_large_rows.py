@@ -33,6 +33,7 @@ print(json.dumps([offsets, sorted(sizes), largest, peak() - before]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2")
 def test_a_worker_holds_few_rows_that_are_large(served: Any) -> None:
     pytest.importorskip("pyspark")

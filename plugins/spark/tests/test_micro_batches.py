@@ -358,6 +358,7 @@ steady = settings(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2", "K3")
 @steady
 @given(crashes, st.integers(0, 2**16), st.booleans())
@@ -376,6 +377,7 @@ def test_nothing_is_lost_and_nothing_doubled_wherever_the_driver_ends(
     broker.delete(names[1])
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2", "K3")
 @pytest.mark.parametrize("mode", ["auto", "lease", "spool"])
 def test_nothing_is_lost_with_spark_that_says_no_starts(
@@ -397,6 +399,7 @@ def test_nothing_is_lost_with_spark_that_says_no_starts(
         assert found(url, out) == ALL, seed
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2", "K3")
 def test_each_call_is_one_at_which_it_may_end(anywhere: Any) -> None:
     """Kill the first life at every one of its calls, one after the other."""
@@ -439,6 +442,7 @@ def test_other_sinks_would_double_or_lose(anywhere: Any, delivery: str) -> None:
     assert wrong > 0
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2")
 @steady
 @given(crashes, st.integers(0, 2**16))
@@ -491,6 +495,7 @@ def leased(anywhere: Any, ends: list[int], seed: int, **options: Any) -> tuple[C
     return found(url, out), stats["available"] + stats["acquired"]
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2", "K5")
 @steady
 @given(crashes, st.integers(0, 2**16), st.booleans())
@@ -500,6 +505,7 @@ def test_a_queue_is_consumed_once_wherever_the_driver_ends(
     assert leased(anywhere, ends, seed, shuffle=shuffle) == (ALL, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.req("K5")
 def test_accepting_early_would_lose_messages(anywhere: Any) -> None:
     """Negative control: the queue is notified of a completed batch before the sink commits it."""
@@ -675,6 +681,7 @@ fewer = settings(steady, max_examples=30)
 kills = st.dictionaries(st.integers(0, 12), st.sampled_from(["before", "after"]), max_size=4)
 
 
+@pytest.mark.slow
 @pytest.mark.req("K6")
 @fewer
 @given(crashes, kills, st.integers(0, 2**16), st.booleans())
@@ -693,6 +700,7 @@ def test_files_lose_nothing_wherever_driver_and_tasks_end(
     assert out.total() - MESSAGES <= doubtful
 
 
+@pytest.mark.slow
 @pytest.mark.req("K6")
 @fewer
 @given(crashes, kills, st.integers(0, 2**16), st.booleans())
@@ -985,6 +993,7 @@ class Restarting(Driver):
             self.broker.restart(ends[len(self.trace) // self.every % 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [

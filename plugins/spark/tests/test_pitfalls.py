@@ -252,6 +252,7 @@ def test_a_session_gives_tasks_several_attempts() -> None:
     assert inspect.signature(session).parameters["master"].default == "local[*,4]"
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_workers_are_the_python_of_the_driver(spark: Any) -> None:
     import sys

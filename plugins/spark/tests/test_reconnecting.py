@@ -100,6 +100,7 @@ def test_a_log_is_read_on_at_its_offset(broker_process: Any, end: signal.Signals
     assert broker_process.starts == 3
 
 
+@pytest.mark.slow
 @pytest.mark.req("K5")
 @MORE_ENDS
 def test_a_lease_is_read_on_at_its_number(broker_process: Any, end: signal.Signals) -> None:
@@ -116,6 +117,7 @@ def test_a_lease_is_read_on_at_its_number(broker_process: Any, end: signal.Signa
     assert broker_process.bodies("in") == []
 
 
+@pytest.mark.slow
 @pytest.mark.req("K6")
 @MORE_ENDS
 def test_a_spool_takes_its_share_again(
@@ -143,6 +145,7 @@ def test_a_spool_takes_its_share_again(
     assert broker_process.bodies("in") == []
 
 
+@pytest.mark.slow
 @pytest.mark.req("K3")
 @ENDS
 def test_what_is_staged_is_gone_on_with(broker_process: Any, end: signal.Signals) -> None:
@@ -155,6 +158,7 @@ def test_what_is_staged_is_gone_on_with(broker_process: Any, end: signal.Signals
     assert broker_process.bodies("out") == [str(number) for number in NUMBERS]
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2", "K3")
 @MORE_ENDS
 def test_at_least_once_is_no_less(broker_process: Any, end: signal.Signals) -> None:
@@ -181,6 +185,7 @@ def test_a_broker_that_stays_away_ends_the_task(tmp_path: Path) -> None:
             work()
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2", "K3")
 def test_a_browse_that_has_begun_is_not_begun_again(broker_process: Any) -> None:
     """A browse cannot continue where the connection was lost: rows would be returned twice."""
@@ -213,6 +218,7 @@ def test_a_reader_goes_on_wherever_it_is_cut(served: Any, relay: Any, mode: str)
     assert relay.cuts == 30
 
 
+@pytest.mark.slow
 @pytest.mark.req("K3")
 def test_a_writer_goes_on_wherever_it_is_cut(served: Any, relay: Any) -> None:
     """Also twice in a row, and while it asks how much has arrived."""
@@ -278,6 +284,7 @@ def test_what_the_broker_has_lost_ends_the_task(served: Any, relay: Any) -> None
 # --- Spark ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.req("K2", "K3")
 @pytest.mark.parametrize(
@@ -358,6 +365,7 @@ def be_silent() -> None:
     time.sleep(1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2", "K5")
 @pytest.mark.parametrize("mode", ["log", "lease"])
 def test_a_reader_that_is_silent_for_long_goes_on(hasty: Any, mode: str) -> None:
@@ -374,6 +382,7 @@ def test_a_reader_that_is_silent_for_long_goes_on(hasty: Any, mode: str) -> None
         read(without, planned(without), {50: be_silent})
 
 
+@pytest.mark.slow
 @pytest.mark.req("K3")
 @pytest.mark.parametrize("at", [0, 50])
 def test_a_writer_that_is_silent_for_long_goes_on(hasty: Any, at: int) -> None:
@@ -391,6 +400,7 @@ def test_a_writer_that_is_silent_for_long_goes_on(hasty: Any, at: int) -> None:
             sink(hasty.url, retryTimeout="0").send(rows({at: be_silent}), task(2, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.req("K2", "K3")
 def test_a_slow_function_of_a_user_ends_no_query(spark: Any, hasty: Any) -> None:
@@ -495,6 +505,7 @@ def test_large_messages_get_less_credit(arrived: list[tuple[int, int]], credit: 
     assert Window(3).credit == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", ["", "1 = 1"])
 def test_a_reader_of_large_records_has_few_on_the_way(
     served: Any, selector: str, monkeypatch: pytest.MonkeyPatch

@@ -78,6 +78,7 @@ class Page(HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 @pytest.mark.req("K7")
 def test_a_page_holds_hostile_values_as_text_alone() -> None:
     pytest.importorskip("matplotlib", reason="the extra jobs is not installed")
@@ -97,6 +98,7 @@ def test_a_page_holds_hostile_values_as_text_alone() -> None:
     page.encode()
 
 
+@pytest.mark.slow
 def test_plots_are_well_formed_and_keep_their_text() -> None:
     pytest.importorskip("matplotlib", reason="the extra jobs is not installed")
     pytest.importorskip("jinja2", reason="the extra jobs is not installed")
@@ -129,6 +131,7 @@ def test_colour_is_only_there_when_asked_for() -> None:
     assert "\x1b[" not in of("a").console()
 
 
+@pytest.mark.slow
 @pytest.mark.req("K7")
 @given(
     st.lists(

@@ -87,6 +87,7 @@ def test_the_chosen_ones_go_in_order_and_the_others_keep_their_places(served: An
     assert replay(served).sent.total() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", [True, False])
 def test_an_interruption_anywhere_loses_and_doubles_nothing(
     served: Any, monkeypatch: pytest.MonkeyPatch, done: bool

@@ -107,6 +107,7 @@ def sorted_maps(value: Any) -> Any:
     return [sorted_maps(each) for each in value] if isinstance(value, list) else value
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.one_of(st.text(max_size=5), st.integers(0, 1), st.booleans()), values))
 def test_the_short_way_makes_the_same_variant(value: dict[Any, Any]) -> None:
     """Maps of values without parts, whose shapes are remembered: a Map goes the long way."""
@@ -122,6 +123,7 @@ def test_peers_do_not_fill_the_memory_with_shapes() -> None:
     assert sum(len(key) for shape in variant._SHAPES for key in shape) < 100_000
 
 
+@pytest.mark.slow
 @given(values)
 def test_whatever_amqp_has_becomes_a_variant(value: object) -> None:
     variant.decode(*variant.encode(value))
@@ -192,6 +194,7 @@ def test_a_variant_is_not_nested_without_end() -> None:
         variant.decode(deep, b"\x11\0\0")
 
 
+@pytest.mark.slow
 @given(KEPT)
 def test_spark_reads_the_same(value: object) -> None:
     types = pytest.importorskip("pyspark.sql.types", reason="pyspark is not installed")
@@ -230,6 +233,7 @@ properties = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(
     values,
     st.dictionaries(
@@ -251,6 +255,7 @@ def test_a_raw_row_is_sent_again_octet_for_octet(
     assert (again.durable, again.ttl_ms) == (durable, 7)
 
 
+@pytest.mark.slow
 @given(KEPT, properties)
 def test_what_a_variant_keeps_comes_back_without_raw(body: Any, said: dict[str, Any]) -> None:
     message = Message(body, body_kind="value", application_properties={"a": Short(7)}, **said)

@@ -192,6 +192,7 @@ def test_offsets_name_the_broker(pair: Pair) -> None:
     assert two
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_spark_reads_them_as_one_table_and_says_how_far_it_is(

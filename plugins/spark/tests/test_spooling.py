@@ -413,6 +413,7 @@ def put(there: Any, queue: str, *messages: Message) -> None:
     out.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_queue_of_rabbitmq_is_streamed(rabbitmq: Any, tmp_path: Path) -> None:
     queue = rabbitmq.fresh()

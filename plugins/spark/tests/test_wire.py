@@ -189,6 +189,7 @@ def test_a_batch_that_is_none_ends_the_reading(
         list(it.records("one", 0, 0, 20, batches=True))
 
 
+@pytest.mark.slow
 def test_few_batches_are_sent_that_are_behind_the_end(served: Any) -> None:
     """The number of records in earlier batches decides how many batches are requested."""
     served.send("one", *(bytes(80) for _ in range(200)))
@@ -392,6 +393,7 @@ def test_an_endpoint_that_makes_no_sense(endpoint: Endpoint, why: str) -> None:
         Wire(endpoint)
 
 
+@pytest.mark.slow
 def test_executors_need_no_event_loop() -> None:
     program = (
         "import sys, amqp_rt_spark.wire\n"
@@ -411,6 +413,7 @@ def test_two_connections_of_one_process_do_not_meet(served: Any) -> None:
             assert offsets(it.read("one", 0, 0, 1)) == [(0, "a")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["browse", "selector", "log"])
 def test_what_is_not_taken_yet_waits_in_the_socket(served: Any, way: str) -> None:
     """However large the messages are, and however many were asked for."""

@@ -12,7 +12,7 @@ from stalls import Stalls, beside
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Queue
-from amqp_rt.broker.termini import DELIVERY, SEEN, TERMINUS
+from amqp_rt.broker.durable import facts
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.stores.base import StoreFull
 from amqp_rt.stores.memory import MemoryStore
@@ -169,12 +169,12 @@ async def test_a_delivery_whose_departure_is_being_written_is_nowhere_twice(
         await settle()
         await broker.host.wait_kept()
         if happens is delete_node:
-            assert store.facts(DELIVERY) == store.facts(TERMINUS) == []
+            assert store.facts(facts.DELIVERIES.name) == store.facts(facts.TERMINI.name) == []
             return
         stats = broker.host.stats("q")
         assert (stats.available, stats.acquired) == (1, 0)
-        assert store.facts(DELIVERY) == []
-        assert len(store.facts(TERMINUS)) == (0 if happens is close_link else 1)
+        assert store.facts(facts.DELIVERIES.name) == []
+        assert len(store.facts(facts.TERMINI.name)) == (0 if happens is close_link else 1)
     async with Broker(store=store, executor=Stalls()) as broker:
         assert await waiting(broker, "q") == ["a"]
 
@@ -185,8 +185,8 @@ async def test_what_is_remembered_of_links_that_are_not_there_is_forgotten() -> 
     async with Broker(store=store, executor=Stalls()) as broker:
         await broker.declare(Queue("q"))
         assert broker.host.journal is not None
-        for kind in (SEEN, DELIVERY):
+        for kind in (facts.SEEN.name, facts.DELIVERIES.name):
             broker.host.journal.loose.keep(kind, (77).to_bytes(4, "big") + b"tag", bytes(8))
     async with Broker(store=store, executor=Stalls()) as broker:
         await broker.host.wait_kept()
-        assert store.facts(SEEN) == store.facts(DELIVERY) == []
+        assert store.facts(facts.SEEN.name) == store.facts(facts.DELIVERIES.name) == []

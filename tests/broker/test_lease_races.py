@@ -14,7 +14,7 @@ from stalls import Answer, Stall, Stalls, beside
 
 from amqp_rt import Broker, Message
 from amqp_rt.broker import Queue
-from amqp_rt.broker.leases import LEASE_FACT, LEASED_FACT
+from amqp_rt.broker.durable import facts
 from amqp_rt.errors import AmqpError
 from amqp_rt.limits import Limits
 from amqp_rt.stores.base import StoreFailed, StoreFull
@@ -88,7 +88,7 @@ async def after_restart(store: MemoryStore) -> tuple[list[Any], Any]:
         try:
             state = broker.host.lease_state("work", "job")
         except AmqpError as error:
-            assert store.facts(LEASE_FACT) == store.facts(LEASED_FACT) == []
+            assert store.facts(facts.LEASES.name) == store.facts(facts.LEASED.name) == []
             return found, error.condition
         return found, (state.generation, state.first, state.next)
 
@@ -163,7 +163,7 @@ async def test_what_changes_while_numbers_are_written(
             assert job.host.lease_state("work", "job").next == 2
             assert job.host.stats("work").requeued == 0
         if happens is delete:
-            assert store.facts(LEASE_FACT) == store.facts(LEASED_FACT) == []
+            assert store.facts(facts.LEASES.name) == store.facts(facts.LEASED.name) == []
             return
     found, state = await after_restart(store)
     every = list(range(COUNT))
@@ -341,7 +341,7 @@ async def test_a_group_whose_opening_is_refused_stays_with_who_opened_it_meanwhi
 async def test_nothing_of_a_queue_without_leases_is_remembered() -> None:
     async with group() as job:
         job.host.declare(Queue("locking", lock_s=1))
-        with pytest.raises(AmqpError, match="takes back"):
+        with pytest.raises(AmqpError, match="cannot be leased"):
             await job.host.open_lease("locking", "job")
         assert len(job.host.leases._leases) == 1
 

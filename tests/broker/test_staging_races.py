@@ -14,7 +14,8 @@ from stalls import Stalls, beside
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Queue
-from amqp_rt.broker.staging import ATTEMPT, COMMITTED, EPOCH, PART, PRODUCER, RUN, STAGE_FACT
+from amqp_rt.broker.durable import facts
+from amqp_rt.broker.staging import ATTEMPT, COMMITTED, EPOCH, PART, PRODUCER, RUN
 from amqp_rt.errors import LinkRefused
 from amqp_rt.limits import Limits
 from amqp_rt.stores.base import Batch, StoreFailed, StoreFull
@@ -278,7 +279,7 @@ async def test_what_changes_while_a_decision_is_written_does_not_change_it(
             kept = {(0, 0)} if happens is take_over else {(0, 0), (1, 0)}
             (known,) = broker.host.staging._producers.values()
             assert {each[1:] for each in known["job"].stages} == kept
-            assert len(store.facts(STAGE_FACT)) == len(kept)
+            assert len(store.facts(facts.STAGES.name)) == len(kept)
             run = "two" if happens is take_over else "one"
             assert await broker.host.commit_epoch("out", "job", run, 0, [named("")])
             assert broker.host.staging.bytes == 0
@@ -400,7 +401,7 @@ async def test_a_node_that_goes_while_it_is_published_to(call: str) -> None:
         assert await answer.get() == "amqp:resource-deleted"
         assert await published(broker) == []
         await broker.host.wait_kept()
-        assert store.facts(STAGE_FACT) == store.facts("epoch-producer") == []
+        assert store.facts(facts.STAGES.name) == store.facts("epoch-producer") == []
     assert await after_restart(store) == []
 
 

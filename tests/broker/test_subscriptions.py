@@ -13,8 +13,9 @@ from brokers import World, client_of
 from paged import Gate
 
 from amqp_rt import Broker, Connection
+from amqp_rt.broker.durable import facts
 from amqp_rt.broker.nodes import Queue, Topic
-from amqp_rt.broker.termini import SEEN, KeptSource
+from amqp_rt.broker.termini import KeptSource
 from amqp_rt.errors import AmqpError, LinkDetached, LinkRefused
 from amqp_rt.message import Message
 from amqp_rt.net.memory import MemoryNetwork
@@ -239,10 +240,10 @@ async def test_what_a_durable_target_has_noted_goes_with_it() -> None:
         async with peer.sender("q", name="s", durable=2, settled=False, timeout=60) as out:
             await out.send("m", durable=True)
             await broker.host.wait_kept()
-            assert len(list(store.facts(SEEN))) == 1
+            assert len(list(store.facts(facts.SEEN.name))) == 1
         await broker.host.wait_kept()
         assert len(broker.host.termini) == 0
-        assert list(store.facts(SEEN)) == []
+        assert list(store.facts(facts.SEEN.name)) == []
 
 
 @pytest.mark.req("M38", "X15")

@@ -23,7 +23,7 @@ from ..events import Closed, ConnectionFailed, Event
 from ..fronts.base import ProtocolEngine
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
-from .carrier import READ_SIZE, Carrier, Channel, Handle
+from .carrier import READ_SIZE, Carrier, Handle, NonBlockingSocket
 from .endpoints import check_scheme, reason
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class BlockingConnection:
         self._registered = 0
         self._flush_due = False
         sock.setblocking(False)
-        channel: Channel = sock
+        channel: NonBlockingSocket = sock
         initial = b""
         if tls is not None:
             from .layers import layered

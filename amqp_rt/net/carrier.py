@@ -48,7 +48,7 @@ _GATHERS: Final = hasattr(socket.socket, "sendmsg")
 Handle: TypeAlias = Callable[[list[Event]], None]
 
 
-class Channel(Protocol):
+class NonBlockingSocket(Protocol):
     """Interface of a non-blocking socket; ``BlockingIOError`` means "not now"."""
 
     def recv(self, size: int, /) -> bytes: ...
@@ -58,7 +58,7 @@ class Channel(Protocol):
     def close(self) -> None: ...
 
 
-class Host(Protocol):
+class CarrierHost(Protocol):
     """Waiting side of a carrier. Its calls to the carrier come from the host's own context."""
 
     def watch(self, carrier: Carrier) -> None:
@@ -94,7 +94,7 @@ class Carrier:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: NonBlockingSocket,
         engine: ProtocolEngine,
         handle: Handle,
         *,
@@ -123,7 +123,7 @@ class Carrier:
         self._limits = limits
         self._gathers = gathers
         self._closes = closes
-        self._host: Host | None = None
+        self._host: CarrierHost | None = None
         self._pending: list[bytes | memoryview] = []
         self._pending_size = 0
         self._inside = False
@@ -143,7 +143,7 @@ class Carrier:
 
     # --- called by the host --------------------------------------------------------------
 
-    def start(self, host: Host, initial: bytes = b"") -> None:
+    def start(self, host: CarrierHost, initial: bytes = b"") -> None:
         """Begin, with bytes that were read from the channel already."""
         self._host = host
         self.engine.work_max = _WORK_IN_A_ROW

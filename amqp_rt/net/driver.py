@@ -21,7 +21,7 @@ import trio
 from ..clock import Clock
 from ..fronts.base import ProtocolEngine
 from ..limits import DEFAULT_LIMITS, Limits
-from .carrier import READ_SIZE, READS_IN_A_ROW, Carrier, Channel, Handle
+from .carrier import READ_SIZE, READS_IN_A_ROW, Carrier, Handle, NonBlockingSocket
 from .layers import layered, take_apart
 from .memory import MemoryStream
 
@@ -79,7 +79,7 @@ async def run_connection(
             connection has two tasks of its own.
     """
 
-    def carrier_of(channel: Channel, *, gathers: bool, closes: bool = True) -> Carrier:
+    def carrier_of(channel: NonBlockingSocket, *, gathers: bool, closes: bool = True) -> Carrier:
         return Carrier(
             channel, engine, handle, limits=limits, clock=clock, gathers=gathers, closes=closes
         )

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import trio
 
-from .carrier import Channel
+from .carrier import NonBlockingSocket
 
 #: Bytes that a layer transforms in one step.
 _STEP: Final = 65_536
@@ -55,7 +55,7 @@ class LayeredChannel:
     sent: the carrier offers the same bytes again when there is room, and they are counted then.
     """
 
-    def __init__(self, below: Channel, layer: Layer) -> None:
+    def __init__(self, below: NonBlockingSocket, layer: Layer) -> None:
         self._below = below
         self._layer = layer
         self._out = memoryview(b"")
@@ -249,7 +249,7 @@ class LayeredStream(trio.abc.HalfCloseableStream):
             await self.below.send_all(made)
 
 
-def layered(channel: Channel, layer: Layer | None) -> Channel:
+def layered(channel: NonBlockingSocket, layer: Layer | None) -> NonBlockingSocket:
     """Put *layer* on *channel*, if there is a layer."""
     if layer is None:
         return channel

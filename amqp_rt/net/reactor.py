@@ -62,7 +62,7 @@ async def open_reactor() -> AsyncIterator[Reactor | None]:
 
 
 class Reactor:
-    """Host of carriers on sockets; see :class:`~amqp_rt.net.carrier.Host`.
+    """Host of carriers on sockets; see :class:`~amqp_rt.net.carrier.CarrierHost`.
 
     Output that one connection causes on others within a pass is sent once, at its end.
     """

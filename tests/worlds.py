@@ -17,7 +17,7 @@ from amqp_rt.errors import AmqpError, ConnectionLost, DeliveryRejected, LinkDeta
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits
 from amqp_rt.testing.ledger import Broken, Ledger
-from amqp_rt.testing.simulation import Host, Simulation
+from amqp_rt.testing.simulation import SimulatedHost, Simulation
 
 #: Frames of 512 octets, so that some messages take several.
 SMALL = Limits(frame_size_max=512, session_window=32)
@@ -35,10 +35,10 @@ LOST = (ConnectionLost, LinkDetached)
 NO_ROOM = {"amqp:resource-limit-exceeded", "amqp:internal-error", "amqp:transaction:rollback"}
 
 
-def serving(net: Simulation, *nodes: Any) -> Callable[[Host], Awaitable[None]]:
+def serving(net: Simulation, *nodes: Any) -> Callable[[SimulatedHost], Awaitable[None]]:
     """Return a program that serves a broker with *nodes*, and restarts it after a failure of its store."""
 
-    async def main(host: Host) -> None:
+    async def main(host: SimulatedHost) -> None:
         async with host.broker(limits=SMALL) as broker:
             await broker.declare(*nodes)
             await broker.listen(URL)

@@ -3,7 +3,7 @@
 ::
 
     async def scenario(net: Simulation) -> None:
-        async def serve(host: Host) -> None:
+        async def serve(host: SimulatedHost) -> None:
             async with host.broker() as broker:
                 await broker.declare(Queue("work"))
                 await broker.listen("memory://broker")
@@ -42,8 +42,8 @@ from .faults import Cut, Fault, Jump, Kill, Partition, draw_faults
 from .network import SimulatedNetwork, Trace
 
 __all__ = [
-    "Host",
     "Scenario",
+    "SimulatedHost",
     "Simulation",
     "SimulationFailed",
     "amqp_faults",
@@ -103,7 +103,7 @@ class SimulationFailed(AssertionError):
         self.trace = trace
 
 
-class Host:
+class SimulatedHost:
     """A process on a machine of its own, for one of its lives.
 
     Attributes:
@@ -144,7 +144,7 @@ class _Process:
     def __init__(self, disk: SimulatedDisk) -> None:
         self.disk = disk
         self.scope = trio.CancelScope()
-        self.host: Host | None = None
+        self.host: SimulatedHost | None = None
 
 
 class Simulation:
@@ -198,18 +198,18 @@ class Simulation:
 
     # --- hosts -------------------------------------------------------------------------------
 
-    def start(self, name: str, main: Callable[[Host], Awaitable[None]]) -> None:
+    def start(self, name: str, main: Callable[[SimulatedHost], Awaitable[None]]) -> None:
         """Run *main* as the process of host *name*, and again after each kill.
 
         Exceptions of *main* end the simulation, unless the process was killed before.
         """
         self._nursery.start_soon(self._live, name, main)
 
-    async def _live(self, name: str, main: Callable[[Host], Awaitable[None]]) -> None:
+    async def _live(self, name: str, main: Callable[[SimulatedHost], Awaitable[None]]) -> None:
         process = self._process(name)
         life = 0
         while True:
-            host = process.host = Host(self, name, life, process.disk)
+            host = process.host = SimulatedHost(self, name, life, process.disk)
             with trio.CancelScope() as process.scope:
                 try:
                     await main(host)

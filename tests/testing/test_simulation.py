@@ -33,8 +33,8 @@ from amqp_rt.testing.faults import (
 )
 from amqp_rt.testing.ledger import Broken, Ledger
 from amqp_rt.testing.simulation import (
-    Host,
     Scenario,
+    SimulatedHost,
     Simulation,
     SimulationFailed,
     check_seeds,
@@ -155,7 +155,7 @@ def test_what_is_said_by_a_dead_process_is_not_heard() -> None:
     heard: list[bytes] = []
 
     async def scenario(net: Simulation) -> None:
-        async def talk(host: Host) -> None:
+        async def talk(host: SimulatedHost) -> None:
             ours = await host.network.dial("ear")
             net.kill("mouth")
             try:

@@ -28,7 +28,7 @@ from amqp_rt.broker.topics import MessageTopic, TopicLedger
 from amqp_rt.broker.transactions import Transaction
 from amqp_rt.core.senders import SenderLink
 from amqp_rt.outcomes import ACCEPTED, Released
-from amqp_rt.testing.faults import Cut, Fails, Fault, Full, Kill, draw_faults
+from amqp_rt.testing.faults import Cut, Fails, Full, InjectedFault, Kill, draw_faults
 from amqp_rt.testing.simulation import Simulation, simulate
 
 #: Seeds that are tried for each mutation.
@@ -51,7 +51,7 @@ class Mutation(Struct, frozen=True):
     #: Function from the correct method to the wrong one.
     change: Change
     #: Draws the faults that happen besides.
-    draw: Callable[[Random], Sequence[Fault]] = draw_faults
+    draw: Callable[[Random], Sequence[InjectedFault]] = draw_faults
     #: Seed that is tried first, since it is known to detect the mistake.
     seed: int = 0
 
@@ -99,18 +99,18 @@ def _fails(mutation: Mutation, seed: int) -> str:
     return ""
 
 
-def _gives_up(luck: Random) -> list[Fault]:
+def _gives_up(luck: Random) -> list[InjectedFault]:
     """Make the disk fail twice: the broker fails its store, and is restarted."""
     commit = luck.randint(4, 40)
     return [Fails(host="broker", commit=commit), Fails(host="broker", commit=commit + 1)]
 
 
-def _kills_late(luck: Random) -> list[Fault]:
+def _kills_late(luck: Random) -> list[InjectedFault]:
     """Kill the broker with messages in flight, and cut its connections."""
     return [Kill(host="broker", commit=luck.randint(4, 40), kept=True), Cut(frames=luck.randint(60, 200))]  # fmt: skip
 
 
-def _fills(luck: Random) -> list[Fault]:
+def _fills(luck: Random) -> list[InjectedFault]:
     """Fill the disk for a while, and kill the broker afterwards."""
     return [Full(host="broker", commit=luck.randint(4, 30), count=3), Kill(host="broker", at=10.0)]
 

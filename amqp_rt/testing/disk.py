@@ -10,7 +10,7 @@ import trio
 
 from ..stores.base import Batch, Chunk, Damage, Head, Opened, Stored, StoreFailed, StoreFull
 from ..stores.memory import MemoryStore
-from .faults import Damaged, Fails, Fault, Full, Kill
+from .faults import Damaged, Fails, Full, InjectedFault, Kill
 from .network import Trace
 
 __all__ = ["SimulatedDisk", "SimulatedStore", "run_inline"]
@@ -35,7 +35,7 @@ class SimulatedDisk:
     def __init__(
         self,
         host: str,
-        faults: Sequence[Fault],
+        faults: Sequence[InjectedFault],
         luck: Random,
         trace: Trace,
         kill: Callable[[bool], None],

@@ -17,9 +17,9 @@ __all__ = [
     "Damaged",
     "Delay",
     "Fails",
-    "Fault",
     "Full",
     "HalfClose",
+    "InjectedFault",
     "Jump",
     "Kill",
     "Partition",
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-class Fault(Struct, frozen=True, kw_only=True):
+class InjectedFault(Struct, frozen=True, kw_only=True):
     """Base of all faults.
 
     Connections are counted from 0 as they are dialled, commits as they are tried.
@@ -40,21 +40,21 @@ class Fault(Struct, frozen=True, kw_only=True):
 # --- connections -----------------------------------------------------------------------------------
 
 
-class Split(Fault, frozen=True, kw_only=True):
+class Split(InjectedFault, frozen=True, kw_only=True):
     """Octets of a connection arrive in pieces of *size* octets."""
 
     connection: int
     size: int
 
 
-class Delay(Fault, frozen=True, kw_only=True):
+class Delay(InjectedFault, frozen=True, kw_only=True):
     """Octets of a connection arrive *seconds* later, and so after those of other connections."""
 
     connection: int
     seconds: float
 
 
-class Slow(Fault, frozen=True, kw_only=True):
+class Slow(InjectedFault, frozen=True, kw_only=True):
     """A direction of a connection carries at most *octets_per_s*.
 
     ``back`` selects the direction towards the side that dialled, here and below.
@@ -65,7 +65,7 @@ class Slow(Fault, frozen=True, kw_only=True):
     back: bool = False
 
 
-class Cut(Fault, frozen=True, kw_only=True):
+class Cut(InjectedFault, frozen=True, kw_only=True):
     """A connection is lost: octets that have arrived can be read, octets on their way are lost.
 
     The cut follows *frames* frames of both directions together, or *octets* octets of one
@@ -79,7 +79,7 @@ class Cut(Fault, frozen=True, kw_only=True):
     back: bool = False
 
 
-class HalfClose(Fault, frozen=True, kw_only=True):
+class HalfClose(InjectedFault, frozen=True, kw_only=True):
     """A direction of a connection ends after *octets*; the other continues."""
 
     connection: int
@@ -87,7 +87,7 @@ class HalfClose(Fault, frozen=True, kw_only=True):
     back: bool = False
 
 
-class Stall(Fault, frozen=True, kw_only=True):
+class Stall(InjectedFault, frozen=True, kw_only=True):
     """After *octets*, a direction of a connection stops for *seconds*."""
 
     connection: int
@@ -96,7 +96,7 @@ class Stall(Fault, frozen=True, kw_only=True):
     back: bool = False
 
 
-class Corrupt(Fault, frozen=True, kw_only=True):
+class Corrupt(InjectedFault, frozen=True, kw_only=True):
     """Octet number *octet* of one direction of a connection has the bits of *mask* flipped."""
 
     connection: int
@@ -108,7 +108,7 @@ class Corrupt(Fault, frozen=True, kw_only=True):
 # --- hosts -----------------------------------------------------------------------------------------
 
 
-class Partition(Fault, frozen=True, kw_only=True):
+class Partition(InjectedFault, frozen=True, kw_only=True):
     """A host is cut off from *at* on for *seconds*; octets to and from it are delayed, not lost."""
 
     host: str
@@ -116,7 +116,7 @@ class Partition(Fault, frozen=True, kw_only=True):
     seconds: float
 
 
-class Kill(Fault, frozen=True, kw_only=True):
+class Kill(InjectedFault, frozen=True, kw_only=True):
     """A process dies without closing its connections, and is restarted.
 
     This happens at a time, or at a commit, with the batch on the disk if *kept*. If *silent*, peers
@@ -130,7 +130,7 @@ class Kill(Fault, frozen=True, kw_only=True):
     silent: bool = False
 
 
-class Jump(Fault, frozen=True, kw_only=True):
+class Jump(InjectedFault, frozen=True, kw_only=True):
     """The wall clock jumps by *seconds*, forward or back."""
 
     at: float
@@ -140,7 +140,7 @@ class Jump(Fault, frozen=True, kw_only=True):
 # --- disks -----------------------------------------------------------------------------------------
 
 
-class Full(Fault, frozen=True, kw_only=True):
+class Full(InjectedFault, frozen=True, kw_only=True):
     """From commit number *commit* on, *count* commits that add data find no room."""
 
     host: str
@@ -148,7 +148,7 @@ class Full(Fault, frozen=True, kw_only=True):
     count: int
 
 
-class Fails(Fault, frozen=True, kw_only=True):
+class Fails(InjectedFault, frozen=True, kw_only=True):
     """Commit number *commit* fails; *kept* decides whether the batch is on the disk.
 
     The caller cannot know which.
@@ -159,7 +159,7 @@ class Fails(Fault, frozen=True, kw_only=True):
     kept: bool = False
 
 
-class Damaged(Fault, frozen=True, kw_only=True):
+class Damaged(InjectedFault, frozen=True, kw_only=True):
     """A page is torn when the process is killed for the *kill*-th time.
 
     On opening, the store finds the damaged message, reports it and sets it aside.
@@ -177,7 +177,7 @@ def draw_faults(
     connections: int = 8,
     seconds: float = 20.0,
     corrupt: bool = False,
-) -> list[Fault]:
+) -> list[InjectedFault]:
     """Draw a random number of faults.
 
     Args:
@@ -205,7 +205,7 @@ def draw_faults(
     def commit() -> int:
         return luck.randint(2, 60)
 
-    kinds: list[Callable[[], Fault]] = [
+    kinds: list[Callable[[], InjectedFault]] = [
         lambda: Split(connection=connection(), size=luck.choice([1, 2, 7, 64, 500])),
         lambda: Delay(connection=connection(), seconds=luck.choice([0.01, 0.3, 2.0])),
         lambda: Slow(

@@ -19,7 +19,7 @@ import trio
 
 from ..errors import ConnectFailed
 from ..net.memory import MemoryNetwork, MemoryStream, memory_stream_pair
-from .faults import Corrupt, Cut, Delay, Fault, HalfClose, Slow, Split, Stall
+from .faults import Corrupt, Cut, Delay, HalfClose, InjectedFault, Slow, Split, Stall
 
 __all__ = ["SimulatedNetwork", "Trace"]
 
@@ -140,7 +140,7 @@ class _Line:
         self._piece = _PIECE
         self._rates: dict[bool, int] = {}
         self._passed = {False: 0, True: 0}
-        marks: dict[bool, list[tuple[int, Fault]]] = {False: [], True: []}
+        marks: dict[bool, list[tuple[int, InjectedFault]]] = {False: [], True: []}
         for fault in network.faults:
             if getattr(fault, "connection", None) != number:
                 continue
@@ -246,7 +246,7 @@ class _Line:
             elif self._piece < _PIECE:
                 await trio.sleep(_GAP_S)
 
-    async def _trouble(self, fault: Fault, data: bytes) -> bytes:
+    async def _trouble(self, fault: InjectedFault, data: bytes) -> bytes:
         """Apply a fault that is due; return the octets that remain of *data*."""
         self.network.trace.add(f"{self} {fault}")
         if isinstance(fault, Corrupt):
@@ -298,7 +298,7 @@ class SimulatedNetwork:
 
     def __init__(
         self,
-        faults: Sequence[Fault],
+        faults: Sequence[InjectedFault],
         luck: Callable[[str], Random],
         trace: Trace,
         nursery: trio.Nursery,

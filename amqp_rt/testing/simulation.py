@@ -38,7 +38,7 @@ from ..net.memory import MemoryNetwork
 from ..runtime import Broker
 from .determinism import deterministic
 from .disk import SimulatedDisk, SimulatedStore, run_inline
-from .faults import Cut, Fault, Jump, Kill, Partition, draw_faults
+from .faults import Cut, InjectedFault, Jump, Kill, Partition, draw_faults
 from .network import SimulatedNetwork, Trace
 
 __all__ = [
@@ -89,7 +89,7 @@ class SimulationFailed(AssertionError):
     """
 
     def __init__(
-        self, seed: int, faults: Sequence[Fault], trace: Trace, reason: BaseException
+        self, seed: int, faults: Sequence[InjectedFault], trace: Trace, reason: BaseException
     ) -> None:
         lines = trace.lines[-_LINES_MAX:]
         listed = "".join(f"\n    {fault}," for fault in faults)
@@ -159,7 +159,7 @@ class Simulation:
     """
 
     def __init__(
-        self, seed: int, faults: Sequence[Fault], trace: Trace, nursery: trio.Nursery
+        self, seed: int, faults: Sequence[InjectedFault], trace: Trace, nursery: trio.Nursery
     ) -> None:
         self.seed = seed
         self.faults = faults
@@ -272,7 +272,7 @@ class Simulation:
 
     # --- faults ------------------------------------------------------------------------------
 
-    async def _make(self, fault: Fault) -> None:
+    async def _make(self, fault: InjectedFault) -> None:
         assert isinstance(fault, Partition | Jump | Kill)
         with trio.move_on_after(fault.at or 0):
             await self._calm.wait()
@@ -302,7 +302,7 @@ def simulate(
     scenario: Scenario,
     *,
     seed: int,
-    faults: Sequence[Fault] = (),
+    faults: Sequence[InjectedFault] = (),
     within: float = 100_000.0,
     trace: Trace | None = None,
 ) -> Trace:
@@ -353,7 +353,7 @@ def check_seeds(
     scenario: Scenario,
     seeds: Iterable[int],
     *,
-    draw: Callable[[Random], Sequence[Fault]] = draw_faults,
+    draw: Callable[[Random], Sequence[InjectedFault]] = draw_faults,
     within: float = 100_000.0,
 ) -> int:
     """Run *scenario* with every seed, and faults drawn from it; return the number of seeds.
@@ -375,11 +375,11 @@ def check_seeds(
 
 
 def _shrunk(
-    scenario: Scenario, seed: int, faults: Sequence[Fault], within: float
+    scenario: Scenario, seed: int, faults: Sequence[InjectedFault], within: float
 ) -> SimulationFailed:
     """Remove faults as long as the scenario still fails."""
 
-    def run(tried: Sequence[Fault]) -> SimulationFailed | None:
+    def run(tried: Sequence[InjectedFault]) -> SimulationFailed | None:
         trace = Trace()
         try:
             simulate(scenario, seed=seed, faults=tried, within=within, trace=trace)
@@ -413,7 +413,7 @@ def amqp_faults(
     kill_at_commits: Iterable[int] = (),
     host: str = "broker",
     seed: int = 0,
-    faults: Sequence[Fault] = (),
+    faults: Sequence[InjectedFault] = (),
     within: float = 100_000.0,
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
     """Run an exchange once without a crash, and once for each place of a crash.
@@ -441,7 +441,7 @@ def amqp_faults(
 
     def decorate(exchange: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         def run(**fixtures: Any) -> None:
-            def once(crash: Sequence[Fault]) -> bool:
+            def once(crash: Sequence[InjectedFault]) -> bool:
                 """Run with *crash*; return whether the crash happened."""
                 worlds: list[Simulation] = []
                 trace = Trace()

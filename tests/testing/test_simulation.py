@@ -20,9 +20,9 @@ from amqp_rt.testing.faults import (
     Damaged,
     Delay,
     Fails,
-    Fault,
     Full,
     HalfClose,
+    InjectedFault,
     Jump,
     Kill,
     Partition,
@@ -91,7 +91,7 @@ async def exchange(net: Simulation) -> None:
 
 @pytest.mark.req("A22", "A23")
 @pytest.mark.parametrize("faults", NOTHING_LOST, ids=str)
-def test_what_goes_wrong_costs_no_message(faults: list[Fault]) -> None:
+def test_what_goes_wrong_costs_no_message(faults: list[InjectedFault]) -> None:
     trace = simulate(exchange, seed=1, faults=faults)
     assert not faults or trace.lines != simulate(exchange, seed=1).lines
     assert trace.lines == simulate(exchange, seed=1, faults=faults).lines
@@ -192,7 +192,7 @@ def test_a_seed_that_fails_says_how_to_see_it_again() -> None:
                 await out.send(number)
                 await trio.sleep(0.1)
 
-    def draw(luck: Any) -> list[Fault]:
+    def draw(luck: Any) -> list[InjectedFault]:
         return [
             Delay(connection=0, seconds=0.1),
             Jump(at=0.1, seconds=5),
@@ -316,7 +316,7 @@ def test_seeds_of_a_market(long_run: bool) -> None:
         (market, 1, [Fails(host="broker", commit=30), Fails(host="broker", commit=31)]),
     ],
 )
-def test_what_failed_once(scenario: Scenario, seed: int, faults: list[Fault]) -> None:
+def test_what_failed_once(scenario: Scenario, seed: int, faults: list[InjectedFault]) -> None:
     """What long runs have found stays found."""
     simulate(scenario, seed=seed, faults=faults)
 
@@ -327,7 +327,7 @@ def test_seeds_with_a_neighbour_who_says_anything(long_run: bool) -> None:
     async def noisy(net: Simulation) -> None:
         await trade(net, noise=True)
 
-    def draw(luck: Any) -> list[Fault]:
+    def draw(luck: Any) -> list[InjectedFault]:
         return [
             each
             for each in draw_faults(luck, connections=1, corrupt=True)

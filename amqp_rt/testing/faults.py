@@ -22,7 +22,7 @@ __all__ = [
     "InjectedFault",
     "Jump",
     "Kill",
-    "Partition",
+    "NetworkPartition",
     "Slow",
     "Split",
     "Stall",
@@ -108,7 +108,7 @@ class Corrupt(InjectedFault, frozen=True, kw_only=True):
 # --- hosts -----------------------------------------------------------------------------------------
 
 
-class Partition(InjectedFault, frozen=True, kw_only=True):
+class NetworkPartition(InjectedFault, frozen=True, kw_only=True):
     """A host is cut off from *at* on for *seconds*; octets to and from it are delayed, not lost."""
 
     host: str
@@ -221,7 +221,7 @@ def draw_faults(
             seconds=luck.choice([0.5, 10.0, 100.0]),
             back=back(),
         ),
-        lambda: Partition(
+        lambda: NetworkPartition(
             host=luck.choice(hosts), at=at(), seconds=luck.choice([0.5, 10.0, 100.0])
         ),
         lambda: Kill(host=luck.choice(keepers), at=at(), silent=back()),

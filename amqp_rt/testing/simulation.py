@@ -38,7 +38,7 @@ from ..net.memory import MemoryNetwork
 from ..runtime import Broker
 from .determinism import deterministic
 from .disk import SimulatedDisk, SimulatedStore, run_inline
-from .faults import Cut, InjectedFault, Jump, Kill, Partition, draw_faults
+from .faults import Cut, InjectedFault, Jump, Kill, NetworkPartition, draw_faults
 from .network import SimulatedNetwork, Trace
 
 __all__ = [
@@ -170,7 +170,7 @@ class Simulation:
         self._processes: dict[str, _Process] = {}
         self._calm = trio.Event()
         for fault in faults:
-            if isinstance(fault, Partition | Jump) or (
+            if isinstance(fault, NetworkPartition | Jump) or (
                 isinstance(fault, Kill) and fault.at is not None
             ):
                 nursery.start_soon(self._make, fault)
@@ -273,7 +273,7 @@ class Simulation:
     # --- faults ------------------------------------------------------------------------------
 
     async def _make(self, fault: InjectedFault) -> None:
-        assert isinstance(fault, Partition | Jump | Kill)
+        assert isinstance(fault, NetworkPartition | Jump | Kill)
         with trio.move_on_after(fault.at or 0):
             await self._calm.wait()
             return

@@ -23,7 +23,7 @@ from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_sock
 from ..net.tls import ClientTls
 from ..net.traces.drawing import Climber, Rung, draw_rung
 from ..net.traces.octets import Composite
-from ..net.traces.recording import Kind, Mask, Record, TraceWriter
+from ..net.traces.recording import Kind, Mask, TraceRecord, TraceWriter
 from .running import signalled
 
 __all__ = ["Drawing", "trace_live"]
@@ -196,7 +196,7 @@ class _Heard:
         if mask.unknown:
             kind = Kind.OMITTED_RECEIVED if client else Kind.OMITTED_SENT
             shown = len(data).to_bytes(8, "big")
-        for rung in self._climber.climb(Record(kind, self._at_s, shown)):
+        for rung in self._climber.climb(TraceRecord(kind, self._at_s, shown)):
             self._draw(rung)
 
     def note(self, text: str, *, bad: bool = False) -> None:

@@ -19,7 +19,7 @@ from amqp_rt.fronts.base import ServerOptions
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.traces.drawing import draw_html, draw_svg, draw_text, rungs
 from amqp_rt.net.traces.octets import HEADER, composite, encode_frame
-from amqp_rt.net.traces.recording import Kind, Record, Trace
+from amqp_rt.net.traces.recording import Kind, Trace, TraceRecord
 from amqp_rt.testing import read_trace, record, replay
 from amqp_rt.testing.virtual import VirtualAmqp
 
@@ -29,7 +29,7 @@ EVIL = "<script>alert(1)</script>\x1b[31m\u202e&\"'"
 def trace_of(*chunks: tuple[bool, bytes], at_s: float = 0.5, **options: Any) -> Trace:
     """A trace that a server has recorded: whether the client wrote it, and the octets."""
     records = [
-        Record(Kind.RECEIVED if client else Kind.SENT, at * at_s, data)
+        TraceRecord(Kind.RECEIVED if client else Kind.SENT, at * at_s, data)
         for at, (client, data) in enumerate(chunks)
     ]
     return Trace(client=False, address="them", began=0.0, records=records, **options)
@@ -116,7 +116,7 @@ async def test_a_stream_that_ends_early(amqp: VirtualAmqp, tmp_path: Path) -> No
 
 
 async def test_what_was_not_kept_is_not_played() -> None:
-    omitted = Record(Kind.OMITTED_SENT, 0.0, bytes(8))
+    omitted = TraceRecord(Kind.OMITTED_SENT, 0.0, bytes(8))
     trace = Trace(client=True, address="", began=0.0, records=[omitted])
     with pytest.raises(AmqpError, match="another protocol"):
         await replay(trace, memory_stream_pair()[0], client=True)
@@ -193,8 +193,8 @@ def test_what_is_no_frame_is_drawn_too() -> None:
         (True, encode_frame(composite("end"), kind=1)),
         (False, b"\0\0\1\0half"),
     )
-    trace.records.append(Record(Kind.CUT, 9.0, b""))
-    trace.records.append(Record(Kind.OMITTED_SENT, 9.0, (77).to_bytes(8, "big")))
+    trace.records.append(TraceRecord(Kind.CUT, 9.0, b""))
+    trace.records.append(TraceRecord(Kind.OMITTED_SENT, 9.0, (77).to_bytes(8, "big")))
     texts = [rung.text for rung in rungs(trace)]
     assert "8 octets or more, not 3" in texts[0]
     assert "no constructor 0x9f" in texts[1]

@@ -16,7 +16,7 @@ from msgspec import Struct
 from ...errors import printable
 from ...fronts.base import TRACINGS, TracedFrame, TraceReader
 from .octets import Composite, Frame, Splitter
-from .recording import Kind, Record, Trace
+from .recording import Kind, Trace, TraceRecord
 
 __all__ = ["Climber", "Rung", "draw_html", "draw_rung", "draw_svg", "draw_text", "rungs"]
 
@@ -52,7 +52,7 @@ class Climber:
         self._begun = False
         self._at_s = 0.0
 
-    def climb(self, record: Record) -> list[Rung]:
+    def climb(self, record: TraceRecord) -> list[Rung]:
         """Return rungs for the frames that *record* completes, or for another event."""
         kind = record.kind
         self._at_s = record.at_s

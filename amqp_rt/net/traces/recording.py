@@ -34,8 +34,8 @@ from .masks import MASK, FrameMask
 __all__ = [
     "Kind",
     "Mask",
-    "Record",
     "Trace",
+    "TraceRecord",
     "TraceWriter",
     "Traced",
     "Traces",
@@ -70,7 +70,7 @@ class Kind(IntEnum):
     OMITTED_SENT = 7
 
 
-class Record(Struct, frozen=True):
+class TraceRecord(Struct, frozen=True):
     """Record of a trace."""
 
     kind: Kind
@@ -94,7 +94,7 @@ class Trace(Struct, frozen=True, kw_only=True):
     address: str
     #: Start of the connection, in seconds since 1970.
     began: float
-    records: list[Record]
+    records: list[TraceRecord]
     #: Description of a damage at the end of the file; the records are those before it.
     damage: str = ""
 
@@ -504,7 +504,7 @@ def read_trace(path: str | PathLike[str]) -> Trace:
         if data.startswith(MAGIC[:-1]):
             raise AmqpError(f"{path} is a trace of version {data[7]}; this release reads 1")
         raise AmqpError(f"{path} is no trace: it does not begin with {MAGIC[:-1].decode()}")
-    records: list[Record] = []
+    records: list[TraceRecord] = []
     damage = ""
     at = len(MAGIC)
     while at < len(data) and not damage:
@@ -518,7 +518,7 @@ def read_trace(path: str | PathLike[str]) -> Trace:
         elif begin + size > len(data):
             damage = f"the file ends within a record, at byte {len(data)}"
         else:
-            records.append(Record(Kind(kind), at_us / 1e6, data[begin : begin + size]))
+            records.append(TraceRecord(Kind(kind), at_us / 1e6, data[begin : begin + size]))
             at = begin + size
     about = _about(records[0]) if records else None
     if about is None:
@@ -534,7 +534,7 @@ def read_trace(path: str | PathLike[str]) -> Trace:
     )
 
 
-def _about(record: Record) -> _About | None:
+def _about(record: TraceRecord) -> _About | None:
     if record.kind is not Kind.ABOUT:
         return None
     try:

@@ -11,7 +11,7 @@ import trio
 from ..stores.base import Batch, Chunk, Damage, Head, Opened, Stored, StoreFailed, StoreFull
 from ..stores.memory import MemoryStore
 from .faults import Damaged, Fails, Full, InjectedFault, Kill
-from .network import Trace
+from .network import SimulationTrace
 
 __all__ = ["SimulatedDisk", "SimulatedStore", "run_inline"]
 
@@ -37,7 +37,7 @@ class SimulatedDisk:
         host: str,
         faults: Sequence[InjectedFault],
         luck: Random,
-        trace: Trace,
+        trace: SimulationTrace,
         kill: Callable[[bool], None],
     ) -> None:
         self.kept = MemoryStore()

@@ -21,7 +21,7 @@ from ..errors import ConnectFailed
 from ..net.memory import MemoryNetwork, MemoryStream, memory_stream_pair
 from .faults import Corrupt, Cut, Delay, HalfClose, InjectedFault, Slow, Split, Stall
 
-__all__ = ["SimulatedNetwork", "Trace"]
+__all__ = ["SimulatedNetwork", "SimulationTrace"]
 
 #: Octets that a line reads at a time.
 _PIECE: Final = 65_536
@@ -53,7 +53,7 @@ _NAMES: Final = {
 }
 
 
-class Trace:
+class SimulationTrace:
     """Record of a simulation: a line for each frame, commit and fault.
 
     Equal seeds give equal lines.
@@ -300,7 +300,7 @@ class SimulatedNetwork:
         self,
         faults: Sequence[InjectedFault],
         luck: Callable[[str], Random],
-        trace: Trace,
+        trace: SimulationTrace,
         nursery: trio.Nursery,
     ) -> None:
         self.faults = faults

@@ -15,7 +15,7 @@
 
     simulate(scenario, seed=7, faults=[Cut(frames=12)])
 
-Equal seeds and faults give equal traces (:class:`Trace`), line by line. There are no threads and no
+Equal seeds and faults give equal traces (:class:`SimulationTrace`), line by line. There are no threads and no
 waits for the real clock, so that hours pass at once.
 """
 
@@ -39,7 +39,7 @@ from ..runtime import Broker
 from .determinism import deterministic
 from .disk import SimulatedDisk, SimulatedStore, run_inline
 from .faults import Cut, InjectedFault, Jump, Kill, NetworkPartition, draw_faults
-from .network import SimulatedNetwork, Trace
+from .network import SimulatedNetwork, SimulationTrace
 
 __all__ = [
     "Scenario",
@@ -89,7 +89,11 @@ class SimulationFailed(AssertionError):
     """
 
     def __init__(
-        self, seed: int, faults: Sequence[InjectedFault], trace: Trace, reason: BaseException
+        self,
+        seed: int,
+        faults: Sequence[InjectedFault],
+        trace: SimulationTrace,
+        reason: BaseException,
     ) -> None:
         lines = trace.lines[-_LINES_MAX:]
         listed = "".join(f"\n    {fault}," for fault in faults)
@@ -159,7 +163,11 @@ class Simulation:
     """
 
     def __init__(
-        self, seed: int, faults: Sequence[InjectedFault], trace: Trace, nursery: trio.Nursery
+        self,
+        seed: int,
+        faults: Sequence[InjectedFault],
+        trace: SimulationTrace,
+        nursery: trio.Nursery,
     ) -> None:
         self.seed = seed
         self.faults = faults
@@ -304,8 +312,8 @@ def simulate(
     seed: int,
     faults: Sequence[InjectedFault] = (),
     within: float = 100_000.0,
-    trace: Trace | None = None,
-) -> Trace:
+    trace: SimulationTrace | None = None,
+) -> SimulationTrace:
     """Run *scenario* in a world of its own; return its trace.
 
     For tests that are not async: this function runs trio, with a virtual clock.
@@ -320,7 +328,7 @@ def simulate(
     Raises:
         AssertionError: The run hangs. Exceptions of *scenario* and of hosts are raised as well.
     """
-    seen = Trace() if trace is None else trace
+    seen = SimulationTrace() if trace is None else trace
 
     async def run() -> None:
         with trio.move_on_after(within) as limit:
@@ -380,7 +388,7 @@ def _shrunk(
     """Remove faults as long as the scenario still fails."""
 
     def run(tried: Sequence[InjectedFault]) -> SimulationFailed | None:
-        trace = Trace()
+        trace = SimulationTrace()
         try:
             simulate(scenario, seed=seed, faults=tried, within=within, trace=trace)
         except Exception as reason:
@@ -444,7 +452,7 @@ def amqp_faults(
             def once(crash: Sequence[InjectedFault]) -> bool:
                 """Run with *crash*; return whether the crash happened."""
                 worlds: list[Simulation] = []
-                trace = Trace()
+                trace = SimulationTrace()
 
                 async def scenario(net: Simulation) -> None:
                     worlds.append(net)

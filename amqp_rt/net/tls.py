@@ -98,13 +98,13 @@ class ServerTls:
             for name, (certificate, key) in self._names.items()
         }
 
-        def choose(tls: _Asked, asked: str | None, _: ssl.SSLContext) -> None:
+        def choose(tls: _NamedSSLObject, asked: str | None, _: ssl.SSLContext) -> None:
             tls.name = name = (asked or "").lower()
             found = by_name.get(name) or by_name.get(f"*.{name.partition('.')[2]}")
             if found is not None:
                 tls.context = found
 
-        context.sslobject_class = _Asked
+        context.sslobject_class = _NamedSSLObject
         context.sni_callback = choose  # type: ignore[assignment]  # it gets sslobject_class
         return context
 
@@ -123,7 +123,7 @@ class ServerTls:
         return f"ServerTls({str(self._pair[0])!r})"
 
 
-class _Asked(ssl.SSLObject):
+class _NamedSSLObject(ssl.SSLObject):
     """Server side of TLS that stores the server name requested by the client."""
 
     name = ""
@@ -281,7 +281,7 @@ class TlsLayer:
     @property
     def server_name(self) -> str:
         """Server name that the client requested (RFC 6066 §3), in lower case; empty if none."""
-        return self._tls.name if isinstance(self._tls, _Asked) else ""
+        return self._tls.name if isinstance(self._tls, _NamedSSLObject) else ""
 
     @property
     def version(self) -> str:

@@ -30,7 +30,7 @@ __all__ = ["MemoryStore"]
 _STALE_MAX: Final = 1024
 
 
-class _Node:
+class _NodeMessages:
     """The messages of one node."""
 
     __slots__ = ("messages", "order")
@@ -58,7 +58,7 @@ class _Node:
         return message
 
 
-class _Log:
+class _LogChunks:
     """The chunks of one log."""
 
     __slots__ = ("chunks", "next")
@@ -84,11 +84,11 @@ class MemoryStore:
         self._sharers: dict[int, int] = {}
         self._open = False
         self._clean = True
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, _NodeMessages] = {}
         #: place → index → data
         self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
         self._facts: dict[str, dict[bytes, bytes]] = {}
-        self._logs: dict[int, _Log] = {}
+        self._logs: dict[int, _LogChunks] = {}
 
     def open(self) -> Opened:
         if self._open:
@@ -115,8 +115,8 @@ class MemoryStore:
         if not self._open:
             raise StoreFailed("the store is not open")
 
-    def _node(self, node: int) -> _Node:
-        return self._nodes.get(node) or _Node()
+    def _node(self, node: int) -> _NodeMessages:
+        return self._nodes.get(node) or _NodeMessages()
 
     # -- changes -----------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class MemoryStore:
         for log, chunk in batch.appends:
             found = self._logs.get(log)
             if found is None:
-                found = self._logs[log] = _Log(chunk.offset)
+                found = self._logs[log] = _LogChunks(chunk.offset)
             found.chunks.append(chunk)
             found.next = chunk.offset + chunk.count
             self.size += len(chunk.data)
@@ -188,7 +188,7 @@ class MemoryStore:
     def _put(self, node: int, sequence: int, head: bytes, payload: bytes, spilled: bool) -> None:
         found = self._nodes.get(node)
         if found is None:
-            found = self._nodes[node] = _Node()
+            found = self._nodes[node] = _NodeMessages()
         known = found.messages.get(sequence)
         self._count(head, payload)
         if known is not None:

@@ -85,7 +85,7 @@ class _Database(apsw.VFSFile):
         super().xWrite(data[:USABLE] + _sum(data, offset // PAGE + 1), offset)
 
 
-class _Log(apsw.VFSFile):
+class _WalFile(apsw.VFSFile):
     """WAL of the database."""
 
     def __init__(self, files: Files, base: str, name: Any, flags: list[int]) -> None:
@@ -151,5 +151,5 @@ class Files(apsw.VFS):
             if flags[0] & apsw.SQLITE_OPEN_MAIN_DB and opened == self._path:
                 return _Database(self._base, name, flags)
             if flags[0] & apsw.SQLITE_OPEN_WAL and opened == self._path + "-wal":
-                return _Log(self, self._base, name, flags)
+                return _WalFile(self, self._base, name, flags)
         return apsw.VFSFile(self._base, name, flags)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from amqp_rt.stores.base import Batch, Chunk, Opened
+from amqp_rt.stores.base import Batch, Chunk, OpenResult
 from amqp_rt.stores.sqlite import SQLiteStore
 
 KNOWN = 12
@@ -38,7 +38,9 @@ def known_store(path: Path, batches: int = KNOWN) -> SQLiteStore:
     return store
 
 
-def judge(store: SQLiteStore, opened: Opened, batches: int = KNOWN, *, shared: bool = True) -> int:
+def judge(
+    store: SQLiteStore, opened: OpenResult, batches: int = KNOWN, *, shared: bool = True
+) -> int:
     """Check that all content is correct and every loss is reported; return the number of lost messages."""
 
     def named(what: str, node: int, at: int) -> bool:

@@ -35,7 +35,7 @@ __all__ = [
     "Chunk",
     "Damage",
     "Head",
-    "Opened",
+    "OpenResult",
     "Store",
     "StoreBusy",
     "StoreDamaged",
@@ -137,7 +137,7 @@ class Damage(Struct, frozen=True):
     reason: str
 
 
-class Opened(Struct, frozen=True):
+class OpenResult(Struct, frozen=True):
     """Result of opening a store."""
 
     #: Whether the store had been closed cleanly.
@@ -338,7 +338,7 @@ def refuse(batch: Batch) -> None:
 class Store(Protocol):
     """Storage of batches. ``check_store`` in :mod:`amqp_rt.testing.checks` is its specification."""
 
-    def open(self) -> Opened:
+    def open(self) -> OpenResult:
         """Lock the store and verify it, completely if it was not closed cleanly.
 
         Raises:

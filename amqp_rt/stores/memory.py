@@ -15,7 +15,7 @@ from .base import (
     Batch,
     Chunk,
     Head,
-    Opened,
+    OpenResult,
     StoreBusy,
     Stored,
     StoreFailed,
@@ -90,7 +90,7 @@ class MemoryStore:
         self._facts: dict[str, dict[bytes, bytes]] = {}
         self._logs: dict[int, _LogChunks] = {}
 
-    def open(self) -> Opened:
+    def open(self) -> OpenResult:
         if self._open:
             raise StoreBusy("the store is open already")
         for node in list(self._nodes):
@@ -101,7 +101,7 @@ class MemoryStore:
             if sequence not in self._node(node).messages:
                 self._drop_pieces(node, sequence)
         clean, self._clean, self._open = self._clean, False, True
-        return Opened(clean)
+        return OpenResult(clean)
 
     def close(self) -> None:
         if self._open:

@@ -37,7 +37,7 @@ from .base import (
     Chunk,
     Damage,
     Head,
-    Opened,
+    OpenResult,
     StoreBusy,
     Stored,
     StoreDamaged,
@@ -192,7 +192,7 @@ class SQLiteStore:
 
     # -- opening and closing -----------------------------------------------------------------------
 
-    def open(self) -> Opened:
+    def open(self) -> OpenResult:
         if self._db is not None:
             raise StoreBusy(f"{self.path} is open already")
         _take(self._lock, self.path)
@@ -205,7 +205,7 @@ class SQLiteStore:
             self._let_go()
             raise
 
-    def _open(self) -> Opened:
+    def _open(self) -> OpenResult:
         self._failed, self._damaged = "", False
         finish_salvage(self.path)
         _beside(self.path, ".spill").unlink(missing_ok=True)
@@ -232,18 +232,18 @@ class SQLiteStore:
             _log.error("%s was damaged; the damaged file is kept as %s", self.path, opened.aside)
         return opened
 
-    def _verified(self) -> Opened:
+    def _verified(self) -> OpenResult:
         """Connect to a verified store: this one, or a new one with the data salvaged from it."""
         clean, reason, tail = self._examine()
         if not reason:
-            return Opened(clean, tail.damage)
+            return OpenResult(clean, tail.damage)
         _log.error("%s is damaged: %s", self.path, reason)
         self._disconnect(checkpoint=False)
         _refuse_version(self.path, salvage.version(self.path))
         found, aside = save(self.path, salvage.Pages(self.path, tail), self._vfs)
         self._connect()
         damage = (*tail.damage, *found) or (_harmless(reason),)
-        return Opened(False, damage, aside)
+        return OpenResult(False, damage, aside)
 
     def _examine(self) -> tuple[bool, str, salvage.Tail]:
         """Connect and verify the store.

@@ -12,7 +12,7 @@ from ..stores.base import (
     SEQUENCE_MAX,
     Batch,
     Chunk,
-    Opened,
+    OpenResult,
     Store,
     StoreBusy,
     StoreFailed,
@@ -35,7 +35,7 @@ def check_store(make: Callable[[], Store]) -> None:
     """
     for check in STORE_CHECKS:
         store = make()
-        assert store.open() == Opened(clean=True), "a new store is clean"
+        assert store.open() == OpenResult(clean=True), "a new store is clean"
         try:
             check(store)
         finally:
@@ -44,7 +44,7 @@ def check_store(make: Callable[[], Store]) -> None:
 
 def _reopen(store: Store) -> None:
     store.close()
-    assert store.open() == Opened(clean=True), "closed in good order, opened clean"
+    assert store.open() == OpenResult(clean=True), "closed in good order, opened clean"
 
 
 def _raises(kind: type[E], call: Callable[[], object]) -> E:
@@ -685,7 +685,7 @@ def it_is_used_between_open_and_close(store: Store) -> None:
         store.tidy,
     ):
         _raises(StoreFailed, call)
-    assert store.open() == Opened(clean=True)
+    assert store.open() == OpenResult(clean=True)
 
 
 #: Each check takes an open and empty store.

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from ..stores.base import Batch, Chunk, Damage, Head, Opened, Stored, StoreFailed, StoreFull
+from ..stores.base import Batch, Chunk, Damage, Head, OpenResult, Stored, StoreFailed, StoreFull
 from ..stores.memory import MemoryStore
 from .faults import Damaged, Fails, Full, InjectedFault, Kill
 from .network import SimulationTrace
@@ -52,7 +52,7 @@ class SimulatedDisk:
         self._kill = kill
         self._kills = 0
 
-    def open(self) -> Opened:
+    def open(self) -> OpenResult:
         """Open the disk for a new process."""
         opened = self.kept.open()
         if any(isinstance(each, Damaged) and each.kill == self._kills for each in self._faults):
@@ -60,7 +60,7 @@ class SimulatedDisk:
             return self._damage(opened)
         return opened
 
-    def _damage(self, opened: Opened) -> Opened:
+    def _damage(self, opened: OpenResult) -> OpenResult:
         places = [(node, head) for node in range(64) for head in self.kept.heads(node)]
         if not places:
             return opened
@@ -72,7 +72,7 @@ class SimulatedDisk:
         self.kept.commit(batch)
         self._trace.add(f"{self._host}: message {head.sequence} of node {node} is damaged")
         damage = Damage("message", node, head.sequence, head.sequence, "a torn page")
-        return Opened(False, (damage,), "aside")
+        return OpenResult(False, (damage,), "aside")
 
     def commit(self, batch: Batch) -> None:
         """Commit *batch*, or inject the fault for this commit.
@@ -130,7 +130,7 @@ class SimulatedStore:
             raise StoreFailed("the process is dead")
         return self._disk.kept
 
-    def open(self) -> Opened:
+    def open(self) -> OpenResult:
         self._there()
         self._failed = False
         return self._disk.open()

@@ -17,7 +17,7 @@ from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached, LocalProtocolError
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
-from amqp_rt.stores.base import Batch, Damage, Opened, Store, StoreFailed, StoreFull
+from amqp_rt.stores.base import Batch, Damage, OpenResult, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 
 
@@ -31,7 +31,7 @@ class Troubled(MemoryStore):
         self.commits = 0
         self.opened = 0
 
-    def open(self) -> Opened:
+    def open(self) -> OpenResult:
         self.opened += 1
         return super().open()
 
@@ -228,11 +228,11 @@ async def test_a_store_that_was_damaged_by_its_failure_is_given_up(
     """What it has lost is known to the next start only; until then nothing may be added to it."""
 
     class Torn(Troubled):
-        def open(self) -> Opened:
+        def open(self) -> OpenResult:
             opened = super().open()
             if self.opened == 1:
                 return opened
-            return Opened(False, (Damage("message", 1, 1, 1, "a torn page"),), "aside")
+            return OpenResult(False, (Damage("message", 1, 1, 1, "a torn page"),), "aside")
 
     store = Torn()
     async with Broker(store=store) as broker:

@@ -26,7 +26,7 @@ from amqp_rt.stores import sqlite
 from amqp_rt.stores.base import (
     Batch,
     Chunk,
-    Opened,
+    OpenResult,
     StoreBusy,
     StoreDamaged,
     StoreFailed,
@@ -90,7 +90,7 @@ def test_a_flipped_bit_costs_what_was_on_its_page(
         assert judge(store, opened) <= 25, (offset, opened)
         store.commit(known_batch(KNOWN))
         store.close()
-        assert store.open() == Opened(clean=True)
+        assert store.open() == OpenResult(clean=True)
         store.close()
 
 
@@ -190,10 +190,10 @@ def unclean(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_a_kill_leaves_is_whole(unclean: Path, tmp_path: Path) -> None:
     store = SQLiteStore(fresh(tmp_path / "x", unclean, "-wal"))
     opened = store.open()
-    assert opened == Opened(clean=False)
+    assert opened == OpenResult(clean=False)
     assert judge(store, opened, 6) == 0
     store.close()
-    assert store.open() == Opened(clean=True)
+    assert store.open() == OpenResult(clean=True)
     store.close()
 
 
@@ -213,7 +213,7 @@ def test_a_torn_end_of_the_log_is_no_damage(unclean: Path, tmp_path: Path, what:
         log.write_bytes(data + tail)
         store = SQLiteStore(path)
         opened = store.open()
-        assert opened == Opened(clean=False)
+        assert opened == OpenResult(clean=False)
         assert judge(store, opened, 6) == 0
         store.close()
 
@@ -314,13 +314,13 @@ def test_a_full_disk_refuses_a_batch_as_a_whole_and_goes_on(tmp_path: Path) -> N
         for _ in range(3):
             with pytest.raises(StoreFull):
                 store.commit(known_batch(4))
-            assert judge(store, Opened(True), 4) == 0
+            assert judge(store, OpenResult(True), 4) == 0
         room[0] = True
         store.commit(known_batch(4))
-        assert judge(store, Opened(True), 5) == 0
+        assert judge(store, OpenResult(True), 5) == 0
         store.close()
-        assert store.open() == Opened(clean=True)
-        assert judge(store, Opened(True), 5) == 0
+        assert store.open() == OpenResult(clean=True)
+        assert judge(store, OpenResult(True), 5) == 0
         store.close()
 
 
@@ -385,7 +385,7 @@ def test_what_was_consumed_is_taken_away_from_a_full_disk(tmp_path: Path) -> Non
         store.commit(batch)
         assert store.summary(1)[0] == 100
         store.close()
-        assert store.open() == Opened(clean=True)
+        assert store.open() == OpenResult(clean=True)
     finally:
         store.close()
         subprocess.run(["umount", str(tmp_path)], check=True)
@@ -597,12 +597,12 @@ def test_an_interrupted_rescue_is_finished(base: Path, tmp_path: Path) -> None:
     path.rename(f"{path}.saved")
     Path(f"{path}-wal").write_bytes(b"of the damaged file")
     store = SQLiteStore(path)
-    assert store.open() == Opened(clean=True)
-    assert judge(store, Opened(True)) == 0
+    assert store.open() == OpenResult(clean=True)
+    assert judge(store, OpenResult(True)) == 0
     store.close()
     assert len(list(path.parent.glob("*.damaged-*-wal"))) == 1
     shutil.copy(path, f"{path}.saved")  # Not needed any more.
-    assert store.open() == Opened(clean=True)
+    assert store.open() == OpenResult(clean=True)
     store.close()
     assert not Path(f"{path}.saved").exists()
 
@@ -685,7 +685,7 @@ def test_a_backup_is_taken_while_a_store_is_written(tmp_path: Path) -> None:
                 told = int(child.stdout.readline())
             sqlite.backup(tmp_path / "store", tmp_path / f"copy{n}")
             copy = SQLiteStore(tmp_path / f"copy{n}")
-            assert copy.open() == Opened(clean=True)
+            assert copy.open() == OpenResult(clean=True)
             last = int(dict(copy.facts("last"))[b"batch"])
             copy.close()
             assert last >= told
@@ -750,5 +750,5 @@ def test_space_is_given_back_in_steps(tmp_path: Path) -> None:
     assert steps > 20
     store.close()
     assert path.stat().st_size < full // 3
-    assert store.open() == Opened(clean=True)
+    assert store.open() == OpenResult(clean=True)
     store.close()

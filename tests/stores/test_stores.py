@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from amqp_rt.stores.base import SHARED_MIN, Batch, Chunk, Opened, Store, StoreFull
+from amqp_rt.stores.base import SHARED_MIN, Batch, Chunk, OpenResult, Store, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.testing.checks import STORE_CHECKS, check_store
@@ -31,7 +31,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
 def test_store(store: Store, check: Callable[[Store], None]) -> None:
-    assert store.open() == Opened(clean=True)
+    assert store.open() == OpenResult(clean=True)
     check(store)
     store.close()
 
@@ -107,7 +107,7 @@ def test_a_memory_store_that_was_abandoned_is_not_clean() -> None:
     batch.put(1, 2, b"", b"spilled", spilled=True)
     store.commit(batch)
     store.abandon()
-    assert store.open() == Opened(clean=False)
+    assert store.open() == OpenResult(clean=False)
     assert [message.payload for message in store.messages(1, 0, 9, 99)] == [b"kept"]
     assert store.size == 4
 
@@ -217,7 +217,7 @@ class Model(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.store.close()
-        assert self.store.open() == Opened(clean=True)
+        assert self.store.open() == OpenResult(clean=True)
         self.messages = {place: put for place, put in self.messages.items() if not put[2]}
         self.staged = {}
 

@@ -34,7 +34,6 @@ __all__ = [
     "Batch",
     "Chunk",
     "Damage",
-    "Head",
     "OpenResult",
     "Store",
     "StoreBusy",
@@ -43,6 +42,7 @@ __all__ = [
     "StoreFull",
     "StoreRefused",
     "Stored",
+    "StoredHead",
     "refuse",
 ]
 
@@ -101,7 +101,7 @@ class Stored(Struct, gc=False):
     body: int = 0
 
 
-class Head(Struct, gc=False):
+class StoredHead(Struct, gc=False):
     """Message without its payload."""
 
     sequence: int
@@ -366,7 +366,7 @@ class Store(Protocol):
     def read(self, node: int, sequences: Iterable[int]) -> list[Stored]:
         """Return the existing messages of *node* at *sequences*, in the given order."""
 
-    def heads(self, node: int, first: int = 0) -> Iterator[Head]:
+    def heads(self, node: int, first: int = 0) -> Iterator[StoredHead]:
         """Yield the heads of all messages of *node* from the sequence number *first* on, in order.
 
         Batches may be committed in between; whether their changes are seen is unspecified.

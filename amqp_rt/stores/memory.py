@@ -14,10 +14,10 @@ from .base import (
     SHARED_MIN,
     Batch,
     Chunk,
-    Head,
     OpenResult,
     StoreBusy,
     Stored,
+    StoredHead,
     StoreFailed,
     StoreFull,
     StoreRefused,
@@ -292,7 +292,7 @@ class MemoryStore:
             if sequence in found
         ]
 
-    def heads(self, node: int, first: int = 0) -> Iterator[Head]:
+    def heads(self, node: int, first: int = 0) -> Iterator[StoredHead]:
         self._check()
         found = self._node(node)
         for sequence in found.order[bisect_left(found.order, first) :]:
@@ -300,7 +300,7 @@ class MemoryStore:
             if message is not None:
                 pieces = {} if message[1] else self._pieces.get((node, sequence), {})
                 size = len(message[1]) + sum(map(len, pieces.values()))
-                yield Head(sequence, message[0], size, len(pieces))
+                yield StoredHead(sequence, message[0], size, len(pieces))
 
     def summary(self, node: int) -> tuple[int, int, int, int]:
         heads = list(self.heads(node))

@@ -36,11 +36,11 @@ from .base import (
     Batch,
     Chunk,
     Damage,
-    Head,
     OpenResult,
     StoreBusy,
     Stored,
     StoreDamaged,
+    StoredHead,
     StoreFailed,
     StoreFull,
     StoreRefused,
@@ -957,7 +957,7 @@ class SQLiteStore:
             )
         return Stored(place & SEQUENCE_MAX, head, row[0], 0, row[1])
 
-    def heads(self, node: int, first: int = 0) -> Iterator[Head]:
+    def heads(self, node: int, first: int = 0) -> Iterator[StoredHead]:
         # Read in pages, so that no cursor stays open between two calls.
         self._usable()
         while True:
@@ -966,7 +966,7 @@ class SQLiteStore:
                 sql = self._select("place, head, size, pieces", "LIMIT ?3")
                 rows += self._rows(sql, (start, end, _STEP_ROWS - len(rows)))
             for place, head, size, pieces in rows:
-                yield Head(place & SEQUENCE_MAX, head, size, max(pieces, 0))
+                yield StoredHead(place & SEQUENCE_MAX, head, size, max(pieces, 0))
             if len(rows) < _STEP_ROWS:
                 return
             first = (rows[-1][0] & SEQUENCE_MAX) + 1

@@ -8,7 +8,16 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from ..stores.base import Batch, Chunk, Damage, Head, OpenResult, Stored, StoreFailed, StoreFull
+from ..stores.base import (
+    Batch,
+    Chunk,
+    Damage,
+    OpenResult,
+    Stored,
+    StoredHead,
+    StoreFailed,
+    StoreFull,
+)
 from ..stores.memory import MemoryStore
 from .faults import Damaged, Fails, Full, InjectedFault, Kill
 from .network import SimulationTrace
@@ -155,7 +164,7 @@ class SimulatedStore:
     def read(self, node: int, sequences: Iterable[int]) -> list[Stored]:
         return self._there().read(node, sequences)
 
-    def heads(self, node: int) -> Iterator[Head]:
+    def heads(self, node: int) -> Iterator[StoredHead]:
         return self._there().heads(node)
 
     def summary(self, node: int) -> tuple[int, int, int, int]:

@@ -15,7 +15,7 @@ from amqp_rt.broker import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import TransactionRolledBack
 from amqp_rt.testing.faults import Jump
-from amqp_rt.testing.ledger import Broken, Ledger
+from amqp_rt.testing.ledger import Broken, DeliveryLedger
 from amqp_rt.testing.simulation import Simulation
 
 #: Seconds to live of messages in ``late``.
@@ -57,7 +57,7 @@ async def pay(client: Client, ledger: Copies, count: int) -> None:
     await client.until(lambda: not left, work)
 
 
-async def follow(client: Client, ledger: Ledger, finished: trio.Event) -> list[Any]:
+async def follow(client: Client, ledger: DeliveryLedger, finished: trio.Event) -> list[Any]:
     """Read the log from its first record on, each record once, over as many connections as needed.
 
     A link that recovers by itself starts again at its original position, so the reader must keep its
@@ -108,7 +108,7 @@ class Mortal:
             raise Broken(f"late: it was given up at the age of {age:g} s")
 
 
-class MortalLedger(Ledger):
+class MortalLedger(DeliveryLedger):
     """Ledger that also notes when messages were made."""
 
     def __init__(self, mortal: Mortal) -> None:
@@ -123,11 +123,11 @@ class MortalLedger(Ledger):
 
 async def market(net: Simulation) -> None:
     """Run all clients at once; in the end each of their ledgers must agree with the nodes."""
-    resumed = Ledger("resumed subscription", duplicates="never")
-    durable = Ledger("durable subscription")
-    bill, book = Ledger("bill"), Ledger("book")
+    resumed = DeliveryLedger("resumed subscription", duplicates="never")
+    durable = DeliveryLedger("durable subscription")
+    bill, book = DeliveryLedger("bill"), DeliveryLedger("book")
     mortal = Mortal(net)
-    late, rank = MortalLedger(mortal), Ledger("ranked")
+    late, rank = MortalLedger(mortal), DeliveryLedger("ranked")
     everyone = [resumed, durable, bill, book, late, rank]
     subscribers = [("resumed", resumed, RESUMED), ("durable", durable, DURABLE)]
     net.start(
@@ -205,13 +205,13 @@ async def market(net: Simulation) -> None:
     await _check_ranks(auditor, rank)
 
 
-def _compare(ledger: Ledger, one: Iterable[Any], other: Iterable[Any]) -> None:
+def _compare(ledger: DeliveryLedger, one: Iterable[Any], other: Iterable[Any]) -> None:
     """Check that messages sent in one transaction are in both sets, or in neither."""
     if alone := (set(one) ^ set(other)) - ledger.damaged:
         raise Broken(f"transactions: {len(alone)} of their messages are not everywhere")
 
 
-async def _check_ranks(auditor: Client, ledger: Ledger) -> None:
+async def _check_ranks(auditor: Client, ledger: DeliveryLedger) -> None:
     """Check that the remaining messages come by priority, and within one priority in order."""
     found = await auditor.read("ranked")
     ledger.check(found)

@@ -16,7 +16,7 @@ from amqp_rt.container.recovery import Reconnect
 from amqp_rt.errors import AmqpError, ConnectionLost, DeliveryRejected, LinkDetached
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits
-from amqp_rt.testing.ledger import Broken, Ledger
+from amqp_rt.testing.ledger import Broken, DeliveryLedger
 from amqp_rt.testing.simulation import SimulatedHost, Simulation
 
 #: Frames of 512 octets, so that some messages take several.
@@ -54,7 +54,7 @@ def serving(net: Simulation, *nodes: Any) -> Callable[[SimulatedHost], Awaitable
 class Copies:
     """Ledgers of all receivers that get a copy of each message."""
 
-    def __init__(self, *ledgers: Ledger) -> None:
+    def __init__(self, *ledgers: DeliveryLedger) -> None:
         self.ledgers = ledgers
 
     def body(self, sender: str, size: int = 0) -> bytes:
@@ -128,7 +128,7 @@ class Client:
 
     async def produce(
         self,
-        ledger: Ledger | Copies,
+        ledger: DeliveryLedger | Copies,
         address: str,
         count: int,
         *,
@@ -170,7 +170,7 @@ class Client:
 
     async def consume(
         self,
-        ledger: Ledger,
+        ledger: DeliveryLedger,
         address: str,
         finished: trio.Event,
         *,
@@ -255,7 +255,7 @@ class Client:
         return found
 
 
-def note_damage(net: Simulation, *ledgers: Ledger) -> None:
+def note_damage(net: Simulation, *ledgers: DeliveryLedger) -> None:
     """Note in each of *ledgers* the damaged messages that the disk has reported."""
     for payload in net.disk("broker").damaged:
         for ledger in ledgers:
@@ -266,12 +266,12 @@ async def trade(net: Simulation, *, noise: bool = False) -> None:
     """Run queues, transactions and logs, each with senders and receivers; *noise* adds a client on the
     first connection, which may be garbled."""
     books = {
-        "plain": Ledger("plain"),
-        "resumed": Ledger("resumed", duplicates="never"),
-        "moved": Ledger("moved", ordered=False),
-        "log": Ledger("log"),
+        "plain": DeliveryLedger("plain"),
+        "resumed": DeliveryLedger("resumed", duplicates="never"),
+        "moved": DeliveryLedger("moved", ordered=False),
+        "log": DeliveryLedger("log"),
     }
-    noisy = Ledger("noise", duplicates="allowed", ordered=False)
+    noisy = DeliveryLedger("noise", duplicates="allowed", ordered=False)
     net.start(
         "broker",
         serving(net, *map(Queue, ("plain", "resumed", "from", "to", "noise")), Log("log")),
@@ -323,7 +323,7 @@ async def _call(
     await function(*args, **options)
 
 
-async def _babble(net: Simulation, ledger: Ledger) -> None:
+async def _babble(net: Simulation, ledger: DeliveryLedger) -> None:
     """Send over a connection that may garble everything, and ignore the results."""
     client = Client(net, "noise")
     with trio.move_on_after(60):

@@ -1,7 +1,7 @@
 """Ledger of all messages of a test, which checks that the promised guarantees were kept.
 
 Each message has a number and a checksum in its body. Senders and receivers report events to the
-ledger, which raises at once for an impossible one; :meth:`Ledger.check` examines the messages left
+ledger, which raises at once for an impossible one; :meth:`DeliveryLedger.check` examines the messages left
 at the end.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 from zlib import crc32
 
-__all__ = ["Broken", "Ledger"]
+__all__ = ["Broken", "DeliveryLedger"]
 
 _CRC: Final = 8
 
@@ -22,7 +22,7 @@ class Broken(AssertionError):
     """A guarantee was not kept."""
 
 
-class Ledger:
+class DeliveryLedger:
     """The messages of one queue or log.
 
     * Acknowledged messages are not lost: each is consumed, or still there.

@@ -11,13 +11,13 @@ from worlds import KEPT, LOST, NAMED, PATIENT, SMALL, URL, Client, serving
 from amqp_rt.broker import Log, Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.testing.faults import Cut
-from amqp_rt.testing.ledger import Ledger
+from amqp_rt.testing.ledger import DeliveryLedger
 from amqp_rt.testing.simulation import Simulation, amqp_faults, simulate
 
 
 async def one_large_message(net: Simulation) -> None:
     """Sent as soon as there is credit; in doubt, it may be there or not."""
-    ledger = Ledger()
+    ledger = DeliveryLedger()
     net.start("broker", serving(net, Queue("work")))
     async with (
         net.connect("client", URL, limits=SMALL, reconnect=PATIENT) as peer,
@@ -40,9 +40,9 @@ def test_what_had_not_left_goes_out_whole_on_the_next_connection(seed: int) -> N
         simulate(one_large_message, seed=seed, faults=[Cut(frames=frames)])
 
 
-async def trading(net: Simulation, options: dict[str, Any], **kept: Any) -> Ledger:
+async def trading(net: Simulation, options: dict[str, Any], **kept: Any) -> DeliveryLedger:
     """Six messages from one to another, who takes them in the end."""
-    ledger = Ledger(**kept)
+    ledger = DeliveryLedger(**kept)
     net.start("broker", serving(net, Queue("work")))
     sent = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -79,7 +79,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
 @pytest.mark.req("A23", "R1")
 @amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=5)
 async def test_a_transaction_is_whole_or_nothing(net: Simulation) -> None:
-    ledger = Ledger(ordered=False)
+    ledger = DeliveryLedger(ordered=False)
     net.start("broker", serving(net, Queue("from"), Queue("to")))
     sent = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -95,7 +95,7 @@ async def test_a_transaction_is_whole_or_nothing(net: Simulation) -> None:
 @pytest.mark.req("A23", "B27")
 @amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=6)
 async def test_a_log_has_what_was_acknowledged_in_its_order(net: Simulation) -> None:
-    ledger = Ledger()
+    ledger = DeliveryLedger()
     net.start("broker", serving(net, Log("log")))
     await Client(net, "giver").produce(ledger, "log", 6)
     net.calm()
@@ -133,7 +133,7 @@ def test_a_tag_that_is_used_again_names_another_message() -> None:
     or else it would take the next message of that tag for the old one, and drop it."""
 
     async def scenario(net: Simulation) -> None:
-        ledger = Ledger(duplicates="never")
+        ledger = DeliveryLedger(duplicates="never")
         net.start("broker", serving(net, Queue("work")))
         async with (
             net.connect("client", URL, limits=SMALL, reconnect=PATIENT) as peer,

@@ -31,7 +31,7 @@ from amqp_rt.testing.faults import (
     Stall,
     draw_faults,
 )
-from amqp_rt.testing.ledger import Broken, Ledger
+from amqp_rt.testing.ledger import Broken, DeliveryLedger
 from amqp_rt.testing.simulation import (
     Scenario,
     SimulatedHost,
@@ -68,7 +68,7 @@ NOTHING_LOST = [
 
 async def exchange(net: Simulation) -> None:
     """Ten messages, one after the other, each sent until it has arrived."""
-    ledger = Ledger(duplicates="allowed")
+    ledger = DeliveryLedger(duplicates="allowed")
     net.start("broker", serving(net, Queue("work")))
     async with (
         net.connect("client", URL, limits=SMALL, reconnect=PATIENT) as peer,
@@ -102,7 +102,7 @@ def test_a_full_disk_and_a_torn_page_are_said() -> None:
     refused: list[str] = []
 
     async def scenario(net: Simulation) -> None:
-        ledger = Ledger()
+        ledger = DeliveryLedger()
         net.start("broker", serving(net, Queue("work")))
         async with net.connect("client", URL, limits=SMALL, reconnect=PATIENT) as peer:
             async with peer.sender("work") as out:
@@ -256,7 +256,7 @@ def test_a_trace_does_not_depend_on_the_process() -> None:
     ],
 )
 def test_a_ledger_complains(complaint: str | None, duplicates: Any, story: str) -> None:
-    ledger = Ledger("q", duplicates=duplicates)
+    ledger = DeliveryLedger("q", duplicates=duplicates)
     bodies = [ledger.body("a"), ledger.body("a", 100)]
     left: list[object] = []
 
@@ -282,7 +282,7 @@ def test_a_ledger_complains(complaint: str | None, duplicates: Any, story: str) 
 
 
 def test_a_ledger_knows_its_own() -> None:
-    ledger = Ledger()
+    ledger = DeliveryLedger()
     body = ledger.body("a", 50)
     for other in (body[:-1], body.replace(b"a 0", b"a 1"), None, "text"):
         with pytest.raises(Broken, match="nobody sent"):

@@ -90,7 +90,7 @@ class FrontClient(Protocol):
         """Return the octets for the server."""
 
 
-class Joined:
+class FrontConnection:
     """A connection between a client and an engine of the front.
 
     Attributes:
@@ -191,7 +191,7 @@ class FrontWorld:
         if not self.host.attach(link):
             link.refuse(Error("amqp:not-found", "there is no such node"))
 
-    def join(self, *, logins: bool = False) -> Joined:
+    def join(self, *, logins: bool = False) -> FrontConnection:
         """Create a connection without any octets sent; with *logins* a login is required."""
         options = ServerOptions(
             container_id="judge",
@@ -200,9 +200,9 @@ class FrontWorld:
             sasl_required=logins,
             address="127.0.0.1:9",
         )
-        return Joined(self, self.front.server(options, self.now), self._client())
+        return FrontConnection(self, self.front.server(options, self.now), self._client())
 
-    def connect(self, cut: int = 0) -> Joined:
+    def connect(self, cut: int = 0) -> FrontConnection:
         """Create a connection and open it."""
         joined = self.join()
         joined.client.open("", "")

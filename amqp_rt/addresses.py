@@ -52,7 +52,7 @@ class Pattern:
         if not text:
             raise AddressError("an address must not be empty")
         self.text = text
-        segments: list[_Segment] = []
+        segments: list[_PatternSegment] = []
         begin = 0
         while (end := text.find("/", begin)) >= 0:
             segments.append(_parse_segment(text, begin, end))
@@ -108,7 +108,7 @@ class Pattern:
         return f"Pattern({self.text!r})"
 
 
-class _Segment(Struct, frozen=True):
+class _PatternSegment(Struct, frozen=True):
     """Text between two slashes of a pattern: literal text, a capture, literal text."""
 
     before: str
@@ -117,7 +117,7 @@ class _Segment(Struct, frozen=True):
     after: str
 
 
-def _parse_segment(text: str, begin: int, end: int) -> _Segment:
+def _parse_segment(text: str, begin: int, end: int) -> _PatternSegment:
     literals = ["", ""]
     name = ""
     rest = False
@@ -149,7 +149,7 @@ def _parse_segment(text: str, begin: int, end: int) -> _Segment:
             at += 1
     if rest and literals[1]:
         raise AddressError(f"{text!r}: {{{name}:rest}} must be at the end")
-    return _Segment(literals[0], name, rest, literals[1])
+    return _PatternSegment(literals[0], name, rest, literals[1])
 
 
 class AddressTable(Generic[T]):

@@ -46,7 +46,7 @@ T = TypeVar("T")
 __all__ = ["Broker", "Container", "connect"]
 
 
-class _Call:
+class _TrioCall:
     """Call that a task of trio makes while a task of asyncio waits."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -182,7 +182,7 @@ class _Guest(Bridge):
         return call()
 
     async def wait(self, call: Callable[[], Any]) -> Any:
-        doing = _Call(self.loop)
+        doing = _TrioCall(self.loop)
         self.start(functools.partial(doing.run, call))
         cancelled = await doing.wait()
         if cancelled is not None:
@@ -333,8 +333,8 @@ class _Block:
     def __init__(self, guest: _Guest, manager: Any) -> None:
         self._guest = guest
         self._manager = manager
-        self._inside = _Call(guest.loop)
-        self._outside = _Call(guest.loop)
+        self._inside = _TrioCall(guest.loop)
+        self._outside = _TrioCall(guest.loop)
         self._outside.scope = self._inside.scope
         self._left = trio.Event()
         self._leaving = False

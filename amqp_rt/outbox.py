@@ -354,7 +354,7 @@ class Outbox:
                 (self.name, time.time() - self.remembered_s),
             )
 
-    def _record_one(self, found: _Heard) -> None:
+    def _record_one(self, found: _PendingOutcome) -> None:
         outcome = found.outcome
         if isinstance(outcome, Accepted):
             self.database.execute("DELETE FROM amqp_outbox WHERE id = ?", (found.row,))
@@ -463,7 +463,7 @@ class _Transaction:
             self._database.execute("ROLLBACK")
 
 
-class _Heard:
+class _PendingOutcome:
     """Outcome of one message, not committed yet."""
 
     def __init__(self, link: _Link, row: int, outcome: Outcome, raw: Any, receipt: Receipt) -> None:
@@ -521,7 +521,7 @@ class _Link(Sender):
         #: Row → time from which a message that was not accepted may be sent again.
         self.retries: dict[int, float] = {}
         #: Row → outcome that is not committed yet.
-        self.heard: dict[int, _Heard] = {}
+        self.heard: dict[int, _PendingOutcome] = {}
         self._numbers: dict[Receipt, int] = {}
         #: Container that keeps the state of messages an earlier process may have sent; they are resumed.
         self._keeper = keeper
@@ -587,7 +587,7 @@ class _Link(Sender):
     def _hear(self, raw: Any, receipt: Receipt, outcome: Outcome) -> None:
         row = self._numbers.get(receipt)
         if row is not None:
-            self.heard[row] = _Heard(self, row, outcome, raw, receipt)
+            self.heard[row] = _PendingOutcome(self, row, outcome, raw, receipt)
             self.on_change()
         elif raw is not None and not raw.settled:
             # Its outcome was committed while the link was suspended.

@@ -19,7 +19,7 @@ from ..errors import ConnectFailed, printable
 from ..limits import DEFAULT_LIMITS
 from ..net.carrier import READ_SIZE
 from ..net.dial import dial
-from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_socket
+from ..net.listeners import ConnectionLimiter, bound_address, open_tcp, open_unix, serve_socket
 from ..net.tls import ClientTls
 from ..net.traces.drawing import Climber, Rung, draw_rung
 from ..net.traces.octets import Composite
@@ -252,7 +252,7 @@ async def trace_live(
         ConnectFailed: *listen* cannot be listened on.
     """
     live = _Live(url, tls, drawing, kept)
-    door = Door(DEFAULT_LIMITS)
+    door = ConnectionLimiter(DEFAULT_LIMITS)
     async with trio.open_nursery() as nursery:
         if listen.scheme == "amqp+unix":
             listeners = [await open_unix(listen.path)]

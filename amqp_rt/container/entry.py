@@ -20,10 +20,10 @@ from ..loglimit import error_text
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
 from ..net.endpoints import is_loopback
-from ..net.entrance import Entered, Entrance, enter
+from ..net.entrance import Entered, ListenerPolicy, enter
 from ..net.listeners import (
+    ConnectionLimiter,
     Crowd,
-    Door,
     bound_address,
     host_in,
     network_of,
@@ -175,7 +175,7 @@ class ConnectionEntry:
         connections = self._home.connection_nursery
         listeners = self._home.listener_nursery
         where = parse_url(url, listening=True)
-        door = Door(self._home.limits, self._crowd)
+        door = ConnectionLimiter(self._home.limits, self._crowd)
         if where.scheme == "memory":
             try:
                 await listeners.start(
@@ -214,7 +214,9 @@ class ConnectionEntry:
             where = msgspec.structs.replace(where, host=where.host or host, port=port)
         return str(where)
 
-    async def _serve_unix(self, listener: trio.SocketListener, door: Door, path: str) -> None:
+    async def _serve_unix(
+        self, listener: trio.SocketListener, door: ConnectionLimiter, path: str
+    ) -> None:
         try:
             serve = partial(self.accept, scheme="amqp+unix")
             await serve_socket(listener, door, serve, nursery=self._home.connection_nursery)
@@ -246,7 +248,7 @@ class ConnectionEntry:
         """
         nursery = self._home.connection_nursery
         since = trio.current_time()
-        entrance = Entrance(
+        entrance = ListenerPolicy(
             fronts=self._fronts,
             scheme=scheme,
             tls=self._tls,

@@ -19,7 +19,7 @@ from .websocket import accept_websocket, nothing
 log = logging.getLogger("amqp_rt.net")
 
 
-class Entrance(Struct, kw_only=True, frozen=True):
+class ListenerPolicy(Struct, kw_only=True, frozen=True):
     """Protocols and security that a listener expects of clients.
 
     On ``amqp`` with certificates there are three ways to connect: in clear, with TLS from the first
@@ -56,7 +56,7 @@ class Entered(Struct, kw_only=True):
 
 
 async def enter(
-    stream: trio.abc.Stream, entrance: Entrance, *, address: str, nursery: trio.Nursery
+    stream: trio.abc.Stream, entrance: ListenerPolicy, *, address: str, nursery: trio.Nursery
 ) -> Entered | None:
     """Receive all that precedes a client's first AMQP or SASL frame.
 

@@ -93,7 +93,7 @@ class Crowd:
         self.leave(network, number)
 
 
-class Door:
+class ConnectionLimiter:
     """Counter of one listener's connections, which refuses those above its limits.
 
     Args:
@@ -263,7 +263,7 @@ def _remove_stale(path: str) -> None:
 
 
 async def serve_socket(
-    listener: trio.SocketListener, door: Door, serve: Serve, *, nursery: trio.Nursery
+    listener: trio.SocketListener, door: ConnectionLimiter, serve: Serve, *, nursery: trio.Nursery
 ) -> None:
     """Accept connections into *nursery* until cancelled; then close the listener.
 
@@ -288,7 +288,7 @@ async def serve_socket(
 
 
 async def serve_memory(
-    network: MemoryNetwork, name: str, door: Door, serve: Serve, *, nursery: trio.Nursery,
+    network: MemoryNetwork, name: str, door: ConnectionLimiter, serve: Serve, *, nursery: trio.Nursery,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:  # fmt: skip
     """Accept connections to a name in memory into *nursery* until cancelled.

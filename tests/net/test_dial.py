@@ -14,7 +14,13 @@ from amqp_rt.errors import ConnectFailed
 from amqp_rt.limits import Limits
 from amqp_rt.net.dial import dial
 from amqp_rt.net.endpoints import is_local, reason
-from amqp_rt.net.listeners import Door, bound_address, open_tcp, open_unix, serve_memory
+from amqp_rt.net.listeners import (
+    ConnectionLimiter,
+    bound_address,
+    open_tcp,
+    open_unix,
+    serve_memory,
+)
 from amqp_rt.net.memory import MemoryNetwork
 
 
@@ -48,7 +54,7 @@ async def test_a_name_in_memory(nursery: trio.Nursery) -> None:
         await stream.send_all(address.encode())
 
     await nursery.start(
-        partial(serve_memory, nursery=nursery), network, "here", Door(Limits()), greet
+        partial(serve_memory, nursery=nursery), network, "here", ConnectionLimiter(Limits()), greet
     )
     dialled = await dial(parse_url("memory://here"), network=network)
     assert dialled.local

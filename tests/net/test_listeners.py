@@ -19,8 +19,8 @@ import trio.testing
 from amqp_rt.errors import ConnectFailed
 from amqp_rt.limits import Limits
 from amqp_rt.net.listeners import (
+    ConnectionLimiter,
     Crowd,
-    Door,
     Serve,
     bound_address,
     network_of,
@@ -59,7 +59,9 @@ async def test_port_0_is_a_free_port(nursery: trio.Nursery) -> None:
     (listener,) = await open_tcp("127.0.0.1", 0)
     host, port = bound_address(listener)
     assert (host, port > 0) == ("127.0.0.1", True)
-    nursery.start_soon(partial(serve_socket, listener, Door(Limits()), echo, nursery=nursery))
+    nursery.start_soon(
+        partial(serve_socket, listener, ConnectionLimiter(Limits()), echo, nursery=nursery)
+    )
     async with await trio.open_tcp_stream(host, port) as stream:
         assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert await ask(stream) == b"hello"
@@ -71,7 +73,7 @@ async def test_a_host_with_many_addresses_has_one_port(nursery: trio.Nursery) ->
     listeners = await open_tcp("", 0)
     ports = {bound_address(listener)[1] for listener in listeners}
     assert len(ports) == 1
-    door = Door(Limits())
+    door = ConnectionLimiter(Limits())
     for listener in listeners:
         nursery.start_soon(partial(serve_socket, listener, door, echo, nursery=nursery))
     for host in ["127.0.0.1", "::1"] if has_ipv6() else ["127.0.0.1"]:
@@ -90,7 +92,9 @@ async def test_ipv6(nursery: trio.Nursery) -> None:
         seen.append(address)
         await echo(stream, address, logged_in)
 
-    nursery.start_soon(partial(serve_socket, listener, Door(Limits()), note, nursery=nursery))
+    nursery.start_soon(
+        partial(serve_socket, listener, ConnectionLimiter(Limits()), note, nursery=nursery)
+    )
     async with await trio.open_tcp_stream(*bound_address(listener)) as stream:
         assert await ask(stream) == b"hello"
         port = stream.socket.getsockname()[1]
@@ -128,7 +132,9 @@ async def test_a_unix_socket_is_for_its_owner(tmp_path: Path, nursery: trio.Nurs
     path = str(tmp_path / "s")
     listener = await open_unix(path)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    nursery.start_soon(partial(serve_socket, listener, Door(Limits()), echo, nursery=nursery))
+    nursery.start_soon(
+        partial(serve_socket, listener, ConnectionLimiter(Limits()), echo, nursery=nursery)
+    )
     async with await trio.open_unix_socket(path) as stream:
         assert await ask(stream) == b"hello"
 
@@ -179,7 +185,7 @@ async def test_a_path_that_cannot_be_is_one_sentence(tmp_path: Path, path: str) 
 
 @pytest.mark.req("L4")
 async def test_a_name_in_memory(nursery: trio.Nursery) -> None:
-    network, door = MemoryNetwork(), Door(Limits())
+    network, door = MemoryNetwork(), ConnectionLimiter(Limits())
     await nursery.start(partial(serve_memory, nursery=nursery), network, "here", door, echo)
     stream = await network.dial("here")
     assert await ask(stream) == b"hello"
@@ -198,7 +204,11 @@ async def test_a_name_in_memory_is_free_again() -> None:
     for _ in range(2):
         async with trio.open_nursery() as nursery:
             await nursery.start(
-                partial(serve_memory, nursery=nursery), network, "here", Door(Limits()), echo
+                partial(serve_memory, nursery=nursery),
+                network,
+                "here",
+                ConnectionLimiter(Limits()),
+                echo,
             )
             nursery.cancel_scope.cancel()
     with pytest.raises(ConnectFailed):
@@ -211,7 +221,7 @@ async def test_a_name_in_memory_is_free_again() -> None:
 class Visitors:
     """Connections of one listener, each served until the test ends it."""
 
-    def __init__(self, door: Door, nursery: trio.Nursery) -> None:
+    def __init__(self, door: ConnectionLimiter, nursery: trio.Nursery) -> None:
         self.door = door
         self.nursery = nursery
         self.log_in: list[Callable[[], None]] = []
@@ -235,7 +245,7 @@ class Visitors:
 
 @pytest.fixture
 async def visitors(nursery: trio.Nursery, request: pytest.FixtureRequest) -> Visitors:
-    return Visitors(Door(request.param), nursery)
+    return Visitors(ConnectionLimiter(request.param), nursery)
 
 
 @pytest.mark.req("L6")
@@ -340,7 +350,7 @@ async def test_what_is_bounded_is_bounded_over_all_doors(
     limits: Limits, hosts: list[str], nursery: trio.Nursery
 ) -> None:
     crowd = Crowd()
-    one, other = (Visitors(Door(limits, crowd), nursery) for _ in range(2))
+    one, other = (Visitors(ConnectionLimiter(limits, crowd), nursery) for _ in range(2))
     assert [await one.come(hosts[0]), await other.come(hosts[1]), await one.come(hosts[2])] == [
         True
     ] * 3
@@ -350,7 +360,7 @@ async def test_what_is_bounded_is_bounded_over_all_doors(
     assert await one.come(hosts[0]) is makes_room
     assert crowd.by_network[hosts[0]] == 3
     # The limit of a single listener is not shared.
-    alone = Visitors(Door(Limits(connections_max=1), crowd), nursery)
+    alone = Visitors(ConnectionLimiter(Limits(connections_max=1), crowd), nursery)
     assert await alone.come("198.51.100.1") is True
     assert await alone.come("198.51.100.2") is False
 
@@ -366,7 +376,7 @@ async def test_what_has_no_address_is_not_counted_by_it(visitors: Visitors) -> N
 
 @pytest.mark.req("L6")
 async def test_the_end_of_a_connection_makes_room() -> None:
-    door = Door(Limits(connections_max=1))
+    door = ConnectionLimiter(Limits(connections_max=1))
     for _ in range(3):
         ours, theirs = memory_stream_pair()
         async with trio.open_nursery() as nursery:
@@ -378,7 +388,7 @@ async def test_the_end_of_a_connection_makes_room() -> None:
 
 
 async def test_a_flood_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    door = Door(Limits(connections_max=0))
+    door = ConnectionLimiter(Limits(connections_max=0))
     with caplog.at_level(logging.INFO, "amqp_rt.net"):
         for _ in range(10):
             ours, _theirs = memory_stream_pair()
@@ -414,7 +424,9 @@ async def test_running_out_of_descriptors_delays_and_does_not_end(
     (real,) = await open_tcp("127.0.0.1", 0)
     listener: Any = Exhausted(real, [number] * 2)
     serve: Serve = echo
-    nursery.start_soon(partial(serve_socket, listener, Door(Limits()), serve, nursery=nursery))
+    nursery.start_soon(
+        partial(serve_socket, listener, ConnectionLimiter(Limits()), serve, nursery=nursery)
+    )
     async with await trio.open_tcp_stream(*bound_address(real)) as stream:
         assert await ask(stream) == b"hello"
     assert len([r for r in caplog.records if "delayed" in r.getMessage()]) == 1
@@ -424,4 +436,4 @@ async def test_an_error_of_our_own_is_not_hidden(nursery: trio.Nursery) -> None:
     (real,) = await open_tcp("127.0.0.1", 0)
     listener: Any = Exhausted(real, [errno.EBADF])
     with pytest.raises(OSError, match="Bad file descriptor"):
-        await serve_socket(listener, Door(Limits()), echo, nursery=nursery)
+        await serve_socket(listener, ConnectionLimiter(Limits()), echo, nursery=nursery)

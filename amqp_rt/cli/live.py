@@ -22,7 +22,7 @@ from ..net.dial import dial
 from ..net.listeners import ConnectionLimiter, bound_address, open_tcp, open_unix, serve_socket
 from ..net.tls import ClientTls
 from ..net.traces.drawing import Climber, Rung, draw_rung
-from ..net.traces.octets import Composite
+from ..net.traces.octets import CompositeValue
 from ..net.traces.recording import Kind, Mask, TraceRecord, TraceWriter
 from .running import signalled
 
@@ -128,7 +128,7 @@ class _Live:
             side.frames += 1
             side.transfers += frame.name == "transfer"
             error = frame.fields.get("error") if frame.name in _ENDS else None
-            if isinstance(error, Composite):
+            if isinstance(error, CompositeValue):
                 self._count(str(error.fields.get("condition")))
         if rung.bad:
             self._count(rung.text if frame is None else frame.fault)

@@ -29,7 +29,7 @@ from ..net.traces.octets import (
     HEADER,
     SASL_HEADER,
     TYPES,
-    Composite,
+    CompositeValue,
     Frame,
     Splitter,
     composite,
@@ -532,8 +532,8 @@ def _is(value: Any, wanted: Any) -> bool:
         return bool(wanted(value))
     if wanted in ("sender", "receiver") and isinstance(value, bool):
         return value is (wanted == "receiver")
-    if isinstance(value, Composite):
-        if isinstance(wanted, Composite):
+    if isinstance(value, CompositeValue):
+        if isinstance(wanted, CompositeValue):
             return value.name == wanted.name and all(
                 _is(value.fields.get(key), each) for key, each in wanted.fields.items()
             )

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ...errors import printable
 from ...fronts.base import TRACINGS, TracedFrame, TraceReader
-from .octets import Composite, Frame, Splitter
+from .octets import CompositeValue, Frame, Splitter
 from .recording import Kind, Trace, TraceRecord
 
 __all__ = ["Climber", "Rung", "draw_html", "draw_rung", "draw_svg", "draw_text", "rungs"]
@@ -129,7 +129,7 @@ def _line(frame: Frame) -> str:
 def _shown(name: str, value: Any) -> str:
     if name == "role":
         return "receiver" if value else "sender"
-    if isinstance(value, Composite):
+    if isinstance(value, CompositeValue):
         inside = ", ".join(f"{key}={_shown(key, each)}" for key, each in value.fields.items())
         if name in ("source", "target") and value.name == name:
             return _cut(repr(value.fields.get("address")), _VALUE_MAX)

@@ -20,7 +20,7 @@ __all__ = [
     "HEADER",
     "SASL_HEADER",
     "TYPES",
-    "Composite",
+    "CompositeValue",
     "Frame",
     "Malformed",
     "Raw",
@@ -150,7 +150,7 @@ class Raw(bytes):
     __slots__ = ()
 
 
-class Composite(Struct):
+class CompositeValue(Struct):
     """A composite value: its name as in ``TYPES``, and the fields present."""
 
     name: str
@@ -175,7 +175,7 @@ class Frame(Struct):
         return f"{self.name}({fields}) on channel {self.channel}{tail}{wrong}"
 
 
-def composite(name: str, /, **fields: Any) -> Composite:
+def composite(name: str, /, **fields: Any) -> CompositeValue:
     """Create a composite value, such as ``composite("target", address="q", durable=2)``.
 
     Raises:
@@ -187,7 +187,7 @@ def composite(name: str, /, **fields: Any) -> Composite:
     for field in fields:
         if field not in known:
             raise TypeError(f"{name} has no field {field!r}{_hint(field, known)}")
-    return Composite(name, fields)
+    return CompositeValue(name, fields)
 
 
 def _hint(word: str, known: list[str]) -> str:
@@ -223,7 +223,7 @@ def encode(kind: str, value: Any) -> Raw:
         return value
     if value is None:
         return Raw(b"\x40")
-    if isinstance(value, Composite):
+    if isinstance(value, CompositeValue):
         return _composite(value)
     if kind in _ABBREVIATIONS:
         return encode("any", _ABBREVIATIONS[kind](value))
@@ -274,7 +274,7 @@ def _compound(code: int, items: Sequence[bytes], count: int) -> Raw:
     return Raw(struct.pack(">BII", code, len(content) + 4, count) + content)
 
 
-def _composite(value: Composite) -> Raw:
+def _composite(value: CompositeValue) -> Raw:
     code, fields = TYPES[value.name]
     items = [encode(kind, value.fields.get(name)) for name, kind in fields]
     while items and items[-1] == b"\x40":
@@ -319,7 +319,7 @@ _ABBREVIATIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def encode_frame(
-    frame: Composite | bytes,
+    frame: CompositeValue | bytes,
     *,
     channel: int = 0,
     payload: bytes = b"",
@@ -339,7 +339,7 @@ def encode_frame(
     """
     body = frame if isinstance(frame, bytes) else bytes(_composite(frame))
     if kind is None:
-        kind = int(isinstance(frame, Composite) and frame.name.startswith("sasl_"))
+        kind = int(isinstance(frame, CompositeValue) and frame.name.startswith("sasl_"))
     content = bytes(max(0, doff - 2) * 4) + body + payload
     said = len(content) + 8 if size is None else size
     return struct.pack(">IBBH", said, doff, kind, channel) + content
@@ -351,7 +351,7 @@ def encode_frame(
 def decode(data: bytes, at: int = 0) -> tuple[Any, int]:
     """Decode the value at *at*; return it and its end.
 
-    Known composite values become :class:`Composite`; symbols become ``str``.
+    Known composite values become :class:`CompositeValue`; symbols become ``str``.
 
     Raises:
         Malformed: The octets are not an AMQP value.
@@ -379,8 +379,10 @@ def _described(descriptor: Any, value: Any) -> Any:
         name = descriptor.removeprefix("amqp:").rpartition(":")[0].replace("-", "_")
     if name is not None and name in TYPES and isinstance(value, list):
         fields = {field: each for (field, _), each in zip(TYPES[name][1], value, strict=False)}
-        return Composite(name, {field: each for field, each in fields.items() if each is not None})
-    return Composite(str(descriptor), {"value": value})
+        return CompositeValue(
+            name, {field: each for field, each in fields.items() if each is not None}
+        )
+    return CompositeValue(str(descriptor), {"value": value})
 
 
 def _constructed(code: int, data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
@@ -515,7 +517,7 @@ def _frame(data: bytes) -> Frame:
         value, end = decode(data, begin)
     except Malformed as error:
         return Frame("octets", channel, {}, data[begin:], str(error), len(data))
-    if not isinstance(value, Composite) or value.name not in FRAMES:
+    if not isinstance(value, CompositeValue) or value.name not in FRAMES:
         return Frame("octets", channel, {}, data[begin:], "it carries no performative", len(data))
     fault = "" if kind == value.name.startswith("sasl_") else f"in a frame of type {kind}"
     return Frame(value.name, channel, value.fields, data[end:], fault, len(data))

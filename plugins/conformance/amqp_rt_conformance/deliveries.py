@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 
-from amqp_rt.net.traces.octets import Composite, Raw, composite, encode
+from amqp_rt.net.traces.octets import CompositeValue, Raw, composite, encode
 
 from .checks import check
 from .host import (
@@ -304,7 +304,7 @@ def host_settles_second(host: Host) -> None:
     number = out.send(message("x"))
     frame = out.outcome(number)
     require(not frame.fields.get("settled"), f"the host settles before us: {shown(frame)}")
-    require(isinstance(frame.fields.get("state"), Composite), f"no outcome: {shown(frame)}")
+    require(isinstance(frame.fields.get("state"), CompositeValue), f"no outcome: {shown(frame)}")
     peer.send("disposition", role="sender", first=number, settled=True, state="accepted")
     peer.alive()
 

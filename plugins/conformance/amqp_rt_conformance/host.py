@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from amqp_rt.net.traces.octets import (
     HEADER,
     SASL_HEADER,
-    Composite,
+    CompositeValue,
     Frame,
     Malformed,
     Splitter,
@@ -589,7 +589,7 @@ class Peer:
         require(frame.name in names, f"{wanted} is expected, and {shown(frame)} arrives")
         error = frame.fields.get("error")
         require(error is not None, f"the host sends {frame.name} without an error")
-        condition = error.fields.get("condition") if isinstance(error, Composite) else error
+        condition = error.fields.get("condition") if isinstance(error, CompositeValue) else error
         require(
             not conditions or condition in conditions,
             f"the host sends {frame.name} with {condition}, expected {' or '.join(conditions)}",
@@ -731,7 +731,7 @@ class Outgoing(Struct):
         frame = self.outcome(number)
         state = frame.fields.get("state")
         require(
-            isinstance(state, Composite) and state.name == "accepted",
+            isinstance(state, CompositeValue) and state.name == "accepted",
             f"a message is not accepted: {shown(frame)}",
         )
         require(
@@ -903,7 +903,7 @@ def shown(frame: Frame) -> str:
 def error_of(frame: Frame) -> str:
     """Format the error of a detach, end or close."""
     error = frame.fields.get("error")
-    if not isinstance(error, Composite):
+    if not isinstance(error, CompositeValue):
         return f"{frame.name} without an error"
     told = error.fields.get("description")
     condition = str(error.fields.get("condition"))
@@ -912,7 +912,7 @@ def error_of(frame: Frame) -> str:
 
 def _address(answer: dict[str, Any], terminus: str) -> str:
     found = answer.get(terminus)
-    address = found.fields.get("address") if isinstance(found, Composite) else None
+    address = found.fields.get("address") if isinstance(found, CompositeValue) else None
     require(isinstance(address, str), f"the {terminus} is answered without an address")
     return str(address)
 
@@ -986,7 +986,9 @@ def sections_of(payload: bytes) -> Sections:
             raise Departs(f"a message comes that cannot be read: {error}") from None
         code = _code(value)
         require(HEADER_SECTION <= code <= FOOTER, f"a message comes with no section at octet {at}")
-        found.values[code] = value.fields.get("value") if isinstance(value, Composite) else None
+        found.values[code] = (
+            value.fields.get("value") if isinstance(value, CompositeValue) else None
+        )
         found.octets.append((code, payload[at:end]))
         at = end
     return found
@@ -1006,7 +1008,7 @@ _SYMBOLS: Final = {
 
 
 def _code(value: Any) -> int:
-    if not isinstance(value, Composite):
+    if not isinstance(value, CompositeValue):
         return 0
     return int(value.name) if value.name.isdigit() else _SYMBOLS.get(value.name, 0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from amqp_rt.net.traces.octets import Composite, Raw, composite, encode
+from amqp_rt.net.traces.octets import CompositeValue, Raw, composite, encode
 
 from .checks import check
 from .host import (
@@ -30,8 +30,8 @@ _OUTCOMES = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "
 
 def _terminus(link: Incoming | Outgoing, name: str) -> dict[str, Any]:
     found = link.answer.get(name)
-    require(isinstance(found, Composite), f"attach is answered without a {name}")
-    assert isinstance(found, Composite)
+    require(isinstance(found, CompositeValue), f"attach is answered without a {name}")
+    assert isinstance(found, CompositeValue)
     return found.fields
 
 
@@ -78,7 +78,7 @@ def outcomes_of_a_source(host: Host) -> None:
     require(
         default is None
         or (
-            isinstance(default, Composite)
+            isinstance(default, CompositeValue)
             and f"amqp:{default.name}:list" in (outcomes or _OUTCOMES)
         ),
         f"the default-outcome is {default}",
@@ -287,7 +287,7 @@ class Coordinator:
         except (NotOffered, Departs) as refused:
             raise NotOffered(f"the host has no transactions: {refused}") from None
         target = self.link.answer.get("target")
-        if not isinstance(target, Composite) or target.name != "coordinator":
+        if not isinstance(target, CompositeValue) or target.name != "coordinator":
             raise NotOffered("the host answers another target than the coordinator")
         self.target = target
 
@@ -296,12 +296,12 @@ class Coordinator:
         number = self.link.send(section(VALUE, encode("any", composite("declare"))))
         state = self.link.outcome(number).fields.get("state")
         require(
-            isinstance(state, Composite)
+            isinstance(state, CompositeValue)
             and state.name == "declared"
             and state.fields.get("txn_id"),
             f"declare is answered by {state}",
         )
-        assert isinstance(state, Composite)
+        assert isinstance(state, CompositeValue)
         return bytes(state.fields["txn_id"])
 
     def discharge(self, transaction: bytes, *, fail: bool) -> None:
@@ -310,7 +310,7 @@ class Coordinator:
         self.link.accepted(self.link.send(section(VALUE, encode("any", discharge))))
 
 
-def _within(transaction: bytes, outcome: str | None = None) -> Composite:
+def _within(transaction: bytes, outcome: str | None = None) -> CompositeValue:
     return composite("transactional_state", txn_id=transaction, outcome=outcome)
 
 
@@ -351,9 +351,9 @@ def unknown_transaction(host: Host) -> None:
         return
     state = frame.fields.get("state")
     require(
-        isinstance(state, Composite)
+        isinstance(state, CompositeValue)
         and state.name == "rejected"
-        and isinstance(error := state.fields.get("error"), Composite)
+        and isinstance(error := state.fields.get("error"), CompositeValue)
         and error.fields.get("condition") == "amqp:transaction:unknown-id",
         f"this comes: {shown(frame)}",
     )
@@ -371,7 +371,7 @@ def sent_in_a_transaction(host: Host) -> None:
     number = out.send(message("x"), state=_within(transaction))
     state = out.outcome(number).fields.get("state")
     require(
-        isinstance(state, Composite) and state.name == "transactional_state",
+        isinstance(state, CompositeValue) and state.name == "transactional_state",
         f"a transactional message is answered by {state}",
     )
     source.nothing()
@@ -432,7 +432,7 @@ def acquired_in_a_transaction(host: Host) -> None:
     source.flow(1, properties={"txn-id": transaction})
     (delivery,) = source.read("x")
     state = delivery.first.get("state")
-    if not isinstance(state, Composite):
+    if not isinstance(state, CompositeValue):
         raise NotOffered("messages are not acquired in transactions")
     require(
         state.name == "transactional_state" and state.fields.get("txn_id") == transaction,

@@ -9,7 +9,7 @@ from typing import Final
 from amqp_rt.net.traces.octets import (
     HEADER,
     SASL_HEADER,
-    Composite,
+    CompositeValue,
     Raw,
     composite,
     encode,
@@ -550,7 +550,7 @@ def idle_time_out_of_theirs(host: Host) -> None:
     # Hosts should announce half of the time that they enforce.
     frame = peer.hear("close", within=limit / 1000 * 3 + 1)
     error = frame.fields.get("error")
-    condition = error.fields.get("condition") if isinstance(error, Composite) else None
+    condition = error.fields.get("condition") if isinstance(error, CompositeValue) else None
     require(condition == "amqp:resource-limit-exceeded", f"the host closes with {condition}")
 
 

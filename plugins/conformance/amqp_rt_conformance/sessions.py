@@ -6,7 +6,7 @@ import struct
 from secrets import token_hex
 from typing import Any
 
-from amqp_rt.net.traces.octets import Composite, Raw, composite, encode
+from amqp_rt.net.traces.octets import CompositeValue, Raw, composite, encode
 
 from .checks import check
 from .host import Host, Peer, message, shown
@@ -516,7 +516,7 @@ def resumed_by_us(host: Host) -> None:
     source.nothing()
 
 
-def _unsettled(tag: bytes, state: Composite | None = None) -> Raw:
+def _unsettled(tag: bytes, state: CompositeValue | None = None) -> Raw:
     """Encode an unsettled map of one delivery and its state."""
     content = encode("binary", tag) + encode("any", state)
     return Raw(b"\xd1" + struct.pack(">II", 4 + len(content), 2) + content)
@@ -551,7 +551,7 @@ def capabilities(host: Host) -> None:
         composite("source", address=address, capabilities=["amqp-rt:no-such-capability"]), handle=2
     )
     answered = source.answer["source"]
-    assert isinstance(answered, Composite)
+    assert isinstance(answered, CompositeValue)
     require(
         "amqp-rt:no-such-capability" not in (answered.fields.get("capabilities") or []),
         "a source has an unknown capability",

@@ -97,7 +97,6 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 #: Settings of sessions in tests: small, quiet, and on this machine only.
 CONF = {
-    # Not extraJavaOptions, which `amqp-rt pipeline` sets.
     "spark.driver.defaultJavaOptions": JAVA_OPTIONS,
     "spark.executor.defaultJavaOptions": JAVA_OPTIONS,
     # Spark Connect, where a test starts it, takes a free port.

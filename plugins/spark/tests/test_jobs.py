@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import pytest
 from amqp_rt_spark import wire
-from amqp_rt_spark.jobs import cli
+from amqp_rt_spark.jobs import cli, launching
 from amqp_rt_spark.jobs.checkpoints import local_path, read_checkpoint
 from amqp_rt_spark.jobs.conf import JOBS, Duration, JobConf, Rate, StreamConf, per_second, seconds
 from amqp_rt_spark.jobs.ingest import Ingest
@@ -427,6 +427,33 @@ def test_the_command_needs_no_spark_for_a_checkpoint_here(served: Any, tmp_path:
 
 
 # --- how a command ends --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, "-Xss4m"])
+def test_a_quiet_start_keeps_the_options_of_java_that_are_given(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting of ours would replace that of the user, of the platform or of spark-defaults.conf."""
+    if given is None:
+        monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    else:
+        monkeypatch.setenv("SPARK_SUBMIT_OPTS", given)
+    started: list[tuple[dict[str, str], str]] = []
+
+    def session(master: str, *, name: str, conf: dict[str, str]) -> None:
+        started.append((conf, os.environ["SPARK_SUBMIT_OPTS"]))
+
+    monkeypatch.setattr(launching, "session", session)
+    monkeypatch.setattr(launching, "find_spark", lambda: None)
+    monkeypatch.setattr(launching, "find_spec", lambda name: name)
+    launching.start("local[1]", {"spark.driver.extraJavaOptions": "-Dmine=1"}, name="test")
+    ((conf, options),) = started
+    assert conf["spark.driver.extraJavaOptions"] == "-Dmine=1"
+    assert not any("Java" in key for key in conf.keys() - {"spark.driver.extraJavaOptions"})
+    *before, ours = options.split()
+    assert before == ([] if given is None else [given])
+    assert ours.startswith("-Dlog4j2.configurationFile=file:")
+    assert os.environ.get("SPARK_SUBMIT_OPTS") == given
 
 
 _SIGNALLED = """

@@ -43,6 +43,8 @@ _SENTENCE_MAX: Final = 1_000
 
 #: A command shows none of these unless asked to.
 _QUIET: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+#: Variable with options of Java for the launcher of Spark (``SparkSubmitCommandBuilder``).
+_SUBMIT_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 #: On one machine, starting 200 tasks, Spark's default after each grouping, takes longer than running them.
 _LOCAL: Final = {"spark.sql.shuffle.partitions": "4"}
 
@@ -62,13 +64,31 @@ def start(master: str, conf: Mapping[str, str], *, name: str, debug: bool = Fals
         raise click.ClickException(f"jobs take pyspark 4.2 or later: {INSTALL} --upgrade")
     if debug or not master or master.startswith("sc://"):
         return session(master, name=f"amqp-rt {name}", conf=conf)
-    with as_file(files(__package__).joinpath("log4j2.properties")) as logs, _filtered():
-        quiet = {
-            **_QUIET,
-            **(_LOCAL if master.startswith("local") else {}),
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logs.as_uri()}",
-        }
+    quiet = {**_QUIET, **(_LOCAL if master.startswith("local") else {})}
+    with (
+        as_file(files(__package__).joinpath("log4j2.properties")) as logs,
+        _java_option(f"-Dlog4j2.configurationFile={logs.as_uri()}"),
+        _filtered(),
+    ):
         return session(master, name=f"amqp-rt {name}", conf={**quiet, **conf})
+
+
+@contextmanager
+def _java_option(option: str) -> Iterator[None]:
+    """Pass *option* to the Java of a session that is started meanwhile.
+
+    A setting of Spark would replace the user's own value of it, given as ``--conf`` or in
+    ``spark-defaults.conf``. Options given there come after this one, and so override it.
+    """
+    before = os.environ.get(_SUBMIT_OPTIONS)
+    os.environ[_SUBMIT_OPTIONS] = option if not before else f"{before} {option}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SUBMIT_OPTIONS]
+        else:
+            os.environ[_SUBMIT_OPTIONS] = before
 
 
 @contextmanager

@@ -13,8 +13,10 @@ from __future__ import annotations
 import atexit
 import functools
 import inspect
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import AsyncGeneratorType, TracebackType
 from typing import Any, Final, Self
@@ -288,6 +290,76 @@ class ThreadBridge(Bridge):
         return {name: self.outward(value) for name, value in kwargs.items()}
 
 
+_Raised = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
+
+
+class _ThreadBlock:
+    """Asynchronous context manager that a thread enters and leaves, in one task under trio.
+
+    If the thread is interrupted while it waits, the task is cancelled and its end awaited: nothing stays
+    open that no ``with`` block would close.
+    """
+
+    def __init__(self, portal: BlockingPortal, target: Any) -> None:
+        self._portal = portal
+        self._target = target
+        self._scope = trio.CancelScope()
+        self._leaving = trio.Event()
+        self._raised: _Raised = (None, None, None)
+        self._entered: Future[Any] = Future()
+        self._left: Future[Any] | None = None
+        self._ended = threading.Event()
+
+    async def _run(self) -> Any:
+        try:
+            with self._scope:
+                return await self._hold()
+        finally:
+            self._ended.set()
+
+    async def _hold(self) -> Any:
+        try:
+            entered = await self._target.__aenter__()
+        except BaseException as error:
+            self._entered.set_exception(error)
+            raise
+        self._entered.set_result(entered)
+        try:
+            await self._leaving.wait()
+        except BaseException as error:
+            await self._target.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return await self._target.__aexit__(*self._raised)
+
+    def enter(self) -> Any:
+        try:
+            self._left = self._portal.start_task_soon(self._run)
+            return self._entered.result()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def leave(self, *raised: Any) -> bool | None:
+        assert self._left is not None
+        try:
+            self._raised = raised
+            self._portal.call(self._leaving.set)
+            done: bool | None = self._left.result()
+        except BaseException:
+            self.abandon()
+            raise
+        return done
+
+    def abandon(self) -> None:
+        """Cancel the block unless it has ended, and wait for its end."""
+        if self._ended.is_set():
+            return
+        # Also if the task has not begun yet: then it ends at its first checkpoint.
+        self._portal.call(self._scope.cancel)
+        if self._left is not None:
+            self._ended.wait()
+
+
 class _SyncStandIn(StandIn):
     """Proxy that threads call, enter and iterate."""
 
@@ -296,7 +368,7 @@ class _SyncStandIn(StandIn):
 
     def __init__(self, bridge: ThreadBridge, target: Any) -> None:
         super().__init__(bridge, target)
-        self._block: AbstractContextManager[Any] | None = None
+        self._block: _ThreadBlock | None = None
 
     def __iter__(self) -> Self:
         if hasattr(self._target, "__anext__"):
@@ -313,8 +385,13 @@ class _SyncStandIn(StandIn):
     def __enter__(self) -> Any:
         if hasattr(self._target, "__enter__"):
             return self._bridge.outward(self._bridge.plain(self._target.__enter__))
-        self._block = self._bridge.portal.wrap_async_context_manager(self._target)
-        return self._bridge.outward(self._block.__enter__())
+        block = self._block = _ThreadBlock(self._bridge.portal, self._target)
+        entered = block.enter()
+        try:
+            return self._bridge.outward(entered)
+        except BaseException:
+            block.abandon()
+            raise
 
     def __exit__(
         self,
@@ -327,7 +404,7 @@ class _SyncStandIn(StandIn):
                 functools.partial(self._target.__exit__, kind, error, trace)
             )
             return done
-        return self._block.__exit__(kind, error, trace)
+        return self._block.leave(kind, error, trace)
 
 
 def thread_entrance(make: Callable[..., Any]) -> Callable[..., AbstractContextManager[Any]]:

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import trio
@@ -440,11 +440,7 @@ def test_an_interrupted_thread_gives_back_what_comes_all_the_same() -> None:
     over = threading.Event()
 
     async def take() -> Delivery:
-        # A signal that comes just before the thread blocks is only handled when it wakes up.
-        while sys._current_frames()[thread].f_code.co_name != "wait":  # noqa: ASYNC110
-            await trio.sleep(0.01)
-        await trio.sleep(0.1)
-        signal.pthread_kill(thread, signal.SIGINT)
+        await interrupt(thread)
         with contextlib.suppress(trio.Cancelled):
             await trio.sleep_forever()
         # The delivery arrived in the same pass of the loop as the cancellation.
@@ -458,6 +454,66 @@ def test_an_interrupted_thread_gives_back_what_comes_all_the_same() -> None:
         assert over.wait(10)
         portal.call(trio.lowlevel.checkpoint)
     assert settled == [RELEASED]
+
+
+async def interrupt(thread: int) -> None:
+    """Interrupt *thread* once it waits for a call under trio."""
+    # A signal that comes just before the thread blocks is only handled when it wakes up.
+    while sys._current_frames()[thread].f_code.co_name != "wait":  # noqa: ASYNC110
+        await trio.sleep(0.01)
+    await trio.sleep(0.1)
+    signal.pthread_kill(thread, signal.SIGINT)
+
+
+class Interrupting:
+    """Block whose entry or end interrupts the thread that waits for it, and is cancelled or not."""
+
+    def __init__(self, where: str, *, heeds: bool = True) -> None:
+        self.where = where
+        self.heeds = heeds
+        self.thread = threading.get_ident()
+        self.said: list[str] = []
+
+    async def _pass(self, where: str) -> None:
+        self.said.append(where)
+        if where == self.where:
+            await interrupt(self.thread)
+            with contextlib.ExitStack() as stack:
+                if not self.heeds:
+                    stack.enter_context(contextlib.suppress(trio.Cancelled))
+                await trio.sleep_forever()
+        self.said.append(f"{where}ed")
+
+    async def __aenter__(self) -> Self:
+        await self._pass("enter")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        self.said.append("nothing" if kind is None else kind.__name__)
+        await self._pass("exit")
+
+
+@pytest.mark.req("A15")
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (Interrupting("enter"), ["enter"]),
+        # It was entered although it was cancelled: it is left, and learns that.
+        (
+            Interrupting("enter", heeds=False),
+            ["enter", "entered", "Cancelled", "exit", "exited"],
+        ),
+        (Interrupting("exit"), ["enter", "entered", "nothing", "exit"]),
+    ],
+    ids=["cancelled", "entered all the same", "leaving"],
+)
+def test_a_thread_interrupted_at_the_bounds_of_a_block_leaves_nothing_open(
+    block: Interrupting, said: list[str]
+) -> None:
+    with BlockingPortalProvider("trio") as portal:
+        with pytest.raises(KeyboardInterrupt), ThreadBridge(portal).stand_in(block):
+            pass
+        assert block.said == said
 
 
 @pytest.mark.req("A9", "A15")

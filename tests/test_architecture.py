@@ -30,7 +30,7 @@ VALUES = {"errors", "limits", "values"}
 CODEC = VALUES | {"codec"}
 NEUTRAL = {
     *("message", "outcomes", "events", "addresses", "termini", "transactions", "unsettled"),
-    *("clock", "config_files", "loglimit", "batches"),
+    *("clock", "config_files", "durations", "loglimit", "batches"),
 }
 #: Layers that every module may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
@@ -99,6 +99,7 @@ PLUGINS_MAY_IMPORT = {
     # Shared vocabulary: values of the wire, and types of messages, outcomes and errors.
     *("amqp_rt.values", "amqp_rt.message", "amqp_rt.errors", "amqp_rt.outcomes", "amqp_rt.termini"),
     *("amqp_rt.addresses", "amqp_rt.clock", "amqp_rt.config_files", "amqp_rt.batches"),
+    *("amqp_rt.durations", "amqp_rt.cli.groups"),
     # For clients of other protocols: opening a stream, and running an engine on it.
     *("amqp_rt.net.dial", "amqp_rt.net.driver"),
     # For the conformance kit: a codec that shares nothing with the one under test.

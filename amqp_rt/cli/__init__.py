@@ -9,12 +9,13 @@ whose object is a ``click.Command``.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 import click
+
+from .groups import LazyGroup
 
 _COMMANDS: Final = "amqp_rt.commands"
 
@@ -35,48 +36,36 @@ _OURS: Final = {
 _ELSEWHERE: Final = {"pipeline": ("amqp-rt-spark[all]", "Jobs of Apache Spark over nodes.")}
 
 
-class _Commands(click.Group):
-    """Group whose commands are imported when they are used."""
+class _Commands(LazyGroup):
+    """Our commands, and those of plug-ins."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*_OURS, *sorted(_installed() | dict.fromkeys(_ELSEWHERE))]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _OURS:
-            module = import_module(f"{__name__}.{_OURS[cmd_name][0]}")
-            command: click.Command = getattr(module, cmd_name)
-            return command
-        if found := _installed().get(cmd_name):
-            loaded: click.Command = found.load()
-            return loaded
-        if cmd_name in _ELSEWHERE:
-            raise click.ClickException(
-                f"amqp-rt {cmd_name} comes with a plug-in: pip install '{_ELSEWHERE[cmd_name][0]}'"
-            )
-        return None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            # click would suggest only commands that have been imported.
-            for meant in get_close_matches(args[0], self.list_commands(ctx), 1):
-                said = f"{error.message} Did you mean {meant!r}?"
-                raise click.UsageError(said, error.ctx) from None
-            raise
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def summaries(self) -> dict[str, str]:
         installed = _installed()
         known = {name: said for name, (_, said) in _OURS.items()}
-        for name, (distribution, said) in _ELSEWHERE.items():
-            known[name] = said if name in installed else f"{said} Comes with {distribution}."
-        for name, found in installed.items():
-            owner = f"Comes with {found.dist.name}." if found.dist else ""
-            known.setdefault(name, owner)
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, known[name]) for name in self.list_commands(ctx)])
+        for name in sorted(installed | dict.fromkeys(_ELSEWHERE)):
+            distribution, said = _ELSEWHERE.get(name, ("", ""))
+            if name not in installed:
+                known[name] = f"{said} Comes with {distribution}."
+            elif said:
+                known[name] = said
+            else:
+                found = installed[name].dist
+                known[name] = f"Comes with {found.name}." if found else ""
+        return known
+
+    def load_command(self, name: str) -> click.Command | None:
+        if name in _OURS:
+            module = import_module(f"{__name__}.{_OURS[name][0]}")
+            command: click.Command = getattr(module, name)
+            return command
+        if found := _installed().get(name):
+            loaded: click.Command = found.load()
+            return loaded
+        if name in _ELSEWHERE:
+            raise click.ClickException(
+                f"amqp-rt {name} comes with a plug-in: pip install '{_ELSEWHERE[name][0]}'"
+            )
+        return None
 
 
 def _installed() -> dict[str, EntryPoint]:

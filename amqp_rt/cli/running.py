@@ -9,7 +9,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
-from math import isnan
 from typing import Any, NamedTuple, TypeVar, cast
 
 import click
@@ -17,6 +16,7 @@ import trio
 
 from ..container.connections import Connection
 from ..container.container import Container
+from ..durations import parse_duration
 from ..errors import AmqpError, printable
 from ..net.tls import ClientTls
 
@@ -36,17 +36,16 @@ URL_OPTION = click.option(
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Seconds(click.FloatRange):
-    """Option type for durations in seconds: 0 or more, but not NaN."""
+class Seconds(click.types.FloatParamType):
+    """Option type for times: seconds, or a number with a unit."""
 
-    def __init__(self) -> None:
-        super().__init__(min=0)
+    name = "seconds"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        seconds: float = super().convert(value, param, ctx)
-        if isnan(seconds):
-            self.fail("that is no number of seconds", param, ctx)
-        return seconds
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Where(NamedTuple):

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from amqp_rt.durations import parse_duration
+
 from . import kafka_names
 from .schema import COLUMNS
 
@@ -202,23 +204,6 @@ def _folder(text: str) -> str:
     return given
 
 
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-
-
-def _seconds(text: str) -> float:
-    """Parse a number of seconds, or a number with a unit: ``500ms``, ``30s``, ``5m``, ``2h``, ``1d``."""
-    given = text.strip()
-    digits = given.rstrip("abcdefghijklmnopqrstuvwxyz")
-    unit = given[len(digits) :] or "s"
-    try:
-        seconds = float(digits) * _UNITS[unit]
-    except (KeyError, ValueError):
-        raise ValueError("it is a time such as 30s, 500ms, 5m or 2h") from None
-    if not 0 <= seconds < float("inf"):
-        raise ValueError("it is a time from 0 on")
-    return seconds
-
-
 def _yes(text: str) -> bool:
     given = text.strip().lower()
     if given not in ("true", "false"):
@@ -342,14 +327,14 @@ _DECLARED: Final = (
     Option(
         "connectTimeout",
         "connect_timeout",
-        _seconds,
+        parse_duration,
         "",
         "How long the broker may take to answer anything. Default 30s.",
     ),
     Option(
         "retryTimeout",
         "retry_timeout",
-        _seconds,
+        parse_duration,
         "",
         "How long to connect again after a loss of the broker, counted from the loss, before the task or the query fails; also how long a task waits for room there. 0 for not at all. Default 2m.",
     ),
@@ -424,7 +409,11 @@ _DECLARED: Final = (
         "A micro-batch waits until there are so many.",
     ),
     Option(
-        "maxTriggerDelay", "max_delay", _seconds, SOURCE, "… but not longer than this. Default 60s."
+        "maxTriggerDelay",
+        "max_delay",
+        parse_duration,
+        SOURCE,
+        "… but not longer than this. Default 60s.",
     ),
     Option(
         "minPartitions",
@@ -493,14 +482,14 @@ _DECLARED: Final = (
     Option(
         "hold",
         "hold",
-        _seconds,
+        parse_duration,
         SOURCE,
         "How long retention is kept away from a micro-batch that is being read. Default 1h.",
     ),
     Option(
         "leaseTtl",
         "lease_ttl",
-        _seconds,
+        parse_duration,
         SOURCE,
         "After how long without a word from the query its messages go back to the queue. By default they stay aside until the query goes on.",
     ),
@@ -577,7 +566,7 @@ _DECLARED: Final = (
     Option(
         "settleTimeout",
         "settle_timeout",
-        _seconds,
+        parse_duration,
         SINK,
         "Maximum time for the outcome of a message, or for room for one. Default connectTimeout for answers, retryTimeout for room.",
     ),

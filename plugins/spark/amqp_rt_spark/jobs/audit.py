@@ -18,13 +18,14 @@ from msgspec import Meta, Struct
 from pyspark.sql import Window
 from pyspark.sql import functions as sql
 
+from amqp_rt.durations import parse_duration
 from amqp_rt.errors import AmqpError
 
 from .. import wire
 from ..options import SOURCE, read_options
 from ..reading import log_state, release_hold
 from .checkpoints import local_path
-from .conf import Duration, JobConf, seconds
+from .conf import Duration, JobConf
 from .report import Report, Table, Text
 from .tables import Moment, messages_of, within
 
@@ -156,7 +157,7 @@ def _parts(conf: Audit, address: str, holder: str) -> list[Part]:
             "HOLD",
             {number: part.first for number, part in state.parts.items()},
             holder=holder,
-            seconds=seconds(conf.hold),
+            seconds=parse_duration(conf.hold),
             incarnation=state.incarnation,
         )
     except AmqpError as error:

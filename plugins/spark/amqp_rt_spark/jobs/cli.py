@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
@@ -20,6 +19,7 @@ import click
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
+from amqp_rt.cli.groups import LazyGroup
 from amqp_rt.config_files import SettingsError, read_settings, suggestion
 
 from ..cluster import check
@@ -54,41 +54,22 @@ class Running(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     debug: Annotated[bool, Meta(description="Show Spark's own errors and log lines.")] = False
 
 
-class _Jobs(click.Group):
-    """Group of the jobs by name, each imported when it is requested."""
+class _Jobs(LazyGroup):
+    """The jobs by name, and further commands."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*(job.name for job in JOBS), *super().list_commands(ctx)]
+    def summaries(self) -> dict[str, str]:
+        return {job.name: job.help for job in JOBS}
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def load_command(self, name: str) -> click.Command | None:
         for job in JOBS:
-            if job.name == cmd_name:
+            if job.name == name:
                 try:
                     return command_of(job)
                 except ModuleNotFoundError as error:
                     if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow"):
                         raise
                     raise click.ClickException(NO_SPARK) from None
-        return super().get_command(ctx, cmd_name)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            for meant in get_close_matches(args[0], self.list_commands(ctx), 1):
-                said = f"{error.message} Did you mean {meant!r}?"
-                raise click.UsageError(said, error.ctx) from None
-            raise
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        known = {job.name: job.help for job in JOBS}
-        for name, command in self.commands.items():
-            known[name] = command.get_short_help_str(80)
-        if names := self.list_commands(ctx):
-            with formatter.section("Commands"):
-                formatter.write_dl([(name, known[name]) for name in names])
+        return None
 
 
 @click.group(cls=_Jobs)

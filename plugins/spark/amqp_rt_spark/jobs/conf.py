@@ -17,25 +17,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from amqp_rt.addresses import parse_url
+from amqp_rt.durations import UNITS, parse_duration
 from amqp_rt.errors import ConnectFailed
 
 from ..wire import Endpoint
 
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(s|m|h|d)")
-
-
-def seconds(text: str) -> float:
-    """Parse *text* as a duration in seconds: ``500ms``, ``30s``, ``5m``, ``2h``, ``1d``; a bare number is seconds.
-
-    Raises:
-        ValueError: The text is no duration.
-    """
-    found = _SECONDS.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"{text!r:.80} is not a time such as 30s, 500ms, 5m or 2h")
-    return float(found[1]) * _UNITS[found[2] or "s"]
 
 
 def per_second(text: str) -> float:
@@ -45,7 +32,7 @@ def per_second(text: str) -> float:
         ValueError: The text is no rate.
     """
     found = _RATE.fullmatch(text.strip())
-    rate = float(found[1]) / _UNITS[found[2]] if found else 0.0
+    rate = float(found[1]) / UNITS[found[2]] if found else 0.0
     if not rate:
         raise ValueError(f"{text!r:.80} is not a rate such as 200/s or 1000/m")
     return rate
@@ -58,7 +45,7 @@ class Written(Struct, frozen=True):
 
 
 #: Types of text fields with a syntax. An empty text means none and is not parsed.
-Duration = Annotated[str, Written(seconds)]
+Duration = Annotated[str, Written(parse_duration)]
 Rate = Annotated[str, Written(per_second)]
 
 
@@ -170,7 +157,7 @@ class StreamConf(JobConf, frozen=True, kw_only=True):
         """Arguments of ``DataStreamWriter.trigger``."""
         if self.once:
             return {"availableNow": True}
-        return {"processingTime": f"{round(seconds(self.every) * 1000)} milliseconds"}
+        return {"processingTime": f"{round(parse_duration(self.every) * 1000)} milliseconds"}
 
 
 def readers(kind: Any) -> list[Callable[[str], Any]]:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from .conf import Duration, StreamConf, seconds
+from amqp_rt.durations import parse_duration
+
+from .conf import Duration, StreamConf
 from .lake import Format, append_delta, format_of, write_parquet
 from .report import Plot, Report, Table, Text
 from .running import Run, Watch, follow
@@ -69,7 +71,7 @@ class Metrics(StreamConf, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("window", "late"):
-            if seconds(getattr(self, name)) < 0.001:
+            if parse_duration(getattr(self, name)) < 0.001:
                 raise ValueError(f"{name} is at least 1ms, not {getattr(self, name)!r}")
         if (self.table or self.to) and not self.checkpoint:
             raise ValueError(
@@ -120,7 +122,7 @@ def windows(events: DataFrame, conf: Metrics) -> DataFrame:
     """
     from pyspark.sql import functions as f
 
-    width = seconds(conf.window)
+    width = parse_duration(conf.window)
     parts = [
         f"try_variant_get(application_properties, '$[\"{name}\"]', '{kind}') {column}"
         for name, kind, column in (
@@ -138,7 +140,7 @@ def windows(events: DataFrame, conf: Metrics) -> DataFrame:
         events.selectExpr(*parts)
         .where("time is not null and event is not null")
         .withColumn("address", f.coalesce("address", f.lit("")))
-        .withWatermark("time", f"{round(seconds(conf.late) * 1000)} milliseconds")
+        .withWatermark("time", f"{round(parse_duration(conf.late) * 1000)} milliseconds")
     )
     quantiles = f"array({', '.join(map(str, _QUANTILES.values()))})"
     counted = read.groupBy(

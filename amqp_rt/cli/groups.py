@@ -1,0 +1,54 @@
+"""Groups of commands that are imported when they are used, so that ``--help`` and completion are fast.
+
+For ``amqp-rt`` and for the groups of plug-ins.
+"""
+
+from __future__ import annotations
+
+import click
+
+from ..config_files import suggestion
+
+
+class LazyGroup(click.Group):
+    """Group whose subclass names its commands, and imports the one that is used.
+
+    Commands that are added to the group as usual come after those.
+    """
+
+    def summaries(self) -> dict[str, str]:
+        """Return the names of the commands to be imported, in the order of the help: name → short help."""
+        return {}
+
+    def load_command(self, name: str) -> click.Command | None:
+        """Import the command *name*; None if :meth:`summaries` does not have it.
+
+        Raises:
+            click.ClickException: It is not installed.
+        """
+        raise NotImplementedError
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.summaries(), *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return self.load_command(cmd_name) or super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            # click would suggest only commands that have been imported.
+            meant = suggestion(args[0], self.list_commands(ctx))
+            if not meant:
+                raise
+            raise click.UsageError(f"{error.message.rstrip('.')}{meant}", error.ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = list(self.summaries().items())
+        rows += [(name, each.get_short_help_str(80)) for name, each in self.commands.items()]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)

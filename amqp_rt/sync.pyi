@@ -15,7 +15,7 @@ from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.topology import QueueType
 from amqp_rt.clock import Clock
-from amqp_rt.container.connections import Member, State, T
+from amqp_rt.container.connections import State, T
 from amqp_rt.container.container import Hook
 from amqp_rt.container.declaring import NodeDecorator, RpcDecorator, SourceDecorator
 from amqp_rt.container.entry import SaslPolicy
@@ -26,7 +26,6 @@ from amqp_rt.container.recovery import Reconnect
 from amqp_rt.container.routes import Middleware, Route
 from amqp_rt.container.sending import MessageProperties, SenderOptions
 from amqp_rt.container.tokens import TokenProvider
-from amqp_rt.errors import AmqpError
 from amqp_rt.events import Peer
 from amqp_rt.fronts.amqp10 import ClientMechanism
 from amqp_rt.fronts.base import Front, Host, Payload
@@ -112,9 +111,6 @@ class Session:
     def ended(self) -> bool: ...
     @property
     def limits(self) -> Limits: ...
-    def returns(self, member: Member, error: AmqpError, *, ended: bool) -> bool: ...
-    def end_pause(self, member: Member, core: Any, error: AmqpError | None) -> None: ...
-    def begin_again(self, core: Any) -> None: ...
     def transaction(self) -> Transaction: ...
     def sender(self, address: str | None = ..., **options: Unpack[SenderOptions]) -> Sender: ...
     def receiver(

@@ -20,6 +20,7 @@ from typing import (
     TypeAlias,
     TypeVar,
     Unpack,
+    cast,
     overload,
 )
 
@@ -35,11 +36,12 @@ from ..events import (
     Opened,
     Peer,
 )
-from ..fronts.base import ProtocolEngine, ReceivingLink, SendingLink
+from ..fronts.base import ReceivingLink, SendingLink, ServerEngine
 from ..limits import Limits
 from ..outcomes import Error
+from .engines import ConnectionEngine, EngineSession
 from .home import AttachedLinks, Home
-from .links import PASSING_CONDITIONS, LinkHandle, fresh
+from .links import PASSING_CONDITIONS, LinkHandle, Member, fresh
 from .managing import ManagementClient, management_of
 from .receiving import Receiver, ReceiverOptions
 from .requests import ReplyStream, Requests, check_reply
@@ -56,18 +58,6 @@ State = Literal["opening", "open", "recovering", "closed"]
 
 #: Characters of an address that become part of a link's name, for readers of traces.
 _NAME_MAX: Final = 200
-
-
-class Member(Protocol):
-    """Member of a session: a sender, a receiver, or a node that consumes from a broker."""
-
-    name: str
-
-    def attach(self, core: Any) -> None:
-        """Attach on the engine's session *core*; called again after a lost connection."""
-
-    def lost(self, error: AmqpError) -> None:
-        """Handle the permanent loss of the session, or its refusal of the link."""
 
 
 #: ``returner(session, member, error, ended)``: see :meth:`Session.returns`.
@@ -149,7 +139,7 @@ class Session:
         self._window = window
         self._window_bytes = window_bytes
         #: The engine's session; None while there is no connection.
-        self.core: Any = None
+        self.core: EngineSession | None = None
         self._members: dict[Member, None] = {}
         self._control: ControlLink | None = None
         self._ended = False
@@ -182,7 +172,9 @@ class Session:
         returner = self.connection.returner
         return returner is not None and returner(self, member, error, ended)
 
-    def end_pause(self, member: Member, core: Any, error: AmqpError | None) -> None:
+    def end_pause(
+        self, member: Member, core: EngineSession | None, error: AmqpError | None
+    ) -> None:
         """Attach *member* after its pause, or report *error* to it.
 
         Does nothing if the member or *core* has ended in the meantime.
@@ -197,7 +189,7 @@ class Session:
         except LocalProtocolError as failure:
             member.lost(failure)
 
-    def begin_again(self, core: Any) -> None:
+    def begin_again(self, core: EngineSession | None) -> None:
         """Begin again after the pause that followed the end of *core*, if still needed."""
         connection = self.connection
         if self._ended or core is not self.core or connection.engine_over:
@@ -221,14 +213,15 @@ class Session:
         error = None if self.core is None else self.core.error
         return error is not None and error.condition in PASSING_CONDITIONS
 
-    def begin(self, engine: Any) -> None:
+    def begin(self, engine: ConnectionEngine) -> None:
         """Begin on *engine*, and attach the members.
 
         Raises:
             LocalProtocolError: The peer allows no more sessions.
         """
-        self.core = engine.begin(window=self._window, window_bytes=self._window_bytes)
-        self.core.on_ended = self._on_ended
+        core = engine.begin(window=self._window, window_bytes=self._window_bytes)
+        core.on_ended = self._on_ended
+        self.core = core
         for member in list(self._members):
             try:
                 self._attach(member)
@@ -236,14 +229,15 @@ class Session:
                 member.lost(error)
 
     def _attach(self, member: Member) -> None:
+        assert self.core is not None
         if self._keeper is None:
             member.attach(self.core)
         else:
             self._keeper.admit(member, self)
 
-    def admitted(self, member: Member, core: Any) -> None:
+    def admitted(self, member: Member, core: EngineSession | None) -> None:
         """Attach *member* on *core*, now that the token that it waited for has been put."""
-        if member in self._members and core is self.core and not self.going:
+        if member in self._members and core is self.core and core is not None and not self.going:
             try:
                 member.attach(core)
             except LocalProtocolError as error:
@@ -342,12 +336,12 @@ class Connection:
     def __init__(
         self,
         container: ConnectionHome,
-        engine: ProtocolEngine | None = None,
+        engine: ServerEngine | None = None,
         *,
         dialled: bool = False,
     ) -> None:
         self.container = container
-        self.engine: Any = engine
+        self._engine = cast("ConnectionEngine | None", engine)
         self.dialled = dialled
         #: Whether a lost connection is dialled again.
         self.recovers = False
@@ -379,16 +373,24 @@ class Connection:
     # --- state ---------------------------------------------------------------------------
 
     @property
+    def engine(self) -> ConnectionEngine:
+        """Engine of the connection, which another one replaces after a lost connection.
+
+        Raises:
+            ConnectionLost: No peer has been reached yet.
+        """
+        if self._engine is None:
+            raise ConnectionLost("there is no connection yet")
+        return self._engine
+
+    @property
     def peer(self) -> Peer:
         """Peer of the connection.
 
         Raises:
             ConnectionLost: No peer has been reached yet.
         """
-        if self.engine is None:
-            raise ConnectionLost("there is no connection yet")
-        found: Peer = self.engine.peer
-        return found
+        return self.engine.peer
 
     @property
     def state(self) -> State:
@@ -398,7 +400,7 @@ class Connection:
     @property
     def engine_over(self) -> bool:
         """Whether the current engine is closing or has ended, or there is none."""
-        return self.engine is None or bool(self.engine.over)
+        return self._engine is None or self._engine.over
 
     @property
     def closing(self) -> bool:
@@ -447,9 +449,9 @@ class Connection:
 
     # --- events of the engine ----------------------------------------------------------------
 
-    def start(self, engine: Any, trust: Callable[[], None] | None = None) -> None:
+    def start(self, engine: ConnectionEngine, trust: Callable[[], None] | None = None) -> None:
         """Use *engine* from now on; *trust* is called once the peer's open has arrived."""
-        self.engine = engine
+        self._engine = engine
         self._trust = trust
         self.ended_with = None
         self.stood = False
@@ -529,10 +531,10 @@ class Connection:
             return
         self._closing = True
         self.recovers = False
-        if self.engine is None or self.engine.finished:
+        if self._engine is None or self._engine.finished:
             self.lose(ConnectionLost("the connection was closed"))
         else:
-            self.engine.close(error)
+            self._engine.close(error)
             self._give_up(ConnectionLost("the connection was closed"))
 
     async def aclose(self) -> None:
@@ -775,6 +777,6 @@ class Connection:
         await self.container.consume(self, nodes)
 
     def __repr__(self) -> str:
-        who = self.engine.peer if self.engine is not None else None
+        who = None if self._engine is None else self._engine.peer
         name = f" to {who.container_id!r}" if who is not None and who.container_id else ""
         return f"<Connection{name}, {self.state}>"

@@ -17,6 +17,7 @@ from ..errors import AmqpError, LinkDetached, LinkRefused
 from ..fronts.base import ReceivingLink, SendingLink
 from ..outcomes import Error
 from ..termini import Source, Target
+from .engines import EngineSession
 from .feeding import SourceFeed
 from .links import gone, is_passing
 from .replies import Replies, ReplyLink
@@ -44,7 +45,7 @@ class _Consumer:
         self._error: AmqpError | None = None
         self._over = False
 
-    def attach(self, core: Any) -> None:
+    def attach(self, core: EngineSession) -> None:
         """Attach on *core*, the engine's session."""
         relay = None if self._relay is None else self._relay.reply_link
         binding = Binding(
@@ -191,7 +192,7 @@ class _Relay:
         self._answered = trio.Event()
         self._error: AmqpError | None = None
 
-    def attach(self, core: Any) -> None:
+    def attach(self, core: EngineSession) -> None:
         """Attach on *core*, the engine's session."""
         self.reply_link = _RelayLink(self)
         for binding in self.bindings.values():

@@ -15,6 +15,7 @@ from ..limits import Limits
 from ..message import Message
 from ..outcomes import ACCEPTED, Error, Received
 from ..termini import Source
+from .links import LinkHandle, Member
 from .raising import RaisedOutcome
 from .receiving import Receiver
 from .routes import Binding
@@ -304,21 +305,21 @@ class LinkHandler:
         """Limits of the connection."""
         return self.binding.container.limits
 
-    def add(self, handle: Any) -> None:
+    def add(self, member: Member) -> None:
         """Do nothing: the peer's attach attaches the link, not ours."""
 
-    def remove(self, handle: Any) -> None:
+    def remove(self, member: Member) -> None:
         """Do nothing when the handle has closed its link."""
 
-    def follow(self, handle: Any, error: Error) -> bool:
+    def follow(self, member: LinkHandle, error: Error) -> bool:
         """Return False: the peer attached the link, and redirects are for it to follow."""
         return False
 
-    def returns(self, handle: Any, error: AmqpError, *, ended: bool) -> bool:
+    def returns(self, member: Member, error: AmqpError, *, ended: bool) -> bool:
         """Return False: the peer attached the link, and may attach it again."""
         return False
 
-    def ended(self, link: Any) -> None:
+    def ended(self, link: ReceivingLink | SendingLink) -> None:
         """Remove the link, which has ended; the handler is notified by its handle."""
         self.binding.route.stats.links -= 1
         self.binding.container.attaching.forget(link)

@@ -17,6 +17,7 @@ from ..limits import Limits
 from ..outcomes import Error
 from ..termini import outlives_connection
 from ..unsettled import UnsettledMap
+from .engines import EngineSession
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -78,6 +79,20 @@ def is_passing(error: Error | None, closed: bool) -> bool:
     return error.condition in PASSING_CONDITIONS
 
 
+class Member(Protocol):
+    """Member of a session: a sender, a receiver, or a node that consumes from a broker."""
+
+    @property
+    def name(self) -> str:
+        """Name of the link (Part 2 §2.6.1)."""
+
+    def attach(self, core: EngineSession) -> None:
+        """Attach on the engine's session *core*; called again after a lost connection."""
+
+    def lost(self, error: AmqpError) -> None:
+        """Handle the permanent loss of the session, or its refusal of the link."""
+
+
 class Owner(Protocol):
     """Owner of a link: a session of a connection, or the handler of a link of the peer's."""
 
@@ -93,16 +108,16 @@ class Owner(Protocol):
     def limits(self) -> Limits:
         """Limits of the connection."""
 
-    def add(self, member: Any) -> None:
+    def add(self, member: Member) -> None:
         """Add a link, which attaches now or when there is a connection again."""
 
-    def remove(self, member: Any) -> None:
+    def remove(self, member: Member) -> None:
         """Remove a link that was closed or detached permanently."""
 
-    def follow(self, member: Any, error: Error) -> bool:
+    def follow(self, member: LinkHandle, error: Error) -> bool:
         """Move a redirected link to its new place; return whether that is tried."""
 
-    def returns(self, member: Any, error: AmqpError, *, ended: bool) -> bool:
+    def returns(self, member: Member, error: AmqpError, *, ended: bool) -> bool:
         """Attach a link again that its peer has detached; return whether that is tried.
 
         Args:
@@ -128,6 +143,8 @@ class LinkHandle:
         #: The agreed address: as requested, or as the peer created it.
         self.address = address
         self._session = session
+        #: Link of the current connection, sending or receiving as the subclass is; None while there is
+        #: none, which the stage tells.
         self._raw: Any = None
         self._stage: Stage = "waiting"
         self._was_attached = False
@@ -257,7 +274,7 @@ class LinkHandle:
 
     # --- called by the session --------------------------------------------------------------
 
-    def attach(self, core: Any) -> None:
+    def attach(self, core: EngineSession) -> None:
         """Attach, or after a lost connection attach again, on *core*, the engine's session.
 
         Raises:
@@ -270,7 +287,7 @@ class LinkHandle:
         self._raw = None
         self._raw = self._ask(core)
 
-    def _ask(self, core: Any) -> Any:
+    def _ask(self, core: EngineSession) -> Any:
         """Attach on *core*, and return the link."""
         raise NotImplementedError
 
@@ -391,7 +408,7 @@ class LinkHandle:
         except AmqpError as error:
             self.lost(error)
 
-    def _to_resume(self, core: Any) -> UnsettledMap | None:
+    def _to_resume(self, core: EngineSession) -> UnsettledMap | None:
         """Return the map to resume with an attach on *core*; None if the peer is another one."""
         if self._keeper != core.engine.peer.container_id:
             return None

@@ -11,7 +11,7 @@ and container-id, so that a client cannot lock out others by using their contain
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from ..events import Peer
 from ..limits import Limits
@@ -32,10 +32,10 @@ class Namesakes:
         self._users_max = limits.connections_per_user_max
         self._users: Counter[str] = Counter()
         self._counts: Counter[_Key] = Counter()
-        self._sole: dict[_Key, Any] = {}
-        self._keys: dict[Any, _Key] = {}
+        self._sole: dict[_Key, object] = {}
+        self._keys: dict[object, _Key] = {}
 
-    def enter(self, connection: Any, peer: Peer) -> Error | None:
+    def enter(self, connection: object, peer: Peer) -> Error | None:
         """Register *connection*, which has opened; return None, or the error to close it with.
 
         A registered connection counts until :meth:`leave`.
@@ -62,7 +62,7 @@ class Namesakes:
             self._sole[key] = connection
         return None
 
-    def leave(self, connection: Any) -> None:
+    def leave(self, connection: object) -> None:
         """Remove *connection*, which has ended, whether or not it was registered."""
         key = self._keys.pop(connection, None)
         if key is None:

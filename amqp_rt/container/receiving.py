@@ -31,6 +31,7 @@ from ..transactions import TransactionalState
 from ..values import Described, Symbol, ULong
 from .credit import CreditWindow
 from .deliveries import Delivery, DeliveryHolder, StreamedBody
+from .engines import EngineSession
 from .links import LinkHandle
 
 if TYPE_CHECKING:
@@ -508,7 +509,7 @@ class Receiver(LinkHandle, DeliveryHolder):
 
     # --- called by the session and the link -------------------------------------------------
 
-    def _ask(self, core: Any) -> Any:
+    def _ask(self, core: EngineSession) -> Any:
         return core.attach_receiver(
             self.name,
             self,

@@ -61,8 +61,9 @@ from .loops import require_trio
 from .tokens import TokenKeeper, TokenProvider
 
 if TYPE_CHECKING:
-    from .connections import Member, Session
+    from .connections import Session
     from .container import Container
+    from .links import Member
 
 log = logging.getLogger("amqp_rt.connections")
 

@@ -35,6 +35,7 @@ from ..outcomes import ACCEPTED, Accepted, Error
 from ..termini import DeleteOnClose, Source, Target
 from ..values import Symbol
 from .credit import CreditWindow
+from .engines import EngineSession
 from .links import LinkHandle, fresh
 from .payloads import check_payload_type, decode_payload, encode_payload
 from .sending import Receipt, Sender, make_message, refusal
@@ -118,7 +119,7 @@ class _ReplyLink(LinkHandle):
         self._credit = credit
         self._window: CreditWindow | None = None
 
-    def _ask(self, core: Any) -> Any:
+    def _ask(self, core: EngineSession) -> Any:
         return core.attach_receiver(
             self.name,
             self,
@@ -133,6 +134,10 @@ class _ReplyLink(LinkHandle):
         self.address = link.source.address if link.source is not None else None
         self._window = CreditWindow(link, messages=self._credit)
         self._window.opened()
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Process replies that have arrived."""
+        raise NotImplementedError
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """Do nothing: replies are not streamed."""

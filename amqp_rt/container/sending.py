@@ -37,6 +37,7 @@ from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Outcome, R
 from ..termini import Coordinator, Source, Target
 from ..transactions import TransactionalState
 from ..values import Symbol
+from .engines import EngineSession
 from .links import LinkHandle, fresh
 from .payloads import encode_payload
 from .writing import StreamedMessage
@@ -726,7 +727,7 @@ class Sender(LinkHandle):
 
     # --- called by the session and the link -------------------------------------------------
 
-    def _ask(self, core: Any) -> Any:
+    def _ask(self, core: EngineSession) -> Any:
         return core.attach_sender(
             self.name,
             self,

@@ -31,7 +31,9 @@ from ..security.tokens import CBS_CAPABILITY, SAS_TYPE, BearerToken, sas_token
 from ..values import Symbol, Timestamp
 
 if TYPE_CHECKING:
-    from .connections import Connection, Member, Session
+    from .connections import Connection, Session
+    from .engines import EngineSession
+    from .links import Member
     from .receiving import Receiver
     from .sending import Sender
 
@@ -87,7 +89,7 @@ class _Audience:
     def __init__(self, address: str) -> None:
         self.address = address
         #: Links that attach when the token has been put.
-        self.waiting: list[tuple[Member, Session, Any]] = []
+        self.waiting: list[tuple[Member, Session, EngineSession | None]] = []
         #: Tasks that wait for the token.
         self.asked: list[_Asked] = []
         #: Whether the peer has a token for the address.
@@ -165,6 +167,7 @@ class TokenKeeper:
         else:
             audience = self._audience(address)
         if audience.good:
+            assert session.core is not None
             member.attach(session.core)
         else:
             audience.waiting.append((member, session, session.core))

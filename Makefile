@@ -56,6 +56,12 @@ peers: .venv/ready
 	@$(MAKE) --silent .venv/amqp091 || $(call passed_over,clients of 0-9-1 could not be installed; .build/amqp091.log says why)
 	@$(MAKE) --silent $(AMQP091)/tests/peers/node_modules/ready || $(call passed_over,amqplib could not be installed; it needs node and npm)
 	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
+	@mkdir -p .build && touch .build/peers
+
+# Waits for the peers, which are being installed beside.
+.PHONY: after-peers
+after-peers:
+	@until test -e .build/peers; do sleep 1; done
 
 # A source distribution: building it takes a C compiler, pkg-config and the headers of OpenSSL.
 .venv/proton:
@@ -122,8 +128,8 @@ test: peers
 
 .PHONY: test-all
 test-all: .venv/ready
-	@$(call beside,compiled-wheel,peers collect lint types)
-	@$(call beside,tests-compiled docs smoke,unit)
+	@rm -f .build/peers
+	@$(call beside,compiled-wheel after-peers tests-compiled docs smoke,peers collect lint types unit)
 	$(BIN)/python docs/_tools/conformance.py --check
 
 # Make the goals $(1) in the background and $(2) in the foreground. What the former say comes at the end.

@@ -32,8 +32,8 @@ _CONNECTIONS = 4
 #: Octets of rounds that are sent at once.
 _BATCH = 65_536
 
-#: Yields what is said next, and is sent what the server has said since.
-Talk: TypeAlias = Generator[bytes, bytes, None]
+#: Yields what is said next, and is sent what the server has said since. May return the last of it.
+Talk: TypeAlias = Generator[bytes, bytes, bytes]
 
 
 class Attack(Struct):
@@ -50,7 +50,8 @@ class Attack(Struct):
     hears_max: int = 0
     #: Parts sent before the start, each after an answer to the previous one.
     handshake: tuple[bytes, ...] = ()
-    #: Says the beginning, and what follows, as an answer to what the server has said.
+    #: Says the beginning, and what follows, as an answer to what the server has said. ``round`` is
+    #: repeated when it has ended.
     talk: Callable[[], Talk] | None = None
 
 
@@ -271,27 +272,52 @@ def _commits(address: str, *, durable: bool = False) -> Attack:
     return Attack(b"", talk=talk)
 
 
+def _posted(link: bytes, *messages: bytes, count: int = _POSTS_OF_A_LINK) -> Attack:
+    """Send *messages* in turn over *link*, each time *count* of them, when there is credit."""
+
+    def talk() -> Talk:
+        heard = yield begun() + link
+        numbers = itertools.count()
+        while True:
+            while _FLOW not in heard:
+                heard += yield b""
+            heard = yield b"".join(
+                transfer(number, messages[number % len(messages)], settled=True)
+                for number in itertools.islice(numbers, count)
+            )
+
+    return Attack(b"", talk=talk)
+
+
 def _delays() -> Attack:
     # All messages become due, and expire, at about the same time.
     delayed = Message(
         b"", ttl_s=1.0, message_annotations={Symbol("x-opt-delivery-delay"): 500}
     ).encode()
-    return Attack(
-        begun() + sender("delayed"),
-        b"".join(transfer(number, delayed, settled=True) for number in range(8)),
-    )
+    return _posted(sender("delayed"), delayed)
+
+
+def _poison() -> Attack:
+    properties = {f"p{number}": number for number in range(500)}
+    return _posted(sender("poison"), Message(b"", application_properties=properties).encode())
+
+
+def _pieces() -> Attack:
+    def talk() -> Talk:
+        heard = yield begun() + sender("pieces")
+        while _FLOW not in heard:
+            heard += yield b""
+        return transfer(0, b"", more=True)
+
+    return Attack(b"", frame("transfer", b"x", handle=0, more=True), talk=talk)
 
 
 #: Within the bounds of a selector, and costly for texts that begin to match at each place.
 _PATTERNS = " OR ".join(f"text LIKE '%a_{number}%'" for number in range(21))
 
 
-def _texts(count: int, start: int = 0) -> bytes:
-    """Return *count* messages whose texts almost match, for a link with the handle 0."""
-    message = Message(b"", application_properties={"text": "a" * 4_000}).encode()
-    return b"".join(
-        transfer(number, message, settled=True) for number in range(start, start + count)
-    )
+#: Message whose text almost matches.
+_TEXT = Message(b"", application_properties={"text": "a" * 4_000}).encode()
 
 
 def _selectors() -> Attack:
@@ -301,7 +327,7 @@ def _selectors() -> Attack:
         heard = yield begun() + sender("texts")
         while _FLOW not in heard:
             heard += yield b""
-        said = _texts(200)
+        said = b"".join(transfer(number, _TEXT, settled=True) for number in range(200))
         while True:
             heard = yield said + taken + frame("detach", handle=1, closed=True)
             said = b""
@@ -316,15 +342,7 @@ def _selective_subscribers() -> Attack:
         receiver("spread", number, f"s{number}", filter=selected(_PATTERNS))
         for number in range(1, 21)
     )
-
-    def talk() -> Talk:
-        heard = yield begun() + subscribers + sender("spread")
-        for start in itertools.count(0, _POSTS_OF_A_LINK):
-            while _FLOW not in heard:
-                heard += yield b""
-            heard = yield _texts(_POSTS_OF_A_LINK, start)
-
-    return Attack(b"", talk=talk)
+    return _posted(subscribers + sender("spread"), _TEXT)
 
 
 def _fragments() -> Attack:
@@ -344,10 +362,7 @@ def _queries() -> Attack:
         application_properties={"operation": "QUERY", "entityType": "amqp_rt.topic"},
     ).encode()
     rows = Message(b"", reply_to="answers", application_properties={"operation": "QUERY"}).encode()
-    said = b"".join(
-        transfer(number, rows if number % 2 else asked, settled=True) for number in range(8)
-    )
-    return Attack(begun() + sender("$management"), said)
+    return _posted(sender("$management"), asked, rows)
 
 
 # --- AMQP 0-9-1 ---
@@ -509,17 +524,8 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "purges": _purges,
     "selectors": _selectors,
     "selective_subscribers": _selective_subscribers,
-    "pieces": lambda: Attack(
-        begun() + sender("pieces") + transfer(0, b"", more=True),
-        frame("transfer", b"x", handle=0, more=True),
-    ),
-    "poison": lambda: Attack(
-        begun() + sender("poison"),
-        b"".join(
-            transfer(number, Message(b"", application_properties={f"p{at}": at for at in range(500)}).encode(), settled=True)
-            for number in range(8)
-        ),
-    ),
+    "pieces": _pieces,
+    "poison": _poison,
     "subscribers": _subscribers,
     "commits": lambda: _commits("committed"),
     "commits_kept": lambda: _commits("committed", durable=True),
@@ -574,9 +580,9 @@ class _Connection:
                 if not data or 0 < self.attack.hears_max < self.heard:
                     return False
                 if self.talk is not None:
-                    self.rest = memoryview(bytes(self.rest) + self.talk.send(data))
+                    self._answer(data)
             if events & selectors.EVENT_WRITE:
-                if not self.rest:
+                if not self.rest and self.talk is None:
                     self.rest = memoryview(self.round)
                 if self.rest:
                     self.rest = self.rest[self.socket.send(self.rest) :]
@@ -585,6 +591,14 @@ class _Connection:
         except OSError:
             return False
         return True
+
+    def _answer(self, data: bytes) -> None:
+        assert self.talk is not None
+        try:
+            self.rest = memoryview(bytes(self.rest) + self.talk.send(data))
+        except StopIteration as ended:
+            self.talk = None
+            self.rest = memoryview(bytes(self.rest) + ended.value)
 
 
 def attack(what: str, port: int, seconds: float) -> dict[str, float]:

@@ -325,6 +325,11 @@ class MessageTopic:
         self.memory.work -= wanted.work
         return matches
 
+    @property
+    def has_filters(self) -> bool:
+        """Whether a subscription has filters."""
+        return bool(self._filters)
+
     def examine(self, entry: Entry, verdicts: dict[int, bool]) -> bool:
         """Let the filters of stored subscriptions examine *entry*, as far as this turn allows.
 
@@ -521,6 +526,8 @@ class TopicLedger:
         self.address = address
         self._journal = journal
         self._topic = topic
+        #: Verdicts of filters on messages that are to be received, by the identity of the entry.
+        self._verdicts: dict[int, dict[int, bool]] = {}
 
     @property
     def copies(self) -> int:
@@ -568,13 +575,32 @@ class TopicLedger:
         else:
             self._stage(entries, examined, deliveries, done, note)
 
-    def call_in_line(self, call: Callable[[], None]) -> bool:
-        """Call *call* after all messages that wait to be staged; return False if there are none."""
-        staging = self._topic.staging
-        if not staging:
+    def call_in_line(self, call: Callable[[], None], entries: list[Entry]) -> bool:
+        """Call *call* after all messages that wait to be staged.
+
+        Filters of durable subscriptions have examined *entries* then, which :meth:`receive` or
+        :meth:`forget` follows for. Return False if there is nothing to wait for.
+        """
+        topic = self._topic
+        left = deque(entries if topic.has_filters else ())
+
+        def examine() -> bool:
+            while left:
+                if not topic.examine(left[0], self._verdicts.setdefault(id(left[0]), {})):
+                    return True
+                left.popleft()
             return False
-        staging.append(call)
+
+        if not topic.staging and not examine():
+            return False
+        topic.staging += (examine, call)
+        topic.go_on_later()
         return True
+
+    def forget(self, entries: list[Entry]) -> None:
+        """Forget the verdicts of filters on *entries*, which have been received or are withdrawn."""
+        for entry in entries:
+            self._verdicts.pop(id(entry), None)
 
     def _stage_held(
         self,
@@ -643,7 +669,7 @@ class TopicLedger:
         topic = self._topic
         topic.pending += 1
         unit = self._journal.loose
-        copies = self._write(unit, entry)
+        copies = self._write(unit, entry, self._verdicts.get(id(entry)))
 
         def kept() -> None:
             topic.pending -= 1

@@ -293,19 +293,28 @@ class Transaction:
         topics = [each for each in ledgers if isinstance(each, TopicLedger)]
         left = 1
 
+        entries = [entry for _, entry, _ in self._posts] if topics else []
+
         def go_on() -> None:
             nonlocal left
             left -= 1
-            if not left:
+            if left:
+                return
+            try:
                 if topics and self._has_outgrown():
                     self.roll_back()
                     done(Error(_ROLLBACK, _OUTGROWN))
                 else:
                     self._commit(list(inlets), done)
+            finally:
+                for ledger in topics:
+                    ledger.forget(entries)
 
-        # Earlier messages may wait for their turn at a topic: posts must not overtake them.
+        # Earlier messages may wait for their turn at a topic: posts must not overtake them. Filters
+        # of its durable subscriptions examine the posts in turns.
         for ledger in topics:
-            if ledger.call_in_line(go_on):
+            posted = [entry for inlet, entry, _ in self._posts if inlet.ledger is ledger]
+            if ledger.call_in_line(go_on, posted):
                 left += 1
         go_on()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from brokers import Receiving, World
+from brokers import Controller, Receiving, World
 from paged import world_of
 
 from amqp_rt.broker.entries import Entry
@@ -14,12 +14,13 @@ from amqp_rt.broker.log.log import LogReader, MessageLog
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.broker.queue.queue import WORK_OF_A_TURN, MessageQueue
 from amqp_rt.broker.queue.subscriptions import Subscription
-from amqp_rt.broker.topics import MessageTopic
+from amqp_rt.broker.topics import MessageTopic, TopicLedger
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
-from amqp_rt.outcomes import ACCEPTED, RELEASED
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Rejected
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.termini import COPY
+from amqp_rt.transactions import Discharge
 from amqp_rt.values import Described, Symbol
 
 WIDE = Limits(unsettled_max=100_000, session_window=100_000)
@@ -519,3 +520,38 @@ async def test_filters_of_durable_subscriptions_examine_messages_in_turns() -> N
         for queue in topic.queues:
             bodies = [Message.decode(entry.payload).body for entry in queue.peek(5)]
             assert bodies == named(0, 2)
+
+
+@pytest.mark.req("R3", "X16")
+@pytest.mark.parametrize("fails", [False, True], ids=["committed", "rolled back"])
+async def test_filters_of_durable_subscriptions_examine_posts_in_turns(fails: bool) -> None:
+    async with world_of(MemoryStore(), Topic("t"), Queue("gone"), limits=WIDE) as world:
+        client = world.client("c")
+        client.receiver("t", name="s", expiry_policy="never", timeout=99, durable=2)
+        await world.settle()
+        topic = topic_of(world)
+        (identity,) = topic.stored
+        topic._filters[identity] = filters = Costly(*named(0, 19))
+        control = Controller(client)
+        txn_id = control.declare()
+        sender = client.sender("t")
+        for body in named(*range(20)):
+            sender.post(txn_id, body, durable=True)
+        client.sender("gone").post(txn_id, "gone")
+        world.host.memory.work = WORK_OF_A_TURN
+        said = control.link.send(Message(Discharge(txn_id)).encode())
+        world.pump()
+        assert 0 < filters.asked <= PER_TURN
+        assert said.state is None
+        if fails:
+            world.host.delete("gone")
+        sender.send("after", durable=True)
+        await world.settle()
+        assert filters.asked == 21
+        assert isinstance(said.state, Rejected) == fails
+        (queue,) = topic.queues
+        bodies = [Message.decode(entry.payload).body for entry in queue.peek(5)]
+        assert bodies == ([] if fails else named(0, 19))
+        ledger = world.host._find(world.host._space(""), "t").ledger
+        assert isinstance(ledger, TopicLedger)
+        assert not ledger._verdicts

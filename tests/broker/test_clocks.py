@@ -72,6 +72,7 @@ def test_virtual_time_goes_on_from_that_of_the_system() -> None:
     assert clock.monotonic() <= time.monotonic()
 
 
+@pytest.mark.slow
 async def test_a_clock_that_is_given_is_followed(autojump_clock: Any) -> None:
     class Stopped:
         def monotonic(self) -> float:

@@ -83,6 +83,7 @@ def served() -> Iterator[Served]:
     assert running.stop()[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.req("O1", "O5")
 def test_what_passes_is_drawn_and_kept(
     served: Served, tracing: Callable[..., Traced], tmp_path: Path
@@ -144,6 +145,7 @@ def test_a_foreign_client_passes(
     assert "!" not in drawn
 
 
+@pytest.mark.slow
 @pytest.mark.req("O1")
 def test_a_password_is_neither_drawn_nor_kept(
     tmp_path: Path, tracing: Callable[..., Traced]
@@ -162,6 +164,7 @@ def test_a_password_is_neither_drawn_nor_kept(
     assert b"s3cret" not in (tmp_path / "kept").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.req("O1", "L1")
 def test_what_is_encrypted_behind_it_is_seen(tracing: Callable[..., Traced]) -> None:
     made = certificates()
@@ -179,6 +182,7 @@ def test_what_is_encrypted_behind_it_is_seen(tracing: Callable[..., Traced]) -> 
     assert " transfer " in drawn
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_and_clients_that_speak_something_else(
     served: Served, tracing: Callable[..., Traced]
 ) -> None:
@@ -198,6 +202,7 @@ def test_a_server_that_is_not_there_and_clients_that_speak_something_else(
     assert "GET" not in drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -216,6 +221,7 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said(served: Served) -> None:
     done = amqp_rt("trace", "--listen", served.url.rpartition(":")[2], "amqp://127.0.0.1:1")
     assert done.returncode == 1

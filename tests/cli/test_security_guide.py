@@ -22,6 +22,7 @@ def commands() -> list[str]:
     return "".join(blocks).splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.req("U1")
 @pytest.mark.skipif(os.name == "nt", reason="a shell of Unix")
 def test_the_commands_work_one_after_the_other(tmp_path: Path) -> None:

@@ -1037,6 +1037,7 @@ def test_a_link_that_is_taken_over_ends_at_once() -> None:
     assert not old.finished
 
 
+@pytest.mark.slow
 @pytest.mark.req("X24", "X25")
 @given(
     cuts=st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=6),

@@ -56,6 +56,7 @@ async def test_a_peer_survives_a_planned_restart(peer: PeerPrograms, tmp_path: P
     assert result["connections"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.req("X25", "A10")
 async def test_our_client_survives_a_planned_restart(tmp_path: Path) -> None:
     worked: set[int] = set()

@@ -69,6 +69,7 @@ def fresh(folder: Path, base: Path, *suffixes: str) -> Path:
 # -- damage --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_costs_what_was_on_its_page(
     base: Path, tmp_path: Path, long_run: bool
 ) -> None:
@@ -261,6 +262,7 @@ def test_damage_in_what_was_committed_is_told_from_a_torn_end(
 # -- disks that fail -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_write_that_fails_stops_the_store_until_it_is_opened_again(
     tmp_path: Path, long_run: bool
 ) -> None:
@@ -422,6 +424,7 @@ def last_of(lines: bytes) -> int:
     return numbers[-1] if numbers else -1
 
 
+@pytest.mark.slow
 def test_nothing_reported_is_lost_by_a_kill_at_any_time(tmp_path: Path, long_run: bool) -> None:
     chance = random.Random(5)
     told = -1
@@ -438,6 +441,7 @@ def test_nothing_reported_is_lost_by_a_kill_at_any_time(tmp_path: Path, long_run
         judge_committed(tmp_path / "store", told)
 
 
+@pytest.mark.slow
 def test_nothing_reported_is_lost_by_a_kill_at_any_call_of_the_disk(
     tmp_path: Path, long_run: bool
 ) -> None:

@@ -89,6 +89,7 @@ async def exchange(net: Simulation) -> None:
     assert len(set(left)) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.req("A22", "A23")
 @pytest.mark.parametrize("faults", NOTHING_LOST, ids=str)
 def test_what_goes_wrong_costs_no_message(faults: list[InjectedFault]) -> None:
@@ -210,6 +211,7 @@ def test_a_seed_that_fails_says_how_to_see_it_again() -> None:
     assert "is cut" in text
 
 
+@pytest.mark.slow
 @pytest.mark.req("A22")
 def test_a_trace_does_not_depend_on_the_process() -> None:
     """Nor on how it hashes strings, nor on where its objects lie."""

@@ -167,7 +167,7 @@ def test_executors_are_asked_before_a_query_starts(
         ),
         (
             "Python in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot …",
-            "the executors run Python 3.9, and the driver 3.11: set PYSPARK_PYTHON to one that they have",
+            "the executors run Python 3.9, and the driver 3.11: set PYSPARK_PYTHON to the same version",
         ),
         (
             "Traceback …\nModuleNotFoundError: No module named 'py4j.protocol'\n",

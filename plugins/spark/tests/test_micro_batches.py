@@ -414,6 +414,7 @@ def test_each_call_is_one_at_which_it_may_end(anywhere: Any) -> None:
         assert found(url, names[1]) == ALL, end
 
 
+@pytest.mark.slow
 @pytest.mark.req("K3")
 @pytest.mark.parametrize("delivery", ["by position", "at-least-once"])
 def test_other_sinks_would_double_or_lose(anywhere: Any, delivery: str) -> None:

@@ -86,6 +86,7 @@ def planned(it: Any) -> Any:
 # --- A broker that is started again --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2")
 @ENDS
 def test_a_log_is_read_on_at_its_offset(broker_process: Any, end: signal.Signals) -> None:

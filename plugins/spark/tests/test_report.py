@@ -212,6 +212,7 @@ def test_a_narrow_terminal_breaks_what_it_must_and_loses_nothing(width: int) -> 
         assert all(f"{number:,}" in shown for number in rows[0][1:])
 
 
+@pytest.mark.slow
 def test_an_empty_report_has_its_title_in_each_output() -> None:
     pytest.importorskip("rich", reason="the extra jobs is not installed")
     pytest.importorskip("jinja2", reason="the extra jobs is not installed")

@@ -95,6 +95,7 @@ def row_of(message: Message, **options: Any) -> dict[str, Any]:
 # --- VARIANT -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(KEPT)
 def test_a_variant_keeps_what_it_has_a_type_for(value: object) -> None:
     found = variant.decode(*variant.encode(value))

@@ -38,6 +38,7 @@ def test_a_range_of_a_log_is_read_again_and_again(served: Any) -> None:
         assert offsets(selected) == []
 
 
+@pytest.mark.slow
 def test_a_record_says_its_number_whatever_else_it_says(served: Any) -> None:
     kinds: list[dict[str, Any]] = [
         {},

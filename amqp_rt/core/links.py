@@ -20,6 +20,7 @@ from .performatives import SENDER, Attach, Detach, Flow
 from .resume import read_unsettled
 
 if TYPE_CHECKING:
+    from .engine import Engine
     from .session import Session
 
 SND_UNSETTLED: Final = 0
@@ -45,8 +46,8 @@ class Link:
         self.ours = Half(LINK, DETACHED, ours=True)
         self.theirs = Half(LINK, DETACHED, ours=False)
         self.endpoint: Any = None
-        self.source: Any = None
-        self.target: Any = None
+        self.source: Source | None = None
+        self.target: Target | Coordinator | None = None
         self.snd_settle_mode: int = 2
         self.rcv_settle_mode: int = 0
         #: The peer's limit on a sending link, ours on a receiving link; 0 means no limit.
@@ -97,7 +98,7 @@ class Link:
         self._echo: bool = False
 
     @property
-    def connection(self) -> Any:
+    def connection(self) -> Engine:
         """Engine that carries the link."""
         return self.session.engine
 

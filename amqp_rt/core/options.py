@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Protocol
 
 from msgspec import Struct
 
 from ..limits import DEFAULT_LIMITS, Limits
+
+
+class ClientMechanism(Protocol):
+    """Client side of a SASL mechanism; see :mod:`amqp_rt.security.mechanisms`.
+
+    A mechanism that has to verify the additional data of the outcome has ``finish(data)``, too.
+    """
+
+    name: str
+
+    def initial(self) -> bytes | None:
+        """Return the initial response; None means no response, which differs from an empty one."""
+
+    def respond(self, challenge: bytes) -> bytes:
+        """Return the response to a challenge."""
 
 
 class EngineOptions(Struct, kw_only=True):
@@ -22,9 +37,8 @@ class EngineOptions(Struct, kw_only=True):
     #: Server: mechanisms to offer. Client: unused.
     mechanisms: tuple[str, ...] = ()
     sasl_required: bool = False
-    #: Client: objects with ``name``, ``initial()`` and ``respond(challenge)``, preferred ones
-    #: first; also with ``finish(data)`` if the additional data of the outcome has to be verified.
-    client_mechanisms: tuple[Any, ...] = ()
+    #: Client: mechanisms to use, preferred ones first.
+    client_mechanisms: tuple[ClientMechanism, ...] = ()
     #: Client: send open together with the protocol header. False: wait for the peer's header first.
     pipelined: bool = True
     address: str = ""

@@ -21,6 +21,7 @@ from .sasl_frames import (
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .options import ClientMechanism
 
 
 class SaslExchange:
@@ -67,7 +68,7 @@ class SaslLayer:
         #: The client's login, on the server's side.
         self._exchange: SaslExchange | None = None
         #: Mechanism in use, on the client's side.
-        self._mechanism: Any = None
+        self._mechanism: ClientMechanism | None = None
         engine.write_raw(SASL_HEADER)
         if not engine.client:
             mechanisms = SaslMechanisms(engine.options.mechanisms)
@@ -183,9 +184,7 @@ class SaslLayer:
                 names = ", ".join(str(name) for name in offered)
                 engine.fail_login(f"the peer offers only these SASL mechanisms: {names}")
                 return
-            init = SaslInit(
-                self._mechanism.name, self._mechanism.initial(), engine.options.hostname
-            )
+            init = SaslInit(mechanism.name, mechanism.initial(), engine.options.hostname)
             engine.write_raw(performative_frame(0, init, SASL_FRAME))
         elif self._mechanism is None:
             raise connection_fault("amqp:not-allowed", "the server spoke before its mechanisms")

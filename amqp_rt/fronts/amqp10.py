@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from msgspec import Struct
 
 from ..core.engine import Engine
 from ..core.frames import AMQP_HEADER, SASL_HEADER
-from ..core.options import EngineOptions
+from ..core.options import ClientMechanism, EngineOptions
 from ..limits import DEFAULT_LIMITS, Limits
 from .base import ServerOptions
 
-
-class ClientMechanism(Protocol):
-    """Client side of a SASL mechanism; see :mod:`amqp_rt.security.mechanisms`."""
-
-    name: str
-
-    def initial(self) -> bytes | None:
-        """Return the initial response; None means no response, which differs from an empty one."""
-
-    def respond(self, challenge: bytes) -> bytes:
-        """Return the response to a challenge."""
+__all__ = ["ClientMechanism", "ClientOptions", "Front", "client"]
 
 
 class Front:

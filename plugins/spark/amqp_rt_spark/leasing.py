@@ -7,7 +7,6 @@ which removes them. Other consumers of the queue are served as before.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -20,11 +19,9 @@ from . import wire
 from .losses import Patience
 from .malformed import decoded
 from .options import Options
-from .reading import Snapshot, Span, Stream, cut
+from .reading import Snapshot, Span, Stream, cut, note_loss
 from .rows import Records, RowMaker
 from .wire import DataLost
-
-_log = logging.getLogger("amqp_rt_spark")
 
 _VERSION: Final = 1
 _GROUP: Final = "amqp_rt:lease-group"
@@ -300,9 +297,7 @@ class LeaseStream(Stream):
             "released, or has ended after its leaseTtl; its messages went back to the queue, and those that "
             "were written and not accepted are delivered again: failOnDataLoss=false begins with the waiting ones"
         )
-        if self.options.fail_on_data_loss:
-            raise DataLost(text)
-        _log.warning("%s", text)
+        note_loss(self.options, text)
 
     def _call(self, address: str, operation: str, **given: Any) -> Group:
         if address in self._opened:

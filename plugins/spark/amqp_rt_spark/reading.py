@@ -38,6 +38,17 @@ _VERSION: Final = 1
 _ANOTHER_LOG: Final = ("amqp:precondition-failed", "amqp:resource-deleted")
 
 
+def note_loss(options: Options, text: str) -> None:
+    """Log that messages are lost, as *text* says.
+
+    Raises:
+        DataLost: ``failOnDataLoss`` is set.
+    """
+    if options.fail_on_data_loss:
+        raise DataLost(text)
+    _log.warning("%s", text)
+
+
 class Span(Struct, frozen=True):
     """Records of one partition of a log, from *start* on and before *end*: the input of one task."""
 
@@ -280,9 +291,7 @@ class _Reading:
             text = f"{node} ends at {part.next}, though it had {stop}: it has lost records"
         else:
             return start
-        if self.options.fail_on_data_loss:
-            raise DataLost(text)
-        _log.warning("%s", text)
+        note_loss(self.options, text)
         return min(part.first, stop) if start < part.first else start
 
     def read(self, span: Any) -> Iterator[tuple[Any, ...]]:
@@ -733,18 +742,14 @@ class LogStream(Stream):
             f"{address!r} was deleted and made again: the checkpoint belongs to the log {known}, and "
             f"this is {found}; failOnDataLoss=false begins with the records of the new one"
         )
-        if self.options.fail_on_data_loss:
-            raise DataLost(text)
-        _log.warning("%s", text)
+        note_loss(self.options, text)
 
     def _gone(self, address: str) -> None:
         text = (
             f"the log {address!r}, which the checkpoint is about, is not there any more; "
             "failOnDataLoss=false goes on without it"
         )
-        if self.options.fail_on_data_loss:
-            raise DataLost(text)
-        _log.warning("%s", text)
+        note_loss(self.options, text)
 
     def _check_eras(
         self, address: str, offsets: dict[int, int], eras: Eras, state: LogState
@@ -763,9 +768,7 @@ class LogStream(Stream):
                 f"before {offset} than those that were read; failOnDataLoss=false continues at {offset}, and a new "
                 "checkpoint starts at startingOffsets"
             )
-            if self.options.fail_on_data_loss:
-                raise DataLost(text)
-            _log.warning("%s", text)
+            note_loss(self.options, text)
 
     def _check_order(
         self, address: str, begin: dict[int, int], end: dict[int, int], state: LogState

@@ -564,7 +564,10 @@ class Staging:
         inlet = destination.inlet
         offered = [EPOCH_PUBLISH]
         kind = Producer
-        if MESSAGE_BATCHES in link.desired_capabilities:
+        # A batch is published in one step, which for a topic would write very many copies.
+        if MESSAGE_BATCHES in link.desired_capabilities and not isinstance(
+            inlet.ledger, TopicLedger
+        ):
             offered.append(MESSAGE_BATCHES)
             kind = StagingProducer
         endpoint = kind(

@@ -16,7 +16,7 @@ from brokers import Sending, World
 from paged import PagedWorld, world_of
 
 from amqp_rt.batches import MESSAGE_BATCH, MESSAGE_BATCHES, write_messages
-from amqp_rt.broker import Log, Queue
+from amqp_rt.broker import Log, Queue, Topic
 from amqp_rt.broker.log.log import MessageLog
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.staging import ATTEMPT, EPOCH, EPOCH_PUBLISH, PART, PRODUCER, RUN, Stage
@@ -142,6 +142,12 @@ def test_a_batch_that_is_not_welcome_ends_the_link() -> None:
     other.link.send(batch("a"), message_format=MESSAGE_BATCH, state=TransactionalState(b"none"))
     world.pump()
     assert other.error == "amqp:transaction:unknown-id"
+
+
+async def test_a_stored_topic_takes_no_batches(autojump_clock: Any) -> None:
+    """Publishing one would write a copy of each message for each subscription in one step."""
+    async with world_of(MemoryStore(), Topic("out")) as world:
+        assert staging(world).link.offered_capabilities == (EPOCH_PUBLISH,)
 
 
 # --- Publishing ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from .options import Options
 from .reading import Batch, LogStream, StartRemembered, Stream, joined
 from .sentences import sentence_first
 from .spooling import SpoolStream
+from .workers import exempt_modules
 
 #: Features of this pyspark: bounds of batches, and their start (4.2); and a time zone for types of Arrow, which
 #: were always in UTC before.
@@ -42,6 +43,7 @@ def _tasks(spans: Iterable[Any], options: Options) -> list[InputPartition]:
 def _batches(
     reader: Batch | LeaseBatch | Stream, partition: InputPartition, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
+    exempt_modules()
     found = chain.from_iterable(map(reader.records, partition.value))
     return batches(found, reader.options, to_arrow_schema(schema, **_ZONE))
 

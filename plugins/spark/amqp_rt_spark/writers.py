@@ -15,6 +15,7 @@ from pyspark.sql.types import Row, StructType
 from .options import Options
 from .sentences import sentence_first
 from .spreading import Spread, SpreadSink
+from .workers import exempt_modules
 from .writing import Sink, Task, Written
 
 
@@ -27,6 +28,7 @@ class AmqpCommitMessage(WriterCommitMessage):
 
 def _task(epoch: int) -> Task:
     """Return the running task; properties of its job give the micro-batch."""
+    exempt_modules()
     context = TaskContext.get()
     assert context is not None
     number = context.getLocalProperty("streaming.sql.batchId")

@@ -941,6 +941,7 @@ class MessageQueue(DistributionNode):
         if self._pumping or self.deleted:
             return
         self._pumping = True
+        self._tired = None
         self._enough = self.counts.delivered + _DELIVERED
         try:
             if self._levels:
@@ -954,7 +955,6 @@ class MessageQueue(DistributionNode):
 
     def _pump_ring(self, ring: deque[Subscription]) -> None:
         passed = 0
-        self._tired = None
         # A consumer that may have none of the messages keeps its place, and is passed over once.
         while self.available and passed < len(ring) and not self._exhausted:
             if self.counts.delivered >= self._enough:

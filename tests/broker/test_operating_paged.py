@@ -72,6 +72,7 @@ async def test_what_was_taken_out_of_turn_is_seen_once_and_at_its_place(
         assert await seen(world) == list(range(1, 299))
 
 
+@pytest.mark.slow
 async def test_peeking_while_others_take_what_is_there() -> None:
     async with world_of(MemoryStore(), Queue("q")) as world:
         await world.put(*range(3_000))

@@ -66,6 +66,7 @@ def test_a_ring_keeps_the_last() -> None:
     assert annotations["x-opt-dead-letter-reason"] == "overflow"
 
 
+@pytest.mark.slow
 @pytest.mark.req("B24", "B22")
 @given(st.lists(st.sampled_from(["send", "get", "accept", "release"]), max_size=60))
 def test_a_ring_is_a_bounded_list(steps: list[str]) -> None:

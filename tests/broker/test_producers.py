@@ -59,6 +59,7 @@ def test_a_bounded_queue_fills_to_its_bound_and_no_further(length: int) -> None:
     assert sender.link.credit == 1
 
 
+@pytest.mark.slow
 @pytest.mark.req("B17")
 @given(
     length=st.integers(1, 40),

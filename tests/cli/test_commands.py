@@ -55,6 +55,7 @@ def test_the_ready_line_tells_where_and_who(broker: Served) -> None:
     assert not broker.url.endswith(":0")
 
 
+@pytest.mark.slow
 def test_send_and_receive(broker: Served) -> None:
     ok("send", "work", '{"sku": "A-1"}', url=broker.url)
     ok("send", "--url", broker.url, "work", "-", stdin="from standard input")
@@ -62,6 +63,7 @@ def test_send_and_receive(broker: Served) -> None:
     assert told.splitlines() == ['{"sku": "A-1"}', "from standard input"]
 
 
+@pytest.mark.slow
 def test_for_trying_things_one_option_is_enough() -> None:
     served = Served("--dev")
     try:
@@ -79,6 +81,7 @@ def test_for_trying_things_one_option_is_enough() -> None:
     assert "node made: queue 'any/address', on its first use" in told
 
 
+@pytest.mark.slow
 def test_quiet_shows_no_more_than_warnings() -> None:
     served = Served("--dev", "-q")
     try:
@@ -87,6 +90,7 @@ def test_quiet_shows_no_more_than_warnings() -> None:
         assert served.stop() == (0, "")
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_ends_it_without_a_word(broker: Served) -> None:
     ok("send", "work", "hello", url=broker.url)
     reading, writing = os.pipe()
@@ -104,6 +108,7 @@ def test_a_reader_that_has_seen_enough_ends_it_without_a_word(broker: Served) ->
     assert ok("receive", "work", "--count", "1", url=broker.url) == "hello\n"
 
 
+@pytest.mark.slow
 def test_whole_messages_as_json(broker: Served) -> None:
     ok(
         *("send", "work", "hello", "--subject", "greeting", "--property", "lang=en"),
@@ -120,6 +125,7 @@ def test_whole_messages_as_json(broker: Served) -> None:
     assert message["header"]["durable"] is True
 
 
+@pytest.mark.slow
 def test_durable_messages_need_a_store_or_leave_to_be_lost() -> None:
     served = Served("--node", "queue:work")
     try:
@@ -131,6 +137,7 @@ def test_durable_messages_need_a_store_or_leave_to_be_lost() -> None:
         served.stop()
 
 
+@pytest.mark.slow
 def test_browsing_takes_nothing(broker: Served) -> None:
     ok("send", "orders-browse", "stays", url=broker.url)
     for _ in range(2):
@@ -139,6 +146,7 @@ def test_browsing_takes_nothing(broker: Served) -> None:
     assert ok("receive", "orders-browse", "--count", "1", url=broker.url) == "stays\n"
 
 
+@pytest.mark.slow
 def test_the_most_specific_pattern_makes_the_node(broker: Served) -> None:
     ok("send", "orders-eu", "x", url=broker.url)
     ok("send", "orders-live-eu", "x", url=broker.url)
@@ -158,6 +166,7 @@ def test_too_few_messages_in_time_is_exit_code_1(broker: Served) -> None:
     assert done.stderr == "Error: 0 of 1 messages came within 0.2 s each\n"
 
 
+@pytest.mark.slow
 def test_nodes_are_looked_at_and_tidied_up(broker: Served) -> None:
     ok("send", "orders-tidy", "job", "--count", "5", url=broker.url)
     assert ok("node", "peek", "orders-tidy", "--count", "2", url=broker.url) == "job\njob\n"
@@ -174,6 +183,7 @@ def test_nodes_are_looked_at_and_tidied_up(broker: Served) -> None:
     assert told.splitlines() == ["x", "job", "job"]
 
 
+@pytest.mark.slow
 def test_logs_and_durable_queues_too(tmp_path: Path) -> None:
     (tmp_path / "nodes.toml").write_text(
         "[queues.work]\n[logs.clicks]\npartitions = 2\n[virtual_hosts.berlin.queues.work]\n",
@@ -236,6 +246,7 @@ def test_what_is_not_there_is_one_sentence(
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

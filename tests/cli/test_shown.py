@@ -107,6 +107,7 @@ def test_a_hostile_broker_is_shown(arguments: list[str], monkeypatch: pytest.Mon
     assert not {"\x1b", "\x07", "\x9b", "\r"} & set(done.output)
 
 
+@pytest.mark.slow
 def test_names_of_nodes_are_shown() -> None:
     served = Served("--auto-create", "queue:*")
     try:

@@ -59,6 +59,7 @@ def test_check_names_every_damage(path: Path) -> None:
     assert store("check", path).returncode == 0
 
 
+@pytest.mark.slow
 def test_backup_while_a_store_is_in_use(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, committer.__file__, tmp_path / "store"], stdout=subprocess.PIPE
@@ -85,6 +86,7 @@ def test_upgrade_of_what_is_up_to_date(path: Path) -> None:
     assert f"up to date: schema version {VERSION}" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "backup", "upgrade"])
 def test_a_users_mistake_is_one_sentence(tmp_path: Path, command: str) -> None:
     letter = tmp_path / "letter"

@@ -212,6 +212,7 @@ def test_closed_slots_are_not_shared_any_more() -> None:
     assert a.credit == 0
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 6), st.integers(1, 5))
 def test_never_more_credit_than_free_slots(data: st.DataObject, slots: int, count: int) -> None:
     made, pairs = shared(slots, count)

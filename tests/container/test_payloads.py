@@ -562,6 +562,7 @@ def test_any_data_are_a_payload_or_a_decode_error(
         pass
 
 
+@pytest.mark.slow
 @given(json_values | values)
 def test_whatever_can_be_sent_is_encoded_or_refused(value: Any) -> None:
     for content_type in (None, JSON, "application/msgpack", AMQP_VALUE):

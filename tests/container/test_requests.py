@@ -676,6 +676,7 @@ async def count(to: int) -> AsyncIterator[int]:
         yield number
 
 
+@pytest.mark.slow
 @pytest.mark.req("A6", "A7", "A12")
 async def test_calls_and_streams_reach_our_own_nodes() -> None:
     async with Container("c", nodes=[double, count]) as container, container.local() as peer:

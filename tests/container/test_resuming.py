@@ -84,6 +84,7 @@ async def process(store: Store, count: int) -> None:
             delivery.settle(ACCEPTED)
 
 
+@pytest.mark.slow
 @pytest.mark.req("X24", "X25", "M26")
 @pytest.mark.parametrize("lazy", [False, True], ids=["prompt", "lazy"])
 async def test_what_is_sent_over_a_line_that_is_cut_arrives_once(
@@ -125,6 +126,7 @@ async def receive(cuts: tuple[int, ...], *, slow: bool) -> int:
     return frames
 
 
+@pytest.mark.slow
 @pytest.mark.req("X24", "X25", "M26")
 @pytest.mark.parametrize("slow", [False, True], ids=["prompt", "slow"])
 async def test_what_is_received_over_a_line_that_is_cut_comes_once(

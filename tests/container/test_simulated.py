@@ -33,6 +33,7 @@ async def one_large_message(net: Simulation) -> None:
     ledger.check(await Client(net, "auditor").read("work"))
 
 
+@pytest.mark.slow
 @pytest.mark.req("X24", "X25")
 @pytest.mark.parametrize("seed", range(3))
 def test_what_had_not_left_goes_out_whole_on_the_next_connection(seed: int) -> None:

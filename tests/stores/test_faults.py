@@ -465,6 +465,7 @@ def test_nothing_reported_is_lost_by_a_kill_at_any_call_of_the_disk(
             pass  # or an assertion that failed
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_when_the_power_goes(
     tmp_path: Path, long_run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

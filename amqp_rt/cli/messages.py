@@ -107,8 +107,9 @@ def _pairs(properties: tuple[str, ...]) -> dict[str, str]:
 @click.option("--correlation-id", metavar="TEXT", help="Property correlation-id of the message.")
 @click.option("--reply-to", metavar="ADDRESS", help="Address for replies.")
 @click.option(
-    "--ttl", "ttl_s", type=Seconds(), metavar="SECONDS", help="Time to live of the message."
-)
+    "--ttl", "ttl_s", type=Seconds(), metavar="TIME",
+    help="Time to live of the message: seconds, or a time such as 500ms, 30s, 5m or 2h.",
+)  # fmt: skip
 @click.option(
     "--priority",
     type=click.IntRange(0, 255),
@@ -157,7 +158,7 @@ def send(
     "--count", type=click.IntRange(1), help="Stop after this number of messages; by default go on."
 )
 @click.option(
-    "--timeout", type=Seconds(), metavar="SECONDS", help="Stop after this time without a message."
+    "--timeout", type=Seconds(), metavar="TIME", help="Stop after this time without a message."
 )
 @click.option(
     "--browse", is_flag=True, help="Leave the messages in the queue (distribution-mode copy)."
@@ -207,7 +208,7 @@ def receive(
 @click.argument("body", required=False)
 @client_options
 @click.option(
-    "--timeout", type=Seconds(), default=10.0, show_default=True, metavar="SECONDS",
+    "--timeout", type=Seconds(), default=10.0, show_default=True, metavar="TIME",
     help="Maximum time to wait for the reply.",
 )  # fmt: skip
 @click.option(

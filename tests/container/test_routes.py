@@ -18,6 +18,7 @@ from amqp_rt.container.container import Container
 from amqp_rt.container.declaring import Router, declared, node, rpc, source
 from amqp_rt.container.deliveries import Delivery
 from amqp_rt.container.raising import Modify, Reject, Release
+from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.resources import Resources
 from amqp_rt.container.routes import CallNext, Context, Deadline, Route
 from amqp_rt.events import Peer
@@ -414,3 +415,12 @@ def test_a_route_says_what_it_is() -> None:
 
     place.__qualname__ = "Orders.place"
     assert repr(route(place)) == "<Route node 'orders': Orders.place>"
+
+
+def test_a_link_handler_that_is_annotated_as_a_generator_is_refused() -> None:
+    async def handler(link: Receiver) -> AsyncIterator[int]:
+        raise NotImplementedError
+
+    container = Container("c")
+    with pytest.raises(TypeError, match="the handler of a link is an `async def` without `yield`"):
+        container.node.link("x")(handler)

@@ -12,6 +12,7 @@ from amqp_rt import Broker, Connection, Container
 from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.entries import Entry
 from amqp_rt.broker.nodes import Declaration
+from amqp_rt.broker.queue.invariants import broken_invariants
 from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.queue.subscriptions import Enlisted
 from amqp_rt.broker.topics import MessageTopic
@@ -73,7 +74,7 @@ def check_queues(host: BrokerHost) -> None:
                 queues = list(node.held.queues)
             for queue in queues:
                 if isinstance(queue, MessageQueue):
-                    broken = queue.broken_invariants(acquired_entries(queue))
+                    broken = broken_invariants(queue, acquired_entries(queue))
                     assert not broken, (node.declared.name, broken)
                     held += queue.bytes_in_memory
     assert held <= host.memory.held

@@ -23,6 +23,7 @@ from amqp_rt.broker.durable.journal import Journal, QueueLedger, Unit
 from amqp_rt.broker.expiry import NEVER
 from amqp_rt.broker.log.log import Appending, Entrance
 from amqp_rt.broker.queue.queue import MessageQueue
+from amqp_rt.broker.queue.shelf import Shelf
 from amqp_rt.broker.termini import KeptSource, KeptTarget
 from amqp_rt.broker.topics import MessageTopic, TopicLedger
 from amqp_rt.broker.transactions import Transaction
@@ -142,8 +143,8 @@ def _forgets_to_requeue(right: Any) -> Callable[..., None]:
 
 def _requeues_behind(right: Any) -> Callable[..., None]:
     def put_back(self: Any, entry: Any) -> None:
-        entry.sequence = self._place_next
-        self._place_next += 1
+        entry.sequence = self.place_next
+        self.place_next += 1
         right(self, entry)
 
     return put_back
@@ -299,9 +300,9 @@ MUTATIONS: Final = (
     Mutation("what is consumed stays on the disk", _SETTLED, trade, QueueLedger, "remove", _nothing, _kills_late),
     Mutation("a kept source forgets what it had in hand", _SETTLED, trade, KeptSource, "recall", _false, _kills_late, seed=1),
     Mutation("a kept target forgets what it has taken", _SETTLED, trade, KeptTarget, "note", _nothing, _kills_late, seed=4),
-    Mutation("a requeued message goes to the end", _ORDER, trade, MessageQueue, "_put_back", _requeues_behind, seed=6),
-    Mutation("priorities are not looked at", _ORDER, market, MessageQueue, "_rank", _by_place_only),
-    Mutation("the lowest priority comes first", _ORDER, market, MessageQueue, "_rank", _last_first),
+    Mutation("a requeued message goes to the end", _ORDER, trade, MessageQueue, "put_back", _requeues_behind, seed=6),
+    Mutation("priorities are not looked at", _ORDER, market, Shelf, "rank", _by_place_only),
+    Mutation("the lowest priority comes first", _ORDER, market, Shelf, "rank", _last_first),
     Mutation("a message is kept garbled", _INVENTED, trade, QueueLedger, "_keep", _garbles, seed=6),
     Mutation("a record is appended twice", _INVENTED, trade, Appending, "add", _appends_twice),
     Mutation("a message is skipped as the store is read", _DAMAGE, trade, MessageQueue, "restore", _skips_one, seed=6),

@@ -96,7 +96,7 @@ async def world_of(
 
 def in_memory(queue: MessageQueue) -> int:
     """Return how many of the available messages are in memory."""
-    return queue.available - queue.paged
+    return queue.available - queue.paging.count
 
 
 def large(size: int = 100_000, seed: int = 1, **fields: Any) -> tuple[bytes, bytes]:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from ..errors import AmqpError
 from ..fronts.base import Exchange
 from ..limits import DEFAULT_LIMITS, Limits
-from .queue.queue import Memory
+from .queue.accounts import Memory
 
 #: Prefix of names that only the broker may declare.
 RESERVED: Final = "amq."

@@ -84,9 +84,10 @@ from .nodes import (
     terms_again,
 )
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
+from .queue.accounts import WORK_OF_A_LETTER, WORK_OF_A_TURN, Memory
 from .queue.keyed import marker
 from .queue.observed import ObservedQueue
-from .queue.queue import WORK_OF_A_LETTER, WORK_OF_A_TURN, Memory, MessageQueue
+from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
 from .staging import Part, Staging, claim_of
 from .termini import (
@@ -2271,7 +2272,7 @@ class BrokerHost:
         await trio.lowlevel.checkpoint()
         dropped = 0
         if not (self.journal is not None and isinstance(queue, ObservedQueue)):
-            dropped = queue.purge_paged()
+            dropped = queue.paging.purge()
         return dropped + await self._pager.work_off(self.journal, queue, queue.present, queue.drop)
 
     def wait_stored(
@@ -2298,7 +2299,7 @@ class BrokerHost:
         """
         queue = self._queue(address, virtual_host)
         before = queue.place_next
-        dropped = queue.purge_paged()
+        dropped = queue.paging.purge()
         while True:
             some = queue.drop(STEP, before)
             dropped += some

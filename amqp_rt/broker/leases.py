@@ -498,7 +498,7 @@ class Leases:
         queue = node.held
         if not isinstance(queue, MessageQueue):
             raise AmqpError("only queues have leases", condition="amqp:not-allowed")
-        if queue.locks_deliveries:
+        if queue.timing.locks_deliveries:
             raise AmqpError(
                 "messages of a queue with lock_s cannot be leased",
                 condition="amqp:not-allowed",

@@ -50,8 +50,8 @@ from ..values import Array, Described, Symbol
 from .filtering.filters import FilterSet, compile_filter_set
 from .filtering.positions import Position
 from .filtering.selectors import InvalidFilter
+from .queue.accounts import BLOCK, DROP_HEAD, REJECT
 from .queue.keyed import Field
-from .queue.queue import BLOCK, DROP_HEAD, REJECT
 
 #: Longest name of a node, in characters.
 NAME_MAX: Final = DEFAULT_LIMITS.name_max

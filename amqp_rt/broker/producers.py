@@ -23,7 +23,7 @@ from .durable.duplicates import Arrived, Duplicates
 from .durable.journal import Unit
 from .entries import Door, Entry, Unwelcome
 from .expiry import NEVER, expiry
-from .queue.queue import Memory
+from .queue.accounts import Memory
 from .transactions import TOO_MUCH, UNKNOWN_TRANSACTION, Transaction, Transactions
 
 _log = logging.getLogger("amqp_rt.broker")

@@ -52,7 +52,8 @@ from .entries import Entry, Unwelcome, entry_of, head_of, restored
 from .expiry import NEVER
 from .log.log import Entrance
 from .producers import FULL, NOT_KEPT, WINDOW, Inlet, Intake, Producer
-from .queue.queue import Memory, MessageQueue
+from .queue.accounts import Memory
+from .queue.queue import MessageQueue
 from .topics import TopicLedger
 from .transactions import UNKNOWN_TRANSACTION
 

@@ -30,8 +30,9 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
 from .durable.journal import Journal, QueueLedger, Unit, accept, refuse
 from .entries import Entry, head_of
+from .queue.accounts import WORK_OF_AN_END, Counts, Memory
 from .queue.observed import ObservedQueue
-from .queue.queue import WORK_OF_AN_END, Counts, Memory, MessageQueue
+from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
 
 #: Cost of handing one message to one subscription, in deliveries concluded in the same time, and of

@@ -72,7 +72,7 @@ def test_levels_go_with_their_consumers() -> None:
     queue = world.host._queue("q", "")
     for priority in range(50):
         client.receiver("q", credit=1, properties=ranked(priority)).detach()
-    assert (queue._levels, queue._rings) == ([], {})
+    assert (queue.turns.levels, queue.turns.rings) == ([], {})
     client.sender("q").send("a")
     assert client.receiver("q", credit=1).bodies == ["a"]
 
@@ -303,7 +303,7 @@ def test_locks_of_what_was_settled_are_forgotten() -> None:
     for n in range(500):
         out.send(n)
     assert len(consumer.bodies) == 500
-    locks = world.host._queue("q", "")._locks
+    locks = world.host._queue("q", "").timing.locks
     assert locks is not None
     assert len(locks._held) <= 70
     world.time.now += 3_600

@@ -387,8 +387,8 @@ class KindModel(RuleBasedStateMachine):
         assert (stats.available, stats.acquired, stats.delayed) == (0, 0, 0)
         assert len(set(taker.bodies)) == len(taker.bodies)
         queue = self.world.host._queue("q", "")
-        assert (queue._latest, queue._aside) == ({}, set())
-        assert len(queue._older()) == queue._stale
+        assert (queue._latest, queue.shelf.aside) == ({}, set())
+        assert len(queue.shelf.older()) == queue.shelf.stale
         self.world.purge("dead")
         assert self.world.host.memory.held == 0
 

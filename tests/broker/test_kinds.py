@@ -186,7 +186,7 @@ def test_replaced_messages_leave_nothing_behind(options: dict[str, Any]) -> None
             client.receiver("q", credit=3).detach()
         world.host.sweep()
     queue = world.host._find(world.host._space(""), "q").held
-    assert len(queue._older()) <= 200
+    assert len(queue.shelf.older()) <= 200
     assert sorted(shown(world)) == [397, 398, 399]
     assert sorted(client.receiver("q", credit=9, settle=ACCEPTED).bodies) == [397, 398, 399]
     assert (world.host.memory.held, queue._latest) == (0, {})

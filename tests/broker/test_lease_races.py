@@ -46,7 +46,7 @@ class Group:
         stall = self.stalls.at("_read")
         queue = self.host._queue("work", "")
         queue.drop(in_memory(queue))
-        assert queue.available == queue.paged > 1
+        assert queue.available == queue.paging.count > 1
         async with stall:
             yield stall
 

@@ -47,10 +47,10 @@ async def test_peeking_sees_all_of_it_and_leaves_it_there(
 ) -> None:
     async with world_of(kept(), Queue("q")) as world:
         await world.put(*range(1_200), durable=durable)
-        before = in_memory(world.queue()), world.queue().paged
+        before = in_memory(world.queue()), world.queue().paging.count
         assert await seen(world) == list(range(1_200))
         assert await seen(world, count=700) == list(range(700))
-        assert (in_memory(world.queue()), world.queue().paged) == before
+        assert (in_memory(world.queue()), world.queue().paging.count) == before
         size = len((await world.host.peek("q"))[0])
         assert len(await seen(world, bytes_max=60 * size)) in (59, 60)
         assert await seen(world, bytes_max=1) == [0]
@@ -155,7 +155,7 @@ async def test_moving_to_what_is_not_paged(target: Any) -> None:
         assert await world.host.move("q", "to", 300) == 300
         await world.settle()
         assert reader.bodies == list(range(300))
-        assert world.host.stats("q").available == world.queue().paged == 0
+        assert world.host.stats("q").available == world.queue().paging.count == 0
 
 
 @pytest.mark.parametrize("delete", ["q", "to"])

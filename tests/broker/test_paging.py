@@ -36,7 +36,7 @@ async def test_only_the_head_is_in_memory_and_all_come_out_in_order(
         await world.put(*range(500), durable=durable)
         queue = world.queue()
         stats = world.host.stats("q")
-        assert (stats.available, queue.paged + in_memory(queue)) == (500, 500)
+        assert (stats.available, queue.paging.count + in_memory(queue)) == (500, 500)
         assert in_memory(queue) <= 22
         assert stats.bytes > world.host.memory.held > 0
         receiver = await world.take(0)
@@ -52,7 +52,7 @@ async def test_only_the_head_is_in_memory_and_all_come_out_in_order(
         assert world.store.summary(1)[0] == 0
         # It is all in memory again: what is not durable is not written.
         await world.put("x", durable=False)
-        assert (queue.paged, world.store.summary(1)[0]) == (0, 0)
+        assert (queue.paging.count, world.store.summary(1)[0]) == (0, 0)
 
 
 @pytest.mark.req("B24", "B7")
@@ -75,7 +75,7 @@ async def test_a_broker_that_starts_counts_what_it_does_not_load(kept: Callable[
 async def test_what_was_spilled_does_not_outlive_the_broker(kept: Callable[[], Any]) -> None:
     async with world_of(kept(), Queue("q")) as world:
         await world.put(*range(100), durable=False)
-        assert world.queue().paged
+        assert world.queue().paging.count
     async with world_of(kept()) as world:
         assert world.host.stats("q").available == 0
 
@@ -92,7 +92,7 @@ async def test_consumers_with_filters_reach_beyond_memory(kept: Callable[[], Any
         assert odd.bodies == list(range(1, 400, 2))
         nothing = await world.take(10, filter=selector("kind = 'none'"))
         assert nothing.bodies == []
-        assert world.queue().paged
+        assert world.queue().paging.count
         odd.settle(RELEASED, 0, 150)
         odd.settle(ACCEPTED, *range(1, 150), *range(151, 200))
         await world.settle()
@@ -128,7 +128,7 @@ async def test_what_a_filter_took_out_of_turn_comes_back_at_its_place(
         some.settle(RELEASED)
         some.detach()
         await world.settle()
-        assert world.queue().paged
+        assert world.queue().paging.count
         browser = await world.take(1_000, distribution_mode=COPY)
         assert browser.bodies == list(range(300))
         receiver = await world.take(0)
@@ -275,7 +275,7 @@ async def test_a_ring_of_what_is_in_the_store(kept: Callable[[], Any]) -> None:
 async def test_queues_with_an_order_of_their_own_stay_in_memory(kind: dict[str, Any]) -> None:
     async with world_of(MemoryStore(), Queue("q", **kind)) as world:
         await world.put(*range(100), application_properties={"n": 1})
-        assert (world.queue().paged, world.host.stats("q").available) == (0, 100)
+        assert (world.queue().paging.count, world.host.stats("q").available) == (0, 100)
 
 
 async def test_a_store_that_cannot_be_read_is_read_again(autojump_clock: Any) -> None:

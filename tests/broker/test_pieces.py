@@ -308,7 +308,7 @@ async def test_browsers_that_are_past_its_place_see_it_too(kept: Callable[[], An
         assert (past.bodies, behind.bodies) == ([*range(120)], [*range(30)])
         delivery.write(payload[60_000:], more=False)
         await world.settle()
-        assert world.queue().paged
+        assert world.queue().paging.count
         assert past.bodies == [*range(120), body]
         behind.grant(1_000)
         await world.settle()

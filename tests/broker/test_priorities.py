@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amqp_rt.broker.nodes import Queue
-from amqp_rt.broker.queue.queue import effective_priority
+from amqp_rt.broker.queue.shelf import effective_priority
 from amqp_rt.outcomes import ACCEPTED, RELEASED
 from amqp_rt.termini import COPY
 

@@ -703,15 +703,15 @@ def test_emptied_segments_are_given_back() -> None:
         receiver.grant(1_000)
         receiver.settle(Accepted())
         receiver.endpoint.deliveries.clear()
-    assert len(depth_of(world)._segments) == 1
+    assert len(depth_of(world).shelf.segments) == 1
     for _ in range(1_000):
         world.host.publish("q", payload)
     receiver.grant(1_000)
-    assert len(depth_of(world)._segments) == 1
+    assert len(depth_of(world).shelf.segments) == 1
     receiver.settle(RELEASED)
     assert counts(world) == (1_000, 0)
     world.purge("q")
-    assert len(depth_of(world)._segments) == 1
+    assert len(depth_of(world).shelf.segments) == 1
 
 
 def test_a_queue_that_is_deleted_drops_what_waits_and_what_is_in_hand() -> None:

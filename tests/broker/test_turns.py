@@ -15,7 +15,8 @@ from brokers import Controller, Receiving, World
 from paged import Gate, PagedWorld, world_of
 
 from amqp_rt.broker.nodes import Declaration, Queue, Topic
-from amqp_rt.broker.queue.queue import WORK_OF_A_TURN, MessageQueue
+from amqp_rt.broker.queue.accounts import WORK_OF_A_TURN
+from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.topics import MessageTopic
 from amqp_rt.broker.topology import exchange_address
 from amqp_rt.errors import WouldBlock
@@ -245,12 +246,12 @@ def test_a_deleted_queue_is_freed_in_turns() -> None:
     assert world.host.delete("q") == 20_000
     assert world.host.memory.held == 0
     assert not world.host.has("q")
-    left = len(queue._trash[0])
+    left = len(queue.deferred.trash[0])
     assert left > 20_000 // 128 // 2
     turn(world)
-    assert 0 < left - len(queue._trash[0]) < left
+    assert 0 < left - len(queue.deferred.trash[0]) < left
     turns(world)
-    assert not queue._trash
+    assert not queue.deferred.trash
 
 
 def test_operators_work_follows_what_they_ask_for() -> None:
@@ -260,7 +261,7 @@ def test_operators_work_follows_what_they_ask_for() -> None:
     receiver.detach(closed=True)
     turns(world)
     queue = queue_of(world)
-    assert len(queue._returned) == MANY
+    assert len(queue.shelf.returned) == MANY
     looked = 0
 
     class Counted(int):
@@ -269,7 +270,7 @@ def test_operators_work_follows_what_they_ask_for() -> None:
             looked += 1
             return int(self) < int(other)
 
-    queue._returned = [Counted(rank) for rank in queue._returned]
+    queue.shelf.returned = [Counted(rank) for rank in queue.shelf.returned]
     assert [entry.sequence for entry in queue.peek(10)] == list(range(10))
     assert looked < 400
     assert queue.drop(10) == 10
@@ -277,7 +278,7 @@ def test_operators_work_follows_what_they_ask_for() -> None:
     assert world.move("q", "r", 10) == 10
     assert [entry.sequence for entry in queue.peek(3)] == [20, 21, 22]
     assert world.purge("q") == MANY - 20
-    assert (queue.available, queue._returned) == (0, [])
+    assert (queue.available, queue.shelf.returned) == (0, [])
 
 
 @pytest.mark.parametrize("priorities", [1, 10])

@@ -618,8 +618,8 @@ class QueueLedger:
         return (
             entry.durable
             or queue.pending > 0
-            or queue.bytes > queue.bytes_here_max
-            or queue.available > queue.messages_here_max
+            or queue.bytes > queue.paging.bytes_here_max
+            or queue.available > queue.paging.messages_here_max
         )
 
     def reserve(self, entry: Entry) -> None:
@@ -696,7 +696,7 @@ class QueueLedger:
 
         They have their positions, and are encoded when the unit is written: no consumer has them before.
         """
-        paged_from = self._queue.paged_from
+        paged_from = self._queue.paging.first
         kept = [each for each in entries if each.durable or each.sequence >= paged_from]
         plain = [each for each in kept if not each.pieces]
         unit.put_entries(self.number, plain)
@@ -712,8 +712,8 @@ class QueueLedger:
     def remove(self, entry: Entry) -> None:
         unit = self._journal.loose
         unit.remove(self.number, entry.sequence)
-        if entry.sequence >= self._queue.paged_from:
-            unit.then(partial(self._queue.removed, entry.sequence), None, self._queue)
+        if entry.sequence >= self._queue.paging.first:
+            unit.then(partial(self._queue.paging.removed, entry.sequence), None, self._queue)
 
     def update(self, entry: Entry) -> None:
         self._journal.loose.update(self.number, entry.sequence, head_of(entry))
@@ -753,7 +753,7 @@ class QueueLedger:
     def expect(self, entry: Entry) -> None:
         """Reserve the position of *entry*, whose body has not arrived yet; :meth:`complete` or
         :meth:`cancel` follows."""
-        self._queue.expect(entry)
+        self._queue.large.expect(entry)
         entry.origin = (self.number, entry.sequence)
 
     def write(
@@ -768,7 +768,7 @@ class QueueLedger:
         for piece in pieces:
             unit.piece(self.number, entry.sequence, entry.pieces, piece)
             entry.pieces += 1
-            self._queue.grow(entry, len(piece))
+            self._queue.large.grow(entry, len(piece))
         unit.then(kept)
         self._journal.add(unit)
 
@@ -790,7 +790,7 @@ class QueueLedger:
         unit = Unit(failed)
         self._put_head(unit, entry)
         note(unit)
-        unit.then(partial(self._queue.arrive, entry), None, self._queue)
+        unit.then(partial(self._queue.large.arrive, entry), None, self._queue)
         unit.then(kept)
         self._journal.add(unit)
 
@@ -798,7 +798,9 @@ class QueueLedger:
         """Make *entry* a message with the next changes; all of its pieces are stored."""
         unit = self._journal.loose
         self._put_head(unit, entry)
-        unit.then(partial(self._queue.arrive, entry), partial(self.cancel, entry), self._queue)
+        unit.then(
+            partial(self._queue.large.arrive, entry), partial(self.cancel, entry), self._queue
+        )
 
     def _put_head(self, unit: Unit, entry: Entry) -> None:
         entry.stored = True
@@ -809,7 +811,7 @@ class QueueLedger:
         """Drop *entry*, the rest of which does not arrive."""
         entry.stored = False
         self._journal.loose.remove(self.number, entry.sequence)
-        self._queue.forgo(entry)
+        self._queue.large.cancel(entry)
 
     def settle(self, delivery: Any, outcome: Any) -> None:
         failure = self._journal.failure

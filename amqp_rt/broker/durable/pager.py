@@ -155,11 +155,11 @@ class Pager:
         A paged queue keeps only its first messages in memory.
         A queue that is not in the order of arrival needs all of its messages and is not paged.
         """
-        queue.on_pieces = partial(self._feed_soon, queue)
+        queue.large.on_pieces = partial(self._feed_soon, queue)
         if queue.in_order:
             self._numbers[queue] = number
             limits = self._limits
-            queue.page(
+            queue.paging.enable(
                 limits.queue_memory_bytes_max,
                 limits.queue_memory_messages_max,
                 partial(self._ask, queue),
@@ -197,10 +197,10 @@ class Pager:
                     expiring = True
                 queue.restore(entry)
             first = found[-1].sequence + 1
-            if queue in self._numbers and queue.is_full:
+            if queue in self._numbers and queue.paging.is_full:
                 rest = await call(_survey, store, number, first)
                 if rest.count:
-                    queue.restore_paged(rest.first, rest.last, rest.count, rest.size)
+                    queue.paging.restore(rest.first, rest.last, rest.count, rest.size)
                 for sequence in rest.delayed:
                     await self.fetch(journal, queue, sequence)
                 return expiring or rest.expiring
@@ -209,10 +209,10 @@ class Pager:
     async def fetch(self, journal: Journal, queue: MessageQueue, sequence: int) -> None:
         """Load one message of *queue* into memory, if the store has it and the queue does not."""
         number = self._numbers.get(queue)
-        if number is not None and sequence >= queue.paged_from:
+        if number is not None and sequence >= queue.paging.first:
             entry = await journal.call(_read_one, journal.store, number, sequence)
             if entry is not None:
-                queue.fetch(entry)
+                queue.paging.fetch(entry)
 
     # --- While running ---
 
@@ -257,9 +257,9 @@ class Pager:
         while len(found) < count:
             some = queue.peek(min(count - len(found), CHUNK), after)
             last = some[-1].sequence if some else -1
-            if not some and queue.paged:
+            if not some and queue.paging.count:
                 some, last = await self._look(
-                    journal, queue, number, max(after + 1, queue.paged_from)
+                    journal, queue, number, max(after + 1, queue.paging.first)
                 )
             if last < 0:
                 break
@@ -280,13 +280,13 @@ class Pager:
         """
         size_max = max(1, self._limits.queue_memory_bytes_max // 4)
         read: list[Entry] = []
-        queue.begin_reading()
+        queue.paging.begin_reading()
         try:
             read = await journal.call(_read, journal.store, number, first, AHEAD, size_max)
         except msgspec.DecodeError as error:
             raise AmqpError(f"messages of the queue cannot be read: {error}") from error
         finally:
-            some = queue.seen(read)
+            some = queue.paging.seen(read)
         return some, read[-1].sequence if read else -1
 
     async def work_off(
@@ -317,12 +317,12 @@ class Pager:
             if taken:
                 await trio.lowlevel.checkpoint()
                 continue
-            if journal is None or not queue.paged or queue.paged_from >= before:
+            if journal is None or not queue.paging.count or queue.paging.first >= before:
                 return done
             await journal.keep(_nothing)
             waiting = self._waiting.setdefault(queue, _Waiting())
-            queue.read_on()
-            if queue.paged:
+            queue.paging.read_on()
+            if queue.paging.count:
                 await waiting.over.wait()
             if waiting.error is not None:
                 raise waiting.error
@@ -375,7 +375,7 @@ class Pager:
         finally:
             if not delivery.complete and link.attached:
                 delivery.abort()
-            feed.queue.fed(feed.subscription, delivery, entry, outcome)
+            feed.queue.large.finish(feed.subscription, delivery, entry, outcome)
 
     async def _retry(self) -> None:
         while True:
@@ -383,7 +383,7 @@ class Pager:
             failed, self._failed = self._failed, {}
             for queue in failed:
                 try:
-                    queue.read_again()
+                    queue.paging.read_again()
                 except Exception as error:
                     self._on_fault(queue, error)
 
@@ -391,7 +391,7 @@ class Pager:
         number = self._numbers.get(queue)
         if number is None:
             return
-        readings = queue.readings()
+        readings = queue.paging.readings()
         failed: AmqpError | None = None
         for identity, first, epoch in readings:
             count = (
@@ -399,7 +399,7 @@ class Pager:
                 if identity
                 else max(1, min(CHUNK, self._limits.queue_memory_messages_max // 2))
             )
-            give = partial(queue.show, identity) if identity else queue.load
+            give = partial(queue.paging.show, identity) if identity else queue.paging.load
             error = await self._reading(journal, queue, number, identity, first, epoch, count, give)
             failed = failed or error
         self._tell(queue, failed)
@@ -421,11 +421,11 @@ class Pager:
             found = await journal.call(_read, journal.store, number, first, count, size_max)
         except (AmqpError, msgspec.DecodeError) as error:
             _log.error("messages of a queue cannot be read now: %s", error)
-            queue.not_read(identity)
+            queue.paging.not_read(identity)
             self._failed[queue] = None
             return error if isinstance(error, AmqpError) else AmqpError(str(error))
         except BaseException:
-            queue.not_read(identity)
+            queue.paging.not_read(identity)
             raise
         lost = give(found, epoch)
         if lost:

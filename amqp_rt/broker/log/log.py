@@ -45,7 +45,7 @@ from ..durable.facts import Era
 from ..durable.journal import Journal, Unit, accept, refuse
 from ..entries import Entry, annotated, entry_of
 from ..filtering.positions import Position
-from ..queue.queue import Counts, Memory
+from ..queue.accounts import Counts, Memory
 
 _log = logging.getLogger("amqp_rt.broker")
 

@@ -42,12 +42,12 @@ class ObservedQueue(MessageQueue):
 
     def put(self, entry: Entry) -> None:
         if not self.deleted:
-            place = entry.sequence if entry.sequence >= 0 else self._place_next
+            place = entry.sequence if entry.sequence >= 0 else self.place_next
             self.watch.note(PUBLISHED, entry, place, None, "")
         super().put(entry)
 
-    def _hand(self, subscription: Subscription, entry: Entry) -> bool:
-        handed = super()._hand(subscription, entry)
+    def hand(self, subscription: Subscription, entry: Entry) -> bool:
+        handed = super().hand(subscription, entry)
         if handed:
             self.watch.note(DELIVERED, entry, entry.sequence, subscription.link, "")
             if subscription.settled and subscription.acquiring is None:

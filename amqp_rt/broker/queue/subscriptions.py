@@ -21,6 +21,9 @@ from .groups import Groups
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
 
 _UNKNOWN = Error("amqp:transaction:unknown-id", "there is no such transaction")
+NO_MORE_WORK: Final = Error(
+    "amqp:resource-limit-exceeded", "the transaction holds too many deliveries"
+)
 
 
 class DistributionNode:

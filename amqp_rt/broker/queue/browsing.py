@@ -1,0 +1,117 @@
+"""Browsing of a queue: copies of messages that stay in it (§3.5.7 *copy*). Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...errors import LocalProtocolError
+from ..entries import NEVER, departing
+from .shelf import PASSED, PLACE
+from .subscriptions import Browser
+
+if TYPE_CHECKING:
+    from .queue import MessageQueue
+
+
+class Browsing:
+    """Service of the browsers of a queue.
+
+    Args:
+        queue: The queue.
+    """
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self._queue = queue
+
+    def serve_all(self) -> None:
+        """Serve browsers as far as the work of this turn allows, the rest in the next one."""
+        queue = self._queue
+        memory = queue.memory
+        served: list[Browser] = []
+        for browser in list(queue.browsers.values()):
+            if memory.work <= 0:
+                # The others come first in the next turn.
+                for each in served:
+                    if queue.browsers.pop(each.identity, None) is not None:
+                        queue.browsers[each.identity] = each
+                queue.resume_later()
+                return
+            memory.work -= 1
+            served.append(browser)
+            self.serve(browser)
+
+    def serve(self, browser: Browser) -> None:
+        """Send copies to *browser* as far as its credit and the work of this turn allow."""
+        queue = self._queue
+        shelf = queue.shelf
+        link = browser.link
+        if link is None or queue.deleted:
+            return
+        memory = queue.memory
+        browser.searching = False
+        while link.credit > 0 and link.writable and not browser.feeding:
+            sequence = self._unseen(browser)
+            if memory.work <= 0 and (sequence >= 0 or queue.paging.count):
+                browser.searching = True
+                queue.resume_later()
+                return
+            late = bool(browser.backlog) and sequence == browser.backlog[-1]
+            if late and queue.paging.count and sequence >= queue.paging.first:
+                # It became available out of turn, and the store may hold some that are before it.
+                entry = queue.paging.ahead_of(browser, sequence)
+                if entry is not None:
+                    sequence = entry.sequence
+                    late = False
+                elif queue.paging.has_reached(browser, sequence):
+                    entry = shelf.look(sequence)
+                else:
+                    return
+            elif sequence >= 0:
+                entry = shelf.look(sequence & PLACE) if late else shelf.fresh(sequence)
+                if entry is None and not late:
+                    if not sequence % PASSED:
+                        memory.work -= 1
+                    browser.cursor = shelf.after_empty(sequence, shelf.next)
+                    continue
+            else:
+                entry = queue.paging.next_ahead(browser) if queue.paging.count else None
+                if entry is None:
+                    return
+                sequence = entry.sequence
+            if entry is not None and browser.selective and not queue.turns.examine(browser, entry):
+                entry = None
+            else:
+                memory.work -= 1
+            if entry is not None and (entry.expires_at == NEVER or entry.expires_at > queue.wall()):
+                payload = departing(entry, queue.wall()) if entry.altered else entry.payload
+                try:
+                    if entry.pieces:
+                        queue.large.show(browser, payload, entry)
+                    else:
+                        link.send(
+                            payload,
+                            None,
+                            settled=browser.settled,
+                            message_format=entry.message_format,
+                        )
+                except LocalProtocolError:
+                    if not link.attached:
+                        return
+            if late:
+                browser.backlog.pop()
+            else:
+                browser.cursor = sequence + 1
+
+    def _unseen(self, browser: Browser) -> int:
+        """Return the rank or sequence number that *browser* is to see next, -1 for none.
+
+        It is either the last of its backlog or its cursor.
+        """
+        queue = self._queue
+        shelf = queue.shelf
+        cursor = browser.cursor = max(browser.cursor, shelf.head)
+        if browser.backlog:
+            sequence = browser.backlog[-1]
+            if not queue.paging.count or sequence < queue.paging.first or cursor >= shelf.next:
+                return sequence
+        return cursor if cursor < shelf.next else -1

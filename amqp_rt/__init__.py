@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .broker.broker import Broker
     from .container.connections import Connection
     from .container.container import Container
     from .container.declaring import Router, node, rpc, source
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .limits import Limits
     from .message import Message
     from .net.tls import ClientTls, ServerTls
-    from .runtime import Broker
     from .security.access import Access, Rights, Rule
     from .security.bearer import CbsLogin, Login, OAuthBearer, XOAuth2
     from .security.identities import Users
@@ -92,7 +92,7 @@ _HOMES: dict[str, str] = {
     "Access": "amqp_rt.security.access",
     "Anonymous": "amqp_rt.security.mechanisms",
     "BearerToken": "amqp_rt.security.tokens",
-    "Broker": "amqp_rt.runtime",
+    "Broker": "amqp_rt.broker.broker",
     "Cbs": "amqp_rt.security.tokens",
     "CbsLogin": "amqp_rt.security.bearer",
     "ClientTls": "amqp_rt.net.tls",

@@ -34,11 +34,11 @@ from weakref import WeakKeyDictionary
 import trio
 
 from .bridge import Bridge, StandIn, give_back, inward
+from .broker.broker import Broker as _Broker
 from .container.container import Container as _Container
 from .container.raising import Release
 from .container.receiving import Receiver
 from .container.recovery import connect as _connect
-from .runtime import Broker as _Broker
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -20,9 +20,9 @@ in a worker thread cannot be cancelled: its end is awaited.
 from __future__ import annotations
 
 from .bridge import thread_entrance
+from .broker.broker import Broker as _Broker
 from .container.container import Container as _Container
 from .container.recovery import connect as _connect
-from .runtime import Broker as _Broker
 
 __all__ = ["Broker", "Container", "connect"]
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
 
 from amqp_rt import Broker, Connection, Container
-from amqp_rt.broker.broker import BrokerHost
+from amqp_rt.broker.durable.facts import Identity
 from amqp_rt.broker.entries import Entry
+from amqp_rt.broker.host import BrokerHost
+from amqp_rt.broker.kinds.logs import LogNode
+from amqp_rt.broker.kinds.queues import QueueNode
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.queue.invariants import broken_invariants
 from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.queue.subscriptions import Enlisted
+from amqp_rt.broker.staging import Part
+from amqp_rt.broker.statistics import LogStats, NodeStats
 from amqp_rt.broker.topics import MessageTopic
 from amqp_rt.events import AttachRequested
 from amqp_rt.fronts import amqp10
@@ -67,17 +72,44 @@ def acquired_entries(queue: MessageQueue) -> list[Entry] | None:
 def check_queues(host: BrokerHost) -> None:
     """Check the invariants of all queues of *host*, those of subscriptions included."""
     held = 0
-    for space in host._spaces.values():
-        for node in space.values():
-            queues: list[Any] = [node.held]
-            if isinstance(node.held, MessageTopic):
-                queues = list(node.held.queues)
-            for queue in queues:
-                if isinstance(queue, MessageQueue):
-                    broken = broken_invariants(queue, acquired_entries(queue))
-                    assert not broken, (node.declared.name, broken)
-                    held += queue.bytes_in_memory
+    for node in host.spaces.nodes():
+        queues: list[Any] = [node.held]
+        if isinstance(node.held, MessageTopic):
+            queues = list(node.held.queues)
+        for queue in queues:
+            if isinstance(queue, MessageQueue):
+                broken = broken_invariants(queue, acquired_entries(queue))
+                assert not broken, (node.declared.name, broken)
+                held += queue.bytes_in_memory
     assert held <= host.memory.held
+
+
+async def commit_epoch(
+    host: BrokerHost,
+    address: str,
+    producer: str,
+    run: str,
+    epoch: int,
+    parts: Sequence[tuple[int, int, int, int]],
+    *,
+    skip_different: bool = False,
+    **identity: str,
+) -> bool:
+    """Publish the messages staged at *address*, as management does."""
+    return await host.staging.commit(
+        host.space().find(address),
+        producer,
+        run,
+        epoch,
+        [Part(*part) for part in parts],
+        Identity(**identity),
+        skip_different=skip_different,
+    )
+
+
+def committed_epoch(host: BrokerHost, address: str, producer: str) -> int:
+    """Return the epoch that *producer* committed last at *address*, -1 if none."""
+    return host.staging.committed(host.space().find(address), producer)
 
 
 #: Worlds that the running test has made; ``conftest.py`` checks their queues after the test.
@@ -92,10 +124,19 @@ class World:
         self.limits = limits
         self.host = BrokerHost(limits=limits, clock=self.time, **options)
         for declaration in declared:
-            self.host.declare(declaration)
+            self.host.space().declare(declaration)
         self.clients: list[Client] = []
         self._made = 0
         made.append(self)
+
+    def queue_node(self, name: str) -> QueueNode:
+        return self.host.space().find_kind(name, QueueNode)
+
+    def stats(self, name: str) -> NodeStats:
+        return self.host.space().get(name).stats()
+
+    def log_stats(self, name: str) -> LogStats:
+        return self.host.space().find_kind(name, LogNode).log_stats()
 
     def check(self) -> None:
         """Check the invariants of all queues."""
@@ -119,13 +160,13 @@ class World:
     # For tests without an event loop.
 
     def peek(self, address: str, count: int = 1) -> list[bytes]:
-        return trio.run(self.host.peek, address, count)
+        return trio.run(self.queue_node(address).peek, count)
 
     def purge(self, address: str) -> int:
-        return trio.run(self.host.purge, address)
+        return trio.run(self.queue_node(address).purge)
 
     def move(self, address: str, to: str, count: int) -> int:
-        return trio.run(self.host.move, address, to, count)
+        return trio.run(self.queue_node(address).move, self.host.space().find(to), count)
 
 
 class Client:

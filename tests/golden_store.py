@@ -87,7 +87,7 @@ async def write(path: Path) -> None:
             given = {"group": "g", "generation": lease["generation"], "id": lease["id"]}
             await _ask(peer, "leased", "LEASE", count=4, **given)
             await _ask(peer, "leased", "ACCEPT-LEASE", to=1, **given)
-            await broker.host.set_cursor("log", "readers", {0: 2, 1: 1})
+            await broker.set_cursor("log", "readers", {0: 2, 1: 1})
         _declare_topology(broker.topologies.of(Peer(), object()))
         await broker.host.wait_kept()
 
@@ -140,7 +140,7 @@ async def facts(path: Path) -> dict[str, Any]:
                         # The queue of our own replies.
                         continue
                     found[name] = {str(key): str(value) for key, value in sorted(node.items())}
-        found["berlin"] = str(broker.host.stats("plain", virtual_host="berlin"))
+        found["berlin"] = str(broker.stats("plain", virtual_host="berlin"))
         for each in QUEUES:
             async with peer.receiver(each.name, mode="copy", credit=0) as receiver:
                 found[f"messages of {each.name}"] = await _bodies(receiver)
@@ -148,10 +148,10 @@ async def facts(path: Path) -> dict[str, Any]:
             node = f"log/partitions/{partition}"
             async with peer.receiver(node, credit=0, filter=FIRST) as receiver:
                 found[f"records of {node}"] = await _bodies(receiver)
-        kept = await broker.host.peek_subscription("topic", "kept", 100)
+        kept = await broker.peek_subscription("topic", "kept", 100)
         found["messages of the subscription"] = [str(Message.decode(each).body) for each in kept]
-        found["waiting"] = str(broker.host.stats("waiting"))
-        found["cursor"] = str(broker.host.cursor("log", "readers"))
+        found["waiting"] = str(broker.stats("waiting"))
+        found["cursor"] = str(broker.cursor("log", "readers"))
         found["epoch"] = str(await _ask(peer, "once", "EPOCH", producer="job"))
         staged = {"producer": "job", "run": "one", "epoch": 1, "part": 0, "attempt": 0}
         found["staged"] = str(await _ask(peer, "once", "STAGE", staged))
@@ -166,7 +166,7 @@ async def facts(path: Path) -> dict[str, Any]:
             topology.route("amq.headers", "", {"n": 1}),
             topology.route("amq.direct", "key", {}),
         ]
-        found["duplicates"] = broker.host.stats("known").available
+        found["duplicates"] = broker.stats("known").available
     return found
 
 

@@ -18,9 +18,9 @@ from markets import market
 from msgspec import Struct
 from worlds import trade
 
-from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.durable.journal import Journal, QueueLedger, Unit
 from amqp_rt.broker.expiry import NEVER
+from amqp_rt.broker.host import BrokerHost
 from amqp_rt.broker.log.log import Appending, Entrance
 from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.queue.shelf import Shelf

@@ -59,7 +59,7 @@ class PagedWorld(World):
                 return
 
     def queue(self, address: str = "q") -> MessageQueue:
-        return self.host._queue(address, "")
+        return self.host.space().find(address).held
 
     async def put(self, *bodies: Any, durable: bool = True, **fields: Any) -> None:
         sender = self.client().sender("q")
@@ -84,7 +84,7 @@ async def world_of(
     await world.host.restore()
     world.host.declare_journals()
     for each in declared:
-        world.host.declare(each)
+        world.host.space().declare(each)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.host.run)
         await world.settle()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trio
-from brokers import Client, Receiving, Sending, World
+from brokers import Client, Receiving, Sending, World, commit_epoch
 from call_counts import Calls, plain_only
 from paged import world_of
 
@@ -153,7 +153,7 @@ async def test_messages_of_an_epoch_that_are_published(
             await world.settle()
         crc = zlib.crc32(b"".join(batch * 6))
         with calls:
-            assert await world.host.commit_epoch("out", "job", "one", 0, [(0, 0, 3_000, crc)])
+            assert await commit_epoch(world.host, "out", "job", "one", 0, [(0, 0, 3_000, crc)])
     calls.judge(3_000, at_most)
 
 

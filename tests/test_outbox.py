@@ -115,7 +115,7 @@ async def test_rows_and_messages_happen_together(database: Any) -> None:
                 second.accept()
             nursery.cancel_scope.cancel()
         assert database.execute("SELECT body FROM orders").fetchall() == [("a",)]
-        assert broker.host.stats("orders").available == 0
+        assert broker.stats("orders").available == 0
 
 
 async def fail(outbox: Outbox, delivery: Delivery) -> None:

@@ -83,7 +83,7 @@ async def test_an_outbox_that_was_cancelled_runs_again_at_once() -> None:
                     nursery.start_soon(outbox.run, peer)
                     await outbox.flush()
                     nursery.cancel_scope.cancel()
-        assert broker.host.stats("q").available == 3
+        assert broker.stats("q").available == 3
 
 
 class Redialled:
@@ -140,5 +140,5 @@ async def test_messages_leave_although_a_delivery_cannot_be_accepted() -> None:
                 await process()
             assert second.outcome == ACCEPTED
             await settle()
-            assert broker.host.stats("q").available == 1
+            assert broker.stats("q").available == 1
             nursery.cancel_scope.cancel()

@@ -75,6 +75,10 @@ class Queued(Protocol):
     #: Its number in the store, 0 if it is in memory only.
     number: int
 
+    @property
+    def leased_queue(self) -> MessageQueue | None:
+        """The queue whose messages can be leased; None if the node has none."""
+
 
 class _Delivery:
     """Delivery of a message to a group, from the view of its subscription."""
@@ -495,8 +499,8 @@ class Leases:
     # --- Inside ---
 
     def _make(self, node: Queued, group: str, number: int, id_: str) -> Lease:
-        queue = node.held
-        if not isinstance(queue, MessageQueue):
+        queue = node.leased_queue
+        if queue is None:
             raise AmqpError("only queues have leases", condition="amqp:not-allowed")
         if queue.timing.locks_deliveries:
             raise AmqpError(
@@ -658,7 +662,7 @@ class Leases:
             highest = max(highest, number)
             known = facts.LEASES.decode(value)
             node = nodes.get(known.node)
-            if node is None or not isinstance(node.held, MessageQueue):
+            if node is None or node.leased_queue is None:
                 facts.LEASES.forget(journal.loose, key)
                 continue
             lease = found[number] = self._make(node, known.name, number, known.id)

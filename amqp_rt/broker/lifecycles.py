@@ -283,19 +283,18 @@ class Journals:
             self._wanted.add(address, True)
 
     def watch(
-        self, virtual_host: str, address: str, append: Callable[[str, bytes], None]
+        self, virtual_host: str, address: str, append: Callable[[bytes], None]
     ) -> Watch | None:
-        """Return a recorder for the messages of a node; None if the options do not include it."""
+        """Return a recorder for the messages of a node; None if the options do not include it.
+
+        Events of a virtual host are recorded by the *append* of its first node.
+        """
         if self._wanted.find(address) is None:
             return None
         recorder = self._recorders.get(virtual_host)
         if recorder is None:
             recorder = self._recorders[virtual_host] = Recorder(
-                self.options,
-                self.clock,
-                lambda payload: append(virtual_host, payload),
-                self._wake,
-                self.limits,
+                self.options, self.clock, append, self._wake, self.limits
             )
         return Watch(recorder, address)
 

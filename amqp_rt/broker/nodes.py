@@ -137,6 +137,16 @@ class Declaration(Struct, frozen=True, repr_omit_defaults=True):
         """Kind of the node: ``"queue"``, ``"topic"`` or ``"log"``."""
         raise NotImplementedError
 
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other addresses of the node."""
+        return ()
+
+    @property
+    def dead_letter(self) -> str | None:
+        """Address for messages that are given up; None if they are dropped."""
+        return None
+
 
 class Addressed(Declaration, frozen=True, kw_only=True):
     """Declaration of a node that may have other addresses beside its name.
@@ -373,15 +383,14 @@ def passages_of(
         exists: Whether a node exists at an address: a missing queue for dead letters is created,
             which takes the right to manage it.
     """
-    known = before.aliases if isinstance(before, Addressed) else ()
-    aliases = declared.aliases if isinstance(declared, Addressed) else ()
+    known = () if before is None else before.aliases
     found = [
         Passage(alias, declared.name, Rights.MANAGE, Rights.MANAGE)
-        for alias in aliases
+        for alias in declared.aliases
         if alias not in known
     ]
-    dead = declared.dead_letter if isinstance(declared, Queue) else None
-    if dead is not None and not (isinstance(before, Queue) and before.dead_letter == dead):
+    dead = declared.dead_letter
+    if dead is not None and not (before is not None and before.dead_letter == dead):
         found.append(Passage(declared.name, dead, Rights.MANAGE))
         if not dead.startswith(EXCHANGES) and not exists(dead):
             found.append(Passage(declared.name, dead, Rights.MANAGE, Rights.MANAGE))

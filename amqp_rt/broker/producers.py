@@ -58,7 +58,7 @@ class Place(Protocol):
     def room_again(self) -> None: ...
 
 
-class Node(Protocol):
+class HasRoom(Protocol):
     """Interface that an intake needs of a node."""
 
     memory: Memory
@@ -480,7 +480,7 @@ class Producer(Inlet):
 class Intake:
     """Room of *node*, shared among the links that send to it."""
 
-    def __init__(self, node: Node, window: int = WINDOW) -> None:
+    def __init__(self, node: HasRoom, window: int = WINDOW) -> None:
         self.node = node
         self.window = window
         #: Duplicate-detection window; None if the node has none.

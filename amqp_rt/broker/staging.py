@@ -462,7 +462,7 @@ class Staging:
         self._asked: list[Callable[[], Any]] = []
         self._work = trio.Event()
 
-    # --- Room (producers.Node) ---
+    # --- Room (producers.HasRoom) ---
 
     def room(self) -> int:
         """Return how many messages may get credit, with an eighth of the room in reserve.

@@ -50,13 +50,15 @@ from .bindings import (
     RoutingTable,
     size_of,
 )
-from .broker import BrokerHost
 from .durable import facts
 from .durable.facts import FactKind
 from .durable.journal import Journal
 from .entries import Entry
 from .filtering.views import MessageView
+from .host import BrokerHost
+from .kinds.queues import QueueNode
 from .nodes import NAME_MAX, Declaration, Log, Queue, passages_of
+from .spaces import VirtualHost
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -134,11 +136,12 @@ class _Space:
 
     def __init__(self, topologies: Topologies, name: str) -> None:
         self.name = name
+        self._host = topologies.host
         self.queues: dict[str, _Declared] = {}
         #: Exchange and binding → key in the store, for stored bindings.
         self.stored: dict[tuple[str, Binding], bytes] = {}
         self.exchanges = Exchanges(
-            partial(topologies.host.has, virtual_host=name),
+            self._has,
             types=topologies.types,
             limits=topologies.host.limits,
             on_unbound=partial(topologies.unbound, self),
@@ -146,6 +149,14 @@ class _Space:
         )
         #: Records of deleted queues, one for each message that is being handed to queues in turns.
         self.watched: dict[Deletions, None] = {}
+
+    @property
+    def nodes(self) -> VirtualHost:
+        """Nodes of the virtual host."""
+        return self._host.space(self.name)
+
+    def _has(self, name: str) -> bool:
+        return self.nodes.has(name)
 
 
 class Deletions:
@@ -215,8 +226,8 @@ class Topologies:
         #: Limits log lines about messages that cannot be routed.
         self.log_limiter = LogLimiter(host.limits)
         self._spaces: dict[str, _Space] = {}
-        host.on_deleted = self._deleted
-        host.ways = self
+        host.services.on_deleted = self._deleted
+        host.services.ways = self
 
     def of(self, peer: Peer, connection: Any) -> Topology:
         """Return the topology for *peer* on *connection*, whose virtual host has to be known."""
@@ -229,7 +240,7 @@ class Topologies:
             found = self._spaces[virtual_host] = _Space(self, virtual_host)
         return found
 
-    # --- Addresses of exchanges (broker.Ways) ---
+    # --- Addresses of exchanges (services.Ways) ---
 
     def own_name(self, address: str) -> str:
         """Return the name under which rights at the exchange at *address* are granted."""
@@ -429,7 +440,7 @@ class Topologies:
 
     def _restore_queue(self, key: bytes, fields: list[Any]) -> None:
         virtual_host, name, auto_delete, arguments = fields
-        self.host.declaration(name, virtual_host=virtual_host)
+        self.host.space(virtual_host).get(name)
         self.known_as(
             self.space(virtual_host),
             name,
@@ -455,7 +466,7 @@ class Topologies:
     def _restore_binding(self, key: bytes, fields: list[Any]) -> None:
         virtual_host, source, name, is_exchange, routing_key, arguments = fields
         if not is_exchange:
-            self.host.declaration(name, virtual_host=virtual_host)
+            self.host.space(virtual_host).get(name)
         space = self.space(virtual_host)
         binding = space.exchanges.bind(
             source, Destination(name, is_exchange), routing_key, _texts(arguments), restored=True
@@ -478,14 +489,12 @@ class Topologies:
             used_at=self.host.clock.monotonic(),
         )
         if declared.auto_delete:
-            self.host.watch_consumers(
-                name, partial(self._left, space, name, known), virtual_host=space.name
-            )
+            space.nodes.watch_consumers(name, partial(self._left, space, name, known))
         return known
 
     def consumers(self, space: _Space, name: str) -> int:
         """Return the number of links that take messages from queue *name*."""
-        links = self.host.consumers(name, virtual_host=space.name)
+        links = space.nodes.consumers(name)
         return sum(not link.idle for link in links)
 
     def idle(self, space: _Space, name: str) -> None:
@@ -494,11 +503,11 @@ class Topologies:
         if known is None:
             return
         known.used_at = self.host.clock.monotonic()
-        if not known.declared.auto_delete or not self.host.has(name, virtual_host=space.name):
+        if not known.declared.auto_delete or not space.nodes.has(name):
             # The queue stays, or is being deleted, which is why its consumers leave.
             return
         if not self.consumers(space, name):
-            self.host.delete(name, virtual_host=space.name)
+            space.nodes.delete(name)
 
     def _left(self, space: _Space, name: str, known: _Declared, link: Any) -> None:
         """Note that the link of a consumer of an auto-delete queue has ended."""
@@ -521,7 +530,7 @@ class Topologies:
         if self.consumers(space, name):
             known.used_at = now
         elif known.expires_s is not None and now - known.used_at >= known.expires_s:
-            self.host.delete(name, virtual_host=space.name)
+            space.nodes.delete(name)
 
 
 def _texts(arguments: Any) -> dict[str, object]:
@@ -588,7 +597,7 @@ class ExchangeInlet:
             for work in self._work:
                 left -= work
                 if left <= 0:
-                    self._all.host.go_on_later(self)
+                    self._all.host.turns.go_on_later(self)
                     return
             self._work = None
 
@@ -647,7 +656,7 @@ class ExchangeInlet:
         elif len(found) == 1 and len(names) < _QUEUES_OF_A_STEP:
             found[0][1].deliver(link, [delivery])
         else:
-            payload = host.door.without_delivery_annotations(
+            payload = host.services.door.without_delivery_annotations(
                 delivery.payload, delivery.message_format
             )
             copies = Copies(delivery, len(found), payload)
@@ -756,6 +765,10 @@ class Topology:
         self._virtual_host = peer.virtual_host
         self._space = topologies.space(peer.virtual_host)
 
+    @property
+    def _nodes(self) -> VirtualHost:
+        return self._space.nodes
+
     # --- queues ---
 
     def declare_queue(self, wanted: QueueDeclaration) -> QueueState:
@@ -766,14 +779,12 @@ class Topology:
             self._check_store(f"queue {name!r:.100}")
         implicit = False
         if name:
-            found = self._host.name_of(name, virtual_host=self._virtual_host)
+            found = self._nodes.name_of(name)
             if found is not None:
                 self._judge(Rights.MANAGE, name)
                 # The first declaration of a queue that was created for dead letters or on first use
                 # determines its properties, so that the order of declarations does not matter.
-                implicit = self._known(found) is None and self._host.is_implicit(
-                    found, virtual_host=self._virtual_host
-                )
+                implicit = self._known(found) is None and self._nodes.is_implicit(found)
                 if not implicit or found != name:
                     self._equal(found, wanted)
                     return self.queue(name)
@@ -795,22 +806,12 @@ class Topology:
         self._judge_passages(passages_of(node, None, self._exists), waiting=True)
         owner = self._connection if wanted.exclusive else None
         if implicit:
-            self._host.adopt(
-                node,
-                durable=wanted.durable and not wanted.exclusive,
-                reserved=owner,
-                virtual_host=self._virtual_host,
-            )
+            self._nodes.adopt(node, durable=wanted.durable and not wanted.exclusive, reserved=owner)
         elif wanted.exclusive or not wanted.durable:
             # Neither the queue nor its messages have to outlive the process.
-            self._host.declare_transient(
-                node,
-                None if wanted.name else owner,
-                reserved=owner,
-                virtual_host=self._virtual_host,
-            )
+            self._nodes.declare_transient(node, None if wanted.name else owner, reserved=owner)
         else:
-            self._host.declare(node, virtual_host=self._virtual_host)
+            self._nodes.declare(node)
         known = self._all.known_as(self._space, name, wanted, owner)
         self._all.keep_queue(self._space, known)
         return self.queue(name)
@@ -862,7 +863,7 @@ class Topology:
         """Return the current state of queue *name*."""
         self._judge_look(name)
         found = self._find(name)
-        stats = self._host.stats(found, virtual_host=self._virtual_host)
+        stats = self._nodes.get(found).stats()
         return QueueState(
             name=name,
             messages=stats.available,
@@ -875,7 +876,7 @@ class Topology:
         Raises:
             AmqpError: There is no such queue, or it is exclusive to another connection.
         """
-        found = self._host.name_of(name, virtual_host=self._virtual_host)
+        found = self._nodes.name_of(name)
         if found is None:
             raise AmqpError(f"there is no queue {name!r:.100}", condition="amqp:not-found")
         known = self._known(found)
@@ -892,30 +893,27 @@ class Topology:
                 f"{name!r} is an alias of {found!r}: delete that",
                 condition="amqp:precondition-failed",
             )
-        stats = self._host.stats(name, virtual_host=self._virtual_host)
+        stats = self._nodes.get(name).stats()
         if if_unused and self._all.consumers(self._space, name):
             raise AmqpError(f"queue {name!r} has consumers", condition="amqp:precondition-failed")
         if if_empty and stats.available:
             raise AmqpError(f"queue {name!r} has messages", condition="amqp:precondition-failed")
-        self._host.delete(name, virtual_host=self._virtual_host)
+        self._nodes.delete(name)
         return stats.available
 
     def purge_queue(self, name: str) -> Generator[int, None, None]:
         """Drop the waiting messages of a queue step by step; yield the number dropped so far."""
         self._judge(Rights.MANAGE, name)
         found = self._find(name)
-        return self._host.purging(found, virtual_host=self._virtual_host)
+        return self._nodes.find_kind(found, QueueNode).purging()
 
     def wait_stored(self, queue: str, on_stored: Callable[[], None]) -> bool:
         """Call *on_stored* once messages that are being stored for *queue* have been added to it.
 
         Return False, without a call, if there are none.
         """
-        virtual_host = self._virtual_host
-        found = self._host.name_of(queue, virtual_host=virtual_host)
-        return found is not None and self._host.wait_stored(
-            found, on_stored, virtual_host=virtual_host
-        )
+        found = self._nodes.name_of(queue)
+        return found is not None and self._nodes.get(found).wait_stored(on_stored)
 
     def scarce(self, on_room: Callable[[], None]) -> bool:
         """Return whether memory is scarce; *on_room* is called once it no longer is."""
@@ -934,7 +932,7 @@ class Topology:
         self._host.memory.waiting.pop(self, None)
         for name, known in list(self._space.queues.items()):
             if known.owner is self._connection:
-                self._host.delete(name, virtual_host=self._virtual_host)
+                self._nodes.delete(name)
 
     # --- exchanges and bindings ---
 
@@ -957,7 +955,7 @@ class Topology:
         Raises:
             AmqpError: The broker has no store, and is not configured to do without (``volatile``).
         """
-        if self._host.journal is None and not self._host.volatile:
+        if self._host.journal is None and not self._host.services.volatile:
             raise AmqpError(
                 f"{what} cannot be durable: the broker has no store; start it with --store FILE, or"
                 " with --volatile to keep durable things in memory",
@@ -1105,7 +1103,7 @@ class Topology:
             raise refused.raised_as(AmqpError)
 
     def _exists(self, address: str) -> bool:
-        return self._host.name_of(address, virtual_host=self._virtual_host) is not None
+        return self._nodes.name_of(address) is not None
 
 
 def _check_texts(name: str, arguments: Mapping[str, object], limits: Limits) -> None:

@@ -18,6 +18,7 @@ import trio
 from click.core import ParameterSource
 
 from ..addresses import Url, parse_url
+from ..broker.broker import Broker, front_of, installed_fronts, store_of
 from ..broker.declarations import declarations_in, declared_by
 from ..broker.filtering import selectors
 from ..broker.lifecycles import LifeCycles, life_cycles_by
@@ -28,7 +29,6 @@ from ..errors import AmqpError
 from ..limits import DEFAULT_LIMITS
 from ..net.tls import ServerTls
 from ..net.traces.recording import Traces
-from ..runtime import Broker, front_of, installed_fronts, store_of
 from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .configured import ConfiguredCommand

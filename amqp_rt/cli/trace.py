@@ -11,12 +11,12 @@ from typing import Final
 import click
 
 from ..addresses import Url, parse_url
+from ..broker.broker import installed_fronts
 from ..errors import AmqpError
 from ..net.endpoints import check_scheme
 from ..net.tls import ClientTls
 from ..net.traces.drawing import draw_html, draw_svg, draw_text, rungs
 from ..net.traces.recording import read_trace
-from ..runtime import installed_fronts
 from .live import Drawing, trace_live
 from .running import run, tls_options
 

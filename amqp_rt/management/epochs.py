@@ -12,63 +12,24 @@ committed epoch, -1 for none, and the query of that. ``STAGE`` takes a map with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from ..broker.durable.facts import Claim, Identity
+from ..broker.kinds.base import Node
+from ..broker.staging import Part, Staging
 from ..errors import AmqpError
-from ..events import Peer
 from ..message import Message
 from ..security.access import Rights
-from .node import Management, reply_of, text_of
+from .node import Management, text_of
 
 __all__ = ["COMMIT_EPOCH", "READ_EPOCH", "READ_STAGE", "add_epochs"]
 
 COMMIT_EPOCH: Final = "COMMIT-EPOCH"
 READ_EPOCH: Final = "EPOCH"
 READ_STAGE: Final = "STAGE"
-
-
-class Epochs(Protocol):
-    """Methods of a broker that are used here."""
-
-    async def commit_epoch(
-        self,
-        address: str,
-        producer: str,
-        run: str,
-        epoch: int,
-        parts: Sequence[tuple[int, int, int, int]],
-        *,
-        write: str = "",
-        query: str = "",
-        plan: str = "",
-        content: str = "",
-        skip_different: bool = False,
-        virtual_host: str = "",
-    ) -> bool:
-        """Publish the staged messages once; return False if an earlier commit had."""
-
-    async def count_staged(
-        self,
-        address: str,
-        producer: str,
-        run: str,
-        epoch: int,
-        part: int,
-        attempt: int,
-        *,
-        virtual_host: str = "",
-    ) -> tuple[int, int]:
-        """Return the number of messages that an attempt has staged, and their checksum."""
-
-    def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
-        """Return the last committed epoch, -1 for none."""
-
-    def committed_query(self, address: str, producer: str, *, virtual_host: str = "") -> str:
-        """Return the query of the last committed epoch, empty if it is unknown."""
 
 
 class _Commit(Struct, forbid_unknown_fields=True):
@@ -98,48 +59,36 @@ class _Staged(Struct, forbid_unknown_fields=True):
 _Body = TypeVar("_Body", _Commit, _Staged)
 
 
-def add_epochs(management: Management, epochs: Epochs) -> None:
-    """Add the operations on epochs at the nodes of *epochs* to *management*."""
+def add_epochs(management: Management, staging: Staging) -> None:
+    """Add the operations on epochs, which *staging* carries out, to *management*."""
 
-    async def commit(entity: str, message: Message, peer: Peer) -> Message:
+    async def commit(node: Node, message: Message) -> Any:
         asked = _read(message, _Commit, COMMIT_EPOCH)
-        published = await epochs.commit_epoch(
-            entity,
+        published = await staging.commit(
+            node,
             asked.producer,
             asked.run,
             asked.epoch,
-            asked.parts,
-            write=asked.write,
-            query=asked.query,
-            plan=asked.plan,
-            content=asked.content,
+            [Part(*part) for part in asked.parts],
+            Identity(asked.write, asked.query, asked.plan, asked.content),
             skip_different=asked.skip_different,
-            virtual_host=peer.virtual_host,
         )
-        return reply_of(200, {"published": published})
+        return {"published": published}
 
-    async def read(entity: str, message: Message, peer: Peer) -> Message:
+    async def read(node: Node, message: Message) -> Any:
         producer = text_of(message, "producer")
-        epoch = epochs.committed_epoch(entity, producer, virtual_host=peer.virtual_host)
-        query = epochs.committed_query(entity, producer, virtual_host=peer.virtual_host)
-        return reply_of(200, {"epoch": epoch, "query": query})
+        epoch, query = staging.committed(node, producer), staging.query(node, producer)
+        return {"epoch": epoch, "query": query}
 
-    async def count(entity: str, message: Message, peer: Peer) -> Message:
+    async def count(node: Node, message: Message) -> Any:
         asked = _read(message, _Staged, READ_STAGE)
-        found, crc = await epochs.count_staged(
-            entity,
-            asked.producer,
-            asked.run,
-            asked.epoch,
-            asked.part,
-            asked.attempt,
-            virtual_host=peer.virtual_host,
-        )
-        return reply_of(200, {"count": found, "crc": crc})
+        claim = Claim(asked.producer, asked.run, asked.epoch, asked.part, asked.attempt)
+        found, crc = await staging.count(node, claim)
+        return {"count": found, "crc": crc}
 
-    management.add_hook(COMMIT_EPOCH, commit, rights=Rights.SEND)
-    management.add_hook(READ_STAGE, count, rights=Rights.SEND)
-    management.add_hook(READ_EPOCH, read, rights=Rights.SEND)
+    management.add_node_hook(COMMIT_EPOCH, commit, Rights.SEND)
+    management.add_node_hook(READ_STAGE, count, Rights.SEND)
+    management.add_node_hook(READ_EPOCH, read, Rights.SEND)
 
 
 def _read(message: Message, kind: type[_Body], operation: str) -> _Body:

@@ -11,16 +11,16 @@ opened again, has a new one, and requests with the old one are refused.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 
+from ..broker.kinds.base import Node
+from ..broker.leases import Leases, LeaseState
 from ..errors import AmqpError
-from ..events import Peer
 from ..message import Message
 from ..security.access import Rights
-from .node import Management, reply_of, text_of, whole_of
+from .node import Management, text_of, whole_of
 
 __all__ = [
     "ACCEPT_LEASE",
@@ -40,57 +40,10 @@ RETURN_LEASE: Final = "RETURN-LEASE"
 RELEASE_LEASE: Final = "RELEASE-LEASE"
 
 
-class State(Protocol):
-    """State of a group."""
-
-    @property
-    def generation(self) -> int: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def next(self) -> int: ...
-    @property
-    def available(self) -> int: ...
-    @property
-    def id(self) -> str: ...
-
-
-class Leases(Protocol):
-    """Methods of a broker that are used here."""
-
-    async def open_lease(
-        self, address: str, group: str, ttl_s: float | None = None, *, virtual_host: str = ""
-    ) -> State: ...
-
-    def lease_state(
-        self, address: str, group: str, id_: object = None, *, virtual_host: str = ""
-    ) -> State: ...
-
-    async def lease(
-        self, address: str, group: str, generation: int, count: int, *, virtual_host: str = ""
-    ) -> State: ...
-
-    async def accept_lease(
-        self, address: str, group: str, generation: int, to: int, *, virtual_host: str = ""
-    ) -> State: ...
-
-    async def return_lease(
-        self,
-        address: str,
-        group: str,
-        generation: int,
-        ranges: Sequence[tuple[int, int]],
-        *,
-        virtual_host: str = "",
-    ) -> State: ...
-
-    async def release_lease(self, address: str, group: str, *, virtual_host: str = "") -> int: ...
-
-
 def add_leases(management: Management, leases: Leases) -> None:
-    """Add the operations on leases of the queues of *leases* to *management*."""
+    """Add the operations on *leases* of queues to *management*."""
 
-    async def opens(entity: str, message: Message, peer: Peer) -> Any:
+    async def opens(node: Node, message: Message) -> Any:
         seconds = message.application_properties.get("seconds")
         if seconds is not None and (
             isinstance(seconds, bool) or not isinstance(seconds, int | float)
@@ -98,65 +51,35 @@ def add_leases(management: Management, leases: Leases) -> None:
             raise AmqpError(
                 f"seconds must be a number, not {seconds!r:.50}", condition="amqp:invalid-field"
             )
-        return _said(
-            await leases.open_lease(
-                entity,
-                text_of(message, "group"),
-                None if seconds is None else float(seconds),
-                virtual_host=peer.virtual_host,
-            )
-        )
-
-    def current(entity: str, message: Message, peer: Peer) -> State:
-        """Return the state of the group, after checking the request's *id*."""
-        group, id_ = text_of(message, "group"), message.application_properties.get("id")
-        return leases.lease_state(entity, group, id_, virtual_host=peer.virtual_host)
-
-    async def state(entity: str, message: Message, peer: Peer) -> Any:
-        await trio.lowlevel.checkpoint()
-        return _said(current(entity, message, peer))
-
-    async def lease(entity: str, message: Message, peer: Peer) -> Any:
-        current(entity, message, peer)
-        return _said(
-            await leases.lease(
-                entity,
-                text_of(message, "group"),
-                whole_of(message, "generation"),
-                whole_of(message, "count"),
-                virtual_host=peer.virtual_host,
-            )
-        )
-
-    async def accept(entity: str, message: Message, peer: Peer) -> Any:
-        current(entity, message, peer)
-        return _said(
-            await leases.accept_lease(
-                entity,
-                text_of(message, "group"),
-                whole_of(message, "generation"),
-                whole_of(message, "to"),
-                virtual_host=peer.virtual_host,
-            )
-        )
-
-    async def give_back(entity: str, message: Message, peer: Peer) -> Any:
-        current(entity, message, peer)
-        return _said(
-            await leases.return_lease(
-                entity,
-                text_of(message, "group"),
-                whole_of(message, "generation"),
-                _ranges(message.body),
-                virtual_host=peer.virtual_host,
-            )
-        )
-
-    async def release(entity: str, message: Message, peer: Peer) -> Any:
         group = text_of(message, "group")
-        return {
-            "released": await leases.release_lease(entity, group, virtual_host=peer.virtual_host)
-        }
+        return _row(await leases.open(node, group, None if seconds is None else float(seconds)))
+
+    def current(node: Node, message: Message) -> LeaseState:
+        """Return the state of the group, after checking the request's *id*."""
+        id_ = message.application_properties.get("id")
+        return leases.state(node, text_of(message, "group"), id_)
+
+    async def state(node: Node, message: Message) -> Any:
+        await trio.lowlevel.checkpoint()
+        return _row(current(node, message))
+
+    async def lease(node: Node, message: Message) -> Any:
+        current(node, message)
+        group, generation = text_of(message, "group"), whole_of(message, "generation")
+        return _row(await leases.extend(node, group, generation, whole_of(message, "count")))
+
+    async def accept(node: Node, message: Message) -> Any:
+        current(node, message)
+        group, generation = text_of(message, "group"), whole_of(message, "generation")
+        return _row(await leases.accept(node, group, generation, whole_of(message, "to")))
+
+    async def give_back(node: Node, message: Message) -> Any:
+        current(node, message)
+        group, generation = text_of(message, "group"), whole_of(message, "generation")
+        return _row(await leases.give_back(node, group, generation, _ranges(message.body)))
+
+    async def release(node: Node, message: Message) -> Any:
+        return {"released": await leases.release(node, text_of(message, "group"))}
 
     for operation, answer in (
         (OPEN_LEASE, opens),
@@ -166,16 +89,7 @@ def add_leases(management: Management, leases: Leases) -> None:
         (RETURN_LEASE, give_back),
         (RELEASE_LEASE, release),
     ):
-        management.add_hook(operation, _hook(answer), rights=Rights.LISTEN)
-
-
-def _hook(
-    answer: Callable[[str, Message, Peer], Awaitable[Any]],
-) -> Callable[[str, Message, Peer], Awaitable[Message]]:
-    async def hook(entity: str, message: Message, peer: Peer) -> Message:
-        return reply_of(200, await answer(entity, message, peer))
-
-    return hook
+        management.add_node_hook(operation, answer, Rights.LISTEN)
 
 
 def _ranges(body: Any) -> list[tuple[int, int]]:
@@ -199,7 +113,7 @@ def _ranges(body: Any) -> list[tuple[int, int]]:
     return found
 
 
-def _said(state: State) -> dict[str, Any]:
+def _row(state: LeaseState) -> dict[str, Any]:
     return {
         "generation": state.generation,
         "first": state.first,

@@ -15,7 +15,11 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 import trio
 
-from ..broker.nodes import KINDS, Declaration
+from ..broker.kinds.base import Node
+from ..broker.kinds.logs import LogNode
+from ..broker.kinds.queues import QueueNode
+from ..broker.nodes import KINDS, LOG, Declaration, declaration_of, passages_of, split_partition
+from ..broker.spaces import VirtualHost
 from ..errors import AmqpError
 from ..events import Peer
 from ..limits import DEFAULT_LIMITS, Limits
@@ -57,67 +61,6 @@ class Plan(msgspec.Struct, frozen=True):
 
     declared: Declaration
     passages: Sequence[Passage]
-
-
-class Managed(Protocol):
-    """The nodes of one virtual host, as management needs them."""
-
-    def virtual_hosts(self) -> list[Mapping[str, Any]]:
-        """Return the row of this virtual host; those of all virtual hosts for the default one."""
-
-    def names(self) -> list[str]:
-        """Return the names of all nodes, in the order of their creation."""
-
-    def kind(self, name: str) -> str | None:
-        """Return the kind of a node, None if there is no such node."""
-
-    def node(self, name: str) -> Mapping[str, Any]:
-        """Return the declaration and the statistics of a node; raises if there is no such node."""
-
-    def details(self, name: str) -> Mapping[str, Any]:
-        """Return the same with the extent of a log, or the statistics of one partition of a log."""
-
-    def cursor(self, name: str, group: str) -> Mapping[int, int]:
-        """Return the cursor of a group in a log: partition → offset."""
-
-    async def set_cursor(
-        self, name: str, group: str, offsets: Mapping[int, int], incarnation: str | None
-    ) -> None:
-        """Set the cursor of a group in a log."""
-
-    async def hold(
-        self,
-        name: str,
-        holder: str,
-        offsets: Mapping[int, int],
-        for_s: float,
-        incarnation: str | None,
-    ) -> None:
-        """Protect records of a log from deletion for some time."""
-
-    def planned(self, name: str, attributes: Mapping[str, Any], *, new: bool) -> Plan:
-        """Return the plan for a *new* node, or for an existing one with changed *attributes*."""
-
-    def create(self, declared: Declaration) -> Mapping[str, Any]:
-        """Declare a new node."""
-
-    def update(self, declared: Declaration) -> Mapping[str, Any]:
-        """Change an existing node to *declared*."""
-
-    def delete(self, name: str) -> int:
-        """Delete a node; return the number of its messages."""
-
-    async def peek(self, name: str, count: int, bytes_max: int) -> list[bytes]:
-        """Return the first messages, encoded, without acquiring them.
-
-        Stops before *bytes_max* is exceeded, but returns at least one message.
-        """
-
-    async def purge(self, name: str) -> int:
-        """Delete the waiting messages; return their number."""
-
-    async def move(self, name: str, to: str, count: int) -> int:
-        """Move waiting messages to another node; return their number."""
 
 
 class _Failed(Exception):
@@ -192,7 +135,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     message: Message
     peer: Peer
-    managed: Managed
+    space: VirtualHost
     #: Entity of the management node ``<entity>/$management``; empty at ``$management``.
     entity: str = ""
 
@@ -254,7 +197,8 @@ class Management:
     to manage ``$management``. A query for nodes returns those that the peer may manage.
 
     Args:
-        managed: Returns the nodes of a virtual host.
+        space: Returns a virtual host.
+        virtual_hosts: Returns the names of all virtual hosts.
         decide: Decides the rights of peers; by default every peer may do everything.
         may_declare: Decides on passages of declarations; by default by *decide*.
         collections: Entities of further types.
@@ -263,14 +207,16 @@ class Management:
 
     def __init__(
         self,
-        managed: Callable[[str], Managed],
+        space: Callable[[str], VirtualHost],
+        virtual_hosts: Callable[[], Iterable[str]] = tuple,
         *,
         decide: Decide = lambda peer, wanted, address: None,
         may_declare: MayDeclare | None = None,
         collections: Iterable[Collection] = (),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._managed = managed
+        self._space = space
+        self._virtual_hosts = virtual_hosts
         self._decide = decide
         self._may_declare = may_declare
         self._limits = limits
@@ -315,6 +261,17 @@ class Management:
             raise ValueError(f"there is an operation {operation!r} already")
         self._hooks[operation] = rights, hook
 
+    def add_node_hook(
+        self, operation: str, answer: Callable[[Node, Message], Awaitable[Any]], rights: Rights
+    ) -> None:
+        """Answer *operation* at ``<node>/$management`` with the body that *answer* returns."""
+
+        async def hook(entity: str, message: Message, peer: Peer) -> Message:
+            node = self._space(peer.virtual_host).find(entity)
+            return reply_of(200, await answer(node, message))
+
+        self.add_hook(operation, hook, rights=rights)
+
     async def answer(self, message: Message, peer: Peer, entity: str = "") -> Message:
         """Return the reply to *message*, which was sent to the management node of *entity*, if given.
 
@@ -323,7 +280,7 @@ class Management:
         try:
             operation = _request(message, "operation")
             name = operation if isinstance(operation, str) else ""
-            asked = Asked(message, peer, self._managed(peer.virtual_host), entity)
+            asked = Asked(message, peer, self._space(peer.virtual_host), entity)
             if entity and name in self._hooks:
                 rights, hook = self._hooks[name]
                 self._check(peer, rights, entity)
@@ -401,20 +358,24 @@ class Management:
         kind = NODE_TYPES.get(_text_or(asked.message, "type"))
         if kind is not None:
             given.setdefault("kind", kind)
-        return 201, _node_row(asked.managed.create(await self._planned(asked, given, new=True)))
+        declared = await self._planned(asked, given, new=True)
+        asked.space.declare(declared)
+        return 201, _node_row(asked.space.get(declared.name))
 
     async def _update(self, asked: Asked) -> tuple[int, Any]:
         given = _attributes(asked)
-        return 200, _node_row(asked.managed.update(await self._planned(asked, given, new=False)))
+        declared = await self._planned(asked, given, new=False)
+        asked.space.update(declared)
+        return 200, _node_row(asked.space.get(declared.name))
 
     async def _planned(self, asked: Asked, given: Mapping[str, Any], *, new: bool) -> Declaration:
         """Return the requested declaration, after checking the peer's rights to its passages."""
-        plan = asked.managed.planned(asked.name, given, new=new)
+        plan = _plan(asked.space, asked.name, given, new=new)
         if plan.passages and self._may_declare is not None:
             refused = await self._may_declare(asked.peer, plan.passages)
             # A token may have expired while waiting.
             self._check(asked.peer, Rights.MANAGE, asked.name)
-            if refused is None and asked.managed.planned(asked.name, given, new=new) != plan:
+            if refused is None and _plan(asked.space, asked.name, given, new=new) != plan:
                 raise _Failed(
                     409, f"{asked.name!r:.50} or a node that it names has changed: ask again"
                 )
@@ -425,22 +386,27 @@ class Management:
         return plan.declared
 
     def _read(self, asked: Asked) -> tuple[int, Any]:
-        row = asked.managed.details(asked.name)
+        row = _details(asked.space, asked.name)
         kind = NODE_TYPES.get(_text_or(asked.message, "type"))
         if kind is not None and row["kind"] != kind:
             raise _Failed(404, f"there is no {kind} {asked.name!r:.50}")
-        return 200, _node_row(row)
+        return 200, row
 
     def _delete(self, asked: Asked) -> tuple[int, Any]:
-        asked.managed.delete(asked.name)
+        asked.space.delete(asked.name)
         return 204, {}
 
     async def _peek(self, asked: Asked) -> tuple[int, Any]:
         count = whole_of(asked.message, "count", 1, PEEK_MAX)
-        return 200, await asked.managed.peek(asked.name, count, PEEK_BYTES_MAX)
+        queue = asked.space.find_kind(asked.name, QueueNode)
+        return 200, await queue.peek(count, bytes_max=PEEK_BYTES_MAX)
 
     async def _purge(self, asked: Asked) -> tuple[int, Any]:
-        return 200, {"messages": await asked.managed.purge(asked.name)}
+        node = asked.space.find(asked.name)
+        purged = await node.purge()
+        if node.services.journal is not None:
+            await node.services.journal.wait_kept()
+        return 200, {"messages": purged}
 
     async def _move(self, asked: Asked) -> tuple[int, Any]:
         to = _request(asked.message, "to")
@@ -451,15 +417,18 @@ class Management:
         if refused is not None:
             raise refused.raised_as(AmqpError)
         count = whole_of(asked.message, "count", 0xFFFFFFFF, 0xFFFFFFFF)
-        return 200, {"messages": await asked.managed.move(asked.name, to, count)}
+        queue = asked.space.find_kind(asked.name, QueueNode)
+        return 200, {"messages": await queue.move(asked.space.find(to), count)}
 
     def _cursor(self, asked: Asked) -> tuple[int, Any]:
-        return 200, dict(asked.managed.cursor(asked.name, text_of(asked.message, "group")))
+        log = asked.space.find_kind(asked.name, LogNode)
+        return 200, log.cursor(text_of(asked.message, "group"))
 
     async def _set_cursor(self, asked: Asked) -> tuple[int, Any]:
         message = asked.message
-        await asked.managed.set_cursor(
-            asked.name, text_of(message, "group"), _offsets(message), _incarnation(message)
+        log = asked.space.find_kind(asked.name, LogNode)
+        await log.set_cursor(
+            text_of(message, "group"), _offsets(message), incarnation=_incarnation(message)
         )
         return 200, {}
 
@@ -468,12 +437,12 @@ class Management:
         seconds = _request(message, "seconds")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise _Failed(400, "for how long? set the property seconds")
-        await asked.managed.hold(
-            asked.name,
+        log = asked.space.find_kind(asked.name, LogNode)
+        await log.hold(
             text_of(message, "holder"),
             _offsets(message),
             float(seconds),
-            _incarnation(message),
+            incarnation=_incarnation(message),
         )
         return 200, {}
 
@@ -547,7 +516,7 @@ class Management:
             self._check(peer, Rights.MANAGE, ADDRESS)
         if self._decide(peer, Rights.MANAGE, ADDRESS) is None:
             others: dict[str, Callable[[], Iterable[Mapping[str, Any] | None]]] = {
-                VIRTUAL_HOST_TYPE: asked.managed.virtual_hosts,
+                VIRTUAL_HOST_TYPE: partial(self._virtual_host_rows, peer.virtual_host),
                 **{
                     name: partial(each.rows, peer.virtual_host)
                     for name, each in self._collections.items()
@@ -562,14 +531,22 @@ class Management:
         return chain.from_iterable(chained)
 
     def _node_rows(self, asked: Asked, wanted: str | None) -> Iterator[_RowOf | None]:
-        managed = asked.managed
-        for name in managed.names():
+        space = asked.space
+        for name in list(space.nodes):
             counts = (
-                (kind := managed.kind(name)) is not None
+                (kind := space.kind(name)) is not None
                 and wanted in (None, kind)
                 and self._decide(asked.peer, Rights.MANAGE, name) is None
             )
-            yield partial(_row_if_there, managed, name) if counts else None
+            yield partial(_row_if_there, space, name) if counts else None
+
+    def _virtual_host_rows(self, own: str) -> list[Mapping[str, Any]]:
+        """Return the row of the peer's *own* virtual host; those of all for the default one."""
+        return [
+            {"name": name, "nodes": len(self._space(name).nodes)}
+            for name in self._virtual_hosts()
+            if name == own or not own
+        ]
 
     def _types(self, asked: Asked) -> dict[str, type[msgspec.Struct] | None]:
         """Return the types that a request is about, with the Structs of their attributes."""
@@ -677,15 +654,61 @@ def _described_rows(
         yield None if row is None else partial(_described, row, kind)
 
 
-def _row_if_there(managed: Managed, name: str) -> dict[str, Any] | None:
+def _row_if_there(space: VirtualHost, name: str) -> dict[str, Any] | None:
+    node = space.nodes.get(name)
+    return None if node is None else _node_row(node)
+
+
+def _node_row(node: Node) -> dict[str, Any]:
+    """Return the declaration and the statistics of *node*."""
+    # Statistics come last and win, since some share their name with a setting.
+    row = {**attributes(node.declared), **attributes(node.stats())}
+    return _described(row, f"amqp_rt.{node.kind}")
+
+
+def _details(space: VirtualHost, name: str) -> dict[str, Any]:
+    """Return the row of a node, with the extent of a log; or the statistics of one partition of a log.
+
+    Raises:
+        AmqpError: There is no such node or partition.
+    """
+    found = split_partition(name)
+    if name not in space.nodes and found is not None:
+        log = space.find_kind(found[0], LogNode).log_stats()
+        if found[1] < len(log.partitions):
+            row = {
+                "name": name,
+                "kind": LOG,
+                "incarnation": log.incarnation,
+                **attributes(log.partitions[found[1]]),
+            }
+            return _described(row, f"amqp_rt.{LOG}")
+    node = space.get(name)
+    return {**_node_row(node), **attributes(node.details())}
+
+
+def _plan(space: VirtualHost, name: str, given: Mapping[str, Any], *, new: bool) -> Plan:
+    """Return the plan for a *new* node, or for an existing one with changed attributes.
+
+    Raises:
+        AmqpError: An attribute is invalid, or there is no such node.
+    """
+    before = None
+    fields = {**given, "name": name}
+    if new:
+        if space.has(name):
+            before = space.get(name).declared
+    else:
+        before = space.get(name).declared
+        fields = {**msgspec.structs.asdict(before), **fields, "kind": before.kind}
     try:
-        return _node_row(managed.node(name))
-    except AmqpError:
-        return None
-
-
-def _node_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return _described(row, f"amqp_rt.{row['kind']}")
+        declared = declaration_of(fields, strict=False)
+    except ValueError as error:
+        raise AmqpError(str(error), condition="amqp:invalid-field") from error
+    return Plan(
+        declared,
+        passages_of(declared, before, lambda address: space.name_of(address) is not None),
+    )
 
 
 def _text_or(message: Message, name: str) -> str:

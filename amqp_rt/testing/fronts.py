@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final, Protocol
 
-from ..broker.broker import BrokerHost
+from ..broker.host import BrokerHost
 from ..broker.nodes import Queue
 from ..broker.queue.queue import MessageQueue
 from ..events import AttachRequested, Event, LoginRequested, Opened
@@ -173,9 +173,9 @@ class FrontWorld:
         self.now = 1_000.0
         self.limits = Limits()
         self.host = BrokerHost(limits=self.limits, clock=self)
-        self.host.declare(Queue("work"))
+        self.host.space().declare(Queue("work"))
         #: The queue itself; without a store it is in memory, so that no call has to be awaited.
-        self.queue: MessageQueue = self.host._queue("work", "")
+        self.queue: MessageQueue = self.host.space().find("work").held
         self.on_attach: Callable[[Any], None] = self._attach
         self._client = client
 
@@ -217,7 +217,7 @@ class FrontWorld:
     def publish(self, *bodies: bytes) -> None:
         """Put messages into the queue."""
         for body in bodies:
-            self.host.publish("work", bytes(Message(body).encode()))
+            self.host.space().publish("work", bytes(Message(body).encode()))
 
     def bodies(self) -> list[object]:
         """Return the bodies of the messages in the queue."""
@@ -226,7 +226,7 @@ class FrontWorld:
 
     def check_left(self) -> None:
         """Check that no link and no acquired message is left."""
-        stats = self.host.stats("work")
+        stats = self.host.space().get("work").stats()
         assert stats.consumers == 0, "a consumer is left behind"
         assert stats.producers == 0, "a producer is left behind"
         assert stats.acquired == 0, "messages are left in the hands of one who is gone"
@@ -325,7 +325,7 @@ def no_more_is_in_hand_than_is_wanted(world: FrontWorld) -> None:
     joined.pump()
     received = joined.client.received
     assert [body for _, body in received] == [b"0", b"1", b"2"], "the window is another one"
-    assert world.host.stats("work").acquired == 3
+    assert world.host.space().get("work").stats().acquired == 3
     joined.client.accept(received[0][0])
     joined.pump()
     found = [body for _, body in received]
@@ -391,7 +391,7 @@ def what_is_not_there_is_refused(world: FrontWorld) -> None:
         heard = joined.client.failed or joined.client.closed or joined.client.refused
         assert heard, f"to {ask} where there is nothing is not refused"
         assert joined.client.accepted == [], "a message to no node is acknowledged"
-    assert [node.name for node in world.host.nodes()] == ["work"], "a node was made"
+    assert [node.name for node in world.host.space().declarations()] == ["work"], "a node was made"
     other = world.connect()
     other.client.send("work", 0, b"x")
     other.pump()

@@ -18,12 +18,12 @@ import trio
 from anyio.to_thread import run_sync
 from msgspec.structs import replace
 
-from ..broker.broker import BrokerHost, NodeStats, SubscriptionStats
+from ..broker.broker import Broker, installed_fronts
 from ..broker.declarations import declared_by
 from ..broker.nodes import Declaration, Queue, split_partition
+from ..broker.statistics import NodeStats, SubscriptionStats
 from ..message import Message
 from ..outcomes import Error
-from ..runtime import Broker, installed_fronts
 from .clocks import MovableClock
 
 __all__ = [
@@ -73,9 +73,9 @@ class _Watched(Generic[S]):
         return self._broker.call(self._stats)
 
     async def _stats(self) -> S:
-        return self._look(self._broker.broker.host)
+        return self._look(self._broker.broker)
 
-    def _look(self, host: BrokerHost) -> S:
+    def _look(self, broker: Broker) -> S:
         raise NotImplementedError
 
     @property
@@ -136,18 +136,18 @@ class _Watched(Generic[S]):
         await run_sync(wait, abandon_on_cancel=True)
 
     async def _until(self, condition: Callable[[S], bool], timeout_s: float, wanted: str) -> S:
-        host = self._broker.broker.host
+        broker = self._broker.broker
         with trio.move_on_after(timeout_s):
-            while not condition(stats := self._look(host)):
+            while not condition(stats := self._look(broker)):
                 if self._broker.stopping:
                     raise RuntimeError("the broker has been stopped")
                 await trio.sleep(_LOOK_S)
             return stats
         raise AssertionError(
-            f"no {wanted} at {self.name!r} within {timeout_s:g} s: {await self._described(host)}"
+            f"no {wanted} at {self.name!r} within {timeout_s:g} s: {await self._described(broker)}"
         )
 
-    async def _described(self, host: BrokerHost) -> str:
+    async def _described(self, broker: Broker) -> str:
         """Return a description of the state, for a failure."""
         raise NotImplementedError
 
@@ -158,8 +158,8 @@ class _Watched(Generic[S]):
 class NodeHandle(_Watched[NodeStats]):
     """A node of the broker, for tests: plain calls, from any thread."""
 
-    def _look(self, host: BrokerHost) -> NodeStats:
-        return host.stats(self.name)
+    def _look(self, broker: Broker) -> NodeStats:
+        return broker.stats(self.name)
 
     @property
     def producers(self) -> int:
@@ -179,12 +179,12 @@ class NodeHandle(_Watched[NodeStats]):
         message = body if isinstance(body, Message) else Message(body, **fields)
 
         async def publish() -> None:
-            self._broker.broker.host.publish(self.name, bytes(message.encode()))
+            self._broker.broker.publish(self.name, bytes(message.encode()))
 
         self._broker.call(publish)
 
-    async def _described(self, host: BrokerHost) -> str:
-        stats = host.stats(self.name)
+    async def _described(self, broker: Broker) -> str:
+        stats = broker.stats(self.name)
         return (
             f"it has {stats.available} messages available, {stats.acquired} delivered and not "
             f"settled, {stats.delayed} delayed, {stats.consumers} consumers and "
@@ -205,11 +205,11 @@ class _Backlog(_Watched[S]):
         return self._broker.call(self._messages)
 
     async def _messages(self) -> list[Message]:
-        host = self._broker.broker.host
-        found = await self._peek(host, self._look(host).available)
+        broker = self._broker.broker
+        found = await self._peek(broker, self._look(broker).available)
         return [Message.decode(payload) for payload in found]
 
-    async def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
+    async def _peek(self, broker: Broker, count: int) -> list[bytes]:
         """Return the first *count* available messages, encoded."""
         raise NotImplementedError
 
@@ -267,28 +267,28 @@ class _Consumed(_Backlog[S]):
         wait = partial(self.wait_empty, timeout_s=timeout_s)
         await run_sync(wait, abandon_on_cancel=True)
 
-    async def _shown(self, host: BrokerHost) -> str:
+    async def _shown(self, broker: Broker) -> str:
         """Format the first messages, a line each."""
-        first = await self._peek(host, _SHOWN)
+        first = await self._peek(broker, _SHOWN)
         return "".join(f"\n  {Message.decode(payload)!r}" for payload in first)
 
 
 class QueueHandle(_Consumed[NodeStats], NodeHandle):
     """A queue of the broker, for tests."""
 
-    async def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
-        return await host.peek(self.name, count)
+    async def _peek(self, broker: Broker, count: int) -> list[bytes]:
+        return await broker.peek(self.name, count)
 
     def purge(self) -> int:
         """Drop the available messages; return how many there were."""
 
         async def purge() -> int:
-            return await self._broker.broker.host.purge(self.name)
+            return await self._broker.broker.purge(self.name)
 
         return self._broker.call(purge)
 
-    async def _described(self, host: BrokerHost) -> str:
-        return await NodeHandle._described(self, host) + await self._shown(host)
+    async def _described(self, broker: Broker) -> str:
+        return await NodeHandle._described(self, broker) + await self._shown(broker)
 
 
 class SubscriptionHandle(_Consumed[SubscriptionStats]):
@@ -307,18 +307,20 @@ class SubscriptionHandle(_Consumed[SubscriptionStats]):
         self.topic = topic
         self.container = container
 
-    def _look(self, host: BrokerHost) -> SubscriptionStats:
-        return host.subscription(self.topic, self.name, container=self.container)
+    def _look(self, broker: Broker) -> SubscriptionStats:
+        return broker.subscription(self.topic, self.name, container=self.container)
 
-    async def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
-        return await host.peek_subscription(self.topic, self.name, count, container=self.container)
+    async def _peek(self, broker: Broker, count: int) -> list[bytes]:
+        return await broker.peek_subscription(
+            self.topic, self.name, count, container=self.container
+        )
 
-    async def _described(self, host: BrokerHost) -> str:
-        stats = self._look(host)
+    async def _described(self, broker: Broker) -> str:
+        stats = self._look(broker)
         return (
             f"it has {stats.available} messages available, {stats.acquired} delivered and not "
             f"settled, {stats.delayed} delayed, and {stats.consumers} consumers"
-            + await self._shown(host)
+            + await self._shown(broker)
         )
 
 
@@ -337,7 +339,7 @@ class TopicHandle(NodeHandle):
     async def _subscriptions(self) -> list[SubscriptionHandle]:
         return [
             SubscriptionHandle(self._broker, self.name, stats.name, stats.container)
-            for stats in self._broker.broker.host.subscriptions(self.name)
+            for stats in self._broker.broker.subscriptions(self.name)
         ]
 
     def subscription(self, name: str, *, container: str | None = None) -> SubscriptionHandle:
@@ -356,24 +358,24 @@ class LogHandle(_Backlog[NodeStats], NodeHandle):
     ``NAME/partitions/N`` is one partition; records of several are listed partition by partition.
     """
 
-    def _look(self, host: BrokerHost) -> NodeStats:
+    def _look(self, broker: Broker) -> NodeStats:
         log, partition = split_partition(self.name) or (self.name, None)
-        stats = host.stats(log)
+        stats = broker.stats(log)
         if partition is None:
             return stats
-        here = [each for each in host.log_stats(log).partitions if each.partition == partition]
+        here = [each for each in broker.log_stats(log).partitions if each.partition == partition]
         return replace(stats, available=sum(each.next - each.first for each in here))
 
     async def _messages(self) -> list[Message]:
-        count = self._look(self._broker.broker.host).available
+        count = self._look(self._broker.broker).available
         async with (
             self._broker.broker.local() as peer,
             peer.receiver(self.name, filter=_FROM_THE_FIRST) as records,
         ):
             return [(await records.receive()).message for _ in range(count)]
 
-    async def _described(self, host: BrokerHost) -> str:
-        stats = self._look(host)
+    async def _described(self, broker: Broker) -> str:
+        stats = self._look(broker)
         return f"it has {stats.available} records, {stats.consumers} readers and {stats.producers} producers"  # fmt: skip
 
 

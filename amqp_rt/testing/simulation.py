@@ -31,11 +31,11 @@ from typing import Any, Final, TypeAlias
 import trio
 import trio.testing
 
+from ..broker.broker import Broker
 from ..container.connections import Connection
 from ..container.container import Container
 from ..errors import ConnectFailed
 from ..net.memory import MemoryNetwork
-from ..runtime import Broker
 from .determinism import deterministic
 from .disk import SimulatedDisk, SimulatedStore, run_inline
 from .faults import Cut, InjectedFault, Jump, Kill, NetworkPartition, draw_faults

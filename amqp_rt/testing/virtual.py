@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import trio
 import trio.testing
 
+from ..broker.broker import Broker
 from ..container.container import Container
 from ..net.memory import MemoryNetwork
-from ..runtime import Broker
 from .clocks import VirtualClock
 
 __all__ = ["VirtualAmqp", "VirtualContainer"]

@@ -13,7 +13,7 @@ import tracemalloc
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from amqp_rt.broker.broker import BrokerHost
+from amqp_rt.broker.host import BrokerHost
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.core.frames import disposition_frame, first_transfer
 from amqp_rt.events import AttachRequested
@@ -352,7 +352,7 @@ def addresses(count: int) -> float:
     """Measure finding a node among *count*."""
     broker = Broker()
     for number in range(count):
-        broker.host.declare(Queue(f"region/{number % 7}/orders/{number}"))
+        broker.host.space().declare(Queue(f"region/{number % 7}/orders/{number}"))
     link: Any = Connection(broker).sender("elsewhere")
     chance = random.Random(7)
     asked = [

@@ -28,7 +28,7 @@ CLASSES = {
     "container.requests": ["ReplyStream"],
     "container.streams": ["ByteStream"],
     "container.transactions": ["Transaction"],
-    "runtime": ["Broker"],
+    "broker.broker": ["Broker"],
 }
 #: Names for use between the modules only, which the stub omits.
 # fmt: off
@@ -45,6 +45,7 @@ INSIDE = frozenset({
 # fmt: on
 #: Class → names that are public in it although they are in INSIDE, or special methods to include.
 PUBLIC = {
+    "Broker": {"move"},
     "Connection": {"state"},
     "Container": {"add", "add_host", "remove"},
     "Delivery": {"accept", "__enter__", "__exit__"},

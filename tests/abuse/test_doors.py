@@ -22,6 +22,7 @@ from certificates import certificates
 from msgspec import Struct
 from wire import BEGIN, OPEN, Octets, frame
 
+from amqp_rt.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.container import Container
 from amqp_rt.container.recovery import connect
@@ -42,7 +43,6 @@ from amqp_rt.message import Message
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.tls import ClientTls, ServerTls, client_layer, encrypt
 from amqp_rt.net.websocket import accept_websocket, request_websocket
-from amqp_rt.runtime import Broker
 from amqp_rt.security.mechanisms import Plain
 from amqp_rt.termini import Coordinator, Source, Target
 from amqp_rt.transactions import Declare
@@ -539,7 +539,7 @@ async def test_who_does_not_read_costs_little_and_has_to_go(
         await broker.declare(Queue("q"))
         body = Message(b"x" * 60_000).encode()
         for _ in range(400):
-            broker.host.publish("q", body)
+            broker.publish("q", body)
         async with visitor(broker.container, door) as peer:
             flow = Flow(
                 next_incoming_id=0,
@@ -573,7 +573,7 @@ async def test_who_does_not_read_costs_little_and_has_to_go(
                 tracemalloc.stop()
             assert 30 <= trio.current_time() - began <= 33
         # No message is lost.
-        assert broker.host.stats("q").available == 400
+        assert broker.stats("q").available == 400
 
 
 @pytest.mark.req("SE7", "SE18")

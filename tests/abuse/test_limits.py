@@ -938,7 +938,7 @@ def test_queue_bytes_max() -> None:
     sender = world.client().sender("q")
     while sender.link.credit:
         sender.send(b"x" * 990)
-    held = world.host.stats("q").bytes
+    held = world.stats("q").bytes
     assert bound - 5_000 <= held <= bound
     world.client().receiver("q", credit=1_000).settle(ACCEPTED)
     assert sender.link.credit > 0

@@ -32,6 +32,7 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, CloseConnection, Request
 
 from amqp_rt import COMPILED
+from amqp_rt.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
@@ -54,7 +55,6 @@ from amqp_rt.message import Message
 from amqp_rt.net.tls import ClientTls, ServerTls, client_layer, encrypt
 from amqp_rt.net.websocket import request_websocket
 from amqp_rt.outcomes import ACCEPTED
-from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
 from amqp_rt.security.jwts import Jwt
 from amqp_rt.security.mechanisms import Plain
@@ -259,7 +259,7 @@ async def attackable(door: str) -> AsyncIterator[Server]:
             with trio.fail_after(30):
                 for _ in range(2):
                     await server.round.wait()
-            assert broker.host.stats("good").consumers == 1
+            assert broker.stats("good").consumers == 1
             nursery.cancel_scope.cancel()
 
 
@@ -310,10 +310,10 @@ async def over(server: Server, tasks: Counter[str]) -> None:
         await server.round.wait()
     else:
         pytest.fail(f"left: {tasks_of() - tasks}, {server.broker.container.connections}")
-    stats = server.broker.host.stats("eve")
+    stats = server.broker.stats("eve")
     assert (stats.consumers, stats.producers, stats.acquired) == (0, 0, 0)
     # Messages that were rightly accepted are no leak.
-    await server.broker.host.purge("eve")
+    await server.broker.purge("eve")
     # The task of the good client may be anywhere in its round trip.
     gc.collect()
 

@@ -12,7 +12,7 @@ import trio.testing
 from brokers import Sending, World
 
 from amqp_rt import Broker, node, rpc
-from amqp_rt.broker.broker import BrokerHost
+from amqp_rt.broker.host import BrokerHost
 from amqp_rt.broker.nodes import Declaration, Queue, Topic
 from amqp_rt.errors import AmqpError, DecodeError
 from amqp_rt.limits import Limits
@@ -47,19 +47,19 @@ def raises(condition: str) -> Any:
 
 def test_declaring_again_changes_nothing_and_differently_is_an_error() -> None:
     world = World(Queue("q", max_deliveries=3))
-    world.host.publish("q", payload())
-    world.host.declare(Queue("q", max_deliveries=3))
+    world.host.space().publish("q", payload())
+    world.host.space().declare(Queue("q", max_deliveries=3))
     assert bodies(world, "q") == ["m"]
     for other in (Queue("q"), Topic("q")):
         with raises("amqp:precondition-failed"):
-            world.host.declare(other)
+            world.host.space().declare(other)
     with pytest.raises(TypeError, match="a Queue, a Topic or a Log"):
-        world.host.declare(Declaration("x"))
+        world.host.space().declare(Declaration("x"))
 
 
 def test_a_dead_letter_queue_is_made_if_there_is_none() -> None:
     world = World(Topic("mine"), Queue("a", dead_letter="mine"), Queue("b", dead_letter="made"))
-    assert world.host.nodes() == [
+    assert world.host.space().declarations() == [
         Topic("mine"),
         Queue("a", dead_letter="mine"),
         Queue("b", dead_letter="made"),
@@ -69,10 +69,10 @@ def test_a_dead_letter_queue_is_made_if_there_is_none() -> None:
 
 def test_dead_letters_of_a_deleted_address_are_dropped() -> None:
     world = World(Queue("q", dead_letter="dead"))
-    world.host.publish("q", payload())
-    world.host.delete("dead")
+    world.host.space().publish("q", payload())
+    world.host.space().delete("dead")
     world.client().receiver("q", credit=1).settle(Rejected())
-    assert world.host.stats("q").dropped == 1
+    assert world.stats("q").dropped == 1
     assert world.host.memory.held == 0
 
 
@@ -83,11 +83,11 @@ def test_nodes_are_bounded() -> None:
     assert client.sender("c").error == "amqp:resource-limit-exceeded"
     assert client.receiver(None, dynamic=True).error == "amqp:resource-limit-exceeded"
     with raises("amqp:resource-limit-exceeded"):
-        world.host.declare(Queue("d"))
+        world.host.space().declare(Queue("d"))
     relay = client.sender(None)
     relay.send("m", to="e")
     assert [type(state) for state in relay.outcomes] == [Rejected]
-    world.host.delete("b")
+    world.host.space().delete("b")
     assert client.sender("c").error is None
 
 
@@ -106,7 +106,7 @@ def test_the_links_of_a_deleted_node_are_detached(declared: Declaration) -> None
         client.receiver("x", distribution_mode="copy"),
     ]
     sender.send(1, 2, 3)
-    assert world.host.delete("x") > 0
+    assert world.host.space().delete("x") > 0
     world.pump()
     assert [link.error for link in links] == ["amqp:resource-deleted"] * 3
     # An outcome that is said too late does no harm.
@@ -114,21 +114,21 @@ def test_the_links_of_a_deleted_node_are_detached(declared: Declaration) -> None
     assert world.host.memory.held == 0
     assert client.sender("x").error == "amqp:not-found"
     with raises("amqp:not-found"):
-        world.host.delete("x")
-    world.host.declare(declared)
-    assert world.host.stats("x").enqueued == 0
+        world.host.space().delete("x")
+    world.host.space().declare(declared)
+    assert world.stats("x").enqueued == 0
 
 
 def test_outcomes_that_cross_a_deletion_do_no_harm() -> None:
     world = World(Queue("q", dead_letter="dead"))
-    world.host.publish("q", payload())
+    world.host.space().publish("q", payload())
     client = world.client()
     receiver = client.receiver("q", credit=1)
-    world.host.delete("q")
+    world.host.space().delete("q")
     for delivery in receiver.endpoint.deliveries:
         delivery.settle(Rejected())
     world.pump()
-    assert world.host.stats("dead").available == 0
+    assert world.stats("dead").available == 0
     assert receiver.error == "amqp:resource-deleted"
 
 
@@ -178,9 +178,9 @@ def test_a_relay_follows_an_address_to_a_new_node() -> None:
     world = World(Queue("q"))
     sender = world.client().sender(None)
     sender.send(1, to="q")
-    world.host.delete("q")
+    world.host.space().delete("q")
     sender.send(2, to="q")
-    world.host.declare(Queue("q"))
+    world.host.space().declare(Queue("q"))
     sender.send(3, to="q")
     assert bodies(world, "q") == [3]
     said = [state if state == ACCEPTED else state.error.condition for state in sender.outcomes]
@@ -191,8 +191,8 @@ def test_publishing_from_within_the_process() -> None:
     world = World(
         Queue("q", length_max=1), auto_create=lambda name: Queue(name) if name == "a" else None
     )
-    world.host.publish("q", payload(1))
-    world.host.publish("a", payload(2))
+    world.host.space().publish("q", payload(1))
+    world.host.space().publish("a", payload(2))
     assert (bodies(world, "q"), bodies(world, "a")) == ([1], [2])
     for address, data, condition in (
         ("nowhere", payload(), "amqp:not-found"),
@@ -200,9 +200,9 @@ def test_publishing_from_within_the_process() -> None:
         ("a", payload(message_annotations={"reserved": 1}), "amqp:not-implemented"),
     ):
         with raises(condition):
-            world.host.publish(address, data)
+            world.host.space().publish(address, data)
     with pytest.raises(DecodeError):
-        world.host.publish("a", b"\xff")
+        world.host.space().publish("a", b"\xff")
 
 
 def test_nodes_are_made_on_first_use() -> None:
@@ -222,7 +222,7 @@ def test_nodes_are_made_on_first_use() -> None:
     assert (bodies(world, "orders-1"), bodies(world, "orders-2")) == (["o"], ["r"])
     assert client.sender("plain").error == "amqp:not-found"
     assert client.sender("").error == "amqp:not-found"
-    assert world.host.nodes() == [
+    assert world.host.space().declarations() == [
         Topic("news-today"),
         Queue("orders-1", length_max=5),
         Queue("orders-2", length_max=5),
@@ -231,7 +231,7 @@ def test_nodes_are_made_on_first_use() -> None:
 
 def test_virtual_hosts_with_nodes_of_their_own() -> None:
     world = World(Queue("q"))
-    world.host.declare(Queue("q"), virtual_host="b")
+    world.host.spaces.open("b").declare(Queue("q"))
     client, other, stranger = world.client(), world.client(), world.client()
     other.joined.server.peer.virtual_host = "b"
     stranger.joined.server.peer.virtual_host = "127.0.0.1"
@@ -239,17 +239,17 @@ def test_virtual_hosts_with_nodes_of_their_own() -> None:
     other.sender("q").send("there")
     assert stranger.receiver("q", credit=5).bodies == ["here"]
     assert other.receiver("q", credit=5).bodies == ["there"]
-    assert world.host.nodes(virtual_host="b") == [Queue("q")]
-    world.host.delete("q", virtual_host="b")
-    assert world.host.nodes(virtual_host="b") == []
-    assert world.host.nodes() == [Queue("q")]
+    assert world.host.space("b").declarations() == [Queue("q")]
+    world.host.space("b").delete("q")
+    assert world.host.space("b").declarations() == []
+    assert world.host.space().declarations() == [Queue("q")]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("role", ["source", "target"])
 def test_a_link_whose_peer_is_gone_leaves_nothing_behind(role: str, dynamic: bool) -> None:
     host = BrokerHost()
-    host.declare(Queue("q"))
+    host.space().declare(Queue("q"))
     joined = Joined(on_attach=lambda link: None)
     joined.pump()
     session = joined.client.begin()
@@ -262,9 +262,9 @@ def test_a_link_whose_peer_is_gone_leaves_nothing_behind(role: str, dynamic: boo
     # Somebody had to be asked first, and the answer comes too late.
     joined.server.receive_eof(0.0)
     assert host.attach(joined.links[0])
-    stats = host.stats("q")
+    stats = host.space().get("q").stats()
     assert (stats.consumers, stats.producers) == (0, 0)
-    assert host.nodes() == [Queue("q")]
+    assert host.space().declarations() == [Queue("q")]
 
 
 def test_an_address_that_is_too_long_makes_no_node() -> None:
@@ -276,8 +276,8 @@ def test_an_address_that_is_too_long_makes_no_node() -> None:
 
 def test_a_dead_letter_queue_has_its_own_time_to_live() -> None:
     world = World(Queue("q", dead_letter="dead"), Queue("late", ttl_s=2))
-    world.host.delete("dead")
-    world.host.declare(Queue("dead", ttl_s=5))
+    world.host.space().delete("dead")
+    world.host.space().declare(Queue("dead", ttl_s=5))
     world.client().sender("q").send("a", "b", ttl_s=1_000)
     world.client().receiver("q", credit=1).settle(Rejected())
     assert world.move("q", "late", 1) == 1
@@ -304,7 +304,7 @@ def test_peek_shows_messages_as_they_would_be_sent() -> None:
     world.time.now += 3
     found = [Message.decode(m) for m in world.peek("q", 2)]
     assert [(m.body, m.ttl_s, m.delivery_count) for m in found] == [("a", 7, 0), ("b", None, 1)]
-    assert world.host.stats("q").available == 3
+    assert world.stats("q").available == 3
     assert world.peek("q", 0) == []
 
 
@@ -315,7 +315,7 @@ def test_purge_leaves_what_consumers_hold() -> None:
     receiver = client.receiver("q", credit=3)
     receiver.settle(RELEASED, 1)
     assert world.purge("q") == 298
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.available, stats.acquired, stats.dropped) == (0, 2, 298)
     receiver.detach()
     assert bodies(world, "q") == [0, 2]
@@ -358,12 +358,12 @@ def test_what_operators_ask_of_the_wrong_node() -> None:
     world = World(Queue("q"), Topic("t"))
     host = world.host
     for call in (
-        lambda: host.stats("x"),
+        lambda: host.space().get("x").stats(),
         lambda: world.peek("x"),
         lambda: world.purge("x"),
         lambda: world.move("x", "q", 1),
         lambda: world.move("q", "x", 1),
-        lambda: host.delete("x"),
+        lambda: host.space().delete("x"),
     ):
         with raises("amqp:not-found"):
             call()
@@ -384,7 +384,7 @@ def test_stats_and_repr() -> None:
     receiver = client.receiver("q", credit=2)
     client.receiver("q", distribution_mode="copy")
     receiver.settle(ACCEPTED, 0)
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.name, stats.kind, stats.dynamic) == ("q", "queue", False)
     assert (stats.consumers, stats.producers) == (1, 2)
     assert (stats.available, stats.acquired) == (1, 1)
@@ -399,14 +399,14 @@ def test_stats_and_repr() -> None:
 @pytest.mark.req("M7")
 async def test_expired_messages_are_swept_in_time(autojump_clock: trio.testing.MockClock) -> None:
     world = World(Queue("q", ttl_s=5, dead_letter="dead"))
-    world.host.publish("q", payload())
+    world.host.space().publish("q", payload())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.host.run)
         await trio.sleep(3)
-        assert await world.host.peek("dead") == []
+        assert await world.host.space().find("dead").peek() == []
         world.time.now += 5
         await trio.sleep(1.5)
-        (dead,) = await world.host.peek("dead")
+        (dead,) = await world.host.space().find("dead").peek()
         assert Message.decode(dead).body == "m"
         nursery.cancel_scope.cancel()
 
@@ -459,7 +459,7 @@ async def test_a_node_that_a_handler_would_shadow_is_refused(declare: Any) -> No
     async with Broker(nodes=[declare(handle)]) as broker:
         with raises("already receives the messages of that address, and the node would get none"):
             await broker.declare(Queue("jobs"))
-        assert broker.host.nodes() == []
+        assert broker.nodes() == []
         await broker.declare(Queue("other/jobs"))
 
 

@@ -25,9 +25,9 @@ async def settle() -> None:
 
 
 async def waiting(broker: Broker, address: str) -> list[Any]:
-    if not broker.host.has(address):
+    if not broker.has(address):
         return []
-    return [Message.decode(each).body for each in await broker.host.peek(address, 100)]
+    return [Message.decode(each).body for each in await broker.peek(address, 100)]
 
 
 class Move:
@@ -44,17 +44,17 @@ async def nothing(move: Move) -> None:
 
 
 async def delete_target(move: Move) -> None:
-    move.broker.host.delete("to")
+    move.broker.host.space().delete("to")
 
 
 async def delete_origin(move: Move) -> None:
-    move.broker.host.delete("from")
+    move.broker.host.space().delete("from")
 
 
 async def replace_both(move: Move) -> None:
     for name in ("from", "to"):
-        move.broker.host.delete(name)
-        move.broker.host.declare(Queue(name))
+        move.broker.host.space().delete(name)
+        move.broker.host.space().declare(Queue(name))
 
 
 async def lose_connection(move: Move) -> None:
@@ -83,7 +83,7 @@ async def test_a_discharge_that_is_being_written_is_whole(
         trio.open_nursery() as nursery,
     ):
         await broker.declare(Queue("from"), Queue("to"))
-        broker.host.publish("from", Message("a", durable=True).encode())
+        broker.publish("from", Message("a", durable=True).encode())
         await broker.host.wait_kept()
         stall = stalls.at("commit", error=StoreFull("the disk is full") if refused else None)
         if refused:
@@ -117,7 +117,7 @@ async def test_a_discharge_that_is_being_written_is_whole(
         for name, bodies in expected.items():
             assert await waiting(broker, name) == ([] if name in gone else bodies)
         for name in {"from", "to"} - gone:
-            stats = broker.host.stats(name)
+            stats = broker.stats(name)
             assert (stats.acquired, stats.bytes) == (0, 13 * stats.available)
         nursery.cancel_scope.cancel()
     async with Broker(store=store, executor=Stalls()) as broker:
@@ -143,7 +143,7 @@ async def attach_elsewhere(broker: Broker, inbox: Any) -> None:
 
 
 async def delete_node(broker: Broker, inbox: Any) -> None:
-    broker.host.delete("q")
+    broker.host.space().delete("q")
 
 
 @pytest.mark.req("X23")
@@ -159,19 +159,19 @@ async def test_a_delivery_whose_departure_is_being_written_is_nowhere_twice(
         await inbox.__aenter__()
         await inbox.wait_attached()
         await broker.host.wait_kept()
-        broker.host.publish("q", Message("a", durable=True).encode())
+        broker.publish("q", Message("a", durable=True).encode())
         stalls.at("commit").released.set()
         stall = stalls.at("commit")
         # The message is kept; that it leaves is being written.
         async with stall:
-            assert broker.host.stats("q").acquired == 1
+            assert broker.stats("q").acquired == 1
             await happens(broker, inbox)
         await settle()
         await broker.host.wait_kept()
         if happens is delete_node:
             assert store.facts(facts.DELIVERIES.name) == store.facts(facts.TERMINI.name) == []
             return
-        stats = broker.host.stats("q")
+        stats = broker.stats("q")
         assert (stats.available, stats.acquired) == (1, 0)
         assert store.facts(facts.DELIVERIES.name) == []
         assert len(store.facts(facts.TERMINI.name)) == (0 if happens is close_link else 1)

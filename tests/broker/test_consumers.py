@@ -69,7 +69,7 @@ def test_a_lower_priority_gets_what_the_higher_ones_may_not_have() -> None:
 def test_levels_go_with_their_consumers() -> None:
     world = World(Queue("q"))
     client = world.client()
-    queue = world.host._queue("q", "")
+    queue = world.host.space().find("q").held
     for priority in range(50):
         client.receiver("q", credit=1, properties=ranked(priority)).detach()
     assert (queue.turns.levels, queue.turns.rings) == ([], {})
@@ -220,7 +220,7 @@ def test_what_is_not_settled_in_time_is_released(mode: int) -> None:
     world.time.now += 20
     out.send("b")
     world.time.now += 10
-    world.host.tick()
+    world.host.turns.tick()
     world.pump()
     # It is told so: the delivery is settled, and the message is as it was.
     assert [each.state for each in slow.endpoint.deliveries] == [RELEASED, None]
@@ -232,10 +232,10 @@ def test_what_is_not_settled_in_time_is_released(mode: int) -> None:
     slow.settle(ACCEPTED, 1)
     other.settle(ACCEPTED)
     assert (slow.error, other.error) == (None, None)
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.available, stats.acquired, stats.accepted) == (0, 0, 2)
     world.time.now += 1_000
-    world.host.tick()
+    world.host.turns.tick()
     assert world.host.memory.held == 0
 
 
@@ -248,10 +248,10 @@ def test_an_outcome_that_crosses_the_release_is_not_heard() -> None:
     # Said, and still on its way.
     slow.endpoint.deliveries[0].settle(ACCEPTED)
     world.time.now += 30
-    world.host.tick()
+    world.host.turns.tick()
     world.pump()
     assert shown(world) == ["a"]
-    assert world.host.stats("q").accepted == 0
+    assert world.stats("q").accepted == 0
     assert slow.error is None
 
 
@@ -263,7 +263,7 @@ def test_a_message_that_nobody_settles_wears_out() -> None:
     client.receiver("q", credit=9)
     for _ in range(2):
         world.time.now += 30
-        world.host.tick()
+        world.host.turns.tick()
         world.pump()
     assert (shown(world), shown(world, "dead")) == ([], ["a"])
 
@@ -279,16 +279,16 @@ def test_a_transaction_keeps_its_deliveries_as_long_as_it_may() -> None:
     consumer.endpoint.deliveries[0].update(TransactionalState(txn_id, ACCEPTED))
     world.pump()
     world.time.now += 31
-    world.host.tick()
+    world.host.turns.tick()
     world.pump()
     assert consumer.endpoint.deliveries[0].settled is False
     assert control.discharge(txn_id, fail=True) == "accepted"
     # It has it again, and as long as from the first moment.
     world.time.now += 29
-    world.host.tick()
+    world.host.turns.tick()
     assert shown(world) == []
     world.time.now += 1
-    world.host.tick()
+    world.host.turns.tick()
     assert shown(world) == ["a"]
 
 
@@ -303,11 +303,11 @@ def test_locks_of_what_was_settled_are_forgotten() -> None:
     for n in range(500):
         out.send(n)
     assert len(consumer.bodies) == 500
-    locks = world.host._queue("q", "").timing.locks
+    locks = world.host.space().find("q").held.timing.locks
     assert locks is not None
     assert len(locks._held) <= 70
     world.time.now += 3_600
-    world.host.tick()
+    world.host.turns.tick()
     world.pump()
     assert holder.bodies == ["held"]
     assert consumer.bodies[-1] == "held"

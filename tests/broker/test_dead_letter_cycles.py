@@ -20,13 +20,13 @@ from amqp_rt.stores.base import Store
 def pass_time(world: World, seconds: float) -> None:
     """Let alarms go off that are due, and whatever they have left for later turns."""
     world.time.now += seconds
-    world.host.tick()
-    while world.host._unfinished:
-        world.host.look_on()
+    world.host.turns.tick()
+    while world.host.turns.unfinished:
+        world.host.turns.run_pending()
 
 
 def waiting(world: World, *names: str) -> list[int]:
-    return [world.host.stats(name).available for name in names]
+    return [world.stats(name).available for name in names]
 
 
 @pytest.mark.req("B16")
@@ -38,7 +38,7 @@ def test_what_expires_in_a_cycle_is_dropped(caplog: pytest.LogCaptureFixture) ->
     assert waiting(world, "a", "b") == [0, 1]
     pass_time(world, 1.1)
     assert waiting(world, "a", "b") == [0, 0]
-    assert (world.host.stats("a").dead_lettered, world.host.stats("b").dropped) == (1, 1)
+    assert (world.stats("a").dead_lettered, world.stats("b").dropped) == (1, 1)
     assert "dead-letter cycle at 'a', message-id 'one': expired in 'b'" in caplog.text
 
 
@@ -112,6 +112,6 @@ async def test_a_cycle_is_found_over_a_restart(
         await broker.declare(ring)
         async with broker.local() as peer, peer.sender("b") as out:
             await out.send("pushes", durable=True)
-        assert broker.host.stats("b").available == 1
-        assert broker.host.stats("b").dropped == 1
-        assert broker.host.stats("a").available == 1
+        assert broker.stats("b").available == 1
+        assert broker.stats("b").dropped == 1
+        assert broker.stats("a").available == 1

@@ -172,5 +172,5 @@ async def test_a_broker_makes_what_a_file_declares(tmp_path: Path) -> None:
     file.write_text(TOML, "utf-8")
     async with Broker() as broker:
         await broker.declare_from(file)
-        assert broker.host.nodes() == EXPECTED[""]
-        assert broker.host.nodes(virtual_host="berlin") == EXPECTED["berlin"]
+        assert broker.nodes() == EXPECTED[""]
+        assert broker.nodes(virtual_host="berlin") == EXPECTED["berlin"]

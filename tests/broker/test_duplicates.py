@@ -32,7 +32,7 @@ def shown(world: World, address: str = "q") -> list[Any]:
 
 async def bodies(broker: Broker, address: str = "q") -> list[Any]:
     await broker.host.wait_kept()
-    return [Message.decode(each).body for each in await broker.host.peek(address, 1_000)]
+    return [Message.decode(each).body for each in await broker.peek(address, 1_000)]
 
 
 # --- The window ---
@@ -55,7 +55,7 @@ def test_what_comes_twice_is_accepted_and_not_put() -> None:
     # Settled ones too, though nobody hears of it.
     another.send("settled", settled=True, message_id="b")
     assert shown(world) == ["second"]
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.enqueued, stats.dropped, stats.accepted) == (2, 0, 1)
 
 
@@ -71,7 +71,7 @@ def test_the_window_ends_after_its_time_and_is_not_prolonged() -> None:
     out.send(3, message_id="a")
     assert shown(world) == [1, 3]
     # With nothing coming, the sweep forgets.
-    (window,) = world.host._windows
+    (window,) = world.host.services.windows
     assert len(window) == 1
     world.time.now += 60
     world.host.sweep()
@@ -91,7 +91,7 @@ def test_ids_are_compared_with_their_types_and_messages_without_one_always_come(
     # What is not AMQP's message format has no properties that anybody could read.
     out.send_raw(b"no AMQP", message_format=7)
     out.send_raw(b"no AMQP", message_format=7)
-    assert world.host.stats("q").available == len(ids) + 4
+    assert world.stats("q").available == len(ids) + 4
 
 
 @pytest.mark.req("B13")
@@ -135,8 +135,8 @@ def test_what_is_moved_inside_is_not_lost() -> None:
 def test_within_the_process_too() -> None:
     world = World(ONCE)
     message = Message("m", message_id="a").encode()
-    world.host.publish("q", message)
-    world.host.publish("q", message)
+    world.host.space().publish("q", message)
+    world.host.space().publish("q", message)
     world.client().sender("q").send("m", message_id="a")
     assert shown(world) == ["m"]
 
@@ -154,7 +154,7 @@ def test_only_so_many_are_remembered() -> None:
     out.send("again", message_id=ULong(1))
     out.send("forgotten", message_id=ULong(0))
     assert shown(world) == [0, 1, 2, 3, "forgotten"]
-    (window,) = world.host._windows
+    (window,) = world.host.services.windows
     assert len(window) == 3
 
 
@@ -163,16 +163,16 @@ def test_the_option_can_come_and_go() -> None:
     world = World(Queue("q"))
     out = world.client().sender("q")
     out.send(1, message_id="a")
-    world.host.update(ONCE)
+    world.host.space().update(ONCE)
     out.send(2, 3, message_id="a")
     assert shown(world) == [1, 2]
-    world.host.update(Queue("q", duplicate_window_s=1))
+    world.host.space().update(Queue("q", duplicate_window_s=1))
     world.time.now += 1
     out.send(4, message_id="a")
-    world.host.update(Queue("q"))
+    world.host.space().update(Queue("q"))
     out.send(5, message_id="a")
     assert shown(world) == [1, 2, 4, 5]
-    assert not world.host._windows
+    assert not world.host.services.windows
     with pytest.raises(ValueError, match="duplicate_window_s is at least"):
         Queue("q", duplicate_window_s=0)
 
@@ -198,7 +198,7 @@ def test_in_a_transaction_what_is_committed_counts() -> None:
     assert shown(world) == ["before", "first"]
     out.send("after", message_id="a")
     assert shown(world) == ["before", "first"]
-    queue = world.host._find(world.host._space(""), "q").held
+    queue = world.host.space().find("q").held
     assert (queue.held, queue.pending) == (0, 0)
     assert queue.bytes == sum(len(each) for each in world.peek("q", 9))
 
@@ -372,16 +372,16 @@ async def test_large_messages_too(tmp_path: Path) -> None:
         async with broker.local() as peer, peer.sender("q") as out:
             for _ in range(3):
                 await out.send(large, durable=True, message_id="large")
-            assert broker.host.stats("q").available == 1
-            assert len(large) < broker.host.stats("q").bytes < 2 * len(large)
+            assert broker.stats("q").available == 1
+            assert len(large) < broker.stats("q").bytes < 2 * len(large)
             async with peer.transaction() as txn:
                 await out.send(large, durable=True, message_id="large", transaction=txn)
                 await out.send(large, durable=True, message_id="other", transaction=txn)
                 await out.send(large, durable=True, message_id="other", transaction=txn)
             await out.send(large, durable=True, message_id="other")
-            assert broker.host.stats("q").available == 2
-            assert 2 * len(large) < broker.host.stats("q").bytes < 3 * len(large)
-            assert await broker.host.purge("q") == 2
+            assert broker.stats("q").available == 2
+            assert 2 * len(large) < broker.stats("q").bytes < 3 * len(large)
+            assert await broker.purge("q") == 2
             await out.send(b"small", durable=True, message_id="large")
-            assert broker.host.stats("q").available == 0
-            assert broker.host.stats("q").bytes == 0
+            assert broker.stats("q").available == 0
+            assert broker.stats("q").bytes == 0

@@ -86,7 +86,7 @@ async def test_a_message_that_is_stored_after_the_loss_does_not_keep_its_connect
     async with trio.open_nursery() as nursery:
         await here.host.restore()
         nursery.start_soon(here.host.run)
-        here.host.declare(Queue("q"))
+        here.host.space().declare(Queue("q"))
         await here.host.wait_kept()
         gate.opened = trio.Event()
         client = here.client("c")

@@ -16,13 +16,13 @@ from amqp_rt.values import Symbol, ULong
 def pass_time(world: World, seconds: float) -> None:
     """Let alarms go off that are due, and whatever they have left for later turns."""
     world.time.now += seconds
-    world.host.tick()
-    while world.host._unfinished:
-        world.host.look_on()
+    world.host.turns.tick()
+    while world.host.turns.unfinished:
+        world.host.turns.run_pending()
 
 
 def waiting(world: World, name: str = "q") -> int:
-    return world.host.stats(name).available
+    return world.stats(name).available
 
 
 @pytest.mark.req("M7")
@@ -40,7 +40,7 @@ def test_the_first_message_expires_without_a_sweep() -> None:
     assert waiting(world) == 2
     pass_time(world, 0.02)
     assert (waiting(world), waiting(world, "dead")) == (1, 2)
-    assert world.host._alarms == []
+    assert world.host.turns.alarms == []
 
 
 @pytest.mark.req("M7")
@@ -136,12 +136,12 @@ def test_very_many_messages_expire_in_turns() -> None:
     sender = world.client().sender("q")
     sender.send(*["m"] * 300)
     world.time.now += 1
-    world.host.tick()
+    world.host.turns.tick()
     assert 0 < waiting(world, "dead") < 300
     before = 0
-    while world.host._unfinished:
+    while world.host.turns.unfinished:
         before = waiting(world, "dead")
-        world.host.look_on()
+        world.host.turns.run_pending()
         assert waiting(world, "dead") - before <= 50
     assert waiting(world, "dead") == 300
 
@@ -158,7 +158,7 @@ def test_a_busy_queue_sets_few_alarms() -> None:
         receiver.settle(RELEASED, 2 * number)
         receiver.grant(1)
         receiver.settle(ACCEPTED, 2 * number + 1)
-    assert world.host._alarms_set <= 2
+    assert world.host.turns.alarms_set <= 2
     # The queue goes on to watch what comes after all that.
     sender.send("last")
     pass_time(world, 1)
@@ -170,7 +170,7 @@ def test_a_clock_that_is_a_hair_early_is_no_trouble() -> None:
     world = World(Queue("q"))
     world.client().sender("q").send("m", ttl_s=1)
     # The wall clock is put back meanwhile.
-    held = world.host._find(world.host._space(""), "q").held
+    held = world.host.space().find("q").held
     held.wall = lambda: world.time.now - 0.5
     pass_time(world, 1)
     assert waiting(world) == 1
@@ -186,7 +186,7 @@ async def test_a_running_broker_moves_dead_letters_in_time(
         chain = [Queue(f"q{n}", ttl_s=0.1, dead_letter=f"q{n + 1}") for n in range(3)]
         for each in (*chain, Queue("q3")):
             await broker.declare(each)
-        broker.host.publish("q0", Message(b"m").encode())
+        broker.publish("q0", Message(b"m").encode())
         began = trio.current_time()
         async with broker.local() as peer, peer.receiver("q3") as receiver:
             (await receiver.receive()).accept()

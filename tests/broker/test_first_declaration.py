@@ -31,7 +31,7 @@ def declare(here: Topology, name: str, arguments: dict[str, Any], **options: Any
 
 
 def queue(broker: Broker, name: str) -> Queue:
-    declared = broker.host.declaration(name)
+    declared = broker.declaration(name)
     assert isinstance(declared, Queue)
     return declared
 
@@ -76,7 +76,7 @@ async def test_messages_stay_at_the_first_declaration() -> None:
     async with Broker() as broker:
         here = topology(broker)
         declare(here, "work", WORK)
-        broker.host.publish("retry", Message(b"x").encode())
+        broker.publish("retry", Message(b"x").encode())
         declare(here, "retry", {"x-max-length": 2})
         assert here.queue("retry").messages == 1
         assert queue(broker, "retry").length_max == 2
@@ -86,7 +86,7 @@ async def test_messages_stay_at_the_first_declaration() -> None:
 async def test_a_queue_made_on_its_first_use_becomes_what_is_declared(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'broker.db'}"
     async with Broker(store=store, auto_create=["queue:orders-*"]) as broker:
-        broker.host.publish("orders-1", Message(b"x").encode())
+        broker.publish("orders-1", Message(b"x").encode())
     async with Broker(store=store) as broker:
         # It is still one that no declaration has described.
         declare(topology(broker), "orders-1", {"x-max-length": 2}, durable=True)
@@ -134,7 +134,7 @@ async def test_a_queue_made_for_dead_letters_becomes_exclusive_or_says_why_not()
                 use()
             assert caught.value.condition == "amqp:resource-locked"
         here.close()
-        assert not broker.host.has("retry")
+        assert not broker.has("retry")
 
 
 @pytest.mark.req("N12")
@@ -142,7 +142,7 @@ async def test_a_queue_that_others_use_does_not_become_exclusive() -> None:
     async with Broker() as broker:
         here = topology(broker)
         declare(here, "work", WORK)
-        broker.host.publish("retry", Message(b"x").encode())
+        broker.publish("retry", Message(b"x").encode())
         await broker.declare(Queue("plain"))
         for name in ("retry", "plain"):
             with pytest.raises(AmqpError, match="exclusive") as caught:
@@ -184,7 +184,7 @@ async def test_numbers_of_arguments_have_an_upper_bound(
     async with Broker(store=f"sqlite:{tmp_path / 'broker.db'}") as broker:
         here = topology(broker)
         declare(here, "most", {argument: most}, durable=True)
-        broker.host.publish("most", Message(b"x", durable=True).encode())
+        broker.publish("most", Message(b"x", durable=True).encode())
         await broker.host.wait_kept()
         broker.topologies.sweep()
         for value in (most + 1, 10**14, 2**63 - 1):

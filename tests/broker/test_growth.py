@@ -52,7 +52,7 @@ def payload(size: int = 100) -> bytes:
 def filled(depth: int) -> World:
     world = World(Queue("q"))
     for _ in range(depth):
-        world.host.publish("q", payload())
+        world.host.space().publish("q", payload())
     return world
 
 
@@ -105,8 +105,8 @@ def test_unsettled(order: str, outcome: Outcome) -> None:
     def settle(unsettled: int) -> int:
         world = filled(unsettled)
         receiver = world.client().receiver("q", credit=unsettled)
-        while world.host._unfinished:
-            world.host.look_on()
+        while world.host.turns.unfinished:
+            world.host.turns.run_pending()
             world.pump()
         indexes = list(range(unsettled))
         if order == "newest":
@@ -135,7 +135,7 @@ def test_nodes() -> None:
     def hop(nodes: int) -> int:
         world = World(Queue("q"))
         for n in range(nodes):
-            world.host.declare(Queue(f"q{n}"))
+            world.host.space().declare(Queue(f"q{n}"))
         client = world.client()
         receiver = client.receiver("q", credit=100)
         sender = client.sender("q")
@@ -155,12 +155,12 @@ def test_memory_of_a_queued_message(header: bool) -> None:
     world = World(Queue("q"))
     count = 20_000
     template = bytes(Message(b"x" * 100, durable=header).encode())
-    world.host.publish("q", template)
+    world.host.space().publish("q", template)
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for _ in range(count):
-        world.host.publish("q", bytes(bytearray(template)))
+        world.host.space().publish("q", bytes(bytearray(template)))
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (after - before) / count <= 400
@@ -168,7 +168,7 @@ def test_memory_of_a_queued_message(header: bool) -> None:
 
 def test_queued_messages_are_invisible_to_the_collector() -> None:
     world = filled(100)
-    entries = world.host._spaces[""]["q"].held.peek(100)
+    entries = world.host.space().nodes["q"].held.peek(100)
     assert len(entries) == 100
     assert not any(gc.is_tracked(entry) for entry in entries)
     assert not gc.is_tracked(Entry(b"", avoid=frozenset({1})))
@@ -179,8 +179,8 @@ def test_subscribers_share_the_payload() -> None:
     client = world.client()
     for _ in range(3):
         client.receiver("t")
-    world.host.publish("t", payload())
-    queues = world.host._spaces[""]["t"].held._queues.values()
+    world.host.space().publish("t", payload())
+    queues = world.host.space().nodes["t"].held._queues.values()
     assert len({id(queue.peek(1)[0].payload) for queue in queues}) == 1
 
 
@@ -207,7 +207,7 @@ def test_selectors_of_a_deep_priority_queue(monkeypatch: pytest.MonkeyPatch) -> 
         for n in range(depth):
             color = f"c{n * 20 // depth % consumers}" if n % (depth // 20) == 0 else "none"
             message = Message(n, priority=n % 10, application_properties={"color": color})
-            world.host.publish("q", bytes(message.encode()))
+            world.host.space().publish("q", bytes(message.encode()))
         looked = 0
         client = world.client()
         receivers = [
@@ -218,8 +218,8 @@ def test_selectors_of_a_deep_priority_queue(monkeypatch: pytest.MonkeyPatch) -> 
             for receiver in receivers:
                 receiver.settle(ACCEPTED)
                 receiver.grant(1)
-                while world.host._unfinished:
-                    world.host.look_on()
+                while world.host.turns.unfinished:
+                    world.host.turns.run_pending()
                     world.pump()
         assert sum(len(receiver.bodies) for receiver in receivers) == 20
         return looked

@@ -53,7 +53,7 @@ async def judge(*, kept: bool = False) -> None:
             stops.append((stop, stopped))
             task_status.started()
             await stop.wait()
-            assert broker.host.stats("q").available == 0 or kept
+            assert broker.stats("q").available == 0 or kept
         stopped.set()
 
     async with trio.open_nursery() as nursery, Container("judge", network=network) as us:

@@ -12,7 +12,6 @@ import trio.testing
 from paged import Gate, in_line
 
 from amqp_rt import Broker, Message
-from amqp_rt.broker.durable.journal import Journal
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached, LocalProtocolError
 from amqp_rt.fronts.base import RCV_SECOND
@@ -48,7 +47,7 @@ class Troubled(MemoryStore):
 async def bodies(broker: Broker, address: str) -> list[Any]:
     """Everything that is available there, in order; it is left there."""
     await broker.host.wait_kept()
-    found = [Message.decode(each) for each in await broker.host.peek(address, 1_000)]
+    found = [Message.decode(each) for each in await broker.peek(address, 1_000)]
     return [each.body for each in found]
 
 
@@ -65,7 +64,7 @@ async def test_durable_messages_and_nodes_outlive_the_broker(
             async with peer.sender("auto-1") as other:
                 await other.send("there", durable=True)
     async with Broker(store=kept()) as broker:
-        names = {each.name: each for each in broker.host.nodes()}
+        names = {each.name: each for each in broker.nodes()}
         assert set(names) == {"work", "dead", "news", "auto-1"}
         assert names["work"] == Queue("work", max_deliveries=3, dead_letter="dead")
         assert await bodies(broker, "work") == ["kept", "kept too"]
@@ -84,10 +83,7 @@ async def test_durable_messages_and_nodes_outlive_the_broker(
 @pytest.mark.req("B7")
 async def test_nothing_is_settled_or_delivered_before_it_is_kept() -> None:
     gate = Gate()
-    store = MemoryStore()
-    broker = Broker(store=store)
-    broker.host.journal = Journal(store, gate)
-    async with broker:
+    async with Broker(store=MemoryStore(), executor=gate) as broker:
         await broker.declare(Queue("work"))
         async with broker.local() as peer, peer.sender("work") as out:
             gate.opened = trio.Event()
@@ -97,7 +93,7 @@ async def test_nothing_is_settled_or_delivered_before_it_is_kept() -> None:
                 await behind.outcome()
             assert not receipt.done
             assert not behind.done
-            assert broker.host.stats("work").available == 0
+            assert broker.stats("work").available == 0
             gate.opened.set()
             await receipt.accepted()
             await behind.accepted()
@@ -124,20 +120,20 @@ async def test_what_became_of_messages_is_kept(
                 held["moved"].release()
                 held["released"].release()
         assert await bodies(broker, "work") == ["modified", "moved", "released"]
-        assert await broker.host.move("work", "other", 1) == 1
+        assert await broker.move("work", "other", 1) == 1
     async with Broker(store=kept()) as broker:
         assert await bodies(broker, "work") == ["moved", "released"]
-        (moved,) = [Message.decode(each) for each in await broker.host.peek("other", 9)]
+        (moved,) = [Message.decode(each) for each in await broker.peek("other", 9)]
         assert moved.body == "modified"
         assert moved.delivery_count == 1
         assert moved.message_annotations == {"x-opt-note": "tried"}
-        (dead,) = [Message.decode(each) for each in await broker.host.peek("dead", 9)]
+        (dead,) = [Message.decode(each) for each in await broker.peek("dead", 9)]
         assert dead.body == "rejected"
         assert dead.message_annotations["x-opt-dead-letter-reason"] == "rejected"
-        assert await broker.host.purge("work") == 2
+        assert await broker.purge("work") == 2
         await broker.delete("other")
     async with Broker(store=kept()) as broker:
-        assert {each.name for each in broker.host.nodes()} == {"work", "dead"}
+        assert {each.name for each in broker.nodes()} == {"work", "dead"}
         assert await bodies(broker, "work") == []
         assert await bodies(broker, "dead") == ["rejected"]
 
@@ -155,7 +151,7 @@ async def test_what_is_declared_now_counts_and_not_what_was_before(
         with pytest.raises(AmqpError, match="exists as"):
             await broker.declare(Topic("work"))
     async with Broker(store=kept()) as broker:
-        assert broker.host.nodes() == [Queue("work", max_deliveries=5)]
+        assert broker.nodes() == [Queue("work", max_deliveries=5)]
 
 
 @pytest.mark.req("B7", "M6")
@@ -406,9 +402,7 @@ async def test_a_store_tidies_itself_up_when_nothing_is_written(
             return call(*args)
 
     store = Untidy()
-    broker = Broker(store=store)
-    broker.host.journal = Journal(store, Plain())
-    async with broker:
+    async with Broker(store=store, executor=Plain()) as broker:
         await broker.declare(Queue("work"))
         await trio.sleep(0.5)
         assert store.steps == 3

@@ -331,7 +331,7 @@ class KindModel(RuleBasedStateMachine):
             if overdue:
                 self.deliver()
         self.world.time.now += seconds
-        self.world.host.tick()
+        self.world.host.turns.tick()
         self.world.pump()
         self.expire()
 
@@ -363,7 +363,7 @@ class KindModel(RuleBasedStateMachine):
 
     @invariant()
     def what_is_left_is_what_the_model_says(self) -> None:
-        stats = self.world.host.stats("q")
+        stats = self.world.stats("q")
         held = sum(len(consumer.held) for consumer in self.consumers)
         assert (stats.available, stats.acquired) == (len(self.available), held)
         assert stats.delayed == len(self.delayed)
@@ -383,10 +383,10 @@ class KindModel(RuleBasedStateMachine):
         self.world.time.now += 100
         self.world.host.sweep()
         taker = self.client.receiver("q", credit=10_000, settle=ACCEPTED)
-        stats = self.world.host.stats("q")
+        stats = self.world.stats("q")
         assert (stats.available, stats.acquired, stats.delayed) == (0, 0, 0)
         assert len(set(taker.bodies)) == len(taker.bodies)
-        queue = self.world.host._queue("q", "")
+        queue = self.world.host.space().find("q").held
         assert (queue._latest, queue.shelf.aside) == ({}, set())
         assert len(queue.shelf.older()) == queue.shelf.stale
         self.world.purge("dead")

@@ -147,7 +147,7 @@ def test_a_last_value_queue_keeps_the_last_of_each_key() -> None:
     for body, subject in [(1, "a"), (2, "b"), (3, "a"), (4, None), (5, None), (6, "b")]:
         out.send(body, subject=subject)
     assert shown(world) == [3, 4, 5, 6]
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.available, stats.dropped, stats.enqueued) == (4, 2, 6)
     assert client.receiver("q", credit=4, settle=ACCEPTED).bodies == [3, 4, 5, 6]
     assert world.host.memory.held == 0
@@ -170,7 +170,7 @@ def test_an_outdated_message_does_not_come_back(newer_is_taken: bool) -> None:
         assert client.receiver("q", credit=1, settle=ACCEPTED).bodies == ["new"]
     holder.settle(RELEASED)
     assert shown(world) == ([] if newer_is_taken else ["new"])
-    assert world.host.stats("q").dropped == 1
+    assert world.stats("q").dropped == 1
 
 
 @pytest.mark.req("B22")
@@ -185,7 +185,7 @@ def test_replaced_messages_leave_nothing_behind(options: dict[str, Any]) -> None
             # What came back is in a heap, and replaced there.
             client.receiver("q", credit=3).detach()
         world.host.sweep()
-    queue = world.host._find(world.host._space(""), "q").held
+    queue = world.host.space().find("q").held
     assert len(queue.shelf.older()) <= 200
     assert sorted(shown(world)) == [397, 398, 399]
     assert sorted(client.receiver("q", credit=9, settle=ACCEPTED).bodies) == [397, 398, 399]
@@ -241,17 +241,17 @@ def test_a_message_comes_at_its_time_and_at_its_place(key: str) -> None:
     out.send("at noon", message_annotations={Symbol(key): at})
     out.send("past", message_annotations={Symbol(key): Timestamp(1)})
     assert consumer.bodies == ["past"]
-    assert world.host.stats("q").delayed == 1
+    assert world.stats("q").delayed == 1
     consumer.detach()
     out.send("now")
     assert shown(world) == ["past", "now"]
     world.time.now += 59
-    world.host.tick()
+    world.host.turns.tick()
     assert shown(world) == ["past", "now"]
     world.time.now += 1
-    world.host.tick()
+    world.host.turns.tick()
     assert shown(world) == ["at noon", "past", "now"]
-    assert world.host.stats("q").delayed == 0
+    assert world.stats("q").delayed == 0
 
 
 @pytest.mark.req("B28")
@@ -265,7 +265,7 @@ def test_what_is_due_is_seen_by_those_who_have_passed_its_place() -> None:
     out.send("last")
     assert browser.bodies == ["first", "last"]
     world.time.now += 1
-    world.host.tick()
+    world.host.turns.tick()
     world.pump()
     assert browser.bodies == ["first", "last", "later"]
     assert client.receiver("q", credit=9).bodies == ["first", "later", "last"]
@@ -280,7 +280,7 @@ def test_a_message_that_is_not_due_takes_room_and_can_expire() -> None:
     out.send("now")
     assert out.link.credit == 0
     world.time.now += 1
-    world.host.tick()
+    world.host.turns.tick()
     assert client.receiver("q", credit=9, settle=ACCEPTED).bodies == ["now"]
     assert shown(world, "dead") == ["later"]
     assert out.link.credit > 0
@@ -305,9 +305,9 @@ def test_delays_hold_for_subscribers_and_not_for_logs() -> None:
     client.sender("news").send("later", **delayed(1_000))
     client.sender("log").send("later", **delayed(1_000))
     assert reader.bodies == []
-    assert world.host.log_stats("log").partitions[0].next == 1
+    assert world.log_stats("log").partitions[0].next == 1
     world.time.now += 1
-    world.host.tick()
+    world.host.turns.tick()
     world.pump()
     assert reader.bodies == ["later"]
 
@@ -324,9 +324,9 @@ def test_queues_that_have_gone_leave_no_alarms() -> None:
         out.send("later", **delayed(3_600_000))
         out.detach()
         source.detach()
-    assert len(world.host._alarms) <= 70
+    assert len(world.host.turns.alarms) <= 70
     world.time.now += 3_600
-    world.host.tick()
+    world.host.turns.tick()
     assert shown(world, "stays") == ["later"]
 
 

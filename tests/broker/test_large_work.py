@@ -55,8 +55,8 @@ async def put(world: PagedWorld, *payloads: bytes) -> None:
 
 def is_empty(world: PagedWorld, *addresses: str) -> bool:
     for address in addresses:
-        stats = world.host.stats(address)
-        number = world.host._find(world.host._space(""), address).number
+        stats = world.stats(address)
+        number = world.host.space().find(address).number
         assert (stats.available, stats.acquired, stats.bytes) == (0, 0, 0)
         assert world.store.summary(number)[0] == 0
         assert not any(world.store.piece(number, place, 0) for place in range(20))
@@ -84,11 +84,11 @@ async def test_a_large_message_is_posted_with_others_or_not_at_all(
         sender.post(txn_id, "after", durable=True)
         await world.settle()
         assert sender.outcomes == [TransactionalState(txn_id, ACCEPTED)] * 3
-        assert (world.host.stats("q").available, world.store.summary(1)[0]) == (0, 0)
+        assert (world.stats("q").available, world.store.summary(1)[0]) == (0, 0)
         assert world.store.piece(1, 0, 0)
         assert world.host.memory.held < 2_000
         assert await discharge(world, control, txn_id, fail) == "accepted"
-        assert world.host.stats("q").available == (0 if fail else 3)
+        assert world.stats("q").available == (0 if fail else 3)
         if fail:
             assert is_empty(world, "q")
     async with world_of(kept(), limits=SMALL) as world:
@@ -116,10 +116,10 @@ async def test_what_was_posted_and_never_discharged_leaves_nothing(
         elif how == "connection":
             client.cut()
         elif how == "deleted":
-            world.host.delete("q")
+            world.host.space().delete("q")
             rollback = "amqp:transaction:rollback"
             assert await discharge(world, control, txn_id, False) == rollback
-            world.host.declare(Queue("q"))
+            world.host.space().declare(Queue("q"))
         await world.settle()
         if how != "process":
             assert is_empty(world, "q")
@@ -199,12 +199,12 @@ async def test_a_large_delivery_is_retired_in_a_transaction(
         await world.settle()
         receiver.endpoint.deliveries[0].update(TransactionalState(txn_id, ACCEPTED))
         await world.settle()
-        assert world.host.stats("q").acquired == 1
+        assert world.stats("q").acquired == 1
         assert await discharge(world, control, txn_id, fail) == "accepted"
         receiver.detach()
         await world.settle()
-        assert world.host.stats("q").available == (1 if fail else 0)
-        assert world.host.stats("to").available == (0 if fail else 1)
+        assert world.stats("q").available == (1 if fail else 0)
+        assert world.stats("to").available == (0 if fail else 1)
     async with world_of(kept(), limits=SMALL) as world:
         assert await read(world, "q" if fail else "to") == [body]
         assert is_empty(world, "q", "to")
@@ -231,12 +231,12 @@ async def test_a_large_message_is_acquired_in_a_transaction(
         if not settled:
             delivery.update(TransactionalState(txn_id, ACCEPTED))
             await world.settle()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.acquired) == (0, 1)
         assert await discharge(world, control, txn_id, fail) == "accepted"
         receiver.detach()
         await world.settle()
-        assert world.host.stats("q").available == (1 if fail else 0)
+        assert world.stats("q").available == (1 if fail else 0)
         if fail:
             assert await read(world) == [body]
         assert is_empty(world, "q")
@@ -258,14 +258,14 @@ async def test_a_transaction_that_ends_while_it_sends(how: str) -> None:
         for _ in range(2):
             client.pump()
             await trio.testing.wait_all_tasks_blocked()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.acquired) == (0, 1)
         if how == "cut":
             client.cut()
         else:
             assert await discharge(world, control, txn_id, how == "roll back") == "accepted"
         await world.settle()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         if how == "commit":
             # Nothing was said of it: it stays with who has it (Part 4 §4.4.4).
             assert (stats.available, stats.acquired, receiver.bodies) == (0, 1, [body])
@@ -298,7 +298,7 @@ async def test_one_that_cannot_be_read_whole_fails_its_transaction(autojump_cloc
         assert await discharge(world, control, txn_id, False) == rollback
         receiver.detach()
         await world.settle()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.acquired) == (1, 0)
 
 
@@ -324,9 +324,9 @@ async def test_it_is_moved_and_given_up_from_queue_to_queue(kept: Callable[[], A
     nodes = Queue("q", dead_letter="dead"), Queue("to", max_deliveries=1, dead_letter="q")
     async with world_of(kept(), *nodes, limits=SMALL) as world:
         await put(world, payload)
-        assert await world.host.move("q", "to", 5) == 1
+        assert await world.host.space().find("q").move(world.host.space().find("to"), 5) == 1
         await world.settle()
-        assert (world.host.stats("q").bytes, world.store.piece(1, 0, 0)) == (0, b"")
+        assert (world.stats("q").bytes, world.store.piece(1, 0, 0)) == (0, b"")
         receiver = world.client(limits=CLIENT).receiver("to", credit=1)
         await world.settle()
         receiver.settle(Modified(delivery_failed=True))
@@ -362,7 +362,7 @@ async def test_there_is_no_way_from_a_queue_to_a_topic_or_a_log(target: Any) -> 
     async with world_of(MemoryStore(), *nodes, limits=SMALL) as world:
         await put(world, payload)
         with pytest.raises(AmqpError) as error:
-            await world.host.move("q", "to", 1)
+            await world.host.space().find("q").move(world.host.space().find("to"), 1)
         assert error.value.condition == TOO_LARGE
         assert "too large for 'to'" in str(error.value)
         receiver = world.client(limits=CLIENT).receiver("q", credit=1)
@@ -375,9 +375,9 @@ async def test_there_is_no_way_from_a_queue_to_a_topic_or_a_log(target: Any) -> 
         # As if there were no dead-letter address for it.
         receiver.settle(Rejected(), 1)
         await world.settle()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.dropped, stats.dead_lettered, stats.bytes) == (1, 0, 0)
-        assert world.host.stats("to").enqueued == 0
+        assert world.stats("to").enqueued == 0
 
 
 # --- Where they cannot go ---
@@ -395,7 +395,7 @@ async def test_what_is_no_queue_in_the_store_says_how_much_it_takes(address: str
         sender.link.send(payload)
         await world.settle()
         assert sender.error == TOO_LARGE
-        assert world.host.stats(address.partition("/")[0]).enqueued == 0
+        assert world.stats(address.partition("/")[0]).enqueued == 0
         assert world.host.memory.held == 0
 
 
@@ -414,7 +414,7 @@ async def test_neither_do_the_anonymous_terminus_and_dynamic_nodes() -> None:
                     with pytest.raises(AmqpError) as error:
                         await out.send(Message.decode(payload))
                     assert error.value.condition == TOO_LARGE
-        assert broker.host.stats("q").available == 0
+        assert broker.stats("q").available == 0
 
 
 # --- All of it together ---
@@ -506,11 +506,12 @@ async def test_whatever_transactions_do_each_message_ends_once(seed: int) -> Non
             each.detach()
         await world.settle()
         waiting = [
-            int(str(Message.decode(each).subject)) for each in await world.host.peek("q", 1_000)
+            int(str(Message.decode(each).subject))
+            for each in await world.host.space().find("q").peek(1_000)
         ]
         assert sorted([*ended, *waiting]) == sorted(committed)
         rest = client.receiver("q")
-        while world.host.stats("q").available:
+        while world.stats("q").available:
             rest.grant(20)
             await world.settle()
             for delivery in unsettled(rest):

@@ -35,7 +35,14 @@ class Group:
         self.nursery = nursery
 
     def extend(self, count: int = 2, generation: int = 1) -> Answer:
-        return beside(self.nursery, self.host.lease, "work", "job", generation, count)
+        return beside(
+            self.nursery,
+            self.host.leases.extend,
+            self.host.space().find("work"),
+            "job",
+            generation,
+            count,
+        )
 
     def beside(self, call: Callable[..., Any], *args: Any) -> Answer:
         return beside(self.nursery, call, *args)
@@ -44,7 +51,7 @@ class Group:
     async def reading(self) -> AsyncIterator[Stall]:
         """Drop the messages that are in memory; the others are being read."""
         stall = self.stalls.at("_read")
-        queue = self.host._queue("work", "")
+        queue = self.host.space().find("work").held
         queue.drop(in_memory(queue))
         assert queue.available == queue.paging.count > 1
         async with stall:
@@ -53,10 +60,10 @@ class Group:
     async def check(self) -> None:
         """Each message waits, or some group that there is has it."""
         await self.host.wait_kept()
-        if not self.host.has("work"):
+        if not self.host.space().has("work"):
             return
-        stats = self.host.stats("work")
-        leases = self.host.leases._leases.get(self.host._spaces[""]["work"], {})
+        stats = self.host.space().get("work").stats()
+        leases = self.host.leases._leases.get(self.host.space().nodes["work"], {})
         held = [each for lease in leases.values() for each in lease.held if each is not None]
         assert stats.acquired == len(held)
         gone = stats.accepted + stats.dropped
@@ -73,9 +80,9 @@ async def group(store: Any = None, **limits: int) -> AsyncIterator[Group]:
     ):
         await broker.declare(Queue("work"))
         for body in range(COUNT):
-            broker.host.publish("work", Message(body, durable=True).encode())
+            broker.publish("work", Message(body, durable=True).encode())
         await broker.host.wait_kept()
-        await broker.host.open_lease("work", "job", 60)
+        await broker.host.leases.open(broker.host.space().find("work"), "job", 60)
         made = Group(broker, stalls, nursery)
         yield made
         await made.check()
@@ -84,9 +91,9 @@ async def group(store: Any = None, **limits: int) -> AsyncIterator[Group]:
 async def after_restart(store: MemoryStore) -> tuple[list[Any], Any]:
     """What waits in the queue then, and the state of the group."""
     async with Broker(store=store, executor=Stalls()) as broker:
-        found = [Message.decode(each).body for each in await broker.host.peek("work", 100)]
+        found = [Message.decode(each).body for each in await broker.peek("work", 100)]
         try:
-            state = broker.host.lease_state("work", "job")
+            state = broker.host.leases.state(broker.host.space().find("work"), "job")
         except AmqpError as error:
             assert store.facts(facts.LEASES.name) == store.facts(facts.LEASED.name) == []
             return found, error.condition
@@ -104,11 +111,11 @@ async def _begin(call: Callable[..., Any], *args: Any) -> None:
 
 
 async def release(group: Group) -> None:
-    await _begin(group.host.release_lease, "work", "job")
+    await _begin(group.host.leases.release, group.host.space().find("work"), "job")
 
 
 async def open_again(group: Group) -> None:
-    await _begin(group.host.open_lease, "work", "job")
+    await _begin(group.host.leases.open, group.host.space().find("work"), "job")
 
 
 async def release_and_open(group: Group) -> None:
@@ -117,7 +124,7 @@ async def release_and_open(group: Group) -> None:
 
 
 async def delete(group: Group) -> None:
-    group.host.delete("work")
+    group.host.space().delete("work")
 
 
 async def expire(group: Group) -> None:
@@ -160,8 +167,8 @@ async def test_what_changes_while_numbers_are_written(
         await job.check()
         if happens is open_again and not refused:
             # What has a number is the group's, however it was opened since.
-            assert job.host.lease_state("work", "job").next == 2
-            assert job.host.stats("work").requeued == 0
+            assert job.host.leases.state(job.host.space().find("work"), "job").next == 2
+            assert job.host.space().get("work").stats().requeued == 0
         if happens is delete:
             assert store.facts(facts.LEASES.name) == store.facts(facts.LEASED.name) == []
             return
@@ -184,7 +191,7 @@ async def test_what_changes_while_messages_are_read(happens: Happens, condition:
     async with group(store, queue_memory_messages_max=2) as job, job.reading() as stall:
         answer = job.extend()
         await trio.testing.wait_all_tasks_blocked()
-        left = job.host.stats("work").available
+        left = job.host.space().get("work").stats().available
         await happens(job)
         stall.released.set()
         assert await answer.get() == condition
@@ -200,13 +207,15 @@ async def test_nothing_is_set_aside_for_a_request_that_was_cancelled() -> None:
     async with group(queue_memory_messages_max=2) as job, job.reading() as stall:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(job.host.lease, "work", "job", 1, 2)
+                nursery.start_soon(
+                    job.host.leases.extend, job.host.space().find("work"), "job", 1, 2
+                )
                 await trio.testing.wait_all_tasks_blocked()
                 scope.cancel()
         stall.released.set()
         await trio.testing.wait_all_tasks_blocked()
         await job.check()
-        assert job.host.lease_state("work", "job").next == 0
+        assert job.host.leases.state(job.host.space().find("work"), "job").next == 0
 
 
 async def test_a_request_that_is_cancelled_while_numbers_are_written_waits_for_them() -> None:
@@ -215,15 +224,15 @@ async def test_a_request_that_is_cancelled_while_numbers_are_written_waits_for_t
         stall = job.stalls.at("commit")
         with trio.CancelScope() as scope:
             job.nursery.start_soon(_cancel_then_release, scope, stall, job)
-            await job.host.lease("work", "job", 1, 2)
-        assert job.host.lease_state("work", "job").next == 2
+            await job.host.leases.extend(job.host.space().find("work"), "job", 1, 2)
+        assert job.host.leases.state(job.host.space().find("work"), "job").next == 2
 
 
 async def _cancel_then_release(scope: trio.CancelScope, stall: Stall, job: Group) -> None:
     async with stall:
         scope.cancel()
         await trio.testing.wait_all_tasks_blocked()
-        assert job.host.lease_state("work", "job").next == 0
+        assert job.host.leases.state(job.host.space().find("work"), "job").next == 0
 
 
 @pytest.mark.parametrize(("happens", "condition"), HAPPENS)
@@ -231,37 +240,39 @@ async def test_what_changes_when_something_was_just_drawn(happens: Happens, cond
     async with group() as job:
         await job.extend(COUNT).get()
         # These wait in the queue for others, so that the group waits for more.
-        await job.host.return_lease("work", "job", 1, [(0, COUNT)])
+        await job.host.leases.give_back(job.host.space().find("work"), "job", 1, [(0, COUNT)])
         answer = job.extend(2)
         await trio.testing.wait_all_tasks_blocked()
-        job.host.publish("work", Message("more").encode())
+        job.host.space().publish("work", Message("more").encode())
         # Who has drawn it has had no turn since.
         await happens(job)
         assert await answer.get() == condition
         await trio.testing.wait_all_tasks_blocked()
         if happens is not delete:
-            assert job.host.stats("work").available == COUNT + 1
+            assert job.host.space().get("work").stats().available == COUNT + 1
 
 
 async def test_what_was_just_drawn_for_a_request_that_is_cancelled_goes_back() -> None:
     async with group() as job:
         await job.extend(COUNT).get()
-        await job.host.return_lease("work", "job", 1, [(0, COUNT)])
+        await job.host.leases.give_back(job.host.space().find("work"), "job", 1, [(0, COUNT)])
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(job.host.lease, "work", "job", 1, 1)
+                nursery.start_soon(
+                    job.host.leases.extend, job.host.space().find("work"), "job", 1, 1
+                )
                 await trio.testing.wait_all_tasks_blocked()
                 scope.cancel()
-                job.host.publish("work", Message("more").encode())
-        assert job.host.stats("work").available == COUNT + 1
+                job.host.space().publish("work", Message("more").encode())
+        assert job.host.space().get("work").stats().available == COUNT + 1
 
 
 async def test_two_that_open_have_not_the_same_generation() -> None:
     async with group() as job:
         stall = job.stalls.at("commit")
-        first = job.beside(job.host.open_lease, "work", "job")
+        first = job.beside(job.host.leases.open, job.host.space().find("work"), "job")
         await stall.reached.wait()
-        second = job.beside(job.host.open_lease, "work", "job")
+        second = job.beside(job.host.leases.open, job.host.space().find("work"), "job")
         await trio.testing.wait_all_tasks_blocked()
         async with stall:
             pass
@@ -276,10 +287,14 @@ async def test_a_number_is_said_when_it_is_kept() -> None:
         stall = job.stalls.at("commit")
         answer = job.extend(2)
         async with stall:
-            assert job.host.lease_state("work", "job").next == 2
-            accepted = job.beside(job.host.accept_lease, "work", "job", 1, 3)
+            assert job.host.leases.state(job.host.space().find("work"), "job").next == 2
+            accepted = job.beside(
+                job.host.leases.accept, job.host.space().find("work"), "job", 1, 3
+            )
             assert await accepted.get() == "amqp:invalid-field"
-            back = job.beside(job.host.return_lease, "work", "job", 1, [(2, 3)])
+            back = job.beside(
+                job.host.leases.give_back, job.host.space().find("work"), "job", 1, [(2, 3)]
+            )
             assert await back.get() == "amqp:invalid-field"
         assert (await answer.get()).next == 4
 
@@ -295,10 +310,12 @@ async def test_what_is_accepted_while_numbers_are_written(refused: bool) -> None
             job.stalls.at("commit", error=full).released.set()
         more = job.extend(2)
         await stall.reached.wait()
-        accepted = job.beside(job.host.accept_lease, "work", "job", 1, 1)
+        accepted = job.beside(job.host.leases.accept, job.host.space().find("work"), "job", 1, 1)
         await trio.testing.wait_all_tasks_blocked()
         async with stall:
-            back = job.beside(job.host.return_lease, "work", "job", 1, [(1, 2)])
+            back = job.beside(
+                job.host.leases.give_back, job.host.space().find("work"), "job", 1, [(1, 2)]
+            )
             await trio.testing.wait_all_tasks_blocked()
         assert (await accepted.get()).first == (await back.get()).first == 1
         if refused:
@@ -306,7 +323,9 @@ async def test_what_is_accepted_while_numbers_are_written(refused: bool) -> None
         else:
             assert (await more.get()).next == 4
         await job.check()
-        assert job.host.lease_state("work", "job").next == (2 if refused else 4)
+        assert job.host.leases.state(job.host.space().find("work"), "job").next == (
+            2 if refused else 4
+        )
     found, state = await after_restart(store)
     assert found == ([1, 2, 3, 4, 5] if refused else [1, 4, 5])
     assert state[1] == 1
@@ -317,10 +336,10 @@ async def test_a_group_that_cannot_be_kept_is_not_there() -> None:
     async with group(store) as job:
         for _ in range(2):
             job.stalls.at("commit", error=StoreFull("the disk is full")).released.set()
-        answer = job.beside(job.host.open_lease, "work", "other")
+        answer = job.beside(job.host.leases.open, job.host.space().find("work"), "other")
         assert await answer.get() == "amqp:resource-limit-exceeded"
         with pytest.raises(AmqpError, match="no group"):
-            job.host.lease_state("work", "other")
+            job.host.leases.state(job.host.space().find("work"), "other")
         await job.check()
 
 
@@ -328,21 +347,21 @@ async def test_a_group_whose_opening_is_refused_stays_with_who_opened_it_meanwhi
     async with group() as job:
         stall = job.stalls.at("commit", error=StoreFull("the disk is full"))
         job.stalls.at("commit", error=StoreFull("the disk is full")).released.set()
-        first = job.beside(job.host.open_lease, "work", "other")
+        first = job.beside(job.host.leases.open, job.host.space().find("work"), "other")
         await stall.reached.wait()
-        second = job.beside(job.host.open_lease, "work", "other")
+        second = job.beside(job.host.leases.open, job.host.space().find("work"), "other")
         await trio.testing.wait_all_tasks_blocked()
         stall.released.set()
         assert await first.get() == "amqp:resource-limit-exceeded"
         assert (await second.get()).generation == 2
-        assert job.host.lease_state("work", "other").generation == 2
+        assert job.host.leases.state(job.host.space().find("work"), "other").generation == 2
 
 
 async def test_nothing_of_a_queue_without_leases_is_remembered() -> None:
     async with group() as job:
-        job.host.declare(Queue("locking", lock_s=1))
+        job.host.space().declare(Queue("locking", lock_s=1))
         with pytest.raises(AmqpError, match="cannot be leased"):
-            await job.host.open_lease("locking", "job")
+            await job.host.leases.open(job.host.space().find("locking"), "job")
         assert len(job.host.leases._leases) == 1
 
 

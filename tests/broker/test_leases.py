@@ -64,7 +64,7 @@ async def fill(peer: Connection, *bodies: Any, durable: bool = False) -> None:
 
 
 async def available(broker: Broker) -> list[Any]:
-    return [Message.decode(each).body for each in await broker.host.peek("work", 1_000)]
+    return [Message.decode(each).body for each in await broker.peek("work", 1_000)]
 
 
 async def test_a_group_reads_its_messages_as_often_as_it_likes(
@@ -114,13 +114,13 @@ async def test_a_lease_outlives_the_broker(tmp_path: Path, paged: bool) -> None:
             state = await ask(peer, "LEASE", generation=1, count=12 - state.next)
         await ask(peer, "ACCEPT-LEASE", generation=1, to=2)
     async with broker_again() as broker, broker.local() as peer:
-        assert broker.host.stats("work").acquired == 10
+        assert broker.stats("work").acquired == 10
         assert await ask(peer, "OPEN-LEASE") == LeaseState(2, 2, 12, 8)
         assert await read(peer, 2, 12) == [(place, place) for place in range(2, 12)]
         await ask(peer, "ACCEPT-LEASE", generation=2, to=12)
     async with broker_again() as broker, broker.local() as peer:
         assert await ask(peer, "LEASE-STATE") == LeaseState(2, 12, 12, 8)
-        assert broker.host.stats("work").acquired == 0
+        assert broker.stats("work").acquired == 0
         await ask(peer, "RELEASE-LEASE")
     async with broker_again() as broker, broker.local() as peer:
         assert await ask(peer, "LEASE-STATE") == "amqp:not-found"
@@ -193,10 +193,10 @@ async def test_what_cannot_be_is_refused() -> None:
         host = broker.host
         for address, condition in (("log", "not-allowed"), ("locking", "not-allowed")):
             with pytest.raises(Exception, match=condition):
-                await host.open_lease(address, "job")
+                await host.leases.open(host.space().find(address), "job")
         async with peer.receiver("alone"):
             with pytest.raises(Exception, match="resource-locked"):
-                await host.open_lease("alone", "job")
+                await host.leases.open(host.space().find("alone"), "job")
 
 
 async def test_a_queue_takes_its_leases_along() -> None:
@@ -258,10 +258,12 @@ async def test_what_was_given_back_is_not_leased_after_a_restart(tmp_path: Path)
                 await ask(peer, "RETURN-LEASE", [[1, 3]], generation=1)
             assert await read(peer, 0, 4) == [(0, "a"), (3, "d")]
             assert await available(broker) == ["b", "c"]
-            names.append(broker.host.lease_state("work", "job").id)
+            names.append(broker.host.leases.state(broker.host.space().find("work"), "job").id)
             if round_:
                 await ask(peer, "RELEASE-LEASE")
-                names.append((await broker.host.open_lease("work", "job")).id)
+                names.append(
+                    (await broker.host.leases.open(broker.host.space().find("work"), "job")).id
+                )
     # It is the same group, until it is another one.
     assert names[0] == names[1] != names[2]
 
@@ -271,10 +273,10 @@ async def test_a_group_of_the_same_name_is_another_one() -> None:
     async with Broker() as broker, broker.local() as peer:
         await broker.declare(Queue("work"))
         await fill(peer, *"abc")
-        old = (await broker.host.open_lease("work", "job")).id
+        old = (await broker.host.leases.open(broker.host.space().find("work"), "job")).id
         await ask(peer, "LEASE", generation=1, count=2, id=old)
         await ask(peer, "RELEASE-LEASE")
-        new = (await broker.host.open_lease("work", "job")).id
+        new = (await broker.host.leases.open(broker.host.space().find("work"), "job")).id
         assert (await ask(peer, "LEASE", generation=1, count=2, id=new)).next == 2
         for operation, given in (
             ("LEASE-STATE", {}),
@@ -295,17 +297,17 @@ async def test_a_group_of_the_same_name_is_another_one() -> None:
 async def test_a_group_name_has_1_to_256_characters() -> None:
     world = World(Queue("work"))
     for name in ("g", "g" * 256):
-        assert (await world.host.open_lease("work", name)).generation == 1
+        assert (await world.host.leases.open(world.host.space().find("work"), name)).generation == 1
     for name in ("", "g" * 257):
         with pytest.raises(AmqpError, match="1 to 256 characters"):
-            await world.host.open_lease("work", name)
+            await world.host.leases.open(world.host.space().find("work"), name)
 
 
 async def test_a_reader_ends_with_the_reason_why_it_cannot_go_on() -> None:
     world = World(Queue("work"))
     world.client().sender("work").send("a", "b", bytes(5_000), "d")
-    await world.host.open_lease("work", "job")
-    await world.host.lease("work", "job", 1, 4)
+    await world.host.leases.open(world.host.space().find("work"), "job")
+    await world.host.leases.extend(world.host.space().find("work"), "job", 1, 4)
     properties = {GROUP: "job", FROM: 0, TO: 4}
     narrow = world.client(limits=Limits(message_size_max=1_000))
     small = narrow.receiver("work", properties=properties, credit=5)
@@ -313,7 +315,7 @@ async def test_a_reader_ends_with_the_reason_why_it_cannot_go_on() -> None:
     assert small.error == "amqp:link:message-size-exceeded"
     # The second message is gone before it is asked for.
     late = world.client().receiver("work", properties=properties, credit=1)
-    await world.host.accept_lease("work", "job", 1, 2)
+    await world.host.leases.accept(world.host.space().find("work"), "job", 1, 2)
     assert late.error is None
     late.grant(1)
     assert late.bodies == ["a"]
@@ -321,7 +323,7 @@ async def test_a_reader_ends_with_the_reason_why_it_cannot_go_on() -> None:
     # The group is gone.
     properties = {GROUP: "job", FROM: 2, TO: 4}
     late = world.client().receiver("work", properties=properties, credit=1)
-    await world.host.release_lease("work", "job")
+    await world.host.leases.release(world.host.space().find("work"), "job")
     late.grant(1)
     assert late.error == "amqp:not-found"
 
@@ -349,7 +351,7 @@ async def test_a_restart_drops_facts_without_a_queue_and_restores_the_others() -
         assert [found for found, _ in store.facts(facts.LEASES.name)] == [key]
         assert len(store.facts(facts.LEASED.name)) == 2
         # Numbers of groups are not given again.
-        await broker.host.open_lease("work", "other")
+        await broker.host.leases.open(broker.host.space().find("work"), "other")
         assert store.facts(facts.LEASES.name)[-1][0] > (99).to_bytes(len(key), "big")
 
 

@@ -27,8 +27,8 @@ def observed(*declared: Any, **options: Any) -> World:
 
 def events(world: World, *keys: str) -> list[Any]:
     """What the journal has, as the values of these keys, or of one."""
-    assert world.host.journals is not None
-    world.host.journals.flush()
+    assert world.host.services.journals is not None
+    world.host.services.journals.flush()
     reader = world.client().receiver(
         JOURNAL,
         credit=10_000,
@@ -183,9 +183,9 @@ def test_what_is_in_a_transaction_shows_when_it_is_committed() -> None:
 @pytest.mark.req("K8")
 def test_off_it_is_not_there() -> None:
     world = World(Queue("q"), Topic("t"))
-    assert world.host.journals is None
-    assert type(world.host._spaces[""]["q"].held) is MessageQueue
-    assert [each.name for each in world.host.nodes()] == ["q", "t"]
+    assert world.host.services.journals is None
+    assert type(world.host.space().nodes["q"].held) is MessageQueue
+    assert [each.name for each in world.host.space().declarations()] == ["q", "t"]
     assert world.client().receiver(JOURNAL).error == "amqp:not-found"
 
 
@@ -197,8 +197,8 @@ def test_only_some_addresses_and_messages() -> None:
     for address in ("orders-1", "other"):
         world.client().sender(address).send(*range(7))
         world.client().receiver(address, credit=10, settle=ACCEPTED)
-    assert type(world.host._spaces[""]["other"].held) is MessageQueue
-    assert type(world.host._spaces[""]["orders-2"].held) is ObservedQueue
+    assert type(world.host.space().nodes["other"].held) is MessageQueue
+    assert type(world.host.space().nodes["orders-2"].held) is ObservedQueue
     assert {each[0] for each in events(world, "address")} == {"orders-1"}
     assert {each[0] for each in events(world, "sequence")} == {0, 3, 6}
     assert len(events(world)) == 9
@@ -224,15 +224,15 @@ def test_it_keeps_no_more_than_it_may() -> None:
     sender = world.client().sender("q")
     for _ in range(20):
         sender.send(*range(50))
-        assert world.host.journals is not None
-        world.host.journals.flush()
-    stats = world.host.log_stats(JOURNAL).partitions[0]
+        assert world.host.services.journals is not None
+        world.host.services.journals.flush()
+    stats = world.log_stats(JOURNAL).partitions[0]
     assert stats.next == 1_000
     assert stats.first > 800
     assert stats.bytes < 20_000
     world.time.now += 100
     world.host.sweep()
-    assert world.host.log_stats(JOURNAL).partitions[0].first == 1_000
+    assert world.log_stats(JOURNAL).partitions[0].first == 1_000
 
 
 @pytest.mark.req("K8")
@@ -257,11 +257,11 @@ def test_nobody_else_writes_there() -> None:
 @pytest.mark.req("B25")
 def test_each_virtual_host_has_its_own() -> None:
     world = observed(Queue("q"))
-    world.host.declare(Queue("q"), virtual_host="b")
-    world.host.publish("q", b"\x00\x53\x77\xa1\x01x", virtual_host="b")
+    world.host.spaces.open("b").declare(Queue("q"))
+    world.host.space("b").publish("q", b"\x00\x53\x77\xa1\x01x")
     assert events(world) == []
-    assert world.host.journals is not None
-    assert world.host.log_stats(JOURNAL, virtual_host="b").partitions[0].next == 1
+    assert world.host.services.journals is not None
+    assert world.host.space("b").find(JOURNAL).log_stats().partitions[0].next == 1
 
 
 @pytest.mark.req("K8")
@@ -281,7 +281,7 @@ async def test_a_store_keeps_it(tmp_path: Path) -> None:
             async with peer.receiver(JOURNAL, filter=first) as reader:
                 record = await reader.receive()
                 assert record.message.application_properties["event"] == "published"
-            held = broker.host._spaces[""][JOURNAL]
+            held = broker.host.space().nodes[JOURNAL]
             assert held.is_sealed is journal
 
 
@@ -322,5 +322,5 @@ def test_positions_are_those_of_any_log() -> None:
     world = observed(Queue("q"))
     world.client().sender("q").send(*range(5))
     assert len(events(world)) == 5
-    held: Any = world.host._spaces[""][JOURNAL].held
+    held: Any = world.host.space().nodes[JOURNAL].held
     assert held.subscribe([0], Position("offset", 3)).behind == 2

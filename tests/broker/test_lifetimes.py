@@ -58,7 +58,7 @@ def test_a_dynamic_node_lives_as_long_as_its_policy_says(
         DeleteOnNoMessages: creator or bool(messages),
         DeleteOnNoLinksOrMessages: creator or bool(links) or bool(messages),
     }[lifetime]
-    assert [each.name for each in here.host.nodes()] == ([address] if lives else [])
+    assert [each.name for each in here.host.space().declarations()] == ([address] if lives else [])
     if other is not None:
         assert other.error == (None if lives else "amqp:resource-deleted")
 
@@ -73,14 +73,14 @@ def test_it_goes_when_its_last_message_has_gone(lifetime: Any) -> None:
     receiver = here.client().receiver(address, credit=5)
     assert receiver.bodies == [1, 2]
     receiver.settle(ACCEPTED, 0)
-    assert here.host.nodes()
+    assert here.host.space().declarations()
     receiver.settle(ACCEPTED, 1)
     with_links = lifetime is DeleteOnNoLinksOrMessages
-    assert bool(here.host.nodes()) is with_links
+    assert bool(here.host.space().declarations()) is with_links
     assert receiver.error == (None if with_links else "amqp:resource-deleted")
     if with_links:
         receiver.detach()
-        assert not here.host.nodes()
+        assert not here.host.space().declarations()
 
 
 @pytest.mark.req("M36")
@@ -92,7 +92,7 @@ def test_it_goes_when_its_last_message_has_expired() -> None:
     here.time.now += 6
     here.host.sweep()
     here.host.sweep()
-    assert not here.host.nodes()
+    assert not here.host.space().declarations()
 
 
 @pytest.mark.req("M34", "M39")
@@ -102,7 +102,7 @@ def test_a_link_that_may_come_back_is_not_gone() -> None:
     source = Source(dynamic=True, timeout=30)
     address = client.receiver(None, name="l", source=source).link.source.address
     client.cut()
-    assert [each.name for each in here.host.nodes()] == [address]
+    assert [each.name for each in here.host.space().declarations()] == [address]
     here.client().sender(address).send("m")
     again = here.client("c").receiver(None, name="l", source=source, credit=1)
     assert again.link.source.address == address
@@ -110,7 +110,7 @@ def test_a_link_that_may_come_back_is_not_gone() -> None:
     again.world.clients[-1].cut()
     here.time.now += 31
     here.host.sweep()
-    assert not here.host.nodes()
+    assert not here.host.space().declarations()
 
 
 @pytest.mark.req("M37", "B8")
@@ -136,7 +136,7 @@ def test_what_a_dynamic_node_is_to_be_is_answered_or_refused(
         None, dynamic=True, dynamic_node_properties=properties, capabilities=capabilities
     )
     assert receiver.error == (None if kind else "amqp:not-implemented")
-    assert [each.kind for each in here.host.nodes()] == ([kind] if kind else [])
+    assert [each.kind for each in here.host.space().declarations()] == ([kind] if kind else [])
 
 
 # --- delivery modes (S3 2.3.6) ---------------------------------------------------------------------

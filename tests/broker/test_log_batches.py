@@ -62,7 +62,7 @@ def test_records_are_sent_as_they_are_kept_and_many_at_a_time() -> None:
     assert times == [1_234_500] * 100
     # What the sender has said, and nothing else: the place is beside it.
     assert Message.decode(payloads[7]).message_annotations == {OFFSET: "forged"}
-    assert world.host.stats("log").delivered == 100
+    assert world.stats("log").delivered == 100
     # What comes later comes at once, and whatever is said of it, once.
     found.settle(RELEASED)
     sender.send(100)
@@ -124,7 +124,7 @@ def test_a_batch_has_records_of_one_partition() -> None:
 def test_what_retention_has_dropped_is_missing() -> None:
     world = World(Log("log"), limits=Limits(log_bytes_max=8_000))
     world.client().sender("log").send(*(bytes(500) for _ in range(50)))
-    (partition,) = world.host.log_stats("log").partitions
+    (partition,) = world.log_stats("log").partitions
     assert partition.first > 0
     offsets = [offset for offset, _ in records(reader(world, filter=begin(0)))]
     assert offsets == list(range(partition.first, 50))

@@ -66,16 +66,16 @@ async def test_a_log_outlives_its_broker(store: Store) -> None:
         async with peer.sender("log") as out:
             for number in range(10):
                 await out.send(number, durable=bool(number % 3))
-        before = broker.host.log_stats("log")
-        await broker.host.set_cursor("log", "g", {0: 3, 1: 4})
-        await broker.host.hold("log", "h", {0: 1}, 100)
+        before = broker.log_stats("log")
+        await broker.set_cursor("log", "g", {0: 3, 1: 4})
+        await broker.hold("log", "h", {0: 1}, 100)
     wall.now -= 50
     async with Broker(store=store, clock=wall) as broker, broker.local() as peer:
         # The partitions have their own places in the store: nothing of the queue is theirs.
-        assert {each.name for each in broker.host.nodes()} == {"log", "after"}
-        assert broker.host.log_stats("log").incarnation == before.incarnation
-        assert broker.host.log_stats("log").partitions == before.partitions
-        assert broker.host.cursor("log", "g") == {0: 3, 1: 4}
+        assert {each.name for each in broker.nodes()} == {"log", "after"}
+        assert broker.log_stats("log").incarnation == before.incarnation
+        assert broker.log_stats("log").partitions == before.partitions
+        assert broker.cursor("log", "g") == {0: 3, 1: 4}
         assert await bodies(peer, 5, address="log/partitions/0") == [0, 2, 4, 6, 8]
         async with peer.sender("log/partitions/0") as out:
             await out.send("new")
@@ -90,10 +90,10 @@ async def test_a_log_outlives_its_broker(store: Store) -> None:
         await broker.delete("log")
         await broker.declare(Log("log", partitions=2))
     async with Broker(store=store) as broker:
-        other = broker.host.log_stats("log")
+        other = broker.log_stats("log")
         assert other.incarnation != before.incarnation
         assert [partition.next for partition in other.partitions] == [0, 0]
-        assert broker.host.cursor("log", "g") == {}
+        assert broker.cursor("log", "g") == {}
 
 
 @pytest.mark.req("K4")
@@ -108,7 +108,7 @@ async def test_each_start_of_the_broker_begins_an_era(store: Store) -> None:
             async with peer.sender("log/partitions/0") as out:
                 for body in bodies:
                     await out.send(body)
-            eras = broker.host.log_stats("log").eras
+            eras = broker.log_stats("log").eras
             assert len({era.id for era in eras}) == len(eras)
             ids.append(eras[-1].id)
             return [era.starts for era in eras]
@@ -125,13 +125,13 @@ async def test_each_start_of_the_broker_begins_an_era(store: Store) -> None:
     async with Broker(store=store) as broker:
         await broker.delete("log")
         await broker.declare(Log("log"))
-        assert [era.starts for era in broker.host.log_stats("log").eras] == [[0]]
+        assert [era.starts for era in broker.log_stats("log").eras] == [[0]]
 
 
 async def test_a_log_without_a_store_has_no_eras() -> None:
     async with Broker() as broker:
         await broker.declare(Log("log"))
-        assert broker.host.log_stats("log").eras == []
+        assert broker.log_stats("log").eras == []
 
 
 @pytest.mark.req("K4")
@@ -144,7 +144,7 @@ async def test_who_is_far_behind_is_served_from_the_store(store: Store) -> None:
             for number in range(100):
                 wall.now += 1
                 await out.send(number, application_properties={"n": bytes(100)})
-        (log,) = broker.host._logs
+        (log,) = broker.host.services.logs
         (partition,) = log.partitions
         assert partition.base > 80
         assert broker.host.memory.held <= 2_000
@@ -170,7 +170,7 @@ async def test_who_is_far_behind_is_served_from_the_store(store: Store) -> None:
                 for start in range(0, 100, 5):
                     nursery.start_soon(one, start)
             assert sorted(found, key=len) == [everything[-n:] for n in range(5, 101, 5)]
-            reading = broker.host._reading
+            reading = broker.host.services.reading
             assert reading is not None
             assert reading.held <= 5_000
     assert reading.held == 0
@@ -185,7 +185,9 @@ async def test_one_batch_is_one_chunk_of_each_partition() -> None:
             receipts = [out.send_nowait(number) for number in range(100) for out in (one, two)]
             for receipt in receipts:
                 await receipt.outcome()
-        numbers = [partition.number for log in broker.host._logs for partition in log.partitions]
+        numbers = [
+            partition.number for log in broker.host.services.logs for partition in log.partitions
+        ]
         chunks = [store.chunks(number, 0, 1 << 30) for number in numbers]
         assert [sum(chunk.count for chunk in each) for each in chunks] == [100, 100]
         assert max(len(each) for each in chunks) < 20
@@ -199,20 +201,20 @@ async def test_retention_in_the_store(store: Store) -> None:
     async with Broker(store=store, clock=wall) as broker, broker.local() as peer:
         await broker.declare(Log("aged", max_age_s=50), Log("sized", max_bytes=5_000))
         # Retention runs beside this, now and then.
-        await broker.host.hold("aged", "h", {0: 20}, 1_000)
+        await broker.hold("aged", "h", {0: 20}, 1_000)
         for address in ("aged", "sized"):
             async with peer.sender(address) as out:
                 for number in range(100):
                     wall.now += 1
                     await out.send(number, application_properties={"n": bytes(100)})
-        aged, sized = broker.host._logs
+        aged, sized = broker.host.services.logs
         await aged.retain()
-        (partition,) = broker.host.log_stats("aged").partitions
+        (partition,) = broker.log_stats("aged").partitions
         assert partition.first == 20
         assert await bodies(peer, 80, address="aged") == list(range(20, 100))
-        await broker.host.hold("aged", "h", {}, 0)
+        await broker.hold("aged", "h", {}, 0)
         await sized.retain()
-        (partition,) = broker.host.log_stats("sized").partitions
+        (partition,) = broker.log_stats("sized").partitions
         first = partition.first
         size = partition.bytes // (100 - first)  # of a chunk, which has one record
         assert partition.bytes <= 5_000 < partition.bytes + size
@@ -223,7 +225,7 @@ async def test_retention_in_the_store(store: Store) -> None:
         # A bound that is met exactly costs nothing more.
         sized.keep(None, partition.bytes - size)
         await sized.retain()
-        (partition,) = broker.host.log_stats("sized").partitions
+        (partition,) = broker.log_stats("sized").partitions
         assert (partition.first, partition.bytes) == (first + 1, size * (99 - first))
         first += 1
         found = await read(peer, 100 - first, 0, address="sized")
@@ -231,7 +233,7 @@ async def test_retention_in_the_store(store: Store) -> None:
             range(first, 100)
         )
         await aged.retain()
-        (partition,) = broker.host.log_stats("aged").partitions
+        (partition,) = broker.log_stats("aged").partitions
         assert (partition.first, partition.next, partition.bytes) == (100, 100, 0)
         async with peer.sender("aged") as out:
             await out.send("new")
@@ -239,8 +241,8 @@ async def test_retention_in_the_store(store: Store) -> None:
             each.message_annotations["x-opt-offset"] for each in await read(peer, 1, 7, "aged")
         ] == ["100"]
     async with Broker(store=store, clock=wall) as broker:
-        assert broker.host.log_stats("aged").partitions[0].next == 101
-        assert broker.host.log_stats("sized").partitions[0].first == first
+        assert broker.log_stats("aged").partitions[0].next == 101
+        assert broker.log_stats("sized").partitions[0].first == first
 
 
 class Troubled(MemoryStore):
@@ -275,8 +277,8 @@ async def test_a_full_disk_refuses_records_and_leaves_no_gap() -> None:
             store.full = False
             await out.send(1)
         assert await bodies(peer, 2) == [0, 1]
-        assert broker.host.log_stats("log").partitions[0].next == 2
-        (log,) = broker.host._logs
+        assert broker.log_stats("log").partitions[0].next == 2
+        (log,) = broker.host.services.logs
         assert log.pending == 0
         assert broker.host.memory.held == log.partitions[0].held
 
@@ -297,7 +299,7 @@ async def test_a_disk_that_fails_leaves_each_record_once(when: str) -> None:
         assert await bodies(peer, 4, address="log/partitions/0") == [0, 2, 4, 6]
         assert await bodies(peer, 4, address="log/partitions/1") == [1, 3, 5, 7]
     async with Broker(store=store) as broker:
-        assert [each.next for each in broker.host.log_stats("log").partitions] == [4, 4]
+        assert [each.next for each in broker.log_stats("log").partitions] == [4, 4]
 
 
 @pytest.mark.req("K4")
@@ -318,8 +320,8 @@ async def test_nobody_sees_a_record_before_it_is_kept() -> None:
         async with peer.sender("log") as out, peer.receiver("log", filter=at("first")) as source:
             receipt = out.send_nowait("m")
             await trio.testing.wait_all_tasks_blocked(0.01)
-            assert broker.host.log_stats("log").partitions[0].next == 0
-            (log,) = broker.host._logs
+            assert broker.log_stats("log").partitions[0].next == 0
+            (log,) = broker.host.services.logs
             assert log.pending > 0
             with trio.move_on_after(0.01) as early:
                 await receipt.outcome()
@@ -339,8 +341,8 @@ async def test_dead_letters_may_go_to_a_log(store: Store) -> None:
             (dead,) = await read(peer, 1, address="dead")
         assert dead.message_annotations["x-opt-deadletter-source"] == "q"
     async with Broker(store=store) as broker:
-        assert broker.host.log_stats("dead").partitions[0].next == 1
-        assert broker.host.stats("q").available == 0
+        assert broker.log_stats("dead").partitions[0].next == 1
+        assert broker.stats("q").available == 0
 
 
 @pytest.mark.req("K4", "R3")
@@ -354,7 +356,7 @@ async def test_a_transaction_posts_to_logs_all_or_nothing() -> None:
                 await out.send(1, transaction=work)
                 await other.send("m", durable=True, transaction=work)
                 await out.send(2, transaction=work)
-                assert broker.host.log_stats("log").partitions[0].next == 1
+                assert broker.log_stats("log").partitions[0].next == 1
             await out.send(3)
             with pytest.raises(ZeroDivisionError):  # noqa: PT012 (the block is what is tested)
                 async with peer.transaction() as work:
@@ -367,8 +369,8 @@ async def test_a_transaction_posts_to_logs_all_or_nothing() -> None:
             store.full = False
             await out.send(4)
         assert await bodies(peer, 5) == [0, 1, 2, 3, 4]
-        (log,) = broker.host._logs
+        (log,) = broker.host.services.logs
         assert log.pending == 0
     async with Broker(store=store) as broker:
-        assert broker.host.log_stats("log").partitions[0].next == 5
-        assert broker.host.stats("q").available == 1
+        assert broker.log_stats("log").partitions[0].next == 5
+        assert broker.stats("q").available == 1

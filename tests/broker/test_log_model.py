@@ -59,7 +59,7 @@ class LogModel(RuleBasedStateMachine):
 
     @property
     def log(self) -> MessageLog:
-        held: Any = self.world.host._log("l", "")
+        held: Any = self.world.host.space().find("l").held
         assert isinstance(held, MessageLog)
         return held
 
@@ -190,7 +190,7 @@ class LogModel(RuleBasedStateMachine):
 
     @invariant()
     def the_log_keeps_what_it_must(self) -> None:
-        stats = self.world.host.log_stats("l")
+        stats = self.world.log_stats("l")
         for partition in stats.partitions:
             times = self.times[partition.partition]
             assert partition.next == len(times)

@@ -39,7 +39,7 @@ class Logs:
     async def fill(self) -> None:
         """Put four records into each partition, each in a chunk of its own."""
         for number in range(8):
-            self.host.publish(f"log/partitions/{number % 2}", Message(number).encode())
+            self.host.space().publish(f"log/partitions/{number % 2}", Message(number).encode())
             await self.host.wait_kept()
 
     @asynccontextmanager
@@ -69,16 +69,16 @@ async def test_a_log_is_deleted_while_a_fact_of_it_is_written(call: str, again: 
         host = world.host
         args = ("log", "g", {0: 7}) if call == "set_cursor" else ("log", "g", {0: 7}, 60)
         async with world.writing() as stall:
-            answer = beside(world.nursery, getattr(host, call), *args)
+            answer = beside(world.nursery, getattr(world.broker, call), *args)
             await stall.reached.wait()
-            host.delete("log")
+            host.space().delete("log")
             if again:
-                host.declare(Log("log", partitions=2))
+                host.space().declare(Log("log", partitions=2))
         assert await answer.get() == GONE
         await host.wait_kept()
         assert world.facts() == []
         if again:
-            (log,) = host._logs
+            (log,) = host.services.logs
             assert (log.cursors, log.holds) == ({}, {})
 
 
@@ -86,14 +86,14 @@ async def test_a_log_is_deleted_while_another_waits_for_its_turn() -> None:
     async with logs() as world:
         host = world.host
         async with world.writing() as stall:
-            first = beside(world.nursery, host.set_cursor, "log", "g", {0: 7})
+            first = beside(world.nursery, world.broker.set_cursor, "log", "g", {0: 7})
             await stall.reached.wait()
             others = [
-                beside(world.nursery, host.set_cursor, "log", "h", {0: 7}),
-                beside(world.nursery, host.hold, "log", "h", {0: 7}, 60),
+                beside(world.nursery, world.broker.set_cursor, "log", "h", {0: 7}),
+                beside(world.nursery, world.broker.hold, "log", "h", {0: 7}, 60),
             ]
             await trio.testing.wait_all_tasks_blocked()
-            host.delete("log")
+            host.space().delete("log")
         assert [await each.get() for each in (first, *others)] == [GONE] * 3
         await host.wait_kept()
         assert world.facts() == []
@@ -103,21 +103,20 @@ async def test_two_parts_of_a_cursor_are_set_at_the_same_time() -> None:
     async with logs() as world:
         host = world.host
         async with world.writing() as stall:
-            first = beside(world.nursery, host.set_cursor, "log", "g", {0: 7})
+            first = beside(world.nursery, world.broker.set_cursor, "log", "g", {0: 7})
             await stall.reached.wait()
-            second = beside(world.nursery, host.set_cursor, "log", "g", {1: 8})
+            second = beside(world.nursery, world.broker.set_cursor, "log", "g", {1: 8})
             await trio.testing.wait_all_tasks_blocked()
         assert (await first.get(), await second.get()) == (None, None)
-        assert host.cursor("log", "g") == {0: 7, 1: 8}
+        assert host.space().find("log").cursor("g") == {0: 7, 1: 8}
 
 
 async def test_groups_that_come_at_the_same_time_do_not_exceed_the_bound() -> None:
     async with logs(log_groups_max=1, log_holds_max=1) as world:
-        host = world.host
         async with world.writing() as stall:
-            first = beside(world.nursery, host.set_cursor, "log", "g", {0: 7})
+            first = beside(world.nursery, world.broker.set_cursor, "log", "g", {0: 7})
             await stall.reached.wait()
-            second = beside(world.nursery, host.set_cursor, "log", "h", {0: 7})
+            second = beside(world.nursery, world.broker.set_cursor, "log", "h", {0: 7})
             await trio.testing.wait_all_tasks_blocked()
         assert await first.get() is None
         assert await second.get() == "amqp:resource-limit-exceeded"
@@ -127,18 +126,18 @@ async def test_groups_that_come_at_the_same_time_do_not_exceed_the_bound() -> No
 async def test_what_a_cancelled_caller_had_written_is_known(call: str) -> None:
     async with logs() as world:
         host = world.host
-        (log,) = host._logs
+        (log,) = host.services.logs
         args = ("log", "g", {0: 7}) if call == "set_cursor" else ("log", "g", {0: 7}, 60)
         async with world.writing() as stall:
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(getattr(host, call), *args)
+                    nursery.start_soon(getattr(world.broker, call), *args)
                     await stall.reached.wait()
                     scope.cancel()
         await host.wait_kept()
         assert len(world.facts()) == 1
         assert "g" in (log.cursors if call == "set_cursor" else log.holds)
-        host.delete("log")
+        host.space().delete("log")
         await host.wait_kept()
         assert world.facts() == []
 
@@ -146,48 +145,48 @@ async def test_what_a_cancelled_caller_had_written_is_known(call: str) -> None:
 async def test_a_hold_that_is_refused_leaves_what_was_held() -> None:
     async with logs() as world:
         host = world.host
-        (log,) = host._logs
-        await host.hold("log", "h", {0: 3}, 60)
+        (log,) = host.services.logs
+        await host.space().find("log").hold("h", {0: 3}, 60)
         before = dict(log.holds)
         async with world.writing(StoreFull("no room")):
             # What is written one by one then has no room either.
             again = world.stalls.at("commit", error=StoreFull("no room"))
             again.released.set()
-            answer = beside(world.nursery, host.hold, "log", "h", {0: 9}, 60)
+            answer = beside(world.nursery, world.broker.hold, "log", "h", {0: 9}, 60)
             await trio.testing.wait_all_tasks_blocked()
         assert await answer.get() == "amqp:resource-limit-exceeded"
         assert log.holds == before
         with pytest.raises(AmqpError, match="characters"):
-            await host.hold("log", "", {0: 9}, 60)
+            await host.space().find("log").hold("", {0: 9}, 60)
         assert log.holds == before
 
 
 async def test_records_are_held_while_retention_asks_the_store() -> None:
     async with logs() as world:
         host = world.host
-        (log,) = host._logs
+        (log,) = host.services.logs
         await world.fill()
         log.keep(None, 1)
         stall = world.stalls.at("chunks")
         retained = beside(world.nursery, log.retain)
         async with stall:
-            held = beside(world.nursery, host.hold, "log", "h", {0: 0}, 60)
+            held = beside(world.nursery, world.broker.hold, "log", "h", {0: 0}, 60)
             await trio.testing.wait_all_tasks_blocked()
         assert (await retained.get(), await held.get()) == (None, None)
-        assert host.log_stats("log").partitions[0].first == 0
+        assert host.space().find("log").log_stats().partitions[0].first == 0
 
 
 @pytest.mark.parametrize("call", ["retain", "purge"])
 async def test_a_log_is_deleted_while_its_records_are_dropped(call: str) -> None:
     async with logs() as world:
         host = world.host
-        (log,) = host._logs
+        (log,) = host.services.logs
         await world.fill()
         log.keep(None, 1)
         async with world.stalls.at("extent"):
             answer = beside(world.nursery, getattr(log, call))
             await trio.testing.wait_all_tasks_blocked()
-            host.delete("log")
+            host.space().delete("log")
             trims: list[int] = []
             trim = Batch.trim
         with pytest.MonkeyPatch.context() as patch:
@@ -205,9 +204,9 @@ async def test_facts_of_logs_that_are_gone_are_dropped_at_the_start() -> None:
     store = MemoryStore()
     async with Broker(store=store) as broker:
         await broker.declare(Log("log"))
-        await broker.host.set_cursor("log", "g", {0: 7})
+        await broker.set_cursor("log", "g", {0: 7})
         ((key, value),) = store.facts(CURSORS.name)
-        broker.host.delete("log")
+        broker.host.space().delete("log")
         await broker.host.wait_kept()
         assert list(store.facts(CURSORS.name)) == []
         broker.host.journal.loose.keep(CURSORS.name, key, value)
@@ -215,4 +214,4 @@ async def test_facts_of_logs_that_are_gone_are_dropped_at_the_start() -> None:
         await broker.host.wait_kept()
         assert list(store.facts(CURSORS.name)) == []
         await broker.declare(Log("log"))
-        assert broker.host.cursor("log", "g") == {}
+        assert broker.cursor("log", "g") == {}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from brokers import Receiving, World
 
+from amqp_rt.broker.kinds.logs import LogNode
 from amqp_rt.broker.log.log import Record, dress
 from amqp_rt.broker.nodes import Log, Queue
 from amqp_rt.errors import AmqpError
@@ -56,7 +57,7 @@ def test_every_reader_gets_everything_in_order_whatever_it_says() -> None:
     assert one.bodies == two.bodies == late.bodies == list(range(6))
     assert offsets(one) == offsets(two) == list(range(6))
     assert sender.outcomes == [ACCEPTED] * 6
-    stats = world.host.stats("log")
+    stats = world.stats("log")
     assert (stats.kind, stats.available, stats.acquired) == ("log", 6, 0)
     assert (stats.consumers, stats.producers) == (3, 1)
     assert (stats.enqueued, stats.delivered) == (6, 18)
@@ -83,11 +84,11 @@ def test_a_delivery_says_where_its_record_is() -> None:
     }
     assert type(first.message_annotations["x-stream-offset"]) is ULong
     assert second.message_annotations["x-opt-sequence-number"] == 1
-    incarnation = world.host.log_stats("log").incarnation
+    incarnation = world.log_stats("log").incarnation
     assert found.link.properties[Symbol("x-opt-incarnation")] == incarnation
-    world.host.delete("log")
-    world.host.declare(Log("log"))
-    assert world.host.log_stats("log").incarnation != incarnation
+    world.host.space().delete("log")
+    world.host.space().declare(Log("log"))
+    assert world.log_stats("log").incarnation != incarnation
 
 
 @pytest.mark.req("K4")
@@ -259,8 +260,8 @@ def test_partitions() -> None:
     assert world.client().sender("log/partitions/9").error == "amqp:not-found"
     assert parts[1].link.source.address == "log/ConsumerGroups/$Default/Partitions/1"
     # The links of its partitions are links of the log.
-    assert world.host.stats("log").consumers == 4
-    world.host.delete("log")
+    assert world.stats("log").consumers == 4
+    world.host.space().delete("log")
     world.pump()
     assert parts[2].error == whole.error == "amqp:resource-deleted"
 
@@ -274,7 +275,7 @@ def test_retention_by_age_drops_whole_blocks() -> None:
         sender.send(number)
         world.time.now += 10
     world.host.sweep()
-    (partition,) = world.host.log_stats("log").partitions
+    (partition,) = world.log_stats("log").partitions
     assert (partition.first, partition.next) == (12, 20)
     # Who was further behind goes on with the first that is there, and can see it.
     old.grant(100)
@@ -282,7 +283,7 @@ def test_retention_by_age_drops_whole_blocks() -> None:
     assert offsets(reader(world, filter=rabbit(3))) == list(range(12, 20))
     world.time.now += 1_000
     world.host.sweep()
-    (partition,) = world.host.log_stats("log").partitions
+    (partition,) = world.log_stats("log").partitions
     assert (partition.first, partition.next, partition.bytes) == (20, 20, 0)
     assert world.host.memory.held == 0
     sender.send("new")
@@ -295,7 +296,7 @@ def test_retention_by_bytes() -> None:
     sender = world.client().sender("log")
     for number in range(200):
         sender.send(bytes(100), subject=str(number))
-    (partition,) = world.host.log_stats("log").partitions
+    (partition,) = world.log_stats("log").partitions
     assert partition.next == 200
     assert 7_000 - 200 < partition.bytes <= 8_000
     assert world.host.memory.held == partition.bytes
@@ -310,7 +311,7 @@ def test_retention_by_bytes_drops_a_block_as_soon_as_it_has_to_and_no_sooner() -
     first = size = dropped = 0
     for number in range(200):
         sender.send(bytes(100))
-        (partition,) = world.host.log_stats("log").partitions
+        (partition,) = world.log_stats("log").partitions
         size = size or partition.bytes
         assert partition.bytes == (number + 1 - partition.first) * size <= bound
         if partition.first > first:
@@ -363,7 +364,7 @@ def test_a_slow_reader_holds_nobody_up() -> None:
     assert sender.outcomes == [ACCEPTED] * 3_000
     assert world.host.memory.held <= 100_000
     asleep.grant(1)
-    first = world.host.log_stats("log").partitions[0].first
+    first = world.log_stats("log").partitions[0].first
     assert offsets(asleep) == [first]
     assert first > 0
 
@@ -375,12 +376,12 @@ def test_a_reader_far_behind_takes_turns_with_the_rest() -> None:
         sender.send(*range(start, start + 500))
     found = reader(world, credit=5_000, filter={**FIRST, Symbol("s"): Described(SELECTOR, "n = 1")})
     # It has looked at some, and is looked after again.
-    (log,) = world.host._unfinished
+    ((log, _),) = world.host.turns.unfinished
     assert log.readers
     assert found.bodies == []
     for _ in range(4):
-        world.host.look_on()
-    assert not world.host._unfinished
+        world.host.turns.run_pending()
+    assert not world.host.turns.unfinished
     sender.send("it", application_properties={"n": 1})
     assert found.bodies == ["it"]
 
@@ -408,45 +409,49 @@ def test_a_record_that_is_too_large_for_a_link_ends_it() -> None:
 async def test_cursors_and_holds() -> None:
     world = World(Log("log", partitions=2, max_age_s=80))
     host = world.host
-    assert host.cursor("log", "g") == {}
-    await host.set_cursor("log", "g", {0: 5})
-    await host.set_cursor("log", "g", {1: 7}, incarnation=host.log_stats("log").incarnation)
-    assert host.cursor("log", "g") == {0: 5, 1: 7}
-    assert host.log_stats("log").groups == ["g"]
-    await host.set_cursor("log", "g", {})
-    assert host.log_stats("log").groups == []
+    assert host.space().find("log").cursor("g") == {}
+    await host.space().find("log").set_cursor("g", {0: 5})
+    await (
+        host.space()
+        .find("log")
+        .set_cursor("g", {1: 7}, incarnation=host.space().find("log").log_stats().incarnation)
+    )
+    assert host.space().find("log").cursor("g") == {0: 5, 1: 7}
+    assert host.space().find("log").log_stats().groups == ["g"]
+    await host.space().find("log").set_cursor("g", {})
+    assert host.space().find("log").log_stats().groups == []
     for offsets_, condition in (({2: 0}, "invalid-field"), ({0: -1}, "invalid-field")):
         with pytest.raises(AmqpError) as failed:
-            await host.set_cursor("log", "g", offsets_)
+            await host.space().find("log").set_cursor("g", offsets_)
         assert failed.value.condition == f"amqp:{condition}"
     with pytest.raises(AmqpError, match="another log now"):
-        await host.hold("log", "h", {0: 0}, 1, incarnation="other")
+        await host.space().find("log").hold("h", {0: 0}, 1, incarnation="other")
     with pytest.raises(AmqpError, match="no node"):
-        host.cursor("nothing", "g")
-    host.declare(Queue("q"))
+        host.space().find("nothing").cursor("g")
+    host.space().declare(Queue("q"))
     with pytest.raises(AmqpError, match="'q' is not a log"):
-        host.cursor("q", "g")
+        host.space().find_kind("q", LogNode).cursor("g")
 
     sender = world.client().sender("log/partitions/0")
     for number in range(20):
         sender.send(number)
         world.time.now += 10
     # It was made when nothing was too old; then time goes on.
-    await host.hold("log", "h", {0: 14}, 150)
+    await host.space().find("log").hold("h", {0: 14}, 150)
     world.time.now += 100
     host.sweep()
-    assert host.log_stats("log").partitions[0].first == 14
+    assert host.space().find("log").log_stats().partitions[0].first == 14
     world.time.now += 60
     host.sweep()
-    assert host.log_stats("log").partitions[0].first == 20
+    assert host.space().find("log").log_stats().partitions[0].first == 20
 
 
 @pytest.mark.req("K4")
 def test_the_partitions_of_a_log_are_bounded() -> None:
     world = World(limits=Limits(log_partitions_max=3))
-    world.host.declare(Log("log", partitions=3))
+    world.host.space().declare(Log("log", partitions=3))
     with pytest.raises(AmqpError, match="at most 3 partitions") as failed:
-        world.host.declare(Log("more", partitions=4))
+        world.host.space().declare(Log("more", partitions=4))
     assert failed.value.condition == "amqp:resource-limit-exceeded"
 
 
@@ -457,10 +462,10 @@ def test_a_log_in_memory_is_bounded_unless_it_says_otherwise() -> None:
         sender = world.client().sender(address)
         for _ in range(200):
             sender.send(bytes(100))
-    (bounded,) = world.host.log_stats("log").partitions
+    (bounded,) = world.log_stats("log").partitions
     assert 7_000 - 200 < bounded.bytes <= 8_000
     assert bounded.first > 0
-    (large,) = world.host.log_stats("large").partitions
+    (large,) = world.log_stats("large").partitions
     assert large.bytes > 8_000
     assert large.first == 0
 
@@ -469,29 +474,29 @@ def test_a_log_in_memory_is_bounded_unless_it_says_otherwise() -> None:
 async def test_the_groups_of_a_log_are_bounded() -> None:
     host = World(Log("log"), limits=Limits(log_groups_max=2)).host
     for group in ("a", "b"):
-        await host.set_cursor("log", group, {0: 1})
+        await host.space().find("log").set_cursor(group, {0: 1})
     with pytest.raises(AmqpError, match="has 2 groups already") as failed:
-        await host.set_cursor("log", "c", {0: 1})
+        await host.space().find("log").set_cursor("c", {0: 1})
     assert failed.value.condition == "amqp:resource-limit-exceeded"
-    await host.set_cursor("log", "a", {0: 2})
-    await host.set_cursor("log", "b", {})
-    await host.set_cursor("log", "c", {0: 1})
-    assert host.log_stats("log").groups == ["a", "c"]
+    await host.space().find("log").set_cursor("a", {0: 2})
+    await host.space().find("log").set_cursor("b", {})
+    await host.space().find("log").set_cursor("c", {0: 1})
+    assert host.space().find("log").log_stats().groups == ["a", "c"]
 
 
 @pytest.mark.req("K4")
 async def test_the_holds_on_a_log_are_bounded_in_number_and_time() -> None:
     host = World(Log("log"), limits=Limits(log_holds_max=2, log_hold_max_s=60)).host
     for holder in ("a", "b"):
-        await host.hold("log", holder, {0: 0}, 60)
+        await host.space().find("log").hold(holder, {0: 0}, 60)
     with pytest.raises(AmqpError, match="is held by 2 already") as failed:
-        await host.hold("log", "c", {0: 0}, 60)
+        await host.space().find("log").hold("c", {0: 0}, 60)
     assert failed.value.condition == "amqp:resource-limit-exceeded"
     with pytest.raises(AmqpError, match="0 to 60 seconds") as failed:
-        await host.hold("log", "a", {0: 0}, 60.1)
+        await host.space().find("log").hold("a", {0: 0}, 60.1)
     assert failed.value.condition == "amqp:not-allowed"
-    await host.hold("log", "b", {}, 0)
-    await host.hold("log", "c", {0: 0}, 60)
+    await host.space().find("log").hold("b", {}, 0)
+    await host.space().find("log").hold("c", {0: 0}, 60)
 
 
 @pytest.mark.req("K4")
@@ -500,14 +505,14 @@ async def test_purging_drops_what_nobody_holds() -> None:
     sender = world.client().sender("l")
     for _ in range(6):
         sender.send(*range(500))
-    await world.host.hold("l", "me", {0: 2_500}, 60)
-    dropped = await world.host.purge_log("l")
-    (partition,) = world.host.log_stats("l").partitions
+    await world.host.space().find("l").hold("me", {0: 2_500}, 60)
+    dropped = await world.host.space().find("l").purge()
+    (partition,) = world.log_stats("l").partitions
     assert 0 < dropped == partition.first <= 2_500
     world.time.now += 61
-    assert await world.host.purge_log("l") == 3_000 - dropped
-    (partition,) = world.host.log_stats("l").partitions
+    assert await world.host.space().find("l").purge() == 3_000 - dropped
+    (partition,) = world.log_stats("l").partitions
     assert (partition.first, partition.next, partition.bytes) == (3_000, 3_000, 0)
     sender.send("next")
-    assert world.host.stats("l").available == 1
-    assert world.host.stats("l").dropped == 3_000
+    assert world.stats("l").available == 1
+    assert world.stats("l").dropped == 3_000

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from brokers import commit_epoch
 from stalls import Stalls
 
 from amqp_rt import Broker, Connection, Message
@@ -63,7 +64,7 @@ class World:
 
     @property
     def held(self) -> Any:
-        return self.host._spaces[""]["bad"].held
+        return self.host.space().nodes["bad"].held
 
     def attach_broken(self) -> None:
         """Attach a consumer whose link raises, and which is served next."""
@@ -123,8 +124,8 @@ async def filtered_messages(world: World) -> None:
     """Fail in a later turn of a filter with many messages to examine."""
     await world.fill("a")
     held = world.held
-    world.host._unfinished.append(_Raises(held))
-    world.host._looking.set()
+    world.host.turns.go_on_later(_Raises(held))
+    world.host.turns.pending.set()
     await settle()
 
 
@@ -152,7 +153,7 @@ async def committed_epoch(world: World) -> None:
     world.stalls.at("messages", error=ZeroDivisionError("a bug")).released.set()
     parts = [(0, 0, 1, _crc("a"))]
     with pytest.raises(AmqpError, match="out of service"):
-        await world.host.commit_epoch("bad", "job", "one", 0, parts)
+        await commit_epoch(world.host, "bad", "job", "one", 0, parts)
 
 
 def _crc(body: Any) -> int:
@@ -162,8 +163,8 @@ def _crc(body: Any) -> int:
 async def ended_lease(world: World) -> None:
     """Fail in the sweep: when a lease has ended, and its messages are available to others."""
     await world.fill("a")
-    await world.host.open_lease("bad", "job", 5)
-    await world.host.lease("bad", "job", 1, 1)
+    await world.host.leases.open(world.host.space().find("bad"), "job", 5)
+    await world.host.leases.extend(world.host.space().find("bad"), "job", 1, 1)
     world.attach_broken()
     await trio.sleep(10)
 
@@ -300,8 +301,8 @@ async def test_a_node_that_fails_is_out_of_service_and_nothing_else(
                     pass
             assert no.value.condition == "amqp:internal-error"
         with pytest.raises(AmqpError, match="out of service"):
-            broker.host.publish("bad", b"")
-        assert "out of service" in (broker.host.stats("bad").failure or "")
+            broker.publish("bad", b"")
+        assert "out of service" in (broker.stats("bad").failure or "")
         asked = Message(application_properties={"operation": "PURGE", "name": "bad"})
         with pytest.raises(CallFailed) as failed:
             await other.call("$management", asked, reply=Message)
@@ -321,16 +322,16 @@ async def test_a_node_that_fails_is_out_of_service_and_nothing_else(
         broker.local() as peer,
     ):
         await settle()
-        assert broker.host.stats("bad").failure is None
+        assert broker.stats("bad").failure is None
         if fault is committed_epoch:
             # The commit was decided before the node failed.
-            assert not await broker.host.commit_epoch("bad", "job", "one", 0, [])
+            assert not await commit_epoch(broker.host, "bad", "job", "one", 0, [])
         options: dict[str, Any] = kept if isinstance(node, Topic) else {}
         if isinstance(node, Log):
             options = {"filter": FIRST}
         expected = "abcdefgh" if fault is paged_message else "a"
         if fault is expired_message:
-            assert broker.host.stats("bad").available <= 1
+            assert broker.stats("bad").available <= 1
             return
         async with peer.receiver("bad", credit=20, **options) as inbox:
             found = [(await inbox.receive(within=5)).body for _ in expected]
@@ -353,7 +354,7 @@ async def test_a_failed_node_can_be_deleted_and_made_again(
         await broker.declare(Queue("bad"))
         async with peer.sender("bad") as out:
             await out.send("a", durable=True)
-        assert broker.host.stats("bad").available == 1
+        assert broker.stats("bad").available == 1
 
 
 async def test_dead_letters_for_a_failed_queue_are_in_the_store(
@@ -369,9 +370,9 @@ async def test_dead_letters_for_a_failed_queue_are_in_the_store(
         async with peer.receiver("source") as inbox:
             (await inbox.receive(within=5)).reject()
             await settle()
-        assert broker.host.stats("source").failure is None
+        assert broker.stats("source").failure is None
     async with Broker(store=store, executor=Stalls()) as broker:
-        found = [Message.decode(each).body for each in await broker.host.peek("bad", 9)]
+        found = [Message.decode(each).body for each in await broker.peek("bad", 9)]
         assert found == ["a", "letter"]
 
 
@@ -391,7 +392,7 @@ async def test_what_an_exchange_leads_to_a_failed_queue_is_refused(
         async with peer.sender("/exchanges/amq.fanout") as out:
             with pytest.raises(DeliveryRejected, match="'bad' is out of service"):
                 await out.send("to all", durable=True)
-        assert broker.host.stats("good").available == 0
+        assert broker.stats("good").available == 0
 
 
 async def test_who_knew_the_way_to_a_failed_node_hears_why_it_refuses(
@@ -404,7 +405,7 @@ async def test_who_knew_the_way_to_a_failed_node_hears_why_it_refuses(
     ):
         await broker.declare(Queue("bad"))
         await out.send("a", to="bad", durable=True)
-        broker.host.fail(broker.host._spaces[""]["bad"], ZeroDivisionError("a bug"))
+        broker.host.fail(broker.host.space().nodes["bad"], ZeroDivisionError("a bug"))
         with pytest.raises(DeliveryRejected, match="'bad' is out of service"):
             await out.send("b", to="bad", durable=True)
 
@@ -418,11 +419,11 @@ async def test_what_was_on_its_way_to_a_failed_log_is_written(
         await broker.declare(Log("bad"))
         async with peer.sender("bad") as out:
             stall = stalls.at("commit")
-            broker.host.declare(Queue("other"))
+            broker.host.space().declare(Queue("other"))
             await stall.reached.wait()
             out.send_nowait("a", durable=True)
             await settle()
-            broker.host.fail(broker.host._spaces[""]["bad"].held, ZeroDivisionError("a bug"))
+            broker.host.fail(broker.host.space().nodes["bad"].held, ZeroDivisionError("a bug"))
             stall.released.set()
             await settle()
     async with (
@@ -445,7 +446,7 @@ async def test_a_store_that_raises_the_unexpected_is_verified_and_goes_on(
         await trio.sleep(5)
         async with peer.sender("good") as out:
             await out.send("a", durable=True)
-        assert broker.host.stats("good").available == 1
+        assert broker.stats("good").available == 1
 
 
 async def test_the_journal_of_messages_fails_alone(
@@ -457,12 +458,12 @@ async def test_the_journal_of_messages_fails_alone(
         def extend(*args: Any) -> None:
             raise ZeroDivisionError("a bug")
 
-        log: Any = broker.host._spaces[""]["$journal"].held
+        log: Any = broker.host.space().nodes["$journal"].held
         log.extend = extend
         async with peer.sender("good") as out:
             for body in "abc":
                 await out.send(body)
                 await trio.sleep(5)
-        assert broker.host.stats("good").available == 3
-        assert broker.host.stats("$journal").failure is not None
+        assert broker.stats("good").available == 3
+        assert broker.stats("$journal").failure is not None
         assert sum(each.getMessage().startswith("node failed") for each in caplog.records) == 1

@@ -112,7 +112,7 @@ async def test_nodes_made_on_first_use_have_the_options_of_their_pattern() -> No
         for address in ("jobs-1", "plain", "dead"):
             async with peer.sender(address):
                 pass
-        assert broker.host.nodes() == [
+        assert broker.nodes() == [
             Queue("jobs-1", dead_letter="lost", priorities=10),
             Queue("lost"),
             Queue("plain", dead_letter="dead"),
@@ -312,10 +312,10 @@ def test_a_dynamic_node_is_made_named_and_deleted_with_its_link(
     properties = terminus.dynamic_node_properties
     assert properties["lifetime-policy"] == Described(ULong(0x2B), [])
     assert properties["supported-dist-modes"] == Array([Symbol(mode) for mode in modes], Symbol)
-    assert here.host.stats(terminus.address).kind == kind
-    assert here.host.stats(terminus.address).dynamic
+    assert here.stats(terminus.address).kind == kind
+    assert here.stats(terminus.address).dynamic
     end.detach()
-    assert [declared.name for declared in here.host.nodes()] == ["q", "t"]
+    assert [declared.name for declared in here.host.space().declarations()] == ["q", "t"]
 
 
 @pytest.mark.req("B1", "M33")
@@ -353,9 +353,9 @@ def test_dynamic_nodes_go_with_their_connection(how: str) -> None:
         client.joined.client.close()
     here.pump()
     assert sender.error == "amqp:resource-deleted"
-    assert [declared.name for declared in here.host.nodes()] == ["q", "t"]
+    assert [declared.name for declared in here.host.space().declarations()] == ["q", "t"]
     assert here.host.memory.held == 0
-    assert not here.host._dynamic
+    assert not here.host.services.dynamic
 
 
 def test_dynamic_nodes_are_bounded_for_each_connection() -> None:
@@ -382,7 +382,7 @@ def test_a_dynamic_source_that_cannot_be_is_refused(asked: dict[str, Any], condi
     here = world()
     source = Source(dynamic=True, **asked)
     assert here.client().receiver(None, source=source).error == condition
-    assert [declared.name for declared in here.host.nodes()] == ["q", "t"]
+    assert [declared.name for declared in here.host.space().declarations()] == ["q", "t"]
 
 
 def test_the_outcome_types_of_the_answer_are_those_of_the_text() -> None:
@@ -408,15 +408,15 @@ def test_an_alias_is_an_address_like_any_other() -> None:
     client.cut()
     # It is one node: under its name the link goes on.
     here.client("c").receiver("work/v2", name="l", timeout=60)
-    assert here.host.stats("work/v2").consumers == 1
-    assert [each.name for each in here.host.nodes()] == ["work/v2", "t"]
+    assert here.stats("work/v2").consumers == 1
+    assert [each.name for each in here.host.space().declarations()] == ["work/v2", "t"]
 
 
 @pytest.mark.req("B3")
 def test_a_node_has_so_many_aliases() -> None:
     here = World(limits=Limits(aliases_max=2))
-    here.host.declare(Queue("q", aliases=("a", "b")))
-    for declare, name in ((here.host.declare, "p"), (here.host.update, "q")):
+    here.host.space().declare(Queue("q", aliases=("a", "b")))
+    for declare, name in ((here.host.space().declare, "p"), (here.host.space().update, "q")):
         with pytest.raises(AmqpError, match="at most 2 aliases, not 3") as caught:
             declare(Queue(name, aliases=("a", "b", "c")))
         assert caught.value.condition == "amqp:resource-limit-exceeded"
@@ -427,12 +427,12 @@ def test_an_alias_means_one_node() -> None:
     here = World(Queue("q", aliases=("a",)), Topic("t"))
     for wrong in (Queue("a"), Queue("p", aliases=("a",)), Queue("p", aliases=("t",))):
         with pytest.raises(AmqpError) as refused:
-            here.host.declare(wrong)
+            here.host.space().declare(wrong)
         assert refused.value.condition == "amqp:precondition-failed"
-    assert [each.name for each in here.host.nodes()] == ["q", "t"]
-    here.host.delete("q")
+    assert [each.name for each in here.host.space().declarations()] == ["q", "t"]
+    here.host.space().delete("q")
     assert here.client().receiver("a").error == "amqp:not-found"
-    here.host.declare(Queue("a"))
+    here.host.space().declare(Queue("a"))
     assert here.client().receiver("a").error is None
     for name in ("", "q", "x" * 1_025):
         with pytest.raises(ValueError, match="an alias is another address"):

@@ -27,7 +27,7 @@ def selector(text: str) -> dict[object, object]:
 
 
 async def seen(world: PagedWorld, address: str = "q", count: int = 10_000, **options: Any) -> Any:
-    found = await world.host.peek(address, count, **options)
+    found = await world.host.space().find(address).peek(count, **options)
     return [Message.decode(each).body for each in found]
 
 
@@ -51,7 +51,7 @@ async def test_peeking_sees_all_of_it_and_leaves_it_there(
         assert await seen(world) == list(range(1_200))
         assert await seen(world, count=700) == list(range(700))
         assert (in_memory(world.queue()), world.queue().paging.count) == before
-        size = len((await world.host.peek("q"))[0])
+        size = len((await world.host.space().find("q").peek())[0])
         assert len(await seen(world, bytes_max=60 * size)) in (59, 60)
         assert await seen(world, bytes_max=1) == [0]
 
@@ -110,12 +110,15 @@ async def test_a_store_that_cannot_be_read_is_said_so(autojump_clock: Any) -> No
         store.fails = True
         here = in_memory(world.queue())
         with pytest.raises(StoreFailed):
-            await world.host.peek("q", 200)
+            await world.host.space().find("q").peek(200)
         with pytest.raises(StoreFailed):
-            await world.host.move("q", "to", 200)
-        assert world.host.stats("to").available == here
+            await world.host.space().find("q").move(world.host.space().find("to"), 200)
+        assert world.stats("to").available == here
         store.fails = False
-        assert await world.host.move("q", "to", 200) == 200 - here
+        assert (
+            await world.host.space().find("q").move(world.host.space().find("to"), 200)
+            == 200 - here
+        )
         assert await seen(world, "to") == list(range(200))
 
 
@@ -135,16 +138,21 @@ async def test_moving_takes_all_of_it_in_order_and_in_bounded_memory(
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
-            assert await world.host.move("q", "to", 900) == 900
+            assert (
+                await world.host.space().find("q").move(world.host.space().find("to"), 900) == 900
+            )
             nursery.cancel_scope.cancel()
         await world.settle()
         assert most <= 100
         assert (await seen(world, "to"), await seen(world)) == ([*range(900)], [*range(900, 1_000)])
         assert (world.store.summary(1)[0], world.store.summary(2)[0]) == (100, 900)
-        assert await world.host.move("q", "to", 0xFFFFFFFF) == 100
+        assert (
+            await world.host.space().find("q").move(world.host.space().find("to"), 0xFFFFFFFF)
+            == 100
+        )
     async with world_of(kept()) as world:
         assert await seen(world, "to") == list(range(1_000))
-        assert world.host.stats("q").available == world.host.stats("q").bytes == 0
+        assert world.stats("q").available == world.stats("q").bytes == 0
 
 
 @pytest.mark.parametrize("target", [Topic("to"), Log("to"), Queue("to", priorities=3)])
@@ -152,10 +160,10 @@ async def test_moving_to_what_is_not_paged(target: Any) -> None:
     async with world_of(MemoryStore(), Queue("q"), target) as world:
         reader = world.client().receiver("to", credit=1_000)
         await world.put(*range(300))
-        assert await world.host.move("q", "to", 300) == 300
+        assert await world.host.space().find("q").move(world.host.space().find("to"), 300) == 300
         await world.settle()
         assert reader.bodies == list(range(300))
-        assert world.host.stats("q").available == world.queue().paging.count == 0
+        assert world.stats("q").available == world.queue().paging.count == 0
 
 
 @pytest.mark.parametrize("delete", ["q", "to"])
@@ -164,17 +172,21 @@ async def test_a_node_that_is_deleted_while_messages_are_moved(delete: str) -> N
         await world.put(*range(500))
 
         async def intervene() -> None:
-            while not world.host.stats("to").available:
+            while not world.stats("to").available:
                 await trio.lowlevel.checkpoint()
-            world.host.delete(delete)
+            world.host.space().delete(delete)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(intervene)
             if delete == "q":
-                assert 0 < await world.host.move("q", "to", 500) < 500
+                assert (
+                    0
+                    < await world.host.space().find("q").move(world.host.space().find("to"), 500)
+                    < 500
+                )
             else:
                 with pytest.raises(AmqpError) as error:
-                    await world.host.move("q", "to", 500)
+                    await world.host.space().find("q").move(world.host.space().find("to"), 500)
                 assert error.value.condition == "amqp:resource-deleted"
         await world.settle()
 
@@ -190,10 +202,12 @@ async def test_the_journal_hears_of_each_message_that_is_purged_or_moved() -> No
             JOURNAL, credit=10_000, filter=selector("reason = 'purged' OR event = 'moved'")
         )
         await world.put(*range(600))
-        assert await world.host.move("q", "to", 200) == 200
-        assert await world.host.purge("q") == 400
+        assert await world.host.space().find("q").move(world.host.space().find("to"), 200) == 200
+        assert await world.host.space().find("q").purge() == 400
         await world.settle()
-        world.host.journals.flush() if hasattr(world.host.journals, "flush") else None
+        world.host.services.journals.flush() if hasattr(
+            world.host.services.journals, "flush"
+        ) else None
         await world.settle()
         said = [
             (each.application_properties["event"], each.application_properties["sequence"])
@@ -203,7 +217,7 @@ async def test_the_journal_hears_of_each_message_that_is_purged_or_moved() -> No
             *(("moved", n) for n in range(200)),
             *(("dropped", n) for n in range(200, 600)),
         ]
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.bytes, stats.dropped) == (0, 0, 400)
 
 
@@ -255,7 +269,7 @@ async def test_a_ring_keeps_the_newest_whatever_is_taken_and_given_back(seed: in
             else:
                 picky.settle(RELEASED)
             await world.settle()
-            held = world.host.stats("q").acquired
+            held = world.stats("q").acquired
             waiting = await seen(world)
             assert len(waiting) + held <= 60
             assert waiting == sorted(waiting)

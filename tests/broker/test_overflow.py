@@ -51,7 +51,7 @@ def test_bytes_are_bounded_too(overflow: str) -> None:
     sender.send(b"a" * 1_000, b"b" * 1_000, b"c" * 1_000)
     kept = [Message.decode(each).body[:1] for each in world.peek("q", 9)]
     assert kept == ([b"a", b"b"] if overflow == "reject" else [b"b", b"c"])
-    assert world.host.stats("q").bytes <= 2_500
+    assert world.stats("q").bytes <= 2_500
 
 
 @pytest.mark.req("B24", "B22", "B16")

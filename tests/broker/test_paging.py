@@ -35,7 +35,7 @@ async def test_only_the_head_is_in_memory_and_all_come_out_in_order(
     async with world_of(kept(), Queue("q")) as world:
         await world.put(*range(500), durable=durable)
         queue = world.queue()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, queue.paging.count + in_memory(queue)) == (500, 500)
         assert in_memory(queue) <= 22
         assert stats.bytes > world.host.memory.held > 0
@@ -47,7 +47,7 @@ async def test_only_the_head_is_in_memory_and_all_come_out_in_order(
             receiver.settle(ACCEPTED, *range(len(receiver.bodies) - 10, len(receiver.bodies)))
             await world.settle()
         assert receiver.bodies == list(range(500))
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.bytes, world.host.memory.held) == (0, 0, 0)
         assert world.store.summary(1)[0] == 0
         # It is all in memory again: what is not durable is not written.
@@ -59,10 +59,10 @@ async def test_only_the_head_is_in_memory_and_all_come_out_in_order(
 async def test_a_broker_that_starts_counts_what_it_does_not_load(kept: Callable[[], Any]) -> None:
     async with world_of(kept(), Queue("q")) as world:
         await world.put(*range(300))
-        before = world.host.stats("q")
+        before = world.stats("q")
     async with world_of(kept()) as world:
         queue = world.queue()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.bytes) == (before.available, before.bytes)
         await world.put("last")
         receiver = await world.take(400)
@@ -77,7 +77,7 @@ async def test_what_was_spilled_does_not_outlive_the_broker(kept: Callable[[], A
         await world.put(*range(100), durable=False)
         assert world.queue().paging.count
     async with world_of(kept()) as world:
-        assert world.host.stats("q").available == 0
+        assert world.stats("q").available == 0
 
 
 @pytest.mark.req("B24", "B21")
@@ -104,7 +104,7 @@ async def test_consumers_with_filters_reach_beyond_memory(kept: Callable[[], Any
         assert sorted(rest.bodies) == sorted([1, 301, *range(0, 400, 2)])
         rest.settle(ACCEPTED)
         await world.settle()
-        assert (world.host.stats("q").bytes, world.host.memory.held) == (0, 0)
+        assert (world.stats("q").bytes, world.host.memory.held) == (0, 0)
         assert world.store.summary(1)[0] == 0
 
 
@@ -138,7 +138,7 @@ async def test_what_a_filter_took_out_of_turn_comes_back_at_its_place(
         assert receiver.bodies == list(range(300))
         receiver.settle(ACCEPTED)
         await world.settle()
-        assert (world.host.stats("q").bytes, world.host.memory.held) == (0, 0)
+        assert (world.stats("q").bytes, world.host.memory.held) == (0, 0)
         assert world.store.summary(1)[0] == 0
 
 
@@ -170,7 +170,7 @@ async def test_a_browser_sees_everything_and_leaves_it(kept: Callable[[], Any]) 
         assert slow.bodies == list(range(70))
         await world.put("more")
         assert first.bodies == [*range(200), "more"]
-        assert world.host.stats("q").available == 201
+        assert world.stats("q").available == 201
         slow.grant(1_000)
         slow.drain()
         await world.settle()
@@ -199,14 +199,14 @@ async def test_purging_leaves_what_is_acquired(kept: Callable[[], Any]) -> None:
         first = await world.take(5)
         far = await world.take(1, filter=selector("n = 250"))
         assert (first.bodies, far.bodies) == ([0, 1, 2, 3, 4], [250])
-        assert await world.host.purge("q") == 294
+        assert await world.host.space().find("q").purge() == 294
         await world.settle()
         assert world.store.summary(1)[0] == 6
         await world.put("new")
         first.settle(RELEASED)
         far.settle(RELEASED)
         await world.settle()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.acquired) == (7, 0)
     async with world_of(kept()) as world:
         assert (await world.take(10)).bodies == [0, 1, 2, 3, 4, 250, "new"]
@@ -220,7 +220,7 @@ async def test_what_has_expired_in_the_store_is_given_up(kept: Callable[[], Any]
         for _ in range(20):
             world.host.sweep()
             await world.settle()
-        assert world.host.stats("q").expired == 100
+        assert world.stats("q").expired == 100
         assert (await world.take(10)).bodies == ["stays"]
 
 
@@ -232,18 +232,18 @@ async def test_delayed_messages_are_in_memory_and_come_when_they_are_due(
         await world.put("later", message_annotations={Symbol("x-opt-delivery-delay"): 60_000})
         await world.put(*range(60, 120))
     async with world_of(kept()) as world:
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.delayed) == (120, 1)
         receiver = await world.take(100)
         assert receiver.bodies == list(range(100))
         world.time.now += 61
-        world.host.tick()
+        world.host.turns.tick()
         receiver.grant(100)
         await world.settle()
         assert sorted(map(str, receiver.bodies)) == sorted(map(str, [*range(120), "later"]))
         receiver.settle(ACCEPTED)
         await world.settle()
-        assert (world.host.stats("q").bytes, world.store.summary(1)[0]) == (0, 0)
+        assert (world.stats("q").bytes, world.store.summary(1)[0]) == (0, 0)
 
 
 @pytest.mark.req("B17", "B24")
@@ -254,7 +254,7 @@ async def test_what_a_queue_has_in_the_store_is_bounded() -> None:
         while sender.link.credit:
             sender.send(b"x" * 90, durable=True)
             await world.settle()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert 1_000 < stats.bytes <= 20_000
         assert sender.outcomes == [ACCEPTED] * stats.available
         receiver = await world.take(stats.available)
@@ -267,7 +267,7 @@ async def test_a_ring_of_what_is_in_the_store(kept: Callable[[], Any]) -> None:
     async with world_of(kept(), Queue("q", length_max=100, overflow="drop-head")) as world:
         await world.put(*range(300))
         await world.settle()
-        assert world.host.stats("q").available == 100
+        assert world.stats("q").available == 100
         assert (await world.take(200)).bodies == list(range(200, 300))
 
 
@@ -275,7 +275,7 @@ async def test_a_ring_of_what_is_in_the_store(kept: Callable[[], Any]) -> None:
 async def test_queues_with_an_order_of_their_own_stay_in_memory(kind: dict[str, Any]) -> None:
     async with world_of(MemoryStore(), Queue("q", **kind)) as world:
         await world.put(*range(100), application_properties={"n": 1})
-        assert (world.queue().paging.count, world.host.stats("q").available) == (0, 100)
+        assert (world.queue().paging.count, world.stats("q").available) == (0, 100)
 
 
 async def test_a_store_that_cannot_be_read_is_read_again(autojump_clock: Any) -> None:
@@ -307,7 +307,7 @@ async def test_what_the_store_has_lost_is_not_counted_for_ever() -> None:
         store._nodes[1].messages = kept
         receiver = await world.take(200)
         assert receiver.bodies == list(range(100))
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.acquired, stats.dropped) == (0, 100, 100)
 
 
@@ -349,12 +349,12 @@ async def test_every_message_ends_once_and_comes_in_its_turn(seed: int) -> None:
         while len(accepted) < count:
             # Pauses after failures end.
             world.time.now += limits.retry_pause_max_s
-            world.host.tick()
+            world.host.turns.tick()
             for receiver in receivers:
                 settle(receiver, 1, ACCEPTED)
                 receiver.grant(50)
             await world.settle()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.acquired, stats.bytes) == (0, 0, 0)
         assert (world.host.memory.held, world.store.summary(1)[0]) == (0, 0)
         assert sorted(accepted) == list(range(count))
@@ -373,16 +373,16 @@ async def test_a_delayed_message_behind_those_in_the_store_waits_over_a_restart(
     async with world_of(kept(), Queue("q")) as world:
         await world.put(*range(100))
         await world.put("late", message_annotations={"x-opt-delivery-delay": 60_000})
-        assert world.host.stats("q").delayed == 1
+        assert world.stats("q").delayed == 1
     async with world_of(kept()) as world:
-        assert (world.host.stats("q").available, world.host.stats("q").delayed) == (100, 1)
+        assert (world.stats("q").available, world.stats("q").delayed) == (100, 1)
         receiver = await world.take(0)
         for _ in range(12):
             receiver.grant(10)
             await world.settle()
         assert receiver.bodies == list(range(100))
         world.time.now += 61
-        world.host.tick()
+        world.host.turns.tick()
         await world.settle()
         assert receiver.bodies == [*range(100), "late"]
 

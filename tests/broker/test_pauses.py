@@ -14,13 +14,13 @@ from amqp_rt.values import Symbol
 
 
 def counts(world: World, address: str = "q") -> tuple[int, int, int]:
-    stats = world.host.stats(address)
+    stats = world.stats(address)
     return stats.available, stats.acquired, stats.delayed
 
 
 def advance(world: World, seconds: float) -> None:
     world.time.now += seconds
-    world.host.tick()
+    world.host.turns.tick()
     world.pump()
 
 

@@ -50,17 +50,17 @@ async def test_a_large_message_goes_through_the_store(kept: Callable[[], Any]) -
     async with world_of(kept(), Queue("q"), limits=SMALL) as world:
         sender = await send(world, payload, bytes(Message("after", durable=True).encode()))
         assert sender.outcomes == [ACCEPTED, ACCEPTED]
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert stats.available == 2
         assert stats.bytes > 100_000 > 1_000 > world.host.memory.held
     async with world_of(kept(), limits=SMALL) as world:
-        assert world.host.stats("q").bytes == stats.bytes
+        assert world.stats("q").bytes == stats.bytes
         receiver = await take(world)
         assert [receiver.bodies[0] == body, receiver.bodies[1]] == [True, "after"]
         assert receiver.messages[0].subject == "big"
         receiver.settle(ACCEPTED)
         await world.settle()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.acquired, stats.bytes) == (0, 0, 0)
         assert world.host.memory.held == 0
         assert world.store.summary(1)[0] == 0
@@ -88,7 +88,7 @@ async def test_it_can_be_released_browsed_and_given_up(kept: Callable[[], Any]) 
         assert receiver.messages[2].delivery_count == 1
         receiver.settle(Modified(delivery_failed=True), 2)
         await world.settle()
-        assert (world.host.stats("q").bytes, world.host.stats("dead").available) == (0, 1)
+        assert (world.stats("q").bytes, world.stats("dead").available) == (0, 1)
     async with world_of(kept(), limits=SMALL) as world:
         receiver = world.client(limits=CLIENT).receiver("dead", credit=1)
         await world.settle()
@@ -115,11 +115,11 @@ async def test_what_does_not_come_whole_leaves_nothing(kept: Callable[[], Any], 
         else:
             sender.link.detach()
         await world.settle()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.bytes, world.host.memory.held) == (0, 0, 0)
         assert world.store.piece(1, 0, 0) == b""
         await send(world, payload)
-        assert world.host.stats("q").available == 1
+        assert world.stats("q").available == 1
 
 
 async def test_a_process_that_ends_before_all_has_come_leaves_nothing(
@@ -131,7 +131,7 @@ async def test_a_process_that_ends_before_all_has_come_leaves_nothing(
         await world.settle()
         assert world.store.piece(1, 0, 0)
     async with world_of(kept(), limits=SMALL) as world:
-        assert world.host.stats("q").available == 0
+        assert world.stats("q").available == 0
         assert world.store.piece(1, 0, 0) == b""
 
 
@@ -149,7 +149,7 @@ async def test_a_consumer_that_goes_in_the_middle_leaves_it_to_others() -> None:
         await trio.testing.wait_all_tasks_blocked()
         client.cut()
         await world.settle()
-        assert world.host.stats("q").available == 1
+        assert world.stats("q").available == 1
         other = await take(world)
         assert other.bodies == [body]
 
@@ -162,7 +162,7 @@ async def test_only_what_is_durable_and_plain_may_be_that_large() -> None:
             payload = bytes(Message(bytes(100_000), **fields).encode())
             sender = await send(world, payload)
             assert sender.error == "amqp:link:message-size-exceeded"
-        assert (world.host.stats("q").available, world.host.memory.held) == (0, 0)
+        assert (world.stats("q").available, world.host.memory.held) == (0, 0)
 
 
 @pytest.mark.req("B26")
@@ -183,7 +183,7 @@ async def test_a_full_disk_refuses_it_and_keeps_nothing() -> None:
         assert isinstance(outcome, Rejected)
         assert outcome.error is not None
         assert outcome.error.condition == "amqp:resource-limit-exceeded"
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.bytes, world.host.memory.held) == (0, 0, 0)
 
 
@@ -196,9 +196,9 @@ async def test_a_large_message_that_is_not_settled_in_time_comes_back(
         first = await take(world)
         assert first.bodies == [body]
         world.time.now += 31
-        world.host.tick()
+        world.host.turns.tick()
         await world.settle()
-        assert world.host.stats("q").requeued == 1
+        assert world.stats("q").requeued == 1
         other = await take(world)
         await world.settle()
         assert first.bodies + other.bodies == [body, body]
@@ -212,7 +212,7 @@ async def test_a_large_message_that_is_sent_settled_is_gone_when_it_was_read(
         await send(world, payload)
         receiver = await take(world, snd_settle_mode=1)
         assert receiver.bodies == [body]
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.acquired, stats.accepted, stats.bytes) == (0, 0, 1, 0)
         assert world.store.summary(1)[0] == 0
 
@@ -227,11 +227,11 @@ async def test_purging_leaves_a_large_message_that_is_acquired(kept: Callable[[]
         receiver = await take(world, 101)
         assert receiver.bodies[:100] == list(range(100))
         assert receiver.bodies[100] == body
-        await world.host.purge("q")
+        await world.host.space().find("q").purge()
         receiver.settle(ACCEPTED, *range(100))
         receiver.settle(RELEASED, 100)
         await world.settle()
-        assert world.host.stats("q").available == 1
+        assert world.stats("q").available == 1
     async with world_of(kept(), limits=limits) as world:
         assert (await take(world)).bodies == [body]
 
@@ -256,7 +256,7 @@ async def main():
                 async with out.stream(durable=True) as message:
                     for _ in range(SIZE // len(CHUNK)):
                         await message.write(CHUNK)
-            stats = broker.host.stats("q")
+            stats = broker.stats("q")
             assert stats.available == 1 and stats.bytes >= SIZE, stats
             async with peer.receiver("q", streaming=True, credit=1) as messages:
                 async with await messages.receive() as delivery:
@@ -318,7 +318,7 @@ async def test_browsers_that_are_past_its_place_see_it_too(kept: Callable[[], An
         assert receiver.bodies == in_turn
         receiver.settle(ACCEPTED)
         await world.settle()
-        assert (world.host.stats("q").bytes, world.host.memory.held) == (0, 0)
+        assert (world.stats("q").bytes, world.host.memory.held) == (0, 0)
         assert world.store.summary(1)[0] == 0
 
 
@@ -334,10 +334,10 @@ async def test_a_large_message_that_a_transaction_acquired_is_available_after_a_
         receiver.link.grant(1, properties={"txn-id": txn_id})
         await world.settle()
         assert receiver.bodies == [body]
-        assert world.host.stats("q").acquired == 1
+        assert world.stats("q").acquired == 1
         assert control.discharge(txn_id, fail=True) == "accepted"
         await world.settle()
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         assert (stats.available, stats.acquired) == (1, 0)
         assert receiver.endpoint.deliveries[0].settled
 
@@ -360,6 +360,6 @@ async def test_a_discharge_waits_for_a_large_post_that_is_being_written(fail: bo
         assert waiting.state == ACCEPTED
         assert sender.endpoint.outcomes[0].state.outcome == ACCEPTED
         assert sender.endpoint.detached == []
-        assert world.host.stats("q").available == (0 if fail else 1)
+        assert world.stats("q").available == (0 if fail else 1)
         if not fail:
             assert (await take(world)).bodies == [body]

@@ -75,7 +75,7 @@ async def judged(judge: Judge, **options: Any) -> AsyncIterator[tuple[Broker, Co
 
 
 async def bodies(broker: Broker, address: str = "q") -> list[Any]:
-    return [Message.decode(each).body for each in await broker.host.peek(address, 100)]
+    return [Message.decode(each).body for each in await broker.peek(address, 100)]
 
 
 @pytest.mark.req("R3", "R4", "SE17")
@@ -115,7 +115,7 @@ async def test_a_discharge_waits_for_posts_whose_rights_are_being_judged(
         else:
             assert outcome_of(late) == "accepted"
             assert (await bodies(broker), await bodies(broker, "other")) == ([], ["o"])
-        there = [broker.host.stats(name).bytes for name in ("q", "other")]
+        there = [broker.stats(name).bytes for name in ("q", "other")]
         assert broker.host.memory.held == sum(there)
         assert relay.attached
         relay.abandon()
@@ -188,7 +188,7 @@ async def test_links_that_go_while_a_discharge_waits_leave_it_whole(gone: str) -
             assert (await bodies(broker), await bodies(broker, "other")) == (["x"], ["o"])
         else:
             assert await bodies(broker) == await bodies(broker, "other") == []
-        there = [broker.host.stats(name).bytes for name in ("q", "other")]
+        there = [broker.stats(name).bytes for name in ("q", "other")]
         assert (broker.host.memory.held, len(broker.host.transactions)) == (sum(there), 0)
         relay.abandon()
 

@@ -44,7 +44,7 @@ def test_higher_priorities_come_first_and_equal_ones_in_order() -> None:
     browser = client.receiver("q", credit=9, distribution_mode=COPY)
     order = ["b", "e", "f", "a", "c", "d"]
     assert browser.bodies == order
-    assert [each.payload[-1:] for each in world.host._queue("q", "").peek(9)] == [
+    assert [each.payload[-1:] for each in world.host.space().find("q").held.peek(9)] == [
         name.encode() for name in order
     ]
     receiver = client.receiver("q", credit=3)

@@ -88,7 +88,7 @@ def test_promises_together_are_never_more_than_the_room(
         else:
             sender = senders[count % len(senders)]
             sender.send(*range(min(count, sender.link.credit)))
-        stats = world.host.stats("q")
+        stats = world.stats("q")
         held = stats.available + stats.acquired
         promised = sum(sender.link.credit for sender in senders)
         assert held + promised <= length
@@ -134,7 +134,7 @@ def test_bytes_bound_the_credit_too() -> None:
         assert sent < 100
     assert conditions(sender).count(None) == 9
     assert set(conditions(sender)) <= {None, "amqp:resource-limit-exceeded"}
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert stats.bytes <= 100_000
     receiver = world.client().receiver("q", credit=100)
     assert sender.link.credit == 0
@@ -153,7 +153,7 @@ def test_all_nodes_share_the_memory_of_the_broker() -> None:
     other, third = client.sender("b"), client.sender("t")
     assert (other.link.credit, third.link.credit) == (0, 0)
     with pytest.raises(WouldBlock):
-        world.host.publish("b", OUTLINE + b"x" * 900)
+        world.host.space().publish("b", OUTLINE + b"x" * 900)
     assert world.host.memory.held <= 100_000
     receiver = client.receiver("a", credit=50)
     assert other.link.credit == 0
@@ -172,7 +172,7 @@ def test_links_that_come_and_go_while_there_is_no_room_are_forgotten() -> None:
         client.sender("q").detach()
     last = client.sender("q")
     assert last.link.credit == 0
-    assert len(world.host._spaces[""]["q"].intake._waiting) < 25
+    assert len(world.host.space().nodes["q"].intake._waiting) < 25
     client.receiver("q", credit=1).settle(ACCEPTED)
     assert first.link.credit == 1
     first.detach()
@@ -188,7 +188,7 @@ def test_credit_used_by_aborted_messages_comes_back() -> None:
         delivery.abort()
         world.pump()
         assert sender.link.credit == 1
-    assert world.host.stats("q").enqueued == 0
+    assert world.stats("q").enqueued == 0
 
 
 # --- settlement ----------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_durable_messages_are_refused_by_who_cannot_keep_them() -> None:
     assert isinstance(outcome, Rejected)
     assert outcome.error is not None
     assert outcome.error.condition == "amqp:precondition-failed"
-    assert world.host.stats("q").available == 0
+    assert world.stats("q").available == 0
     # A topic keeps nothing for anybody who is not there.
     to_topic = client.sender("t")
     to_topic.send(1, durable=True)
@@ -223,7 +223,7 @@ def test_settled_messages_are_taken_too() -> None:
     world = World(Queue("q"))
     sender = world.client().sender("q")
     sender.send(1, 2, settled=True)
-    assert world.host.stats("q").available == 2
+    assert world.stats("q").available == 2
     assert sender.outcomes == []
 
 
@@ -258,7 +258,7 @@ def test_a_malformed_message_is_rejected_and_stops_nothing(payload: bytes, condi
         assert conditions(sender) == [None, condition, None]
         assert receiver.bodies == ["m", "m"]
     with pytest.raises(DecodeError):
-        world.host.publish("q", payload)
+        world.host.space().publish("q", payload)
 
 
 #: annotations of the message, by policy: whether it is relayed
@@ -329,7 +329,7 @@ def test_a_state_that_only_a_transaction_has_detaches() -> None:
     sender = world.client().sender("q")
     sender.send_raw(OUTLINE, state=ACCEPTED)
     assert sender.error == "amqp:transaction:unknown-id"
-    assert world.host.stats("q").available == 0
+    assert world.stats("q").available == 0
 
 
 @pytest.mark.req("M14")
@@ -359,7 +359,7 @@ async def test_a_queue_that_was_stored_with_one_option_for_both_has_both(tmp_pat
         ((key, _),) = await journal.call(journal.store.facts, "node")
         await journal.keep(lambda unit: unit.keep("node", key, value))
     async with Broker(store=path) as broker:
-        (queue,) = broker.host.nodes()
+        (queue,) = broker.nodes()
         assert isinstance(queue, Queue)
         assert (queue.check_user_id, queue.absolute_expiry) == (True, True)
 

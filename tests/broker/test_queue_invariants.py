@@ -31,7 +31,7 @@ def test_a_broken_invariant_is_named(said: str, damage: Callable[[Any], None]) -
     client = world.client()
     client.sender("q").send("a", "b", "c")
     client.receiver("q", credit=1)
-    queue = world.host._queue("q", "")
+    queue = world.host.space().find("q").held
     if "rings" in said:
         world.purge("q")
         client.receiver("q", credit=1)

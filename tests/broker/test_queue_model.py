@@ -238,7 +238,7 @@ class QueueModel(RuleBasedStateMachine):
 
     @invariant()
     def counts_and_order_are_those_of_the_model(self) -> None:
-        stats = self.world.host.stats("q")
+        stats = self.world.stats("q")
         held = sum(len(consumer.held) for consumer in self.consumers)
         waiting = [item.sequence for item in self.available()]
         assert (stats.available, stats.acquired) == (len(waiting), held)
@@ -258,7 +258,7 @@ class QueueModel(RuleBasedStateMachine):
             consumer.link.detach()
         left = [item.sequence for item in self.items if item.state not in {GONE, DEAD}]
         assert self.bodies("q") == left
-        assert self.world.host.stats("q").acquired == 0
+        assert self.world.stats("q").acquired == 0
         for address in ("q", "dead"):
             self.world.purge(address)
         assert self.world.host.memory.held == 0

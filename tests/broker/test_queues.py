@@ -31,7 +31,7 @@ DEAD = Queue("q", max_deliveries=3, max_attempts=5, dead_letter="dead")
 
 
 def counts(world: World, address: str = "q") -> tuple[int, int]:
-    stats = world.host.stats(address)
+    stats = world.stats(address)
     return stats.available, stats.acquired
 
 
@@ -181,10 +181,10 @@ def test_annotations_of_a_modified_outcome_are_merged() -> None:
     client.sender("q").send(
         "m", subject="s", message_annotations={"x-opt-a": 1, "x-opt-b": 2}, priority=7
     )
-    before = world.host.stats("q").bytes
+    before = world.stats("q").bytes
     receiver = client.receiver("q", credit=1)
     receiver.settle(Modified(message_annotations={"x-opt-b": 3, "x-opt-c": "new"}))
-    assert world.host.stats("q").bytes > before
+    assert world.stats("q").bytes > before
     receiver.grant(1)
     message = receiver.messages[1]
     assert message.message_annotations == {"x-opt-a": 1, "x-opt-b": 3, "x-opt-c": "new"}
@@ -234,7 +234,7 @@ def test_two_outcomes_that_contradict_detach_the_link() -> None:
     assert receiver.error == "amqp:illegal-state"
     # The first word counts.
     assert counts(world) == (0, 0)
-    assert world.host.stats("q").accepted == 1
+    assert world.stats("q").accepted == 1
 
 
 @pytest.mark.req("M32")
@@ -278,7 +278,7 @@ def test_the_default_outcome(default: Outcome | None, where: str, how: str) -> N
     again = world.client().receiver("q", credit=1)
     found = [(m.body, m.delivery_count) for m in again.messages]
     assert found == {"again": [("m", 0)], "failed": [("m", 1)]}.get(where, [])
-    assert world.host.stats("dead").available == (1 if where == "dead" else 0)
+    assert world.stats("dead").available == (1 if where == "dead" else 0)
 
 
 @pytest.mark.req("B5")
@@ -307,7 +307,7 @@ def test_what_never_left_for_a_lost_link_is_not_lost() -> None:
     client = world.client()
     client.receiver("q", credit=3)
     for n in range(3):
-        world.host.publish("q", bytes(Message(bytes([n]) * 200_000).encode()))
+        world.host.space().publish("q", bytes(Message(bytes([n]) * 200_000).encode()))
     assert counts(world)[1] > 0
     client.cut()
     assert counts(world) == (3, 0)
@@ -409,7 +409,7 @@ def test_what_is_given_up_goes_back_to_its_sender() -> None:
     assert len(letters) == 4
     # It comes back once.
     replies.settle(rejected("amqp:decode-error"))
-    assert world.host.stats("replies").dropped == 1
+    assert world.stats("replies").dropped == 1
 
 
 def test_released_messages_are_given_up_after_max_attempts_only() -> None:
@@ -452,7 +452,7 @@ def test_without_a_dead_letter_address_it_is_dropped_and_counted() -> None:
     receiver = client.receiver("q", credit=2)
     receiver.settle(MODIFIED_FAILED, 0)
     receiver.settle(rejected("amqp:not-allowed"), 1)
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.available, stats.acquired, stats.dropped, stats.dead_lettered) == (0, 0, 2, 0)
     assert world.host.memory.held == 0
 
@@ -545,7 +545,7 @@ def test_an_expired_message_is_never_sent(dead_letter: str | None) -> None:
     assert browser.bodies == ["new", "eternal"]
     receiver = client.receiver("q", credit=10)
     assert receiver.bodies == ["new", "eternal"]
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.expired, stats.dropped) == (1, 0 if dead_letter else 1)
     if dead_letter:
         (dead,) = client.receiver("dead", credit=1).messages
@@ -563,7 +563,7 @@ def test_a_message_that_comes_back_too_late_is_given_up() -> None:
     receiver.settle(RELEASED)
     receiver.grant(1)
     assert receiver.bodies == ["m"]
-    assert world.host.stats("dead").available == 1
+    assert world.stats("dead").available == 1
 
 
 @pytest.mark.parametrize(
@@ -583,7 +583,7 @@ def test_a_queue_bounds_the_time_to_live(
     world.time.now += 1
     receiver.grant(1)
     assert receiver.bodies == ["m"]
-    assert world.host.stats("q").expired == 1
+    assert world.stats("q").expired == 1
 
 
 def test_the_sweep_gives_up_what_nobody_comes_for() -> None:
@@ -603,7 +603,7 @@ def test_the_sweep_gives_up_what_nobody_comes_for() -> None:
     world.host.sweep()
     assert counts(world) == (1, 0)
     assert counts(world, "r") == (0, 0)
-    assert world.host.stats("dead").available == 2
+    assert world.stats("dead").available == 2
     world.time.now += 50
     world.host.sweep()
     world.host.sweep()
@@ -690,7 +690,7 @@ def test_a_message_too_large_for_a_browser_is_passed_over() -> None:
 
 
 def depth_of(world: World) -> Any:
-    return world.host._spaces[""]["q"].held
+    return world.host.space().nodes["q"].held
 
 
 def test_emptied_segments_are_given_back() -> None:
@@ -699,13 +699,13 @@ def test_emptied_segments_are_given_back() -> None:
     receiver = world.client().receiver("q")
     for _ in range(3):
         for _ in range(1_000):
-            world.host.publish("q", payload)
+            world.host.space().publish("q", payload)
         receiver.grant(1_000)
         receiver.settle(Accepted())
         receiver.endpoint.deliveries.clear()
     assert len(depth_of(world).shelf.segments) == 1
     for _ in range(1_000):
-        world.host.publish("q", payload)
+        world.host.space().publish("q", payload)
     receiver.grant(1_000)
     assert len(depth_of(world).shelf.segments) == 1
     receiver.settle(RELEASED)
@@ -717,15 +717,15 @@ def test_emptied_segments_are_given_back() -> None:
 def test_a_queue_that_is_deleted_drops_what_waits_and_what_is_in_hand() -> None:
     world = World(Queue("q"))
     world.client().sender("q").send("a", "b", "c")
-    queue = world.host._queue("q", "")
+    queue = world.host.space().find("q").held
     assert world.client().receiver("q", credit=1).bodies == ["a"]
-    world.host.delete("q")
+    world.host.space().delete("q")
     assert queue.counts.dropped == 3
 
 
 def test_room_counts_messages_that_are_being_written() -> None:
     world = World(Queue("q", length_max=2, overflow="reject"))
-    queue = world.host._queue("q", "")
+    queue = world.host.space().find("q").held
     assert queue.fits(1)
     for _ in range(2):
         queue.reserve(Entry(b"x"))

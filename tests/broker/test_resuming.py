@@ -12,8 +12,8 @@ import trio
 import trio.testing
 from far_end import FarEnd
 
-from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.durable.journal import Journal
+from amqp_rt.broker.host import BrokerHost
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
@@ -61,9 +61,9 @@ class Place:
         journal = None if self.store is None else Journal(self.store, at_once)
         self.host = BrokerHost(journal=journal, limits=SMALL)
         await self.host.restore()
-        self.host.declare(Queue("q"))
-        self.host.declare(Topic("t"))
-        self.host.declare(Log("g", partitions=2))
+        self.host.space().declare(Queue("q"))
+        self.host.space().declare(Topic("t"))
+        self.host.space().declare(Log("g", partitions=2))
         self._scope = trio.CancelScope()
         self.started += 1
         self._nursery.start_soon(self._run, self.host, self._scope)
@@ -106,7 +106,9 @@ class Place:
 
     async def bodies(self, address: str, peer: Connection) -> list[Any]:
         if address == "q":
-            return [Message.decode(each).body for each in await self.host.peek("q", 100)]
+            return [
+                Message.decode(each).body for each in await self.host.space().find("q").peek(100)
+            ]
         async with peer.receiver(address, filter=FIRST) as source:
             found = [(await source.receive()).message.body for _ in BODIES]
             await trio.sleep(1)
@@ -181,7 +183,7 @@ async def receive(cuts: tuple[int, ...], *, durable: int, address: str) -> int:
         )
         await inbox.wait_attached()
         for body in BODIES:
-            place.host.publish(address, Message(body, durable=bool(durable)).encode())
+            place.host.space().publish(address, Message(body, durable=bool(durable)).encode())
         before = place.far.frames
         cut(place, cuts)
         for _ in BODIES:
@@ -192,7 +194,7 @@ async def receive(cuts: tuple[int, ...], *, durable: int, address: str) -> int:
         frames = place.far.frames - before
         await trio.sleep(5)
         assert inbox.receive_nowait() is None
-        stats = place.host.stats(address)
+        stats = place.host.space().get(address).stats()
         assert (stats.available, stats.acquired, stats.bytes) == (0, 0, 0), cuts
     assert sorted(found, key=repr) == BODIES_SORTED, cuts
     assert not durable or place.started >= len(place.far.dialled)

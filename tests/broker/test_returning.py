@@ -45,7 +45,7 @@ def test_the_outcome_says_when_a_message_goes_back(
     assert len(receiver.bodies) == times
     assert reasons(world, "replies") == ([] if reason is None else [("m", reason)])
     assert reasons(world, "dead") == []
-    assert world.host.stats("q").available == 0
+    assert world.stats("q").available == 0
 
 
 @pytest.mark.req("B15", "B14")
@@ -84,7 +84,7 @@ RULES = Access(
 async def given_up(broker: Broker, *addresses: str) -> dict[str, list[Any]]:
     await broker.host.wait_kept()
     return {
-        address: [Message.decode(each).body for each in await broker.host.peek(address, 100)]
+        address: [Message.decode(each).body for each in await broker.peek(address, 100)]
         for address in addresses
     }
 
@@ -123,7 +123,7 @@ async def test_a_message_goes_nowhere_its_sender_may_not_send_to() -> None:
                     await ours.send(
                         "ours durable" if durable else "ours", reply_to="secret", durable=durable
                     )
-                broker.host.publish("q", Message("within", reply_to="secret").encode())
+                broker.publish("q", Message("within", reply_to="secret").encode())
                 async with peer.transaction() as txn:
                     await out.send("in a txn", reply_to="secret", transaction=txn)
                     await out.send("in a txn", reply_to="open", transaction=txn)

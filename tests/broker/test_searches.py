@@ -43,23 +43,23 @@ class Costly:
 
 
 def queue_of(world: World, address: str = "q") -> MessageQueue:
-    held = world.host._find(world.host._space(""), address).held
+    held = world.host.space().find(address).held
     assert isinstance(held, MessageQueue)
     return held
 
 
 def topic_of(world: World) -> MessageTopic:
-    held = world.host._find(world.host._space(""), "t").held
+    held = world.host.space().find("t").held
     assert isinstance(held, MessageTopic)
     return held
 
 
 def turn(world: World) -> bool:
     """Give one turn to what waits for it; whether something did."""
-    waited = bool(world.host._unfinished)
-    world.host.look_on()
+    waited = bool(world.host.turns.unfinished)
+    world.host.turns.run_pending()
     world.pump()
-    return waited or bool(world.host._unfinished)
+    return waited or bool(world.host.turns.unfinished)
 
 
 def turns(world: World) -> int:
@@ -73,7 +73,7 @@ def turns(world: World) -> int:
 
 def fill(world: World, count: int, address: str = "q") -> None:
     for number in range(count):
-        world.host.publish(address, Message(f"{number:06}").encode())
+        world.host.space().publish(address, Message(f"{number:06}").encode())
     world.pump()
 
 
@@ -159,7 +159,7 @@ def messages_arrive(world: World, receiver: Receiving) -> None:
 
 
 def queue_is_deleted(world: World, receiver: Receiving) -> None:
-    world.host.delete("q")
+    world.host.space().delete("q")
     world.pump()
 
 
@@ -233,7 +233,7 @@ def test_others_are_served_while_a_search_goes_on() -> None:
     receiver.grant(1)
     plain = world.client().receiver("q", credit=20, settle=ACCEPTED)
     assert plain.bodies == named(*range(20))
-    world.host.publish("other", Message("o").encode())
+    world.host.space().publish("other", Message("o").encode())
     assert world.client().receiver("other", credit=1).bodies == ["o"]
     assert filters.asked <= PER_TURN
     turns(world)
@@ -407,7 +407,7 @@ def reading(world: World, *numbers: int, **options: Any) -> tuple[Receiving, Cos
     receiver = world.client().receiver(
         "log", filter={Symbol("rabbitmq:stream-offset-spec"): first}, **options
     )
-    log = world.host._find(world.host._space(""), "log").held
+    log = world.host.space().find("log").held
     assert isinstance(log, MessageLog)
     reader: LogReader = list(log.readers)[-1]
     reader.filters = filters = Costly(*named(*numbers))
@@ -458,7 +458,7 @@ def test_records_that_arrive_are_examined_as_far_as_a_turn_allows() -> None:
     receiver.grant(1)
     fill(world, 20, "log")
     assert filters.asked <= PER_TURN
-    assert len(world.host._unfinished) == 1
+    assert len(world.host.turns.unfinished) == 1
     turns(world)
     assert receiver.bodies == named(19)
     assert filters.asked == 20
@@ -544,7 +544,7 @@ async def test_filters_of_durable_subscriptions_examine_posts_in_turns(fails: bo
         assert 0 < filters.asked <= PER_TURN
         assert said.state is None
         if fails:
-            world.host.delete("gone")
+            world.host.space().delete("gone")
         sender.send("after", durable=True)
         await world.settle()
         assert filters.asked == 21
@@ -552,6 +552,6 @@ async def test_filters_of_durable_subscriptions_examine_posts_in_turns(fails: bo
         (queue,) = topic.queues
         bodies = [Message.decode(entry.payload).body for entry in queue.peek(5)]
         assert bodies == ([] if fails else named(0, 19))
-        ledger = world.host._find(world.host._space(""), "t").ledger
+        ledger = world.host.space().find("t").ledger
         assert isinstance(ledger, TopicLedger)
         assert not ledger._verdicts

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from brokers import commit_epoch, committed_epoch
 from crashed import Photographed
 from paged import Gate, in_line
 
@@ -101,7 +102,7 @@ async def commit(
 
 
 async def bodies(broker: Broker, address: str = "out") -> list[Any]:
-    return [Message.decode(each).body for each in await broker.host.peek(address, 10_000)]
+    return [Message.decode(each).body for each in await broker.peek(address, 10_000)]
 
 
 async def test_an_epoch_is_published_once_and_in_order(
@@ -400,7 +401,7 @@ async def test_a_restart_drops_facts_without_a_node_and_restores_the_others() ->
         await broker.host.wait_kept()
         assert [found for found, _ in store.facts(facts.STAGES.name)] == [key]
         assert [found for found, _ in store.facts(facts.PRODUCERS.name)] == [producer_key]
-        assert broker.host.committed_epoch("out", "job") == 0
+        assert committed_epoch(broker.host, "out", "job") == 0
         assert await commit(peer, [part], epoch=1)
         assert await bodies(broker) == ["a"]
 
@@ -595,7 +596,7 @@ async def test_who_stages_waits_for_room_and_is_not_refused(
                         most = max(most, broker.host.staging.bytes)
                 crc = zlib.crc32(b"".join(message.encode() for message in sent))
                 parts = [(0, 0, len(sent), crc)]
-                assert await broker.host.commit_epoch("out", name, "one", epoch, parts)
+                assert await commit_epoch(broker.host, "out", name, "one", epoch, parts)
 
         for name in ("one", "two"):
             nursery.start_soon(send, name)
@@ -657,7 +658,7 @@ async def test_a_node_takes_what_is_staged_along() -> None:
         await broker.host.wait_kept()
         assert store.facts("epoch-stage") == store.facts("epoch-producer") == []
         with pytest.raises(AmqpError, match="no node"):
-            await broker.host.commit_epoch("out", "job", "one", 0, [])
+            await commit_epoch(broker.host, "out", "job", "one", 0, [])
 
 
 async def test_a_producer_that_was_silent_makes_room(
@@ -667,7 +668,7 @@ async def test_a_producer_that_was_silent_makes_room(
     limits = Limits(epoch_producers_max=2, epoch_producer_s=100)
 
     async def publish(broker: Broker, peer: Any, producer: str, epoch: int) -> bool:
-        return await broker.host.commit_epoch("out", producer, "one", epoch, [])
+        return await commit_epoch(broker.host, "out", producer, "one", epoch, [])
 
     async with (
         Broker(store=store, executor=in_line, limits=limits) as broker,
@@ -685,7 +686,7 @@ async def test_a_producer_that_was_silent_makes_room(
         assert not await publish(broker, peer, "second", 5)
         await broker.host.wait_kept()
     async with Broker(store=store, executor=in_line, limits=limits) as broker:
-        assert broker.host.committed_epoch("out", "second") == 5
+        assert committed_epoch(broker.host, "out", "second") == 5
         found = [key[4:] for key, _ in store.facts("epoch-producer")]
         assert sorted(found) == [b"second", b"third"]
 
@@ -714,7 +715,7 @@ async def test_what_is_refused_after_its_node_has_gone_takes_no_room() -> None:
             with trio.move_on_after(0.05):
                 await out.flush()
             store.full = True
-            broker.host.delete("out")
+            broker.host.space().delete("out")
             gate.opened.set()
             with pytest.raises(LinkDetached):
                 await out.send("too late", durable=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 import trio
 import trio.testing
-from brokers import Sending, World
+from brokers import Sending, World, commit_epoch
 from paged import PagedWorld, world_of
 
 from amqp_rt.batches import MESSAGE_BATCH, MESSAGE_BATCHES, write_messages
@@ -80,7 +80,7 @@ def test_who_does_not_ask_sends_no_batches() -> None:
     plain = world.client().sender("out", desired_capabilities=(MESSAGE_BATCHES,))
     assert plain.link.offered_capabilities == ()
     plain.send_raw(batch("a", "b"), message_format=MESSAGE_BATCH)
-    assert world.host.stats("out").available == 1
+    assert world.stats("out").available == 1
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ async def publish(world: Worlds, watch: Callable[[], None] = lambda: None) -> No
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watching)
-        assert await world.host.commit_epoch("out", "job", "one", 0, parts)
+        assert await commit_epoch(world.host, "out", "job", "one", 0, parts)
         done = True
 
 
@@ -216,7 +216,7 @@ async def stage_batches(world: Worlds, batches: int, each: int, **said: Any) -> 
 
 
 def log_of(world: PagedWorld) -> MessageLog:
-    return world.host._log("out", "")
+    return world.host.space().find("out").held
 
 
 async def test_batches_are_read_once_and_published_in_order(autojump_clock: Any) -> None:
@@ -259,7 +259,7 @@ async def test_an_epoch_is_published_in_turns(
         numbers = await stage_batches(world, 6, 500)
         receiving = world.client().receiver("out", credit=credit)
         await world.settle()
-        counts = world.host._queue("out", "").counts
+        counts = world.host.space().find("out").held.counts
         put, delivered = [0], [0]
 
         def watch() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+from brokers import commit_epoch, committed_epoch
 from crashed import Photographed
 from stalls import Stalls, beside
 
@@ -48,7 +50,7 @@ async def stage(peer: Connection, bodies: Sequence[Any], **said: Any) -> Named:
 
 async def published(broker: Broker) -> list[Any]:
     await broker.host.wait_kept()
-    return [Message.decode(each).body for each in await broker.host.peek("out", 100)]
+    return [Message.decode(each).body for each in await broker.peek("out", 100)]
 
 
 async def after_restart(store: MemoryStore) -> list[Any]:
@@ -78,7 +80,7 @@ async def take_over(broker: Broker, peer: Connection) -> None:
 async def take_over_by_committing(broker: Broker, peer: Connection) -> None:
     host = broker.host
     async with trio.open_nursery() as nursery:
-        beside(nursery, host.commit_epoch, "out", "job", "two", 7, [])
+        beside(nursery, commit_epoch, host, "out", "job", "two", 7, [])
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
 
@@ -89,12 +91,12 @@ async def begin_anew(broker: Broker, peer: Connection) -> None:
 
 
 async def delete(broker: Broker, peer: Connection) -> None:
-    broker.host.delete("out")
+    broker.host.space().delete("out")
 
 
 async def replace(broker: Broker, peer: Connection) -> None:
-    broker.host.delete("out")
-    broker.host.declare(Queue("out"))
+    broker.host.space().delete("out")
+    broker.host.space().declare(Queue("out"))
 
 
 @pytest.mark.parametrize(
@@ -121,17 +123,17 @@ async def test_what_changes_while_stages_are_counted_counts(
         passed = [stalls.at("messages") for _ in range(recounted + 1)]
         for stall in passed[:-1]:
             stall.released.set()
-        answer = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, parts)
+        answer = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, parts)
         async with passed[-1]:
             await happens(broker, peer)
         assert await answer.get() == condition
         if happens not in (delete, replace):
-            assert broker.host.committed_epoch("out", "job") != 0
+            assert committed_epoch(broker.host, "out", "job") != 0
             assert await published(broker) == []
     if happens in (take_over, begin_anew):
         # Nothing of the decision was written either.
         async with Broker(store=store) as broker:
-            assert broker.host.committed_epoch("out", "job") == -1
+            assert committed_epoch(broker.host, "out", "job") == -1
             assert await published(broker) == []
 
 
@@ -143,7 +145,7 @@ async def test_the_run_is_checked_when_its_turn_comes() -> None:
         broker.local() as peer,
         trio.open_nursery() as nursery,
     ):
-        commit = broker.host.commit_epoch
+        commit = partial(commit_epoch, broker.host)
         stall = stalls.at("messages")
         first = beside(nursery, commit, "out", "job", "one", 0, parts)
         await stall.reached.wait()
@@ -153,7 +155,7 @@ async def test_the_run_is_checked_when_its_turn_comes() -> None:
         async with stall:
             await take_over(broker, peer)
         assert await first.get() == await second.get() == "amqp:link:stolen"
-        assert broker.host.committed_epoch("out", "job") == -1
+        assert committed_epoch(broker.host, "out", "job") == -1
         assert await commit("out", "job", "two", 0, [])
 
 
@@ -166,9 +168,9 @@ async def test_a_run_that_was_replaced_is_not_told_of_later_commits() -> None:
     ):
         await broker.declare(Queue("out"))
         stall = stalls.at("commit")
-        first = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 3, [])
+        first = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 3, [])
         await stall.reached.wait()
-        second = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 3, [])
+        second = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 3, [])
         await trio.testing.wait_all_tasks_blocked()
         async with stall:
             await take_over(broker, peer)
@@ -189,7 +191,7 @@ async def test_nothing_is_added_while_the_rest_is_counted() -> None:
         await out.send("a", durable=True)
         stall = stalls.at("messages")
         parts = [named("a", attempt=1), second]
-        answer = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, parts)
+        answer = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, parts)
         await stall.reached.wait()
         receipt = out.send_nowait("b", durable=True)
         await trio.testing.wait_all_tasks_blocked()
@@ -198,7 +200,7 @@ async def test_nothing_is_added_while_the_rest_is_counted() -> None:
         assert await answer.get() == "amqp:precondition-failed"
         await receipt.accepted()
         again = [named("ab", attempt=1), second]
-        assert await broker.host.commit_epoch("out", "job", "one", 0, again)
+        assert await commit_epoch(broker.host, "out", "job", "one", 0, again)
         assert await published(broker) == ["a", "b", "c", "d"]
 
 
@@ -215,12 +217,14 @@ async def test_what_is_being_written_is_not_committed_over() -> None:
             stall = stalls.at("commit")
             receipt = out.send_nowait("b", durable=True)
             await stall.reached.wait()
-            answer = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, [named("a")])
+            answer = beside(
+                nursery, commit_epoch, broker.host, "out", "job", "one", 0, [named("a")]
+            )
             assert await answer.get() == "amqp:precondition-failed"
             async with stall:
                 pass
             await receipt.accepted()
-        assert await broker.host.commit_epoch("out", "job", "one", 0, [named("ab")])
+        assert await commit_epoch(broker.host, "out", "job", "one", 0, [named("ab")])
         assert await published(broker) == ["a", "b"]
 
 
@@ -236,13 +240,13 @@ async def test_an_epoch_is_said_to_be_committed_when_that_is_kept() -> None:
         trio.open_nursery() as nursery,
     ):
         stall = stalls.at("commit")
-        answer = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, parts)
+        answer = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, parts)
         async with stall:
-            assert broker.host.committed_epoch("out", "job") == -1
+            assert committed_epoch(broker.host, "out", "job") == -1
             async with peer.sender("out", properties=claim(1)) as out:
                 assert out.link.properties[COMMITTED] == -1
         assert await answer.get() is True
-        assert broker.host.committed_epoch("out", "job") == 0
+        assert committed_epoch(broker.host, "out", "job") == 0
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -263,7 +267,7 @@ async def test_what_changes_while_a_decision_is_written_does_not_change_it(
         if refused:
             # It is tried alone before it is refused.
             stalls.at("commit", error=full).released.set()
-        answer = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, parts)
+        answer = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, parts)
         async with stall:
             await happens(broker, peer)
         if refused:
@@ -273,7 +277,7 @@ async def test_what_changes_while_a_decision_is_written_does_not_change_it(
         await broker.host.wait_kept()
         if not gone:
             assert await published(broker) == ([] if refused else ["a", "b", "c", "d"])
-            assert broker.host.committed_epoch("out", "job") == (-1 if refused else 0)
+            assert committed_epoch(broker.host, "out", "job") == (-1 if refused else 0)
         if refused and not gone:
             # What is staged is what the latest run, and the latest of each attempt, have sent.
             kept = {(0, 0)} if happens is take_over else {(0, 0), (1, 0)}
@@ -281,7 +285,7 @@ async def test_what_changes_while_a_decision_is_written_does_not_change_it(
             assert {each[1:] for each in known["job"].stages} == kept
             assert len(store.facts(facts.STAGES.name)) == len(kept)
             run = "two" if happens is take_over else "one"
-            assert await broker.host.commit_epoch("out", "job", run, 0, [named("")])
+            assert await commit_epoch(broker.host, "out", "job", run, 0, [named("")])
             assert broker.host.staging.bytes == 0
         assert broker.host.staging.bytes == 0
     if happens is not delete:
@@ -307,13 +311,13 @@ async def test_a_run_that_begins_while_a_decision_is_written_is_kept_too(refused
         part = await stage(peer, "ab")
         # Something else is being written, so that the decision and the run are written together.
         stall = stalls.at("commit")
-        broker.host.declare(Queue("other"))
+        broker.host.space().declare(Queue("other"))
         async with stall:
             begun = len(store.copies) + 1
             if refused:
                 for _ in range(2):
                     stalls.at("commit", error=StoreFull("the disk is full")).released.set()
-            answer = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, [part])
+            answer = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, [part])
             await trio.testing.wait_all_tasks_blocked()
             await take_over(broker, peer)
         assert await answer.get() == ("amqp:resource-limit-exceeded" if refused else True)
@@ -321,7 +325,7 @@ async def test_a_run_that_begins_while_a_decision_is_written_is_kept_too(refused
     for crashed in store.copies[begun:]:
         async with Broker(store=crashed, executor=Stalls()) as broker:
             await trio.testing.wait_all_tasks_blocked()
-            committed = broker.host.committed_epoch("out", "job")
+            committed = committed_epoch(broker.host, "out", "job")
             assert committed == (-1 if refused else 0)
             assert await published(broker) == ([] if refused else ["a", "b"])
     async with Broker(store=store.copies[-1]) as broker, broker.local() as peer:
@@ -339,7 +343,7 @@ async def test_a_broker_that_stops_while_it_decides_keeps_the_decision() -> None
         broker.local() as peer,
     ):
         stall = stalls.at("commit")
-        beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, parts)
+        beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, parts)
         await stall.reached.wait()
         # What this changes must not be written over the decision.
         await take_over(broker, peer)
@@ -369,10 +373,10 @@ async def test_what_is_decided_is_published_whoever_comes_meanwhile(call: str) -
         if call == "commit":
             stalls.at("commit").released.set()
         stall = stalls.at(call)
-        answer = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, parts)
+        answer = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, parts)
         async with stall:
             await take_over(broker, peer)
-            later = beside(nursery, broker.host.commit_epoch, "out", "job", "two", 0, [])
+            later = beside(nursery, commit_epoch, broker.host, "out", "job", "two", 0, [])
             await trio.testing.wait_all_tasks_blocked()
             assert not later.over.is_set()
         assert await answer.get() is True
@@ -395,7 +399,7 @@ async def test_a_node_that_goes_while_it_is_published_to(call: str) -> None:
         if call == "commit":
             stalls.at("commit").released.set()
         stall = stalls.at(call)
-        answer = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, parts)
+        answer = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, parts)
         async with stall:
             await replace(broker, peer)
         assert await answer.get() == "amqp:resource-deleted"
@@ -419,7 +423,7 @@ async def test_what_cannot_be_read_now_is_published_later(
         part = await stage(peer, "ab")
         for _ in range(2):
             stalls.at("messages", error=StoreFailed("unreadable")).released.set()
-        answer = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, [part])
+        answer = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, [part])
         assert await answer.get() is True
         assert await published(broker) == ["a", "b"]
 
@@ -446,12 +450,12 @@ async def test_what_was_decided_before_the_store_was_given_up_comes_with_the_res
         await broker.declare(Queue("out"))
         part = await stage(peer, "ab")
         stall = stalls.at("messages")
-        answer = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, [part])
+        answer = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, [part])
         async with stall:
             store.fails = True
         # Neither "it is there" nor an endless wait.
         assert await answer.get() == "amqp:internal-error"
-        again = beside(nursery, broker.host.commit_epoch, "out", "job", "one", 0, [part])
+        again = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, [part])
         assert await again.get() == "amqp:internal-error"
     store.fails = False
     assert await after_restart(store) == ["a", "b"]
@@ -465,7 +469,7 @@ async def test_a_producer_at_work_is_not_forgotten(autojump_clock: trio.testing.
         trio.open_nursery() as nursery,
     ):
         await broker.declare(Queue("out"))
-        commit = broker.host.commit_epoch
+        commit = partial(commit_epoch, broker.host)
         stall = stalls.at("commit")
         answer = beside(nursery, commit, "out", "job", "one", 3, [])
         await stall.reached.wait()
@@ -475,4 +479,4 @@ async def test_a_producer_at_work_is_not_forgotten(autojump_clock: trio.testing.
         async with stall:
             pass
         assert await answer.get() is True
-        assert broker.host.committed_epoch("out", "job") == 3
+        assert committed_epoch(broker.host, "out", "job") == 3

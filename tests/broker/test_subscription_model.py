@@ -154,8 +154,8 @@ class SubscriptionModel(RuleBasedStateMachine):
 
     @invariant()
     def everybody_has_got_what_is_due(self) -> None:
-        while self.world.host._unfinished:
-            self.world.host.look_on()
+        while self.world.host.turns.unfinished:
+            self.world.host.turns.run_pending()
             self.world.pump()
         for subscriber in self.attached():
             assert subscriber.link is not None
@@ -168,7 +168,7 @@ class SubscriptionModel(RuleBasedStateMachine):
 
     @invariant()
     def the_topic_counts_the_same(self) -> None:
-        stats = self.world.host.stats("t")
+        stats = self.world.stats("t")
         assert stats.available == sum(len(each.waiting) for each in self.subscribers)
         assert stats.acquired == sum(len(each.held) for each in self.subscribers)
 

@@ -55,7 +55,7 @@ def test_a_subscription_gathers_while_its_subscriber_is_away() -> None:
     last.detach()
     sender.send(4)
     assert client.receiver("t", name="s", credit=9, **NEVER).bodies == []
-    assert here.host.stats("t").consumers == 2
+    assert here.stats("t").consumers == 2
 
 
 @pytest.mark.req("B19")
@@ -113,7 +113,7 @@ def test_links_that_share_a_subscription_get_each_message_once(
     again.settle(ACCEPTED)
     again.detach()
     sender.send(8)
-    assert here.host.stats("t").available == 0
+    assert here.stats("t").available == 0
     assert here.host.memory.held == 0
 
 
@@ -128,7 +128,7 @@ def test_a_shared_subscription_with_links_is_not_changed_under_them() -> None:
     here.client().sender("t").send(1)
     again = here.client("c").receiver("u", name="s|2", capabilities=shared, credit=5, **NEVER)
     assert again.error is None
-    assert here.host.stats("t").available == 0
+    assert here.stats("t").available == 0
     here.client().sender("u").send(2)
     assert again.bodies == [2]
 
@@ -330,7 +330,7 @@ async def test_a_shared_subscription_outlives_the_broker(kept: Callable[[], Stor
         await one.suspend()
         await two.suspend()
     async with running(kept()) as broker:
-        assert broker.host.stats("t").available == 0
+        assert broker.stats("t").available == 0
 
 
 @pytest.mark.req("B19")
@@ -418,10 +418,10 @@ async def test_a_subscriber_that_is_given_up_while_it_is_there(kept: Callable[[]
             with pytest.raises(LinkDetached) as detached:
                 await asleep.get()
             assert detached.value.condition == "amqp:resource-limit-exceeded"
-        assert broker.host.stats("t").consumers == 0
+        assert broker.stats("t").consumers == 0
     async with Broker(store=kept(), network=MemoryNetwork()) as broker:
         assert [terminus for terminus in broker.host.termini if terminus.key[3]] == []
-        assert broker.host.stats("t").available == 0
+        assert broker.stats("t").available == 0
 
 
 def test_released_copies_come_again_to_the_same_subscription() -> None:

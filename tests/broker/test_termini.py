@@ -98,16 +98,16 @@ def test_a_source_expires_when_its_policy_says(
     assert receiver.bodies == ["m"]
     leave(client, receiver, how)
     # Its unsettled deliveries stay acquired as long as it may be resumed.
-    stats = here.host.stats("q")
+    stats = here.stats("q")
     assert stats.acquired == (0 if counts and not timeout else 1)
     if timeout:
         here.time.now += 29
         here.host.sweep()
-        assert here.host.stats("q").acquired == 1
+        assert here.stats("q").acquired == 1
         here.time.now += 2
         here.host.sweep()
-        assert here.host.stats("q").acquired == (0 if counts else 1)
-    assert here.host.stats("dead").available == (1 if counts else 0)
+        assert here.stats("q").acquired == (0 if counts else 1)
+    assert here.stats("dead").available == (1 if counts else 0)
     assert kept(here) == (0 if counts else 1)
 
 
@@ -229,7 +229,7 @@ def test_the_default_outcome_is_applied_to_what_a_lost_link_left(
         client.cut()
         here.time.now += 11
         here.host.sweep()
-    assert (here.host.stats("q").available, here.host.stats("dead").available) == (available, dead)
+    assert (here.stats("q").available, here.stats("dead").available) == (available, dead)
     if available:
         (message,) = here.client().receiver("q", credit=1).messages
         assert message.delivery_count == count
@@ -253,16 +253,16 @@ def test_an_outcome_that_was_lost_is_heard_when_the_link_comes_back(said: Outcom
     again = resume(here.client("c"), "l", unsettled, address="q", timeout=60)
     assert again.link.resumed
     again.grant(5)
-    stats = here.host.stats("q")
+    stats = here.stats("q")
     if said is None:
         assert stats.acquired == 1
         # The resumed delivery, and no other.
         again.settle(ACCEPTED)
-        assert here.host.stats("q").accepted == 1
+        assert here.stats("q").accepted == 1
     else:
         assert stats.accepted == (1 if said == ACCEPTED else 0)
-        assert here.host.stats("dead").available == (1 if said not in (ACCEPTED, RELEASED) else 0)
-    assert here.host.stats("q").acquired == (1 if said == RELEASED else 0)
+        assert here.stats("dead").available == (1 if said not in (ACCEPTED, RELEASED) else 0)
+    assert here.stats("q").acquired == (1 if said == RELEASED else 0)
 
 
 @pytest.mark.req("X24", "M26")
@@ -327,8 +327,8 @@ def test_a_link_is_taken_over_with_what_it_holds() -> None:
     again.grant(5)
     assert again.bodies == [2]
     assert first.error == "amqp:link:stolen"
-    assert here.host.stats("q").accepted == 1
-    assert here.host.stats("q").consumers == 1
+    assert here.stats("q").accepted == 1
+    assert here.stats("q").consumers == 1
 
 
 @pytest.mark.req("B9", "M28")
@@ -340,14 +340,14 @@ def test_a_link_that_asks_for_something_else_is_another_one() -> None:
     client.cut()
     client = here.client("c")
     client.receiver("p", name="l", timeout=60)
-    assert here.host.stats("q").available == 1
+    assert here.stats("q").available == 1
     assert kept(here) == 1
     client.receiver("t", name="s", timeout=60)
     client.cut()
     here.client().sender("t").send(2)
     client = here.client("c")
     assert client.receiver("u", name="s", timeout=60, credit=5).bodies == []
-    assert here.host.stats("t").consumers == here.host.stats("t").available == 0
+    assert here.stats("t").consumers == here.stats("t").available == 0
 
 
 def test_deleting_a_node_ends_its_termini() -> None:
@@ -358,8 +358,8 @@ def test_deleting_a_node_ends_its_termini() -> None:
     client.receiver("t", name="t", timeout=60)
     client.cut()
     assert kept(here) == 3
-    here.host.delete("q")
-    here.host.delete("t")
+    here.host.space().delete("q")
+    here.host.space().delete("t")
     assert kept(here) == 0
     assert here.client("c").receiver("q", name="r", timeout=60).error == "amqp:not-found"
 
@@ -373,7 +373,7 @@ def test_deliveries_that_had_not_left_are_for_others_at_once() -> None:
     receiver.link.grant(10)
     client.joined.server.receive(b"".join(client.joined.client.take()), 0.0)
     client.cut()
-    held = here.host.stats("q").acquired
+    held = here.stats("q").acquired
     assert 0 < held < 10
     rest = here.client().receiver("q", credit=20)
     assert rest.bodies == list(range(held, 10))
@@ -400,15 +400,15 @@ def test_a_message_whose_acceptance_was_lost_is_known_again() -> None:
     sending = sender.link.send(payload)
     client.joined.server.receive(b"".join(client.joined.client.take()), 0.0)
     client.cut()  # before the disposition
-    assert here.host.stats("q").available == 1
+    assert here.stats("q").available == 1
     unsettled = {sending.tag: Unsettled(tag=sending.tag, payload=payload)}
     again = resend(here.client("c"), "l", unsettled, address="q", timeout=60)
     assert again.outcomes == [ACCEPTED]
     assert again.link.unknown == []
-    assert here.host.stats("q").available == 1
+    assert here.stats("q").available == 1
     # Another tag is another message.
     again.send("n")
-    assert here.host.stats("q").available == 2
+    assert here.stats("q").available == 2
 
 
 @pytest.mark.req("B13")

@@ -29,7 +29,7 @@ def test_each_subscriber_gets_a_copy_of_what_is_sent_after_it_attached() -> None
     assert sender.outcomes == [ACCEPTED] * 4
     for receiver in (first, second, late):
         receiver.settle(ACCEPTED)
-    stats = world.host.stats("t")
+    stats = world.stats("t")
     assert (stats.available, stats.acquired, stats.bytes) == (0, 0, 0)
     assert (stats.enqueued, stats.delivered, stats.accepted) == (4, 7, 7)
     assert (stats.consumers, stats.producers) == (3, 1)
@@ -75,7 +75,7 @@ def test_a_subscriber_that_does_not_keep_up_is_detached_alone(bound: str) -> Non
     assert slow.error == "amqp:resource-limit-exceeded"
     assert len(fast.bodies) == 6 + held
     assert sender.outcomes == [ACCEPTED] * (6 + held)
-    assert world.host.stats("t").consumers == 1
+    assert world.stats("t").consumers == 1
     assert world.host.memory.held == 0
     sender.send("y")
     assert fast.bodies[-1] == "y"
@@ -90,7 +90,7 @@ def test_a_subscriber_leaves_nothing_behind() -> None:
     assert world.host.memory.held > 0
     receiver.detach()
     assert world.host.memory.held == 0
-    assert world.host.stats("t").consumers == 0
+    assert world.stats("t").consumers == 0
     client.receiver("t")
     sender.send(3)
     client.cut()
@@ -112,7 +112,7 @@ def test_copies_expire_where_they_wait() -> None:
     world.time.now += 11
     world.host.sweep()
     assert idle.bodies == []
-    assert world.host.stats("t").available == 0
+    assert world.stats("t").available == 0
 
 
 def test_no_subscriber_no_message() -> None:

@@ -105,7 +105,7 @@ async def test_a_dead_letter_is_held_against_so_many_bindings(
         exchanges = broker.topologies.space("").exchanges
         for number in range(300):
             exchanges.bind("amq.fanout", Destination(f"q{number}"), "", {})
-        entry: Any = broker.host.door.admit(Message(b"x").encode(), 0, 0.0)
+        entry: Any = broker.host.services.door.admit(Message(b"x").encode(), 0, 0.0)
         address = exchange_address("amq.fanout")
         found = broker.topologies.letter("", address, entry)
         assert found is not None
@@ -137,7 +137,7 @@ async def test_a_dead_letter_that_an_exchange_leads_nowhere_is_logged(
         here.declare_exchange(Exchange(name="later", type="system"))
         for name in ("a", "b", "c"):
             for number in range(2):
-                broker.host.publish(name, Message(b"x", message_id=f"m{number}").encode())
+                broker.publish(name, Message(b"x", message_id=f"m{number}").encode())
         lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert len(lines) == 3
     for name, line in zip("abc", lines, strict=True):
@@ -155,4 +155,4 @@ async def test_a_system_exchange_is_no_place_for_dead_letters() -> None:
         with pytest.raises(AmqpError, match="leads to services") as caught:
             await broker.declare(Queue("q", dead_letter=exchange_address("services", "key")))
         assert caught.value.condition == "amqp:precondition-failed"
-        assert not broker.host.has("q")
+        assert not broker.has("q")

@@ -218,14 +218,14 @@ class TransactionModel(RuleBasedStateMachine):
         messages = [Message.decode(each) for each in self.world.peek("q", 1_000)]
         found = [(message.body, message.delivery_count) for message in messages]
         assert found == [(item.body, item.failures) for item in self.available]
-        stats = self.world.host.stats("q")
+        stats = self.world.stats("q")
         assert (stats.available, stats.acquired) == (len(self.available), len(self.held))
         assert len(self.world.host.transactions) == len(self.open)
 
     @invariant()
     def room_is_taken_by_what_is_there_and_by_posts(self) -> None:
         posts = sum(len(each.posts) for each in self.open)
-        held = self.world.host._space("")["q"].held
+        held = self.world.host.space()["q"].held
         assert (held.held, held.pending) == (posts, 0)  # type: ignore[union-attr]
         assert self.world.host.memory.held == held.bytes
         assert bool(held.bytes) == bool(posts or self.available or self.held)
@@ -234,7 +234,7 @@ class TransactionModel(RuleBasedStateMachine):
         self.client.cut()
         self.available += [held.item for held in self.held]
         self.available.sort(key=lambda item: item.place)
-        stats = self.world.host.stats("q")
+        stats = self.world.stats("q")
         assert (stats.available, stats.acquired) == (len(self.available), 0)
         assert len(self.world.host.transactions) == 0
 

@@ -124,7 +124,7 @@ def test_a_source_without_rejected_hears_of_failure_by_a_detach() -> None:
     client.sender("q").post(txn_id, "m")
     control.say(Discharge(b"no"))
     assert control.error == UNKNOWN
-    assert world.host.stats("q").bytes == 0
+    assert world.stats("q").bytes == 0
     assert len(world.host.transactions) == 0
 
 
@@ -160,7 +160,7 @@ def test_what_is_posted_is_seen_by_nobody_before_the_discharge(settled: bool) ->
         assert all(each.remote_settled for each in sender.endpoint.outcomes)
     sender.send("outside")
     assert receiver.bodies == browser.bodies == ["outside"]
-    assert world.host.stats("q").enqueued == 1
+    assert world.stats("q").enqueued == 1
     assert control.discharge(txn_id) == "accepted"
     assert receiver.bodies == browser.bodies == ["outside", "a", "b"]
 
@@ -175,7 +175,7 @@ def test_what_is_rolled_back_was_never_there(end: str, settled: bool) -> None:
     credit = sender.link.credit
     txn_id = control.declare()
     sender.post(txn_id, *range(10), settled=settled)
-    assert world.host.stats("q").bytes > 0
+    assert world.stats("q").bytes > 0
     assert sender.link.credit == credit - 10
     if end == "discharge":
         assert control.discharge(txn_id, fail=True) == "accepted"
@@ -192,7 +192,7 @@ def test_what_is_rolled_back_was_never_there(end: str, settled: bool) -> None:
     else:
         client.cut()
     world.pump()
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.available, stats.enqueued) == (0, int(end == "discharge"))
     assert world.host.memory.held == stats.bytes
     assert len(world.host.transactions) == 0
@@ -209,12 +209,12 @@ def test_what_is_posted_takes_room_until_it_is_rolled_back() -> None:
         other.post(txn_id, "x")
     while first.link.credit:
         first.post(txn_id, "x")
-    assert world.host.stats("q").available == 0
+    assert world.stats("q").available == 0
     assert (first.link.credit, other.link.credit) == (0, 0)
     control.discharge(txn_id, fail=True)
     while first.link.credit or other.link.credit:
         (first if first.link.credit else other).send("y")
-    assert world.host.stats("q").available == 4
+    assert world.stats("q").available == 4
 
 
 @pytest.mark.req("R3")
@@ -250,7 +250,7 @@ def test_a_topic_gets_what_was_posted_at_the_discharge() -> None:
     assert world.host.memory.held == 0
     txn_id = control.declare()
     client.sender("t").post(txn_id, "c")
-    world.host.delete("t")
+    world.host.space().delete("t")
     assert world.host.memory.held == 0
     world.pump()
     assert control.discharge(txn_id) == ROLLBACK
@@ -295,7 +295,7 @@ def test_a_settled_post_that_is_refused_fails_the_discharge(payload: bytes) -> N
     txn_id = control.declare()
     sender.post(txn_id, "a", settled=True)
     sender.send_raw(payload, settled=True, state=TransactionalState(txn_id))
-    assert world.host.stats("q").bytes == 0
+    assert world.stats("q").bytes == 0
     # Messages of the failed transaction are rejected from now on.
     sender.post(txn_id, "b")
     (state,) = sender.outcomes
@@ -327,11 +327,11 @@ def test_a_node_that_is_deleted_in_between_fails_the_discharge() -> None:
     txn_id = control.declare()
     client.sender("q").post(txn_id, "a")
     receiver.settle(TransactionalState(txn_id, ACCEPTED))
-    world.host.delete("q")
+    world.host.space().delete("q")
     world.pump()
     assert control.discharge(txn_id) == ROLLBACK
     assert available(world, "other") == [0]
-    assert world.host.memory.held == world.host.stats("other").bytes
+    assert world.host.memory.held == world.stats("other").bytes
 
 
 @pytest.mark.req("R3")
@@ -432,17 +432,17 @@ def test_any_outcome_takes_effect_with_the_discharge(
         receiver.settle(state)
     else:
         update(receiver, state)
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.acquired, stats.available, stats.accepted) == (1, 0, 0)
     assert control.discharge(txn_id) == "accepted"
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert stats.acquired == 0
     assert {name: getattr(stats, name) for name in counts} == counts
     (delivery,) = receiver.endpoint.deliveries
     if not settles:
         # Then we settle.
         assert (delivery.settled, delivery.state) == (True, outcome)
-    assert world.host.stats("dead").available == counts.get("dead_lettered", 0)
+    assert world.stats("dead").available == counts.get("dead_lettered", 0)
 
 
 @pytest.mark.req("R4", "R7")
@@ -457,14 +457,14 @@ def test_a_rolled_back_outcome_leaves_the_delivery_with_its_consumer(
     txn_id = control.declare()
     update(receiver, TransactionalState(txn_id, outcome))
     assert control.discharge(txn_id, fail=True) == "accepted"
-    assert (world.host.stats("q").acquired, other.bodies) == (1, [])
+    assert (world.stats("q").acquired, other.bodies) == (1, [])
     assert receiver.link.credit == 0
     # Another outcome is allowed: in another transaction, and afterwards outside of any.
     txn_id = control.declare()
     update(receiver, TransactionalState(txn_id, RELEASED))
     assert control.discharge(txn_id, fail=True) == "accepted"
     receiver.settle(ACCEPTED)
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.acquired, stats.available, stats.accepted, other.bodies) == (0, 0, 1, [])
 
 
@@ -498,7 +498,7 @@ def test_an_outcome_outlives_the_link_on_which_it_was_said() -> None:
     assert available(world) == [1]
     assert control.discharge(txn_id) == "accepted"
     assert available(world) == [1]
-    assert world.host.stats("q").accepted == 1
+    assert world.stats("q").accepted == 1
 
 
 @pytest.mark.req("R4", "M35")
@@ -534,7 +534,7 @@ def test_an_outcome_that_the_link_has_not_fails_the_discharge(
         update(receiver, said)
     assert control.discharge(txn_id) == ROLLBACK
     assert available(world) == []
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.acquired, stats.accepted) == ((0, 1) if settles else (1, 0))
 
 
@@ -564,7 +564,7 @@ def test_a_word_outside_the_transaction_ends_its_control_link() -> None:
     receiver.settle(RELEASED, 0)
     assert control.error == ROLLBACK
     assert available(world) == [0]
-    assert world.host.stats("q").acquired == 1
+    assert world.stats("q").acquired == 1
     second = Controller(client)
     two, three = second.declare(), second.declare()
     update(receiver, TransactionalState(two, ACCEPTED), 1)
@@ -614,15 +614,15 @@ def test_what_is_acquired_says_its_transaction_and_is_kept_when_it_is_committed(
     first, second = receiver.endpoint.deliveries
     assert first.state == second.state == TransactionalState(txn_id)
     update(receiver, TransactionalState(txn_id, ACCEPTED), 0)
-    assert world.host.stats("q").acquired == 2
+    assert world.stats("q").acquired == 2
     assert control.discharge(txn_id) == "accepted"
-    stats = world.host.stats("q")
+    stats = world.stats("q")
     assert (stats.accepted, stats.acquired) == (1, 1)
     # The link no longer acquires in a transaction.
     receiver.grant(1)
     assert receiver.endpoint.deliveries[2].state is None
     receiver.settle(ACCEPTED, 1, 2)
-    assert world.host.stats("q").accepted == 3
+    assert world.stats("q").accepted == 3
 
 
 @pytest.mark.req("R5", "R7")
@@ -648,7 +648,7 @@ def test_what_was_acquired_is_available_again_after_a_rollback(
     else:
         assert control.discharge(txn_id, fail=True) == "accepted"
     assert available(world) == [0, 1, 2]
-    assert world.host.stats("q").acquired == 0
+    assert world.stats("q").acquired == 0
     if end != "receiver":
         assert [each.settled for each in receiver.endpoint.deliveries] == [True, True]
         assert receiver.link.credit == 0
@@ -665,10 +665,10 @@ def test_settled_messages_are_gone_only_with_the_commit(fail: bool) -> None:
     txn_id = control.declare()
     acquire(receiver, txn_id, 2)
     assert receiver.bodies == [0, 1]
-    assert world.host.stats("q").acquired == 2
+    assert world.stats("q").acquired == 2
     control.discharge(txn_id, fail=fail)
     assert available(world) == ([0, 1] if fail else [])
-    assert world.host.stats("q").acquired == 0
+    assert world.stats("q").acquired == 0
 
 
 @pytest.mark.req("R5")
@@ -730,9 +730,9 @@ def test_an_acquired_message_that_is_settled_without_a_word_gets_the_default_out
     txn_id = control.declare()
     acquire(receiver, txn_id, 1)
     receiver.settle(None)
-    assert world.host.stats("q").acquired == 1
+    assert world.stats("q").acquired == 1
     control.discharge(txn_id)
-    assert world.host.stats("q").accepted == 1
+    assert world.stats("q").accepted == 1
 
 
 # --- Bounds -------------------------------------------------------------------------------------
@@ -776,7 +776,7 @@ def test_the_work_of_a_transaction_is_bounded() -> None:
     txn_id = control.declare()
     update(receiver, TransactionalState(txn_id, ACCEPTED))
     assert control.discharge(txn_id) == ROLLBACK
-    assert world.host.stats("q").acquired == 4
+    assert world.stats("q").acquired == 4
     txn_id = control.declare()
     update(receiver, TransactionalState(txn_id, RELEASED), 0, 1, 2)
     assert control.discharge(txn_id) == "accepted"
@@ -815,7 +815,7 @@ def test_a_fault_in_the_roll_back_of_one_transaction_keeps_no_other_and_ends_no_
     world.host.sweep()
     assert caplog.text.count("ZeroDivisionError: a bug") == 1
     assert [control.discharge(each) for each in posted] == ["amqp:transaction:timeout"] * 2
-    assert [world.host.stats(node.name).failure for node in world.host.nodes()] == [None]
+    assert [world.stats(node.name).failure for node in world.host.space().declarations()] == [None]
     assert available(world) == []
 
 
@@ -833,7 +833,7 @@ def test_a_transaction_that_takes_too_long_is_rolled_back() -> None:
     later = control.declare()
     world.time.now += 0.1
     world.host.sweep()
-    assert world.host.memory.held == world.host.stats("q").bytes
+    assert world.host.memory.held == world.stats("q").bytes
     receiver.settle(RELEASED)
     assert available(world) == [0]
     # Links that continue to use it get the error, and so does the attempt to commit it.

@@ -35,17 +35,17 @@ MANY = 2 * WORK_OF_A_TURN + 500
 
 
 def queue_of(world: World, address: str = "q") -> MessageQueue:
-    held = world.host._find(world.host._space(""), address).held
+    held = world.host.space().find(address).held
     assert isinstance(held, MessageQueue)
     return held
 
 
 def turn(world: World) -> bool:
     """Give one turn to what waits for it; whether something did."""
-    waited = bool(world.host._unfinished)
-    world.host.look_on()
+    waited = bool(world.host.turns.unfinished)
+    world.host.turns.run_pending()
     world.pump()
-    return waited or bool(world.host._unfinished)
+    return waited or bool(world.host.turns.unfinished)
 
 
 def turns(world: World) -> int:
@@ -60,7 +60,7 @@ def turns(world: World) -> int:
 def filled(count: int = MANY, **options: Any) -> World:
     world = World(Queue("q", **options), limits=WIDE)
     for number in range(count):
-        world.host.publish("q", Message(number).encode())
+        world.host.space().publish("q", Message(number).encode())
     return world
 
 
@@ -151,7 +151,7 @@ def test_a_queue_is_deleted_while_messages_come_back() -> None:
     world = filled(MANY)
     receiver = taking(world, credit=MANY)
     receiver.detach(closed=True)
-    assert world.host.delete("q") == MANY
+    assert world.host.space().delete("q") == MANY
     turns(world)
     assert world.host.memory.held == 0
 
@@ -171,7 +171,7 @@ async def test_a_broker_that_stops_keeps_what_was_to_be_requeued() -> None:
     store = MemoryStore()
     world = PagedWorld(store, WIDE)
     await world.host.restore()
-    world.host.declare(Queue("q"))
+    world.host.space().declare(Queue("q"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.host.run)
         await world.settle()
@@ -213,7 +213,7 @@ async def test_a_lease_is_extended_accepted_and_released_in_turns() -> None:
     world = filled(MANY)
     host = world.host
     queue = queue_of(world)
-    state = await host.open_lease("q", "g")
+    state = await host.leases.open(host.space().find("q"), "g")
 
     async def watch(sizes: list[int]) -> None:
         while True:
@@ -223,17 +223,21 @@ async def test_a_lease_is_extended_accepted_and_released_in_turns() -> None:
     sizes: list[int] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch, sizes)
-        state = await host.lease("q", "g", state.generation, MANY)
+        state = await host.leases.extend(host.space().find("q"), "g", state.generation, MANY)
         assert (state.first, state.next) == (0, MANY)
-        state = await host.accept_lease("q", "g", state.generation, MANY - 1_600)
+        state = await host.leases.accept(
+            host.space().find("q"), "g", state.generation, MANY - 1_600
+        )
         assert (state.first, queue.acquired) == (MANY - 1_600, 1_600)
-        await host.return_lease("q", "g", state.generation, [(MANY - 600, MANY)])
+        await host.leases.give_back(
+            host.space().find("q"), "g", state.generation, [(MANY - 600, MANY)]
+        )
         assert (queue.available, queue.acquired) == (600, 1_000)
         nursery.cancel_scope.cancel()
     steps = [abs(later - earlier) for earlier, later in pairwise(sizes)]
     assert max(steps) <= 1_000
     host.memory.work = 100
-    await host.release_lease("q", "g")
+    await host.leases.release(host.space().find("q"), "g")
     assert 0 < queue.acquired < 1_000
     turns(world)
     assert (queue.available, queue.acquired) == (1_600, 0)
@@ -243,9 +247,9 @@ async def test_a_lease_is_extended_accepted_and_released_in_turns() -> None:
 def test_a_deleted_queue_is_freed_in_turns() -> None:
     world = filled(20_000)
     queue = queue_of(world)
-    assert world.host.delete("q") == 20_000
+    assert world.host.space().delete("q") == 20_000
     assert world.host.memory.held == 0
-    assert not world.host.has("q")
+    assert not world.host.space().has("q")
     left = len(queue.deferred.trash[0])
     assert left > 20_000 // 128 // 2
     turn(world)
@@ -256,7 +260,7 @@ def test_a_deleted_queue_is_freed_in_turns() -> None:
 
 def test_operators_work_follows_what_they_ask_for() -> None:
     world = filled(MANY)
-    world.host.declare(Queue("r"))
+    world.host.space().declare(Queue("r"))
     receiver = taking(world, credit=MANY)
     receiver.detach(closed=True)
     turns(world)
@@ -284,10 +288,10 @@ def test_operators_work_follows_what_they_ask_for() -> None:
 @pytest.mark.parametrize("priorities", [1, 10])
 def test_a_purge_leaves_what_comes_while_it_goes_on(priorities: int) -> None:
     world = filled(MANY, priorities=priorities)
-    purging = world.host.purging("q")
+    purging = world.host.space().find("q").purging()
     assert next(purging) == 500
     for number in range(30):
-        world.host.publish("q", Message(number, priority=9).encode())
+        world.host.space().publish("q", Message(number, priority=9).encode())
     assert list(purging)[-1] == MANY
     assert taking(world, credit=MANY).bodies == list(range(30))
 
@@ -296,14 +300,14 @@ def test_messages_that_are_due_at_the_same_time_come_in_turns() -> None:
     world = World(Queue("q"), limits=WIDE)
     for number in range(MANY):
         annotations = {Symbol("x-opt-delivery-delay"): 1_000}
-        world.host.publish("q", Message(number, message_annotations=annotations).encode())
+        world.host.space().publish("q", Message(number, message_annotations=annotations).encode())
     receiver = taking(world, credit=MANY)
     queue = queue_of(world)
     world.time.now += 1
     came = []
     while queue.delayed:
         before = queue.delayed
-        world.host.tick()
+        world.host.turns.tick()
         came.append(before - queue.delayed)
     turns(world)
     assert max(came) <= WORK_OF_A_TURN
@@ -318,8 +322,8 @@ def test_deliveries_whose_time_is_up_at_once_are_released_in_turns() -> None:
     came = []
     while queue.acquired:
         before = queue.acquired
-        world.host.tick()
-        world.host.look_on()
+        world.host.turns.tick()
+        world.host.turns.run_pending()
         came.append(before - queue.acquired)
     assert max(came) <= 2 * WORK_OF_A_TURN
     assert len(receiver.bodies) == queue.available == MANY
@@ -329,7 +333,7 @@ def test_a_large_message_takes_the_room_of_very_many_in_turns() -> None:
     world = filled(MANY, overflow="drop-head", bytes_max=100_000)
     queue = queue_of(world)
     assert queue.available == MANY
-    world.host.publish("q", Message(bytes(99_000)).encode())
+    world.host.space().publish("q", Message(bytes(99_000)).encode())
     assert 1 < MANY - queue.available < 100
     turns(world)
     assert queue.bytes <= 100_000
@@ -340,10 +344,10 @@ def test_a_large_message_takes_the_room_of_very_many_in_turns() -> None:
 def test_very_many_nodes_are_swept_in_turns() -> None:
     world = World(*(Queue(f"q{number}") for number in range(700)))
     for number in range(700):
-        world.host.publish(f"q{number}", Message(1, ttl_s=5).encode())
+        world.host.space().publish(f"q{number}", Message(1, ttl_s=5).encode())
     queues = [queue_of(world, f"q{number}") for number in range(700)]
     world.time.now += 5
-    world.host._alarms.clear()
+    world.host.turns.alarms.clear()
     world.host.sweep()
     assert 0 < sum(queue.available for queue in queues) < 700
     turns(world)
@@ -354,7 +358,7 @@ def test_the_links_of_a_deleted_queue_are_detached_in_turns() -> None:
     world = World(Queue("q"))
     client = world.client()
     receivers = [client.receiver("q") for _ in range(200)]
-    world.host.delete("q")
+    world.host.space().delete("q")
     world.pump()
     assert 0 < sum(receiver.error is not None for receiver in receivers) < 200
     turns(world)
@@ -372,7 +376,7 @@ def test_very_many_messages_are_delivered_in_turns(drains: bool) -> None:
     world.pump()
     assert MANY - 1_100 < queue.available <= MANY - 1_000
     other = world.client().receiver("q", credit=10)
-    world.host.publish("q", Message("late").encode())
+    world.host.space().publish("q", Message("late").encode())
     assert other.bodies == []
     turns(world)
     assert sorted([*receiver.bodies, *other.bodies], key=str) == sorted(
@@ -395,8 +399,8 @@ class Fan:
     def __init__(self, world: World) -> None:
         self.names = [f"copy-{number}" for number in range(COPIES)]
         for name in self.names:
-            world.host.declare(Queue(name))
-        world.host.ways = self
+            world.host.space().declare(Queue(name))
+        world.host.services.ways = self
 
     def letter(self, virtual_host: str, address: str, entry: Any) -> list[str] | None:
         return self.names if address == FAN else None
@@ -419,16 +423,16 @@ class Fan:
 
 def letters(world: World) -> int:
     """How many dead letters have come, in copies."""
-    return sum(world.host.stats(f"copy-{number}").available for number in range(COPIES))
+    return sum(world.stats(f"copy-{number}").available for number in range(COPIES))
 
 
 def fanning(count: int, **options: Any) -> tuple[World, MessageQueue]:
     """A queue of so many messages, each of which becomes many dead letters."""
     world = World(limits=WIDE)
     Fan(world)
-    world.host.declare(Queue("q", dead_letter=FAN, **options))
+    world.host.space().declare(Queue("q", dead_letter=FAN, **options))
     for number in range(count):
-        world.host.publish("q", Message(number).encode())
+        world.host.space().publish("q", Message(number).encode())
     return world, queue_of(world)
 
 
@@ -486,7 +490,7 @@ def test_dead_letters_keep_the_order_of_the_rejects_when_some_wait() -> None:
     world.host.memory.work = 0
     receiver.settle(rejected("no"), *range(10))
     # An alarm gives the turn new time, before those that wait have had theirs.
-    world.host.tick()
+    world.host.turns.tick()
     receiver.settle(rejected("no"), *range(10, 20))
     turns(world)
     assert taking(world, "dead", credit=20).bodies == list(range(20))
@@ -508,21 +512,21 @@ def test_a_rejecting_peer_hears_of_each_delivery_once_it_has_its_end() -> None:
 @pytest.mark.parametrize("credit", [0, 500], ids=["sweep", "consumer"])
 def test_what_expires_with_many_dead_letters_does_so_in_turns(credit: int) -> None:
     world, queue = fanning(100, ttl_s=1)
-    world.host.publish("q", Message("later").encode())
+    world.host.space().publish("q", Message("later").encode())
     world.time.now += 0.5
-    world.host.publish("q", Message("stays").encode())
+    world.host.space().publish("q", Message("stays").encode())
     world.time.now += 0.6
 
     def expire() -> None:
         if credit:
             taken.append(world.client().receiver("q", credit=credit))
         else:
-            world.host.tick()
+            world.host.turns.tick()
 
     taken: list[Receiving] = []
     assert most_at_once(world, expire) <= LETTERS_OF_A_TURN
     while queue.alarm <= world.time.now:
-        assert most_at_once(world, world.host.tick) <= LETTERS_OF_A_TURN
+        assert most_at_once(world, world.host.turns.tick) <= LETTERS_OF_A_TURN
     assert letters(world) == 101 * COPIES
     assert queue.counts.expired == 101
     assert [each.bodies for each in taken] == [["stays"]] * len(taken)
@@ -558,7 +562,7 @@ def test_locks_whose_end_makes_many_dead_letters_end_in_turns() -> None:
     world, queue = fanning(100, lock_s=1, max_attempts=1)
     taking(world, credit=100)
     world.time.now += 1
-    assert most_at_once(world, world.host.tick) <= LETTERS_OF_A_TURN
+    assert most_at_once(world, world.host.turns.tick) <= LETTERS_OF_A_TURN
     assert letters(world) == 100 * COPIES
     assert queue.acquired == 0
 
@@ -569,7 +573,7 @@ SUBSCRIPTIONS = 700
 
 
 def topic_of(world: World) -> MessageTopic:
-    held = world.host._find(world.host._space(""), "t").held
+    held = world.host.space().find("t").held
     assert isinstance(held, MessageTopic)
     return held
 
@@ -591,14 +595,14 @@ def test_a_message_for_many_subscriptions_is_handed_out_in_turns_and_in_order() 
     came = [0]
     sender.send(0, 1, 2)
     assert sender.outcomes == [ACCEPTED] * 3
-    assert world.host.stats("t").enqueued == 3
+    assert world.stats("t").enqueued == 3
     while True:
-        came.append(world.host.stats("t").available)
+        came.append(world.stats("t").available)
         if not turn(world):
             break
     assert max(later - earlier for earlier, later in pairwise(came)) <= WORK_OF_A_TURN // 4
     assert [held_by(queue) for queue in queues] == [[0, 1, 2]] * SUBSCRIPTIONS
-    assert world.host.memory.held == world.host.stats("t").bytes
+    assert world.host.memory.held == world.stats("t").bytes
 
 
 @pytest.mark.req("B19", "M2")
@@ -627,14 +631,14 @@ def test_very_many_subscriptions_that_end_at_once_are_freed_in_turns() -> None:
     client = world.client()
     for _ in range(200):
         client.receiver("t")
-    world.host.publish("t", Message("m").encode())
+    world.host.space().publish("t", Message("m").encode())
     turns(world)
     held = world.host.memory.held
     world.host.memory.work = WORK_OF_A_TURN
     client.cut()
-    assert world.host.stats("t").consumers == world.host.stats("t").available == 0
+    assert world.stats("t").consumers == world.stats("t").available == 0
     assert 0 < world.host.memory.held < held
-    world.host.publish("t", Message("nobody has it").encode())
+    world.host.space().publish("t", Message("nobody has it").encode())
     turns(world)
     assert world.host.memory.held == 0
 
@@ -651,7 +655,7 @@ def test_a_topic_ends_while_messages_are_handed_out(fails: bool) -> None:
         world.host.fail(topic_of(world), ValueError("on purpose"))
         world.pump()
     else:
-        world.host.delete("t")
+        world.host.space().delete("t")
     turns(world)
     assert receiver.bodies == []
     assert receiver.error == ("amqp:internal-error" if fails else "amqp:resource-deleted")
@@ -669,7 +673,7 @@ def test_a_topic_is_deleted_while_queues_of_ended_subscriptions_are_freed() -> N
     for receiver in receivers[:5]:
         receiver.detach(closed=True)
     assert topic_of(world)._doomed
-    world.host.delete("t")
+    world.host.space().delete("t")
     turns(world)
     assert world.host.memory.held == 0
 
@@ -680,11 +684,11 @@ def test_a_topic_may_be_deleted_because_a_slow_subscriber_is_given_up() -> None:
     topic = topic_of(world)
     slow, *_ = gathering(world, SUBSCRIPTIONS)
     (identity, *_) = topic._queues
-    topic.given_up[identity] = lambda error: world.host.delete("t") and None
-    world.host.publish("t", Message(0).encode())
+    topic.given_up[identity] = lambda error: world.host.space().delete("t") and None
+    world.host.space().publish("t", Message(0).encode())
     slow.put(topic._passing[0].entry.again())
     turns(world)
-    assert not world.host.has("t")
+    assert not world.host.space().has("t")
     assert world.host.memory.held == 0
 
 
@@ -697,10 +701,10 @@ def test_messages_that_wait_to_be_handed_out_are_bounded() -> None:
     room = topic.room()
     for number in range(20):
         assert topic.room() > 20
-        world.host.publish("t", Message(number).encode())
+        world.host.space().publish("t", Message(number).encode())
     assert topic.room() == 0
     with pytest.raises(WouldBlock):
-        world.host.publish("t", Message("more").encode())
+        world.host.space().publish("t", Message("more").encode())
     # Credit that was promised before is honoured, and no more is given.
     sender.send(*range(20, 30))
     assert sender.outcomes == [ACCEPTED] * 10
@@ -727,7 +731,7 @@ def test_filters_of_subscriptions_count_for_their_work() -> None:
     filters = Matching()
     for _ in range(300):
         topic_of(world).open(filters)
-    world.host.publish("t", Message("m").encode())
+    world.host.space().publish("t", Message("m").encode())
     most = 0
     while filters.asked < 300:
         before = filters.asked
@@ -739,7 +743,7 @@ def test_filters_of_subscriptions_count_for_their_work() -> None:
 def test_very_many_subscriptions_are_swept_in_turns() -> None:
     world = World(Topic("t", ttl_s=1), limits=WIDE)
     queues = gathering(world, SUBSCRIPTIONS)
-    world.host.publish("t", Message("m").encode())
+    world.host.space().publish("t", Message("m").encode())
     turns(world)
     world.time.now += 2
     topic_of(world).sweep()
@@ -762,7 +766,7 @@ async def test_a_message_for_many_durable_subscriptions_is_accepted_when_all_hav
     assert journal is not None
     journal.call = gate
     await world.host.restore()
-    world.host.declare(Topic("t"))
+    world.host.space().declare(Topic("t"))
     client = world.client("c")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.host.run)
@@ -823,13 +827,13 @@ async def test_a_broker_that_stops_stores_what_waits_for_its_turn() -> None:
     store = MemoryStore()
     world = PagedWorld(store, WIDE)
     await world.host.restore()
-    world.host.declare(Topic("t"))
+    world.host.space().declare(Topic("t"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.host.run)
         await world.settle()
         topic = await subscribed(world, 3)
         world.host.memory.work = 0
-        world.host.publish("t", Message("kept", durable=True).encode())
+        world.host.space().publish("t", Message("kept", durable=True).encode())
         assert topic.staging
         nursery.cancel_scope.cancel()
     await world.host.close()
@@ -976,7 +980,7 @@ def test_what_was_retired_ends_as_discharged_whatever_its_consumer_does(
     assert queue.counts.accepted == (MANY if outcome == ACCEPTED else 0)
     assert other.bodies == (list(range(MANY)) if outcome == RELEASED else [])
     assert queue.counts.dead_lettered == (MANY if isinstance(outcome, Rejected) else 0)
-    assert world.host.stats("q").available == 0
+    assert world.stats("q").available == 0
 
 
 async def test_an_outcome_right_after_the_discharge_is_heard() -> None:
@@ -1029,7 +1033,7 @@ async def test_a_large_transaction_is_written_in_turns_and_seen_when_it_is_kept(
         elif happens == "discharge":
             assert posted.control.discharge(posted.txn_id) == "amqp:transaction:unknown-id"
         elif happens == "delete":
-            world.host.delete("b")
+            world.host.space().delete("b")
         # What comes meanwhile does not overtake it.
         sender = world.client().sender("a")
         sender.send("later")
@@ -1051,8 +1055,8 @@ async def test_a_crash_leaves_all_of_a_large_transaction_or_nothing(kept: bool) 
     world = PagedWorld(store, WIDE)
     assert world.host.journal is not None
     await world.host.restore()
-    world.host.declare(Queue("a"))
-    world.host.declare(Queue("b"))
+    world.host.space().declare(Queue("a"))
+    world.host.space().declare(Queue("b"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.host.journal.run)
         await world.settle()
@@ -1143,7 +1147,7 @@ async def test_a_transaction_is_behind_messages_that_wait_for_their_turn_at_a_to
         if happens == "loss":
             client.cut()
         elif happens == "delete":
-            world.host.delete("t")
+            world.host.space().delete("t")
         elif happens == "fail":
             world.host.fail(topic, ValueError("on purpose"))
         await world.settle()

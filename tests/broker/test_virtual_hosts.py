@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from amqp_rt import Broker, Container, Message
-from amqp_rt.broker.broker import BrokerHost
+from amqp_rt.broker.host import BrokerHost
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import CallFailed, ConnectFailed, LinkRefused
@@ -44,7 +44,7 @@ def test_what_a_hostname_means(
     listed: list[str] | None, hostname: str, expected: str | None
 ) -> None:
     host = BrokerHost(virtual_hosts=listed)
-    host.declare(Queue("q"), virtual_host="berlin")
+    host.spaces.open("berlin").declare(Queue("q"))
     assert host.virtual_host(hostname) == expected
 
 
@@ -100,8 +100,8 @@ async def test_nothing_crosses(autojump_clock: trio.testing.MockClock) -> None:
                         pass
             counts = {
                 name: [
-                    broker.host.stats(each.name, virtual_host=name).available
-                    for each in broker.host.nodes(virtual_host=name)
+                    broker.stats(each.name, virtual_host=name).available
+                    for each in broker.nodes(virtual_host=name)
                 ]
                 for name in broker.host.virtual_hosts()
             }
@@ -117,8 +117,8 @@ async def test_nothing_crosses(autojump_clock: trio.testing.MockClock) -> None:
             assert names >= {"q", "t", "l", "dead", "auto-1"}
             assert len(names) == 6
             await said(there, operation="CREATE", name="new")
-            assert Queue("new") in broker.host.nodes(virtual_host="b")
-            assert Queue("new") not in broker.host.nodes()
+            assert Queue("new") in broker.nodes(virtual_host="b")
+            assert Queue("new") not in broker.nodes()
 
 
 @pytest.mark.req("B25")
@@ -149,7 +149,7 @@ async def test_who_names_none_is_refused_where_there_is_a_list() -> None:
                 await out.send(1)
         # Whatever a peer called it, rights are judged by its name.
         assert set(seen) == {"b"}
-        assert broker.host.stats("q", virtual_host="b").available == 2
+        assert broker.stats("q", virtual_host="b").available == 2
         # Who runs in the same process needs no name.
         async with broker.local() as peer:
             assert (await said(peer, operation="GET-TYPES"))["amqp_rt.virtual-host"] == []

@@ -10,13 +10,13 @@ import pytest
 import trio
 from brokers import client_of
 
+from amqp_rt.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkRefused
 from amqp_rt.events import Peer
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED
-from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
 from amqp_rt.security.mechanisms import Plain
 
@@ -107,7 +107,7 @@ async def test_the_anonymous_terminus_asks_for_each_address() -> None:
                 await relay.send("x", to=address)
             assert caught.value.condition == UNAUTHORIZED
         assert await relay.send("x", to="orders") == ACCEPTED
-        assert broker.host.stats("secret").enqueued == 0
+        assert broker.stats("secret").enqueued == 0
 
 
 @pytest.mark.req("SE11", "R3")
@@ -119,8 +119,8 @@ async def test_a_transaction_is_no_way_around() -> None:
                     await relay.send("x", to="secret", transaction=txn)
             async with peer.transaction() as txn:
                 await relay.send("x", to="orders", transaction=txn)
-        assert broker.host.stats("secret").enqueued == 0
-        assert broker.host.stats("orders").available == 1
+        assert broker.stats("secret").enqueued == 0
+        assert broker.stats("orders").available == 1
     async with broker_with() as broker, as_user(broker, "nobody") as peer:
         with pytest.raises(AmqpError) as caught:
             async with peer.transaction():
@@ -141,7 +141,7 @@ async def test_a_transaction_of_the_relay_is_discharged_at_once() -> None:
         discharged = txn._control.discharge(txn._id, {})
         assert await discharged.outcome() == ACCEPTED
         await sent.outcome()
-        assert broker.host.stats("orders").available == 1
+        assert broker.stats("orders").available == 1
 
 
 @pytest.mark.req("SE11")
@@ -167,8 +167,8 @@ async def test_a_reply_goes_nowhere_that_its_caller_may_not_send_to(asks: bool) 
         for peer, address in ((eve, "secret"), (eve, "replies"), (shop, "replies")):
             async with peer.sender("echo") as out:
                 await out.send(Message("x", reply_to=address, message_id="1"))
-        assert broker.host.stats("secret").enqueued == 0
-        assert broker.host.stats("replies").enqueued == 1
+        assert broker.stats("secret").enqueued == 0
+        assert broker.stats("replies").enqueued == 1
         # An address that was made for a link is for whoever was given it.
         assert await eve.call("echo", "y") == "y"
         async with shop.receiver(dynamic=True) as replies, eve.sender("echo") as out:

@@ -12,6 +12,7 @@ import trio
 from brokers import client_of
 from far_end import FarEnd
 
+from amqp_rt.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.clock import SystemClock
 from amqp_rt.container.connections import Connection
@@ -31,7 +32,6 @@ from amqp_rt.fronts.base import SENDER
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Error
-from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
 from amqp_rt.security.bearer import CbsLogin, CbsLoginServer, Login, OAuthBearer, XOAuth2
 from amqp_rt.security.jwts import Jwt
@@ -263,7 +263,7 @@ async def test_expiry_takes_exactly_the_links_of_its_entity(autojump_clock: Any)
             assert peer.state == "open"
             assert await refused(peer.sender("q")) == UNAUTHORIZED
             # Its messages are available to others.
-            assert broker.host.stats("q").acquired == 0
+            assert broker.stats("q").acquired == 0
             assert await cbs.put("q") == 202
             async with peer.sender("q") as again:
                 await again.send("x")
@@ -484,7 +484,7 @@ async def test_a_reply_needs_the_right_to_send_when_it_is_sent(
         await cbs.put("q", sas("q", 50 if ends else 200))
         async with peer.sender("slow") as out:
             await out.send(Message(None, reply_to="q", message_id="1"))
-        assert broker.host.stats("q").enqueued == (0 if ends else 1)
+        assert broker.stats("q").enqueued == (0 if ends else 1)
 
 
 async def test_two_clocks(autojump_clock: Any) -> None:
@@ -663,7 +663,7 @@ async def test_links_to_one_address_share_a_token(autojump_clock: Any) -> None:
         gone = peer.sender("r")
         gone.abandon()
         await peer.authorize("r")
-        assert broker.host.stats("r").producers == 0
+        assert broker.stats("r").producers == 0
 
 
 @pytest.mark.usefixtures("wall")

@@ -14,13 +14,13 @@ import trio
 from certificates import certificates
 from references import reference
 
+from amqp_rt.broker import Broker
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.errors import AmqpError
 from amqp_rt.message import Message
 from amqp_rt.net.tls import ClientTls, ServerTls
-from amqp_rt.runtime import Broker
 
 KNOWN = certificates()
 DOORS = ["memory", "amqp", "amqps", "ws", "wss", "amqp+unix"]

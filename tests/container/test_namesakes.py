@@ -8,11 +8,11 @@ import pytest
 import trio
 
 from amqp_rt import Container
+from amqp_rt.broker import Broker
 from amqp_rt.container.namesakes import SOLE_CONNECTION
 from amqp_rt.errors import AmqpError
 from amqp_rt.limits import Limits
 from amqp_rt.net.memory import MemoryNetwork
-from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
 
 SOLE = [SOLE_CONNECTION]

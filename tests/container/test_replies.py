@@ -13,6 +13,7 @@ import pytest
 import trio
 from transports import Reach
 
+from amqp_rt.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
@@ -35,7 +36,6 @@ from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, Outcome, Rejected
-from amqp_rt.runtime import Broker
 from amqp_rt.values import Symbol, ULong
 
 

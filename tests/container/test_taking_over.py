@@ -11,6 +11,7 @@ import trio
 import trio.lowlevel
 from brokers import client_of
 
+from amqp_rt.broker import Broker
 from amqp_rt.broker.nodes import Queue, Topic
 from amqp_rt.container import attaching
 from amqp_rt.container.connections import Connection
@@ -19,7 +20,6 @@ from amqp_rt.container.tokens import Sas
 from amqp_rt.errors import AmqpError, LinkDetached, LinkRefused
 from amqp_rt.events import Peer
 from amqp_rt.outcomes import ACCEPTED
-from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Rights
 from amqp_rt.security.tokens import Cbs, SasKey, SasKeys
 
@@ -62,7 +62,7 @@ async def test_a_link_is_not_detached_for_one_without_a_right(receives: bool) ->
         async with link(peer) as first:
             await first.wait_attached()
             assert await refused(link(eve)) == UNAUTHORIZED
-            stats = broker.host.stats("q")
+            stats = broker.stats("q")
             assert (stats.consumers, stats.producers) == ((1, 0) if receives else (0, 1))
             # With the right it is taken over, as the standard wants it.
             async with client(broker) as again, link(again) as second:
@@ -140,7 +140,7 @@ async def test_a_subscription_of_all_is_not_ended_for_a_link_elsewhere() -> None
             await news.suspend()
         async with client(broker) as eve:
             assert await refused(subscribed(eve, "eve/news")) == UNAUTHORIZED
-        assert [each.name for each in broker.host.subscriptions("news")] == ["sub"]
+        assert [each.name for each in broker.subscriptions("news")] == ["sub"]
 
 
 @pytest.mark.req("SE17", "X13")

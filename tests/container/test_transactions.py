@@ -46,7 +46,7 @@ async def a_broker(
 
 async def bodies(broker: Broker, address: str = "q") -> list[Any]:
     await broker.host.wait_kept()
-    return [Message.decode(each).body for each in await broker.host.peek(address, 1_000)]
+    return [Message.decode(each).body for each in await broker.peek(address, 1_000)]
 
 
 class Failure(Exception):
@@ -72,10 +72,10 @@ async def test_a_block_moves_a_message_from_one_queue_to_another(over: str) -> N
             with trio.move_on_after(0.02):
                 await receipt.outcome()
             assert await bodies(broker, "out") == []
-            assert broker.host.stats("q").acquired == 1
+            assert broker.stats("q").acquired == 1
         assert receipt.done
         assert await bodies(broker, "out") == ["moved", "too"]
-        stats = broker.host.stats("q")
+        stats = broker.stats("q")
         assert (stats.acquired, stats.available, stats.accepted) == (0, 0, 1)
         # Its end is the end: the delivery is settled, and nothing takes part any more.
         assert delivery.presettled
@@ -104,7 +104,7 @@ async def test_an_exception_rolls_back_and_goes_on(over: str) -> None:
                 raise Failure
         # It is ours as before.
         assert delivery.outcome is None
-        assert broker.host.stats("q").acquired == 1
+        assert broker.stats("q").acquired == 1
         async with peer.transaction() as txn:
             await out.send("now", transaction=txn)
             delivery.modify(transaction=txn)
@@ -135,7 +135,7 @@ async def test_the_block_of_a_delivery_leaves_its_end_to_the_transaction() -> No
         async with await messages.receive() as delivery:
             assert (delivery.body, delivery.message.delivery_count) == (2, 1)
             raise Modify(failed=False)
-        stats = broker.host.stats("q")
+        stats = broker.stats("q")
         assert (stats.accepted, stats.dropped) == (1, 1)
 
 
@@ -158,7 +158,7 @@ async def test_cancellation_rolls_back() -> None:
         delivery.release()
         await out.send("after")
         assert await bodies(broker, "out") == ["after"]
-        assert broker.host.stats("q").accepted == 0
+        assert broker.stats("q").accepted == 0
 
 
 @pytest.mark.req("R11")
@@ -180,7 +180,7 @@ async def test_what_waits_for_credit_holds_up_the_commit_and_not_the_rollback() 
         assert delivery is not None
         assert delivery.body == "after"
         delivery.accept()
-        assert broker.host.stats("out").enqueued == 1
+        assert broker.stats("out").enqueued == 1
 
 
 @pytest.mark.req("R11")
@@ -277,7 +277,7 @@ async def test_a_lost_connection_rolls_back_and_nothing_is_sent_again() -> None:
                 again.accept(transaction=txn)
                 await out.send("now", transaction=txn)
             assert await bodies(broker, "out") == ["now"]
-            assert broker.host.stats("q").accepted == 1
+            assert broker.stats("q").accepted == 1
 
 
 async def test_a_connection_lost_with_the_discharge_leaves_it_in_doubt() -> None:
@@ -414,13 +414,13 @@ async def test_all_of_a_transaction_is_one_record_of_the_store() -> None:
         assert await bodies(broker, "dead") == ["rejected"]
         assert (await news.receive()).body == "thrown"
         messages.finish()
-        stats = broker.host.stats("q")
+        stats = broker.stats("q")
         assert (stats.accepted, stats.dead_lettered, stats.requeued) == (2, 1, 2)
     async with Broker(store=store) as broker:
         assert await bodies(broker, "out") == ["posted"]
         assert await bodies(broker, "dead") == ["rejected"]
         assert await bodies(broker, "bin") == []
-        (modified, released) = (Message.decode(each) for each in await broker.host.peek("q", 9))
+        (modified, released) = (Message.decode(each) for each in await broker.peek("q", 9))
         assert (modified.body, modified.delivery_count) == ("modified", 1)
         assert modified.message_annotations == {"x-opt-n": 1}
         assert (released.body, released.delivery_count) == ("released", 0)
@@ -449,7 +449,7 @@ async def test_what_the_store_refuses_is_rolled_back_whole() -> None:
                 held["rejected"].reject("no", transaction=txn)
                 held["modified"].modify(annotations={"x-opt-n": 1}, transaction=txn)
         assert await bodies(broker, "out") == await bodies(broker, "dead") == []
-        stats = broker.host.stats("q")
+        stats = broker.stats("q")
         assert (stats.acquired, stats.available) == (3, 0)
         assert broker.host.memory.held == held_bytes
         store.full = False
@@ -461,7 +461,7 @@ async def test_what_the_store_refuses_is_rolled_back_whole() -> None:
     async with Broker(store=store) as broker:
         assert await bodies(broker, "out") == ["posted"]
         assert await bodies(broker, "dead") == ["rejected"]
-        (modified,) = (Message.decode(each) for each in await broker.host.peek("q", 9))
+        (modified,) = (Message.decode(each) for each in await broker.peek("q", 9))
         assert (modified.body, modified.delivery_count) == ("modified", 0)
         assert not modified.message_annotations
 
@@ -498,8 +498,8 @@ async def test_nothing_is_seen_or_answered_before_it_is_kept() -> None:
                         await trio.lowlevel.checkpoint()
                 await trio.sleep(0.02)
                 assert over == []
-                assert broker.host.stats("out").available == 0
-                assert broker.host.stats("q").acquired == 1
+                assert broker.stats("out").available == 0
+                assert broker.stats("q").acquired == 1
                 gate.opened.set()
             assert await bodies(broker, "out") == ["a", "b"]
-            assert broker.host.stats("q").accepted == 1
+            assert broker.stats("q").accepted == 1

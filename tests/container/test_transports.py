@@ -79,7 +79,7 @@ async def test_a_pipe_that_breaks_is_dialled_again(
             await peer.wait_changed()
             await out.send(2)
         assert len(pipes.urls) == 2
-        assert broker.host.stats("q").available == 2
+        assert broker.stats("q").available == 2
 
 
 @pytest.mark.req("L3", "SE2")

@@ -270,7 +270,7 @@ def test_a_broker_takes_what_there_is_room_for() -> None:
         if isinstance(each, tuple) and type(each[1]) is Disposition
     ]
     assert [type(each) for each in states] == [type(ACCEPTED)] * 3 + [Rejected]
-    assert world.host.stats("q").available == 3
+    assert world.stats("q").available == 3
     assert raw is not server
 
 
@@ -290,7 +290,7 @@ async def test_by_the_limits_of_a_container() -> None:
                     answer = b""
                     while b"\0\x53\x16" not in answer:  # detach
                         answer += await stream.receive_some()
-            assert broker.host.stats("q").available == there
+            assert broker.stats("q").available == there
 
 
 @pytest.mark.req("B18")

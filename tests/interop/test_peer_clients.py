@@ -620,7 +620,7 @@ async def test_transactions_that_commit_and_abort(
         await broker.declare(Queue("q"), Queue("out"))
         (url,) = await broker.listen("amqp://127.0.0.1:0")
         for number in range(4):
-            broker.host.publish("q", Message(number).encode())
+            broker.publish("q", Message(number).encode())
         result = await proton_programs.run(
             "transact",
             port=port_of(url),
@@ -633,9 +633,9 @@ async def test_transactions_that_commit_and_abort(
         assert "error" not in result
         assert result["ended"] == ["committed", "aborted", "committed"]
         assert result["received"] == [0, 1, 2, 3, 2, 3]
-        moved = [Message.decode(each).body for each in await broker.host.peek("out", 9)]
+        moved = [Message.decode(each).body for each in await broker.peek("out", 9)]
         assert moved == [0, 1, 2, 3]
-        stats = broker.host.stats("q")
+        stats = broker.stats("q")
         assert (stats.available, stats.acquired, stats.accepted) == (0, 0, 4)
 
 

@@ -13,7 +13,9 @@ import pytest
 import trio
 import trio.testing
 from brokers import client_of
+from msgspec import Struct
 
+from amqp_rt.broker import Broker
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
@@ -28,7 +30,6 @@ from amqp_rt.events import Peer
 from amqp_rt.limits import Limits
 from amqp_rt.management.node import Management
 from amqp_rt.message import Message
-from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
 from amqp_rt.security.identities import Users, password_line
 from amqp_rt.security.mechanisms import Plain
@@ -87,8 +88,8 @@ async def test_the_life_of_a_node() -> None:
         again = {**given, "name": "another"}
         for operation, name in (("CREATE", "third"), ("UPDATE", "new")):
             assert (await ask(peer, operation, again, type=kind, name=name))[0] == 400
-        assert not broker.host.has("third")
-        assert not broker.host.has("another")
+        assert not broker.has("third")
+        assert not broker.has("another")
         alike = {**given, "name": "new"}
         assert (await ask(peer, "UPDATE", alike, type=kind, name="new"))[0] == 200
         status, body = await ask(peer, "READ", type=kind, name="new")
@@ -137,8 +138,8 @@ async def test_what_cannot_be_done_is_said(
 @pytest.mark.req("SE11")
 async def test_every_operation_takes_the_right_to_manage_what_it_is_about() -> None:
     async with broker_with() as broker, as_user(broker, "ops") as peer:
-        broker.host.publish("team/q", Message("x").encode())
-        broker.host.publish("other", Message("x").encode())
+        broker.publish("team/q", Message("x").encode())
+        broker.publish("other", Message("x").encode())
         assert (await ask(peer, "READ", name="team/q"))[0] == 200
         assert (await ask(peer, "PEEK", name="team/q"))[0] == 200
         assert (await ask(peer, "CREATE", {}, name="team/new"))[0] == 201
@@ -152,7 +153,7 @@ async def test_every_operation_takes_the_right_to_manage_what_it_is_about() -> N
         assert (await ask(peer, "MOVE", name="other", to="team/q"))[0] == 403
         for operation, name in (("CREATE", "team/x"), ("UPDATE", "team/q")):
             assert (await ask(peer, operation, {"dead_letter": "other"}, name=name))[0] == 403
-        assert broker.host.stats("other").available == 1
+        assert broker.stats("other").available == 1
         # A query gives what may be managed, and nothing of other types.
         _, body = await ask(peer, "QUERY", {"attributeNames": ["name"]})
         assert sorted(body["results"]) == [["team/new"], ["team/q"], ["team/t"]]
@@ -203,23 +204,34 @@ class _Crowded:
     """A virtual host with many nodes, which counts how often it is asked for one."""
 
     def __init__(self, count: int) -> None:
-        self.kinds = {f"n{number}": "queue" for number in range(count)}
+        self.nodes = {f"n{number}": _Row(self, f"n{number}") for number in range(count)}
         self.asked = 0
         self.made = 0
 
-    def names(self) -> list[str]:
-        return list(self.kinds)
-
     def kind(self, name: str) -> str | None:
         self.asked += 1
-        return self.kinds.get(name)
+        return "queue" if name in self.nodes else None
 
-    def node(self, name: str) -> dict[str, Any]:
-        self.made += 1
-        return {"name": name, "kind": self.kinds[name]}
 
-    def virtual_hosts(self) -> list[Any]:
-        return []
+class _Named(Struct):
+    """Its attributes."""
+
+    name: str
+    kind: str = "queue"
+
+
+class _Row:
+    """One of its nodes, which counts how often its statistics are read."""
+
+    kind = "queue"
+
+    def __init__(self, space: _Crowded, name: str) -> None:
+        self._space = space
+        self.declared = _Named(name)
+
+    def stats(self) -> _Named:
+        self._space.made += 1
+        return self.declared
 
 
 class _Steps(trio.abc.Instrument):
@@ -276,7 +288,7 @@ async def test_a_query_passes_nodes_that_are_deleted_meanwhile() -> None:
         while crowded.asked < 200:
             await trio.lowlevel.checkpoint()
         for number in range(1_000, 1_995):
-            del crowded.kinds[f"n{number}"]
+            del crowded.nodes[f"n{number}"]
     names = [row[0] for row in seen[0].body["results"]]
     assert len(names) == 1_000
     assert not set(names) - {f"n{number}" for number in range(1_000)}
@@ -295,14 +307,14 @@ async def test_a_page_ends_early_where_its_values_would_be_too_many() -> None:
 async def test_what_an_operator_takes_away_goes_in_turns(operation: str) -> None:
     async with broker_with() as broker:
         for _ in range(3_000):
-            broker.host.publish("other", Message("x").encode())
-        steps = _Steps(lambda: -broker.host.stats("other").available)
+            broker.publish("other", Message("x").encode())
+        steps = _Steps(lambda: -broker.stats("other").available)
         trio.lowlevel.add_instrument(steps)
         if operation == "PURGE":
-            assert await broker.host.purge("other") == 3_000
+            assert await broker.purge("other") == 3_000
         else:
-            assert await broker.host.move("other", "team/q", 2_900) == 2_900
-            assert broker.host.stats("team/q").available == 2_900
+            assert await broker.move("other", "team/q", 2_900) == 2_900
+            assert broker.stats("team/q").available == 2_900
         trio.lowlevel.remove_instrument(steps)
         assert 0 < steps.most <= 500
 

@@ -16,6 +16,7 @@ from certificates import Certificates, certificates
 from wire import frame
 
 from amqp_rt.addresses import parse_url
+from amqp_rt.broker import Broker
 from amqp_rt.container.container import Container
 from amqp_rt.container.declaring import node
 from amqp_rt.core.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, performative_frame
@@ -29,7 +30,6 @@ from amqp_rt.net.layers import ANSWERS_MAX, LayeredChannel, LayeredStream
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.preamble import TLS_HEADER
 from amqp_rt.net.tls import ClientTls, ServerTls, TlsError, TlsLayer, client_layer, encrypt
-from amqp_rt.runtime import Broker
 from amqp_rt.security.mechanisms import External, ExternalServer
 from amqp_rt.values import Symbol
 

@@ -14,6 +14,7 @@ import wire
 from stalls import beside
 
 from amqp_rt.addresses import parse_url
+from amqp_rt.broker import Broker
 from amqp_rt.container.container import Container
 from amqp_rt.container.logins import FairGate, _in_a_thread
 from amqp_rt.container.tokens import Sas
@@ -23,7 +24,6 @@ from amqp_rt.errors import AuthenticationFailed, ConnectFailed
 from amqp_rt.events import LoginRequested, Peer
 from amqp_rt.limits import Limits
 from amqp_rt.net.memory import memory_stream_pair
-from amqp_rt.runtime import Broker
 from amqp_rt.security.bearer import BearerServer, CbsLogin, Login, OAuthBearer, XOAuth2
 from amqp_rt.security.identities import Users, password_line
 from amqp_rt.security.jwts import Jwt

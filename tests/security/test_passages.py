@@ -10,6 +10,7 @@ import pytest
 import trio
 from brokers import client_of
 
+from amqp_rt.broker import Broker
 from amqp_rt.broker.nodes import KINDS, Log, Queue, Topic, passages_of
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import AmqpError, CallFailed, DeliveryRejected, LinkRefused
@@ -17,7 +18,6 @@ from amqp_rt.events import Peer
 from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Error
-from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Passage, Rights, Rule, decide_passages, reserved
 from amqp_rt.security.mechanisms import Plain
 from amqp_rt.security.tokens import Cbs, SasKey, SasKeys, Tokens
@@ -142,14 +142,14 @@ async def test_no_attribute_leads_where_its_declarer_may_not(
     attribute: str, operation: str
 ) -> None:
     async with bank() as broker, as_user(broker, "eve") as eve:
-        before = {each.name: each for each in broker.host.nodes()}
+        before = {each.name: each for each in broker.nodes()}
         name = "eve/new" if operation == "CREATE" else "eve/mine"
         kinds = ["queue"] if attribute == "dead_letter" or operation == "UPDATE" else list(KINDS)
         for value in ATTEMPTS[attribute]:
             for kind in kinds:
                 status = await ask(eve, operation, {"kind": kind, attribute: value}, name=name)
                 assert status == "403", (kind, value)
-        after = {each.name: each for each in broker.host.nodes() if "dynamic" not in each.name}
+        after = {each.name: each for each in broker.nodes() if "dynamic" not in each.name}
         assert after == before
 
 
@@ -186,7 +186,7 @@ async def test_a_broker_that_takes_no_tokens_makes_no_queue_for_them() -> None:
             for address in ("$cbs", "amqp://b/$cbs", "/exchanges/none"):
                 assert await refused(peer.receiver(address)) == "amqp:not-found"
             async with peer.sender("q"):
-                assert broker.host.has("q")
+                assert broker.has("q")
 
 
 @pytest.mark.req("SE11")
@@ -198,7 +198,7 @@ async def test_what_was_declared_by_others_stays_as_it_is() -> None:
         assert await ask(eve, "UPDATE", {"ttl_s": 1.0}, name="eve/mine") == "200"
         assert await ask(eve, "UPDATE", wanted, name="eve/mine") == "200"
         assert await ask(eve, "CREATE", {**wanted, "ttl_s": 1.0}, name="eve/mine") == "201"
-        declared = broker.host.declaration("eve/mine")
+        declared = broker.declaration("eve/mine")
         assert declared == Queue("eve/mine", dead_letter="payments", aliases=("front",), ttl_s=1.0)
         # What she takes away she cannot give back.
         assert await ask(eve, "UPDATE", {"dead_letter": None}, name="eve/mine") == "200"
@@ -228,7 +228,7 @@ async def test_an_alias_takes_the_rights_of_its_node() -> None:
         async with as_user(broker, "eve") as eve:
             async with eve.sender("eve/echo") as echo:
                 await echo.send(Message("x", reply_to="old-payments", message_id="1"))
-            assert broker.host.stats("payments").enqueued == 2
+            assert broker.stats("payments").enqueued == 2
 
 
 @pytest.mark.req("SE17", "B3")
@@ -255,7 +255,7 @@ async def test_the_application_is_asked_about_what_management_declares() -> None
     async def authorize(peer: Peer, address: str, role: str) -> bool:
         await trio.lowlevel.checkpoint()
         if address == "away":
-            broker.host.delete("away")
+            broker.host.space().delete("away")
         return address not in ("payments", "dynamic") or role == "receiver"
 
     async with bank(authorize=authorize, access=None) as broker, as_user(broker, "eve") as eve:
@@ -265,7 +265,7 @@ async def test_the_application_is_asked_about_what_management_declares() -> None
         assert await ask(eve, "CREATE", {"dead_letter": "eve/mine"}, name="x") == "201"
         # What was judged is not there any more.
         assert await ask(eve, "CREATE", {"dead_letter": "away"}, name="y") == "409"
-        assert not broker.host.has("y")
+        assert not broker.has("y")
 
 
 @pytest.mark.req("SE11", "M41")
@@ -274,8 +274,8 @@ async def test_a_reply_goes_to_the_address_that_was_judged() -> None:
         async with eve.sender("eve/echo") as echo:
             for address in ("amqp://b/eve/mine", "/queues/eve/mine"):
                 await echo.send(Message("x", reply_to=address, message_id="1"))
-        assert broker.host.stats("eve/mine").enqueued == 2
-        assert not any("amqp:" in each.name for each in broker.host.nodes())
+        assert broker.stats("eve/mine").enqueued == 2
+        assert not any("amqp:" in each.name for each in broker.nodes())
 
 
 @pytest.mark.req("SE11")

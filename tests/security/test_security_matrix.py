@@ -17,6 +17,7 @@ import security_matrix as matrix
 import trio
 from certificates import certificates
 
+from amqp_rt.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
@@ -29,7 +30,6 @@ from amqp_rt.net.driver import run_connection
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.tls import ClientTls, ServerTls, client_layer, encrypt
 from amqp_rt.net.websocket import request_websocket
-from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
 from amqp_rt.security.bearer import CbsLogin, OAuthBearer, XOAuth2
 from amqp_rt.security.jwts import Jwt
@@ -422,12 +422,12 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
 async def outcome(shop: Broker, name: str, operation: Operation, peer: Connection) -> str:
     """Return the result of *operation* at a queue with one message."""
     for each in ("q", "others"):
-        if each in [node.name for node in shop.host.nodes()]:
-            shop.host.delete(each)
+        if each in [node.name for node in shop.host.space().declarations()]:
+            shop.host.space().delete(each)
         await shop.declare(Queue(each, aliases=("alias",) if each == "q" else ()))
-    shop.host.publish("q", Message("x").encode())
+    shop.host.space().publish("q", Message("x").encode())
     if name == "CREATE q":
-        shop.host.delete("q")
+        shop.host.space().delete("q")
     try:
         with trio.fail_after(5):
             await operation(peer)
@@ -571,8 +571,8 @@ MADE = ("alias", "not there")
 async def let_go(shop: Broker, name: str, operation: Operation, peer: Any) -> str:
     """Return the result of *operation* where only ``mine`` and ``q`` exist."""
     for each in ("mine", "q", "new"):
-        if shop.host.has(each):
-            shop.host.delete(each)
+        if shop.host.space().has(each):
+            shop.host.space().delete(each)
     space = shop.topologies.space("")
     for exchange in ("mine", "q", "new"):
         if exchange in space.exchanges:

@@ -65,7 +65,7 @@ async def test_the_client_is_played_to_a_broker(amqp: VirtualAmqp, tmp_path: Pat
         nursery.start_soon(broker.container.accept, theirs)
         played = await replay(trace, ours, client=True)
         await ours.aclose()
-        assert broker.host.stats("work").available == 2
+        assert broker.stats("work").available == 2
     assert played.differences == []
     assert played.heard[-1].name == "close"
     assert trio.current_time() - began >= 3600

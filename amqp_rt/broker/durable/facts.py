@@ -11,7 +11,7 @@ The heads of messages are in :mod:`~amqp_rt.broker.entries`, the records of logs
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, Final, Generic, TypeVar
 
@@ -251,8 +251,8 @@ def node_fact(declared: Declaration, virtual_host: str, *, implicit: bool) -> No
     return NodeFact(virtual_host, declared.kind, msgspec.structs.asdict(declared), implicit)
 
 
-def declaration_of(fact: NodeFact) -> Declaration:
-    """Return the declaration of a node in the store.
+def declaration_of(fact: NodeFact, kinds: Mapping[str, type[Declaration]] = KINDS) -> Declaration:
+    """Return the declaration of a node in the store, of one of *kinds*.
 
     Raises:
         msgspec.ValidationError: A field has another type in this release.
@@ -261,7 +261,7 @@ def declaration_of(fact: NodeFact) -> Declaration:
     if fact.declared.pop("check_properties", False):
         # Earlier builds had one option in place of these two.
         fact.declared.update(check_user_id=True, absolute_expiry=True)
-    return msgspec.convert(fact.declared, KINDS[fact.kind])
+    return msgspec.convert(fact.declared, kinds[fact.kind])
 
 
 def encode_terminus(terminus: Source | Target) -> bytes:

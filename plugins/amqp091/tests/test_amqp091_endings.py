@@ -138,7 +138,7 @@ def test_nothing_of_a_connection_waits_for_the_collector(
     use: Callable[[Client], None], end: Callable[[Client], None]
 ) -> None:
     world = World()
-    world.host.declare(Queue("q"))
+    world.host.space().declare(Queue("q"))
     client = world.connect()
     use(client)
     engine: Any = client.engine

@@ -192,7 +192,7 @@ def test_nothing_is_done_before_the_virtual_host_is_known(refused: bool) -> None
     else:
         heard = [type(each) for _, each in client.take()]
         assert heard == [m.ConnectionOpenOk, m.ChannelOpenOk, m.QueueDeclareOk]
-    assert client.world.host.has("q", virtual_host="elsewhere") is not refused
+    assert client.world.host.space("elsewhere").has("q") is not refused
 
 
 def test_who_never_opens_is_dropped() -> None:
@@ -437,7 +437,7 @@ def test_after_close_ok_nothing_is_heard() -> None:
     client.heard.clear()
     client.say(1, m.QueueDeclare(queue="q"))
     assert client.take() == []
-    assert not client.world.host.has("q")
+    assert not client.world.host.space().has("q")
 
 
 # --- Order and visibility -------------------------------------------------------------------------
@@ -515,9 +515,9 @@ def test_an_engine_does_so_much_at_a_time() -> None:
     octets = b"".join(published(1, "q", b"%d" % number) for number in range(5))
     client.handle(client.engine.receive(octets, client.world.now))
     assert client.engine.unread
-    assert client.world.host.stats("q").available == 1
+    assert client.world.stats("q").available == 1
     client.feed(b"")
-    assert client.world.host.stats("q").available == 5
+    assert client.world.stats("q").available == 5
 
 
 @pytest.mark.req("N10")
@@ -638,7 +638,7 @@ def test_publishing_takes_the_right_to_send(exchange: str, address: str) -> None
     world.denied.add((Rights.SEND, address))
     client.publish(1, "q", b"x", exchange=exchange)
     ended_with(client, 403)
-    assert world.host.stats("q").available == 0
+    assert world.stats("q").available == 0
 
 
 # --- Anything -------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from amqp_rt_amqp091.frames import (
     method_frame,
 )
 
+from amqp_rt.broker.broker import front_of, installed_fronts
 from amqp_rt.errors import AmqpError
-from amqp_rt.runtime import front_of, installed_fronts
 from amqp_rt.testing import LoopbackBroker
 from amqp_rt.testing.fronts import FRONT_CHECKS, FrontWorld
 

@@ -163,7 +163,7 @@ ATTEMPTS: dict[str, Attempt] = {
 @pytest.mark.req("SE11", "SE17", "N11", "N12")
 async def test_no_declaration_leads_where_its_declarer_may_not() -> None:
     async with bank() as (broker, _root, eve):
-        before = {each.name for each in broker.host.nodes()}
+        before = {each.name for each in broker.nodes()}
         exchanges = len(broker.topologies.space("").exchanges)
         wrong = []
         for name, attempt in ATTEMPTS.items():
@@ -177,10 +177,10 @@ async def test_no_declaration_leads_where_its_declarer_may_not() -> None:
             else:
                 wrong.append((name, "allowed"))
         assert wrong == []
-        assert {each.name for each in broker.host.nodes()} == before
+        assert {each.name for each in broker.nodes()} == before
         assert len(broker.topologies.space("").exchanges) == exchanges
         for each in ("payments", "secret"):
-            assert broker.host.stats(each).enqueued == 0
+            assert broker.stats(each).enqueued == 0
 
 
 @pytest.mark.req("N11")
@@ -189,7 +189,7 @@ async def test_what_is_ones_own_may_lead_to_what_is_ones_own() -> None:
         async with eve.channel() as channel:
             arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "eve-dead"}
             await channel.declare_queue("eve-1", arguments=arguments)
-            assert broker.host.has("eve-dead")
+            assert broker.has("eve-dead")
             await channel.declare_queue("eve-2", arguments={"x-dead-letter-exchange": "eve"})
             await channel.declare_exchange("eve-x", arguments={"alternate-exchange": "eve"})
             await channel.publish(b"x", exchange="eve-x", key="k")
@@ -198,7 +198,7 @@ async def test_what_is_ones_own_may_lead_to_what_is_ones_own() -> None:
             await channel.declare_exchange("eve-s", "system")
             await channel.declare_exchange("eve-a", arguments={"alternate-exchange": "eve-s"})
             await channel.publish(b"x", exchange="eve-a", key="payments")
-        assert broker.host.stats("payments").enqueued == 0
+        assert broker.stats("payments").enqueued == 0
         # What is there already leads on for who has the right to declare it again.
         arguments = {"x-dead-letter-exchange": "vault"}
         async with root.channel() as channel:

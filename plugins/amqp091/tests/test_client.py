@@ -201,7 +201,7 @@ async def test_who_waits_while_the_channel_is_closed_hears_so() -> None:
                 ):
                     nursery.start_soon(wait, consumer)
                     await trio.testing.wait_all_tasks_blocked(0.01)
-                    broker.host.delete("full")
+                    broker.host.space().delete("full")
                 with pytest.raises(AmqpError, match="closed"):
                     await channel.publish(b"x", key="full")
                 with pytest.raises(AmqpError, match="closed"):

@@ -412,7 +412,7 @@ async def test_a_get_that_is_cancelled_requeues_its_message(no_ack: bool) -> Non
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     both.go()
-    stats = both.world.host.stats("q")
+    stats = both.world.stats("q")
     assert (stats.available, stats.acquired) == (0 if no_ack else 1, 0)
 
 

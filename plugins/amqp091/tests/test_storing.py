@@ -151,7 +151,7 @@ async def test_a_channel_that_ends_while_it_waits_does_nothing_afterwards() -> N
         client.handle(client.engine.receive_eof(world.now))
         slow.open.set()
         await settle(client)
-        assert world.host.stats("q").available == 1
+        assert world.stats("q").available == 1
 
 
 @pytest.mark.req("N17")
@@ -211,7 +211,7 @@ def test_what_goes_with_its_connection_may_be_called_durable() -> None:
 def without_store() -> tuple[World, Client]:
     """A broker without a store that has a queue *q*, and one that takes part in it."""
     world = World(volatile=False)
-    world.host.declare(Queue("q"))
+    world.host.space().declare(Queue("q"))
     return world, world.connect()
 
 
@@ -227,7 +227,7 @@ def test_a_persistent_message_that_is_not_stored_ends_its_channel(
     assert (closed.reply_code, closed.class_id, closed.method_id) == (406, 60, 40)
     for each in ("no store", "--store", "--volatile"):
         assert each in closed.reply_text
-    assert world.host.stats("q").available == 0
+    assert world.stats("q").available == 0
 
 
 @pytest.mark.req("N13", "N14")
@@ -251,13 +251,13 @@ def test_a_transaction_with_a_persistent_message_that_is_not_stored_is_not_commi
     closed = client.answer(m.ChannelClose)
     assert closed.reply_code == 406
     assert "--store" in closed.reply_text
-    assert world.host.stats("q").available == 0
+    assert world.stats("q").available == 0
 
 
 @pytest.mark.req("N13")
 def test_a_message_without_room_is_dropped_and_its_channel_goes_on() -> None:
     world = World()
-    world.host.declare(Queue("q", length_max=1, overflow="reject"))
+    world.host.space().declare(Queue("q", length_max=1, overflow="reject"))
     client = world.connect()
     for _ in range(2):
         client.publish(1, "q", b"x")
@@ -486,15 +486,15 @@ async def published_to_all(world: World, client: Client, body: bytes, how: str) 
         headers: dict[str, object] = {how: _NAMES[1:]}
         properties = m.BasicProperties(delivery_mode=2, headers=headers)
         client.publish(1, _NAMES[0], body, properties=properties)
-    while sum(world.host.stats(name).available for name in _NAMES) < len(_NAMES):
+    while sum(world.stats(name).available for name in _NAMES) < len(_NAMES):
         await trio.testing.wait_all_tasks_blocked()
         await world.host.wait_kept()
-    assert {world.host.stats(name).available for name in _NAMES} == {1}
+    assert {world.stats(name).available for name in _NAMES} == {1}
 
 
 async def payloads(world: World, names: list[str]) -> int:
     """Count the payloads in memory that these queues have, with one message each."""
-    found = [each for name in names for each in await world.host.peek(name, 9)]
+    found = [each for name in names for each in await world.host.space().find(name).peek(9)]
     assert len(found) == len(names)
     return len({id(each) for each in found})
 
@@ -565,13 +565,15 @@ async def test_a_shared_body_survives_what_becomes_of_its_other_messages(tmp_pat
         client.say(1, m.QueuePurge(queue="purged"), m.QueueDelete(queue="deleted"))
         client.say(1, m.BasicGet(queue="failing"))
         client.say(1, m.BasicReject(delivery_tag=1, requeue=False))
-        assert await world.host.move("moved", "target", 1) == 1
+        assert (
+            await world.host.space().find("moved").move(world.host.space().find("target"), 1) == 1
+        )
         world.now += _EXPIRY / 1000 + 1
-        world.host.tick()
+        world.host.turns.tick()
         await world.host.wait_kept()
     async with kept_world(path) as (world, client, store):
         counts = {
-            name: world.host.stats(name).available
+            name: world.stats(name).available
             for name in ("short", "failing", "purged", "moved", "dead", "target", "left")
         }
         assert counts == {

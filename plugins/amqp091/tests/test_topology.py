@@ -59,7 +59,7 @@ async def test_what_is_durable_is_there_after_a_restart(tmp_path: Path) -> None:
             with pytest.raises(AmqpError):
                 here.exchange(name)
         assert here.exchange("e").durable
-        assert [node.name for node in broker.host.nodes()] == ["q"]
+        assert [node.name for node in broker.nodes()] == ["q"]
         here.declare_queue(wanted)
         with pytest.raises(AmqpError) as caught:
             here.declare_queue(QueueDeclaration(name="q", durable=True))
@@ -80,16 +80,16 @@ def test_an_unused_queue_expires() -> None:
     client.say(1, m.BasicConsume(queue="q", consumer_tag="t"))
     world.now += 100
     world.host.sweep()
-    assert world.host.has("q")
+    assert world.host.space().has("q")
     client.say(1, m.BasicCancel(consumer_tag="t"))
     world.now += 4
     client.say(1, m.QueueDeclare(queue="q", passive=True))
     world.now += 4
     world.host.sweep()
-    assert world.host.has("q")
+    assert world.host.space().has("q")
     world.now += 2
     world.host.sweep()
-    assert not world.host.has("q")
+    assert not world.host.space().has("q")
 
 
 @pytest.mark.req("N12", "N18")
@@ -102,7 +102,7 @@ def test_an_exclusive_queue_goes_with_its_connection_and_takes_its_bindings_alon
     other.say(1, m.BasicGet(queue="mine"))
     assert other.take()[-1][1].reply_code == 405
     client.handle(client.engine.receive_eof(world.now))
-    assert not world.host.has("mine")
+    assert not world.host.space().has("mine")
     assert space.exchanges.bindings("amq.fanout") == []
     assert not space.queues
 
@@ -155,7 +155,7 @@ def test_a_client_is_told_that_memory_is_scarce_and_that_it_is_not() -> None:
 
 def test_nodes_that_others_declared_can_be_used() -> None:
     world = World()
-    world.host.declare(Queue("q", max_deliveries=5))
+    world.host.space().declare(Queue("q", max_deliveries=5))
     client = world.connect()
     client.say(1, m.QueueDeclare(queue="q", passive=True), m.QueueDeclare(queue="q", durable=True))
     assert [type(each) for _, each in client.take()] == [m.QueueDeclareOk] * 2
@@ -181,7 +181,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
     client = world.connect()
     client.say(1, m.QueueDeclare(queue="q", arguments=arguments))
     assert client.take()[-1][1].reply_code == 406
-    assert not world.host.has("q")
+    assert not world.host.space().has("q")
 
 
 def test_a_stream_is_read_from_where_one_wants() -> None:
@@ -396,7 +396,7 @@ def test_who_sends_to_a_service_has_the_right_to() -> None:
     world.denied.add((Rights.SEND, "secret"))
     # Not by an alternate exchange, nor by a binding.
     client.publish(1, "secret", b"x", exchange="e")
-    assert world.host.stats("secret").available == 0
+    assert world.stats("secret").available == 0
     client.say(1, m.ExchangeBind(destination="s", source="e"))
     assert client.take()[-1][1].reply_code == 406
     client.say(1, m.ChannelCloseOk())
@@ -406,7 +406,7 @@ def test_who_sends_to_a_service_has_the_right_to() -> None:
     client.say(1, m.ChannelOpen())
     client.publish(1, "secret", b"x", exchange="s")
     assert client.take()[-1][1].reply_code == 403
-    assert world.host.stats("secret").available == 0
+    assert world.stats("secret").available == 0
 
 
 # --- Nodes that others make -----------------------------------------------------------------------
@@ -507,8 +507,8 @@ def test_a_fault_in_the_sweep_of_one_queue_keeps_no_other_and_ends_no_node(
     world.now += 6
     world.host.sweep()
     assert "ZeroDivisionError: a bug" in caplog.text
-    assert [node.name for node in world.host.nodes()] == ["bad", "stays"]
-    assert [world.host.stats(name).failure for name in ("bad", "stays")] == [None, None]
+    assert [node.name for node in world.host.space().declarations()] == ["bad", "stays"]
+    assert [world.stats(name).failure for name in ("bad", "stays")] == [None, None]
 
 
 def test_queues_that_clients_declare_and_delete_are_logged(

@@ -21,14 +21,14 @@ def fanned_out(queues: int, limits: Limits | None = None) -> World:
     world = World(limits or Limits())
     here = world.topologies.of(Peer(), object())
     for number in range(queues):
-        world.host.declare(Queue(f"q{number}"))
+        world.host.space().declare(Queue(f"q{number}"))
         here.bind_queue(f"q{number}", "amq.fanout", "", {})
     return world
 
 
 def received(world: World) -> int:
     """Queues that have a message."""
-    return sum(world.host.stats(node.name).available > 0 for node in world.host.nodes())
+    return sum(world.stats(node.name).available > 0 for node in world.host.space().declarations())
 
 
 class Stepping(Client):
@@ -78,7 +78,7 @@ def test_a_message_for_very_many_queues_is_handed_out_in_turns() -> None:
     assert declared.message_count == 1
     assert (type(confirmed), confirmed.delivery_tag) == (m.BasicAck, 1)
     # All of them have the same octets.
-    held = [world.host._find(world.host._space(""), f"q{n}").held for n in range(900)]
+    held = [world.host.space().find(f"q{n}").held for n in range(900)]
     assert len({id(queue.peek(1)[0].payload) for queue in held}) == 1
 
 
@@ -113,16 +113,16 @@ def test_messages_are_in_order_in_each_queue_however_many_turns_they_take() -> N
 @pytest.mark.parametrize("answer", ["ack", "nack", "recover", "recover-async"])
 def test_very_many_messages_are_answered_in_turns(answer: str) -> None:
     world = World()
-    world.host.declare(Queue("q", dead_letter="dead"))
+    world.host.space().declare(Queue("q", dead_letter="dead"))
     client = stepping(world)
     for _ in range(2_000):
-        world.host.publish("q", b"\0Sw\xa1\1x")
+        world.host.space().publish("q", b"\0Sw\xa1\1x")
     client.say(1, m.BasicConsume(queue="q", consumer_tag="t"))
     while client.engine.thirsty:
         client.tick()
     client.say(1, m.BasicCancel(consumer_tag="t"))
     client.take()
-    assert world.host.stats("q").acquired == 2_000
+    assert world.stats("q").acquired == 2_000
     said: dict[str, m.Method] = {
         "ack": m.BasicAck(delivery_tag=0, multiple=True),
         "nack": m.BasicNack(delivery_tag=0, multiple=True, requeue=False),
@@ -130,21 +130,21 @@ def test_very_many_messages_are_answered_in_turns(answer: str) -> None:
         "recover-async": m.BasicRecoverAsync(requeue=True),
     }
     client.feed(method_frame(1, said[answer]))
-    left = world.host.stats("q").acquired
+    left = world.stats("q").acquired
     assert 0 < left < 2_000
     while client.engine.unread:
         client.turn()
-        assert left - world.host.stats("q").acquired <= 50
-        left = world.host.stats("q").acquired
-    while world.host._unfinished:
+        assert left - world.stats("q").acquired <= 50
+        left = world.stats("q").acquired
+    while world.host.turns.unfinished:
         # What becomes a dead letter has its own turns.
-        world.host.look_on()
-        assert left - world.host.stats("q").acquired <= 100
-        left = world.host.stats("q").acquired
-    stats = world.host.stats("q")
+        world.host.turns.run_pending()
+        assert left - world.stats("q").acquired <= 100
+        left = world.stats("q").acquired
+    stats = world.stats("q")
     assert stats.acquired == 0
     assert stats.available == (2_000 if answer.startswith("recover") else 0)
-    assert world.host.stats("dead").available == (2_000 if answer == "nack" else 0)
+    assert world.stats("dead").available == (2_000 if answer == "nack" else 0)
 
 
 @pytest.mark.req("N17")
@@ -161,11 +161,11 @@ def test_frames_that_were_held_up_are_taken_in_turns_and_in_order() -> None:
     client.place(link)
     client.turn()
     client.tick()
-    assert 0 < world.host.stats("q").available < 500
+    assert 0 < world.stats("q").available < 500
     client.feed(published(1, "q", b"last"))
     while client.engine.unread:
         client.turn()
-    held = world.host._find(world.host._space(""), "q").held
+    held = world.host.space().find("q").held
     bodies = [entry.payload for entry in held.peek(501)]
     assert len(bodies) == 501
     assert bodies[-1].endswith(b"last")
@@ -203,7 +203,7 @@ def test_a_dead_letter_goes_to_the_first_queues_of_very_many(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = fanned_out(300, Limits(dead_letter_looks_max=100))
-    world.host.declare(Queue("work", dead_letter=exchange_address("amq.fanout")))
+    world.host.space().declare(Queue("work", dead_letter=exchange_address("amq.fanout")))
     client = world.connect()
     client.publish(1, "work", b"x")
     client.say(1, m.BasicGet(queue="work"))
@@ -217,7 +217,9 @@ def looped(queues: int, limits: Limits | None = None) -> World:
     world = fanned_out(0, limits)
     here = world.topologies.of(Peer(), object())
     for number in range(queues):
-        world.host.declare(Queue(f"q{number}", ttl_s=1, dead_letter=exchange_address("amq.fanout")))
+        world.host.space().declare(
+            Queue(f"q{number}", ttl_s=1, dead_letter=exchange_address("amq.fanout"))
+        )
         here.bind_queue(f"q{number}", "amq.fanout", "", {})
     return world
 
@@ -225,12 +227,12 @@ def looped(queues: int, limits: Limits | None = None) -> World:
 def lap(world: World) -> int:
     """Let all messages expire once. Returns how many there are then."""
     world.now += 1.1
-    alarms = world.host._alarms
+    alarms = world.host.turns.alarms
     # What is too much for one turn stays due.
-    while world.host._unfinished or (alarms and alarms[0][0] <= world.now):
-        world.host.tick()
-        world.host.look_on()
-    return sum(world.host.stats(node.name).available for node in world.host.nodes())
+    while world.host.turns.unfinished or (alarms and alarms[0][0] <= world.now):
+        world.host.turns.tick()
+        world.host.turns.run_pending()
+    return sum(world.stats(node.name).available for node in world.host.space().declarations())
 
 
 @pytest.mark.req("N11")
@@ -309,7 +311,7 @@ async def test_queues_share_a_message_of_1_0_without_its_delivery_annotations() 
     delivery = Delivery(ALLOWED + BODY)
     inlet.deliver(link, [delivery])
     assert delivery.local_state == ACCEPTED
-    found = [each for n in range(5) for each in await world.host.peek(f"q{n}", 9)]
+    found = [each for n in range(5) for each in await world.host.space().find(f"q{n}").peek(9)]
     assert found == [BODY] * 5
     assert len({id(each) for each in found}) == 1
 
@@ -341,13 +343,13 @@ def test_a_message_of_1_0_for_very_many_queues_is_handed_out_in_turns() -> None:
     turns = 0
     while deliveries[-1].local_state is None:
         before = received(world)
-        world.host.look_on()
+        world.host.turns.run_pending()
         assert received(world) - before <= 300
         turns += 1
     assert turns > 2
     assert [each.local_state for each in deliveries] == [ACCEPTED, ACCEPTED]
     # In order.
-    (first, second) = world.host._find(world.host._space(""), "q499").held.peek(2)
+    (first, second) = world.host.space().find("q499").held.peek(2)
     assert (first.payload, second.payload) == tuple(each.payload for each in deliveries)
 
 
@@ -362,8 +364,8 @@ def sent(world: World, count: int, exchange: str = "amq.fanout") -> list[Deliver
 
 
 def finish(world: World) -> None:
-    while world.host._unfinished:
-        world.host.look_on()
+    while world.host.turns.unfinished:
+        world.host.turns.run_pending()
 
 
 @pytest.mark.req("N19")
@@ -374,21 +376,21 @@ def test_queues_come_and_go_between_the_turns_of_a_message_of_1_0(change: str, t
     here = world.topologies.of(Peer(), object())
     deliveries = sent(world, 2)
     for _ in range(turns):
-        world.host.look_on()
+        world.host.turns.run_pending()
     if change in ("delete", "declare again"):
-        world.host.delete("q0")
-        world.host.delete("q199")
+        world.host.space().delete("q0")
+        world.host.space().delete("q199")
     if change == "declare again":
-        world.host.declare(Queue("q199"))
+        world.host.space().declare(Queue("q199"))
     if change == "bind":
-        world.host.declare(Queue("late"))
+        world.host.space().declare(Queue("late"))
         here.bind_queue("late", "amq.fanout", "", {})
     if change == "unbind":
         here.unbind_queue("q199", "amq.fanout", "", {})
     finish(world)
     assert [each.local_state for each in deliveries] == [ACCEPTED, ACCEPTED]
     for number in range(1, 199):
-        assert world.host.stats(f"q{number}").available == 2
+        assert world.stats(f"q{number}").available == 2
 
 
 @pytest.mark.req("N19")
@@ -398,13 +400,13 @@ def test_a_queue_declared_again_between_turns_is_not_bound_any_more(queue: str, 
     world = fanned_out(200)
     (delivery,) = sent(world, 1)
     for _ in range(turns):
-        world.host.look_on()
+        world.host.turns.run_pending()
     over = delivery.local_state is not None
-    world.host.delete(queue)
-    world.host.declare(Queue(queue))
+    world.host.space().delete(queue)
+    world.host.space().declare(Queue(queue))
     finish(world)
     assert delivery.local_state == ACCEPTED
-    assert world.host.stats(queue).available == 0
+    assert world.stats(queue).available == 0
     assert received(world) == 199
     assert not world.topologies.space("").watched
     if turns == 0:
@@ -426,15 +428,15 @@ def test_a_queue_declared_again_between_turns_of_the_plug_in_is_not_bound_any_mo
     for _ in range(turns):
         client.turn()
     unread = client.engine.unread
-    world.host.delete(queue)
-    world.host.declare(Queue(queue))
+    world.host.space().delete(queue)
+    world.host.space().declare(Queue(queue))
     heard = client.take()
     while client.engine.unread:
         client.turn()
         heard += client.take()
     assert {type(method) for _, method in heard} == {m.BasicAck}
-    assert world.host.stats(queue).available == 0
-    assert {world.host.stats(f"q{number}").available for number in range(1, 299)} == {many}
+    assert world.stats(queue).available == 0
+    assert {world.stats(f"q{number}").available for number in range(1, 299)} == {many}
     assert not world.topologies.space("").watched
     if turns == 0:
         assert unread
@@ -457,12 +459,12 @@ def test_a_connection_that_ends_between_turns_watches_for_deletions_no_more() ->
 def test_all_queues_of_a_message_of_1_0_go_between_its_turns(queues: int, turns: int) -> None:
     world = fanned_out(200)
     for number in range(queues, 200):
-        world.host.delete(f"q{number}")
+        world.host.space().delete(f"q{number}")
     (long, delivery) = sent(world, 2)
     for _ in range(turns):
-        world.host.look_on()
+        world.host.turns.run_pending()
     for number in range(queues):
-        world.host.delete(f"q{number}")
+        world.host.space().delete(f"q{number}")
     finish(world)
     assert long.local_state in (ACCEPTED, RELEASED)
     assert delivery.local_state in (ACCEPTED, RELEASED)
@@ -493,7 +495,7 @@ def test_a_turn_that_raises_holds_up_nothing_behind_it(
     assert [first, *others] == [ACCEPTED] * 3
     assert second.error.condition == "amqp:internal-error"
     assert "ZeroDivisionError: a bug" in caplog.text
-    assert world.host.stats("q0").available == 3
+    assert world.stats("q0").available == 3
 
 
 @pytest.mark.req("N19")
@@ -504,16 +506,16 @@ def test_a_queue_that_fails_in_a_turn_is_out_of_service_alone(bad: int) -> None:
     def put(entry: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    world.host._find(world.host._space(""), f"q{bad}").inlet.node = Raising(
-        world.host._find(world.host._space(""), f"q{bad}").held, put
+    world.host.space().find(f"q{bad}").inlet.node = Raising(
+        world.host.space().find(f"q{bad}").held, put
     )
     deliveries = sent(world, 2)
     finish(world)
     assert [each.local_state.error.condition for each in deliveries] == ["amqp:internal-error"] * 2
     # The second one is refused before any queue has it.
     assert received(world) == 199
-    assert world.host.stats("q1").available == 1
-    assert world.host.stats(f"q{bad}").failure is not None
+    assert world.stats("q1").available == 1
+    assert world.stats(f"q{bad}").failure is not None
 
 
 class Raising:
@@ -538,7 +540,7 @@ def test_a_mandatory_message_that_some_queue_has_is_not_returned(gone: int) -> N
         client.turn()
     assert received(world) < 300
     for number in range(300 - gone, 300):
-        world.host.delete(f"q{number}")
+        world.host.space().delete(f"q{number}")
     heard: list[Any] = []
     while client.engine.unread:
         client.turn()
@@ -548,7 +550,7 @@ def test_a_mandatory_message_that_some_queue_has_is_not_returned(gone: int) -> N
 
 def test_bindings_of_a_queue_that_goes_are_gone() -> None:
     world = fanned_out(3)
-    world.host.delete("q1")
+    world.host.space().delete("q1")
     space = world.topologies.space("")
     assert Destination("q1") not in {
         each.destination for each in space.exchanges.bindings("amq.fanout")

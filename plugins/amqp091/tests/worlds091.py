@@ -19,8 +19,9 @@ from amqp_rt_amqp091.frames import (
     method_frame,
 )
 
-from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.durable.journal import Journal
+from amqp_rt.broker.host import BrokerHost
+from amqp_rt.broker.statistics import NodeStats
 from amqp_rt.broker.topology import Topologies
 from amqp_rt.events import AttachRequested, Event, LoginRequested, Opened
 from amqp_rt.fronts import DEFAULT_LIMITS, Error, Limits, Peer, ServerOptions
@@ -51,6 +52,9 @@ class World:
 
     def wall(self) -> float:
         return self.now
+
+    def stats(self, name: str) -> NodeStats:
+        return self.host.space().get(name).stats()
 
     def _decide(self, peer: Peer, wanted: Rights, address: str) -> Error | None:
         if (wanted, address) in self.denied:

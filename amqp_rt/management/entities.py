@@ -16,15 +16,15 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from .broker.broker import BrokerHost
-from .broker.nodes import TOPIC
-from .container.connections import Connection
-from .container.container import Container
-from .errors import AmqpError
-from .fronts.base import SENDER
-from .management.node import Collection, attributes
-from .outcomes import Error
-from .termini import Source, Target
+from ..broker.host import BrokerHost
+from ..broker.nodes import TOPIC
+from ..container.connections import Connection
+from ..container.container import Container
+from ..errors import AmqpError
+from ..fronts.base import SENDER
+from ..outcomes import Error
+from ..termini import Source, Target
+from .node import Collection, attributes
 
 
 class ContainerEntity(Struct, frozen=True, kw_only=True):
@@ -219,7 +219,7 @@ class _Containers(_Collection):
         yield ContainerEntity(
             name=container.name,
             connections=len(container.connections),
-            nodes=host.node_count(virtual_host=virtual_host),
+            nodes=len(host.space(virtual_host).nodes),
             bytes=host.memory.held,
         )
 
@@ -317,7 +317,7 @@ class _Subscriptions(_Collection):
         if (
             topic is None
             or entity.role != "receiver"
-            or self._in.host.kind(topic, virtual_host=virtual_host) != TOPIC
+            or self._in.host.space(virtual_host).kind(topic) != TOPIC
         ):
             return None
         return SubscriptionEntity(

@@ -1,0 +1,401 @@
+"""Nodes that are queues."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any, Self
+
+import trio
+
+from ...errors import AmqpError
+from ...events import Peer
+from ...outcomes import Error, Rejected
+from ...values import Int
+from ..claims import check_claims
+from ..dead_letters import reply_address
+from ..durable.duplicates import Duplicates
+from ..durable.journal import Journal, QueueLedger
+from ..durable.pager import STEP
+from ..entries import Entry, departing
+from ..nodes import EXCLUSIVE, PRIORITIES, QUEUE, Declaration, Lifetime, Queue, Terms
+from ..producers import Check, Intake
+from ..queue.keyed import marker
+from ..queue.observed import ObservedQueue
+from ..queue.queue import MessageQueue
+from ..queue.subscriptions import Subscription
+from ..services import Services
+from .base import SEALED, Node, Space
+
+
+class QueueNode(Node):
+    """Node that gives each message to one consumer."""
+
+    kind = QUEUE
+    declaration = Queue
+    declared: Queue
+    held: MessageQueue
+
+    @classmethod
+    def make(
+        cls, space: Space, declared: Queue, *, number: int, owner: Any, transient: bool, new: bool
+    ) -> Self:
+        services = space.services
+        limits, clock = services.limits, services.clock
+        watch = None
+        if services.journals is not None and not transient:
+            watch = services.journals.watch(space.name, declared.name, space.record)
+        queue = (MessageQueue if watch is None else ObservedQueue)(
+            services.memory,
+            clock.wall,
+            partial(space.dead_letters.move, declared),
+            priorities=declared.priorities,
+            monotonic=clock.monotonic,
+            marker=marker(
+                last_value_key=declared.last_value_key,
+                sort_key=declared.sort_key,
+                groups=declared.groups,
+                limits=limits,
+            ),
+            last_value=declared.last_value_key is not None,
+            sorting=declared.sort_key is not None,
+            grouping=declared.groups > 0,
+            limits=limits,
+        )
+        if isinstance(queue, ObservedQueue):
+            queue.watch = watch
+        schedule(queue, services)
+        ledger = None
+        if services.journal is not None and number:
+            ledger = queue.ledger = QueueLedger(services.journal, number, queue, declared.name)
+            services.pager.adopt(queue, number)
+        intake = Intake(queue)
+        node = cls(
+            space,
+            declared,
+            queue,
+            intake,
+            queue,
+            ledger,
+            number=number,
+            owner=owner,
+            volatile=services.volatile or transient,
+        )
+        node.inlet.on_expiring = partial(services.expiring.__setitem__, node, None)
+        node._apply()
+        return node
+
+    def _apply(self) -> None:
+        """Apply the declaration to the queue, its intake and its senders."""
+        declared, queue = self.declared, self.held
+        queue.bury = partial(self.space.dead_letters.move, declared)
+        queue.max_deliveries = declared.deliveries_max
+        queue.max_attempts = declared.max_attempts or 0
+        queue.length_max = declared.length_max or 0
+        queue.overflow = declared.overflow
+        queue.bytes_max = declared.bytes_max or self._bytes_max
+        queue.single_active = declared.single_active
+        queue.exclusive = declared.exclusive
+        queue.lock(declared.lock_s or 0.0)
+        self._remember_ids()
+        self.inlet.check = self._check()
+        self.inlet.ttl_s = declared.ttl_s
+        for producer in self.intake.producers:
+            producer.check = self.inlet.check
+            producer.ttl_s = self.inlet.ttl_s
+
+    @property
+    def _bytes_max(self) -> int:
+        """Limit of bytes of a queue that declares none.
+
+        That of a stored queue is higher, since few of its bytes are in memory.
+        """
+        limits = self.services.limits
+        return limits.queue_stored_bytes_max if self.number else limits.queue_bytes_max
+
+    def can_become(self, declared: Declaration) -> bool:
+        """Return whether the messages are in the order that *declared* requires."""
+        before = self.declared
+        return (
+            isinstance(declared, Queue)
+            and before.priorities == declared.priorities
+            and before.sort_key == declared.sort_key
+            and before.last_value_key == declared.last_value_key
+            and before.groups == declared.groups
+        )
+
+    def redeclare(self, declared: Queue) -> None:
+        super().redeclare(declared)
+        self._apply()
+
+    def begin_lifetime(self, lifetime: Lifetime) -> None:
+        super().begin_lifetime(lifetime)
+        self.held.on_empty = self.end_if_due
+
+    # --- Arriving messages ---
+
+    def _remember_ids(self) -> None:
+        """Create, change or remove the duplicate-detection window, as declared."""
+        window_s = self.declared.duplicate_window_s
+        intake, services = self.intake, self.services
+        duplicates = intake.duplicates
+        if window_s is None:
+            if duplicates is not None:
+                duplicates.clear()
+                del services.windows[duplicates]
+            intake.duplicates = None
+        elif duplicates is not None:
+            duplicates.window_s = window_s
+        else:
+            duplicates = intake.duplicates = Duplicates(
+                window_s, services.clock.wall, services.journal, self.number, services.limits
+            )
+            services.windows[duplicates] = None
+
+    def _check(self) -> Check | None:
+        """Return the check of messages that are sent to the queue, if any."""
+        declared = self.declared
+        claims: Check | None = None
+        if declared.check_user_id or declared.absolute_expiry:
+            claims = partial(
+                check_claims,
+                user_id=declared.check_user_id,
+                absolute_expiry=declared.absolute_expiry,
+            )
+        if not declared.return_to_sender or self.services.may_send is None:
+            return claims
+        if claims is None:
+            return self._mark_returnable
+        check = claims
+
+        def both(entry: Entry, peer: Peer) -> Rejected | None:
+            self._mark_returnable(entry, peer)
+            return check(entry, peer)
+
+        return both
+
+    def _mark_returnable(self, entry: Entry, peer: Peer) -> Rejected | None:
+        """Record whether *entry* may be returned to its ``reply-to``, while its sender is known."""
+        address = reply_address(entry, self.services.limits)
+        may_send = self.services.may_send
+        entry.returnable = address is not None and may_send is not None and may_send(peer, address)
+        return None
+
+    # --- Restoring ---
+
+    async def restore(self, journal: Journal) -> None:
+        if await self.services.pager.restore(journal, self.number, self.held):
+            self.services.expiring[self] = None
+
+    # --- State ---
+
+    @property
+    def delayed(self) -> int:
+        return self.held.delayed
+
+    @property
+    def waiting(self) -> int:
+        return self.held.available + self.held.delayed
+
+    @property
+    def takes_pieces(self) -> bool:
+        return self.ledger is not None
+
+    @property
+    def leased_queue(self) -> MessageQueue:
+        return self.held
+
+    def consumers(self) -> list[Any]:
+        return [*self.held.consumers.values(), *self.held.browsers.values()]
+
+    # --- Attaching ---
+
+    def refuse_consumer(self, terms: Terms) -> Error | None:
+        if terms.copies or not self.held.locked(terms.exclusive):
+            return None
+        return Error(
+            "amqp:resource-locked",
+            f"{self.declared.name!r} has a consumer, and one of the two is exclusive",
+        )
+
+    def properties(self, terms: Terms) -> dict[object, object]:
+        # The answer repeats those properties of the peer that are honoured.
+        found: dict[object, object] = {}
+        if terms.priority and not terms.copies:
+            found[PRIORITIES[0]] = Int(terms.priority)
+        if terms.exclusive and not terms.copies:
+            found[EXCLUSIVE] = True
+        return found
+
+    def consume(self, terms: Terms, *, batches: bool = False) -> Subscription:
+        queue = self.held
+        subscription: Subscription
+        if terms.copies:
+            subscription = queue.browse(settled=terms.settled, filters=terms.filters)
+        else:
+            subscription = queue.subscribe(
+                default_outcome=terms.default_outcome,
+                outcomes=terms.outcomes,
+                settled=terms.settled,
+                filters=terms.filters,
+                priority=terms.priority,
+                exclusive=terms.exclusive,
+            )
+        subscription.transactions = self.services.transactions
+        return subscription
+
+    def stored_consumers(self) -> Sequence[Subscription]:
+        return list(self.held.consumers.values()) if self.held.ledger is not None else ()
+
+    # --- The end ---
+
+    def dismiss(self) -> None:
+        self.services.pager.dismiss(self.held)
+        super().dismiss()
+
+    def stop(self, failure: AmqpError) -> None:
+        super().stop(failure)
+        self.services.pager.dismiss(self.held, failure)
+
+    def sweep(self) -> None:
+        self.held.sweep()
+
+    # --- Operators ---
+
+    async def peek(self, count: int = 1, *, bytes_max: int = sys.maxsize) -> list[bytes]:
+        """Return the first *count* messages, encoded as they would be sent now.
+
+        These are the messages that are available or paused after a failure. Messages that are in
+        the store only are read, and stay there. Of a message in pieces the body is left out.
+
+        Args:
+            count: Maximum number of messages.
+            bytes_max: Maximum of their bytes in all, which the first may exceed; by default none.
+
+        Raises:
+            AmqpError: The store cannot be read.
+        """
+        return await peek(self.services, self.held, count, bytes_max)
+
+    async def purge(self) -> int:
+        """Drop the messages that are available or paused; return how many there were.
+
+        Messages that are in the store only are dropped at once, unless each has to be recorded in
+        ``$journal``: then they are read first. Cancellation may leave some of them.
+
+        Raises:
+            AmqpError: The store cannot be read.
+        """
+        queue, journal = self.held, self.services.journal
+        await trio.lowlevel.checkpoint()
+        dropped = 0
+        if not (journal is not None and isinstance(queue, ObservedQueue)):
+            dropped = queue.paging.purge()
+        return dropped + await self.services.pager.work_off(
+            journal, queue, queue.present, queue.drop
+        )
+
+    def purging(self) -> Generator[int, None, None]:
+        """Purge the queue step by step; yield the number of messages dropped so far.
+
+        Messages that are in the store only are dropped at once, without a record in ``$journal``.
+        """
+        queue = self.held
+        before = queue.place_next
+        dropped = queue.paging.purge()
+        while True:
+            some = queue.drop(STEP, before)
+            dropped += some
+            yield dropped
+            if some < STEP:
+                return
+
+    async def move(self, target: Node, count: int) -> int:
+        """Move the first *count* messages to *target*, in order.
+
+        These are the messages that are available or paused after a failure. Each is in one of the
+        two nodes whenever the broker stops. Messages that are in the store only are read a chunk at
+        a time; after cancellation or an error, some may have been moved.
+
+        Returns:
+            The number of messages moved.
+
+        Raises:
+            AmqpError: *target* is this node or takes no messages, a message is too large for it, or the
+                store cannot be read.
+        """
+        if target.is_sealed:
+            raise AmqpError(SEALED.description or "", condition=SEALED.condition)
+        if target is self:
+            name = self.declared.name
+            raise AmqpError(
+                f"cannot move the messages of {name!r} to {name!r} itself",
+                condition="amqp:not-allowed",
+            )
+        await trio.lowlevel.checkpoint()
+        return await self.services.pager.work_off(
+            self.services.journal, self.held, count, partial(self._pass_on, target)
+        )
+
+    def _pass_on(self, target: Node, count: int, before: int) -> int:
+        """Move up to *count* messages in memory with sequence numbers below *before*.
+
+        Return their number.
+
+        Raises:
+            AmqpError: *target* has been deleted, or is no stored queue and a message is in pieces.
+        """
+        queue = self.held
+        if target.held.deleted:
+            raise AmqpError(
+                f"{target.declared.name!r} has been deleted", condition="amqp:resource-deleted"
+            )
+        if not target.takes_pieces and any(
+            entry.pieces for entry in queue.peek(count, before=before)
+        ):
+            raise AmqpError(
+                f"there are messages that are too large for {target.declared.name!r}, which is no"
+                " queue in the store",
+                condition="amqp:link:message-size-exceeded",
+            )
+        entries = queue.withdraw(count, before)
+        for entry in entries:
+            target.inlet.take(entry.again())
+        return len(entries)
+
+    def wait_stored(self, on_stored: Callable[[], None]) -> bool:
+        journal = self.services.journal
+        if journal is None or not self.held.pending:
+            return False
+        journal.when_kept(on_stored)
+        return True
+
+
+def schedule(queue: MessageQueue, services: Services) -> None:
+    """Call *queue* when its alarms are due, and in later turns while it has deferred work."""
+    turns = services.turns
+    queue.on_alarm = partial(turns.set_alarm, queue)
+    queue.on_unfinished = partial(turns.go_on_later, queue, queue.conclude_all_left)
+
+
+async def peek(
+    services: Services, queue: MessageQueue, count: int, bytes_max: int = sys.maxsize
+) -> list[bytes]:
+    """Return the first *count* messages of *queue*, up to *bytes_max* bytes after the first."""
+    await trio.lowlevel.checkpoint()
+    if services.journal is None:
+        entries = queue.peek(count)
+    else:
+        entries = await services.pager.peek(services.journal, queue, count, bytes_max)
+    now = services.clock.wall()
+    found: list[bytes] = []
+    size = 0
+    for entry in entries:
+        payload = departing(entry, now) if entry.altered else entry.payload
+        encoded = payload if isinstance(payload, bytes) else b"".join(payload)
+        size += len(encoded)
+        if found and size > bytes_max:
+            break
+        found.append(encoded)
+    return found

@@ -1,0 +1,144 @@
+"""Objects that all nodes of a broker share: store, clock, memory, turns, transactions, termini and others."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ..clock import Clock
+from ..errors import AmqpError
+from ..events import Peer
+from ..fronts.base import ReceivingEndpoint, ReceivingLink
+from ..limits import Limits
+from ..loglimit import LogLimiter
+from ..message import AnnotationPolicy
+from ..outcomes import Error
+from .durable.duplicates import Duplicates
+from .durable.journal import Journal
+from .durable.pager import Pager
+from .entries import Door, Entry
+from .leases import Leases
+from .lifecycles import Journals
+from .log.log import MessageLog, Reading
+from .queue.accounts import Memory
+from .scheduler import Scheduler
+from .staging import Staging
+from .termini import Termini
+from .transactions import Transactions
+
+
+class Ways(Protocol):
+    """Addresses that lead to several nodes at once, such as those of exchanges."""
+
+    def inlet(
+        self, virtual_host: str, address: str, link: ReceivingLink
+    ) -> ReceivingEndpoint | Error | None:
+        """Return the endpoint for messages to *address*.
+
+        None if it is not such an address; an error if nothing there takes messages.
+        """
+
+    def own_name(self, address: str) -> str:
+        """Return the name under which rights at *address* are granted.
+
+        *address* itself if it is not such an address.
+        """
+
+    def letter(self, virtual_host: str, address: str, entry: Entry) -> Sequence[str] | None:
+        """Return the nodes for a dead letter to *address*; None if it is not such an address.
+
+        Raises:
+            AmqpError: Nothing exists at *address*, or the message is malformed.
+        """
+
+    def takes_no_letters(self, virtual_host: str, address: str) -> bool:
+        """Return whether *address* exists and can never lead a dead letter to a node."""
+
+    async def restore(self, journal: Journal) -> None:
+        """Restore stored declarations, after all nodes were restored."""
+
+    def sweep(self) -> None:
+        """Delete queues that were unused for too long; called periodically."""
+
+
+class Services:
+    """Objects that all nodes of a broker share.
+
+    Args:
+        limits: Bounds.
+        clock: Clock of times to live, locks and schedules.
+        annotations: Policy for unknown annotation keys.
+        journal: Stores nodes and durable messages; None to keep everything in memory.
+        volatile: Whether durable messages are accepted without a journal.
+        guard: Makes a call on behalf of an object; an exception concerns only the node of that object.
+        fail: Takes the node of an object out of service after an exception.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        clock: Clock,
+        annotations: AnnotationPolicy,
+        journal: Journal | None,
+        volatile: bool,
+        guard: Callable[[object, Callable[[], object]], None],
+        fail: Callable[[object, Exception], AmqpError],
+    ) -> None:
+        self.limits = limits
+        self.clock = clock
+        self.journal = journal
+        self.volatile = volatile
+        self.guard = guard
+        self.fail = fail
+        self.memory = Memory(limits.broker_bytes_max)
+        self.door = Door(annotations, limits)
+        self.turns = Scheduler(self.memory, clock, guard)
+        self.transactions = Transactions(journal, clock.monotonic, limits, self.do_in_turns)
+        self.termini = Termini(journal, clock, self.transactions, limits)
+        self.staging = Staging(self.memory, journal, clock, limits, self.new_number, fail)
+        self.leases = Leases(journal, clock, limits, self.new_number, fail)
+        self.reading = None if journal is None else Reading(journal, limits, fail)
+        self.pager = Pager(limits, fail)
+        self.log_limiter = LogLimiter(limits)
+        #: Records events of messages in ``$journal``; None to record none.
+        self.journals: Journals | None = None
+        #: Id of the era of all logs that begins with this start of the broker.
+        self.era = uuid.uuid4().hex[:16]
+        #: Returns whether a peer may send to an address; None if all may. Called only for messages
+        #: that the broker returns to the ``reply-to`` of a peer.
+        self.may_send: Callable[[Peer, str], bool] | None = None
+        #: Addresses that lead to several nodes at once; None if there are none.
+        self.ways: Ways | None = None
+        #: Called with virtual host and name after a node is deleted, so that dependants such as
+        #: bindings can be removed.
+        self.on_deleted: Callable[[str, str], None] | None = None
+        #: Number of the next object in the store.
+        self.number = 1
+        #: Number of nodes in all virtual hosts, and of dynamic nodes by connection.
+        self.node_count = 0
+        self.dynamic: Counter[Any] = Counter()
+        #: Nodes for the periodic sweep: those that may hold messages with a time to live, and dynamic
+        #: ones to be deleted once they are empty or without links, as their lifetimes require.
+        self.expiring: dict[Any, None] = {}
+        self.leaving: dict[Any, None] = {}
+        #: Duplicate-detection windows of the queues that have one.
+        self.windows: dict[Duplicates, None] = {}
+        #: Logs and their nodes.
+        self.logs: dict[MessageLog, Any] = {}
+
+    def do_in_turns(self, steps: Iterator[None]) -> None:
+        """Do *steps*, as many as this turn allows now and the rest in later ones."""
+        self.turns.do_in_turns(steps)
+
+    def new_number(self) -> int:
+        """Return a number that no other object has in the store."""
+        number = self.number
+        self.number += 1
+        return number
+
+    def reserve_numbers(self, first: int, count: int = 1) -> None:
+        """Exclude *count* numbers from *first* on from those of new objects."""
+        self.number = max(self.number, first + count)

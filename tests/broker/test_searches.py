@@ -12,7 +12,8 @@ from paged import world_of
 from amqp_rt.broker.entries import Entry
 from amqp_rt.broker.log.log import LogReader, MessageLog
 from amqp_rt.broker.nodes import Log, Queue, Topic
-from amqp_rt.broker.queue.queue import WORK_OF_A_TURN, MessageQueue
+from amqp_rt.broker.queue.accounts import WORK_OF_A_TURN
+from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.queue.subscriptions import Subscription
 from amqp_rt.broker.topics import MessageTopic, TopicLedger
 from amqp_rt.limits import Limits

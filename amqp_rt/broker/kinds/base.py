@@ -66,7 +66,7 @@ class Holder(Protocol):
     def bytes(self) -> int: ...
     @property
     def consumers(self) -> Any:
-        """Its consumers, whose number is that of the links that receive."""
+        """Consumers of the node, as many as links that receive from it."""
 
     def delete(self) -> None:
         """Drop the messages, and refuse later calls."""

@@ -1,4 +1,4 @@
-"""What a queue counts: memory shared with other nodes, work of a turn, messages; and its store's interface. Pure."""
+"""Accounts of a queue: memory shared with other nodes, work of a turn, messages; and its ledger. Pure."""
 
 from __future__ import annotations
 

@@ -18,9 +18,10 @@ from markets import market
 from msgspec import Struct
 from worlds import trade
 
+from amqp_rt.broker.dead_letters import DeadLetters
 from amqp_rt.broker.durable.journal import Journal, QueueLedger, Unit
+from amqp_rt.broker.entries import head_of
 from amqp_rt.broker.expiry import NEVER
-from amqp_rt.broker.host import BrokerHost
 from amqp_rt.broker.log.log import Appending, Entrance
 from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.queue.shelf import Shelf
@@ -160,13 +161,13 @@ def _counts_credit_twice(right: Any) -> Callable[..., Any]:
 
 
 def _garbles(right: Any) -> Callable[..., None]:
-    def keep(self: Any, unit: Unit, entry: Any) -> None:
-        whole = entry.payload
-        entry.payload = whole[:-1] + bytes([whole[-1] ^ 1])
-        right(self, unit, entry)
-        entry.payload = whole
+    def put_entries(self: Any, node: int, entries: list[Any]) -> None:
+        for entry in entries:
+            wrong = entry.payload[:-1] + bytes([entry.payload[-1] ^ 1])
+            put = self.put if entry.durable else self.spill
+            put(node, entry.sequence, head_of(entry), wrong)
 
-    return keep
+    return put_entries
 
 
 def _skips_one(right: Any) -> Callable[..., None]:
@@ -236,18 +237,18 @@ def _last_first(right: Any) -> Callable[..., int]:
 
 
 def _misses_a_subscriber(right: Any) -> Callable[..., Any]:
-    def reserve(self: Any, entry: Any) -> Any:
-        found = right(self, entry)
+    def reserve(self: Any, entry: Any, verdicts: Any = None) -> Any:
+        found = right(self, entry, verdicts)
         return dict(list(found.items())[:1])
 
     return reserve
 
 
 def _keeps_no_backlog(right: Any) -> Callable[..., Any]:
-    def write(self: Any, unit: Unit, entry: Any) -> Any:
+    def write(self: Any, unit: Unit, entry: Any, verdicts: Any = None) -> Any:
         was, entry.durable = entry.durable, False
         try:
-            return right(self, unit, entry)
+            return right(self, unit, entry, verdicts)
         finally:
             entry.durable = was
 
@@ -255,10 +256,10 @@ def _keeps_no_backlog(right: Any) -> Callable[..., Any]:
 
 
 def _appends_twice(right: Any) -> Callable[..., None]:
-    def add(self: Any, partition: Any, record: Any) -> None:
-        right(self, partition, record)
-        if len(self.records[partition]) == 2:
-            self.records[partition].append(record)
+    def add(self: Any, partition: Any, records: Any) -> None:
+        right(self, partition, records)
+        if len(self.records[partition]) >= 2:
+            self.records[partition].append(self.records[partition][-1])
 
     return add
 
@@ -296,14 +297,14 @@ MUTATIONS: Final = (
     Mutation("a released message is not requeued", _LOST, trade, MessageQueue, "conclude", _forgets_to_requeue),
     Mutation("a topic keeps no backlog", _LOST, market, TopicLedger, "_write", _keeps_no_backlog, seed=9),
     Mutation("a topic misses a subscriber", _LOST, market, MessageTopic, "reserve", _misses_a_subscriber),
-    Mutation("an expired message is dropped", _LOST, market, BrokerHost, "_bury", _false, seed=9),
+    Mutation("an expired message is dropped", _LOST, market, DeadLetters, "move", _false, seed=9),
     Mutation("what is consumed stays on the disk", _SETTLED, trade, QueueLedger, "remove", _nothing, _kills_late),
     Mutation("a kept source forgets what it had in hand", _SETTLED, trade, KeptSource, "recall", _false, _kills_late, seed=1),
     Mutation("a kept target forgets what it has taken", _SETTLED, trade, KeptTarget, "note", _nothing, _kills_late, seed=4),
     Mutation("a requeued message goes to the end", _ORDER, trade, MessageQueue, "put_back", _requeues_behind, seed=6),
     Mutation("priorities are not looked at", _ORDER, market, Shelf, "rank", _by_place_only),
     Mutation("the lowest priority comes first", _ORDER, market, Shelf, "rank", _last_first),
-    Mutation("a message is kept garbled", _INVENTED, trade, QueueLedger, "_keep", _garbles, seed=6),
+    Mutation("a message is kept garbled", _INVENTED, trade, Unit, "put_entries", _garbles, seed=6),
     Mutation("a record is appended twice", _INVENTED, trade, Appending, "add", _appends_twice),
     Mutation("a message is skipped as the store is read", _DAMAGE, trade, MessageQueue, "restore", _skips_one, seed=6),
     Mutation("credit is counted twice", "nobody sends more than is granted (X19)", trade, SenderLink, "on_flow", _counts_credit_twice),

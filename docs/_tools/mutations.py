@@ -30,7 +30,7 @@ def main() -> int:
     for mutation in MUTATIONS:
         caught = hunt(mutation)
         if caught is None:
-            print(f"nobody notices that {mutation.name}", file=sys.stderr)
+            print(f"no simulation notices that {mutation.name}", file=sys.stderr)
             return 1
         print(f"{mutation.name}: seed {caught.seed}")
         said = caught.complaint if len(caught.complaint) <= 120 else f"{caught.complaint[:119]}…"

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "mutations.md"
 @pytest.mark.skipif(amqp_rt.COMPILED, reason="methods of compiled classes cannot be changed")
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_broken_promise_is_noticed(mutation: Mutation) -> None:
-    assert hunt(mutation) is not None, f"nobody notices that {mutation.name}"
+    assert hunt(mutation) is not None, f"no simulation notices that {mutation.name}"
 
 
 def test_the_page_lists_them_all() -> None:

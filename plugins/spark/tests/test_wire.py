@@ -173,7 +173,7 @@ def test_batches_hold_what_single_messages_do(served: Any) -> None:
 def test_a_broker_that_sends_no_batches_is_read_all_the_same(
     served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amqp_rt.broker.broker.RECORD_BATCHES", "unknown")
+    monkeypatch.setattr("amqp_rt.broker.kinds.logs.RECORD_BATCHES", "unknown")
     served.send("one", *range(20))
     with Wire(served.endpoint) as it:
         found = list(it.records("one", 0, 3, 20, batches=True))

@@ -288,7 +288,7 @@ def _ranges(spark: Any, log: Any, lake: Any, suspects: list[Part]) -> Any:
         .when(sql.expr("low <> digest or high <> digest"), "differing")
         .when(sql.col("rows") > 1, "doubled")
     )
-    wrong = both.withColumn("what", what).where("values that are not null")
+    wrong = both.withColumn("what", what).where("what is not null")
     window = Window.partitionBy("address", "partition", "what").orderBy("offset")
     # Consecutive offsets have a constant difference from their row numbers.
     island = sql.col("offset") - sql.row_number().over(window)

@@ -388,7 +388,7 @@ def test_empty_places_are_passed_over_in_turns() -> None:
 async def test_messages_in_the_store_are_examined_in_turns() -> None:
     async with world_of(MemoryStore(), Queue("q")) as world:
         await world.put(*named(*range(60)))
-        assert queue_of(world).paged
+        assert queue_of(world).paging.count
         receiver, filters = searching(world, 5, 55)
         receiver.link.grant(5)
         receiver.link.drain()

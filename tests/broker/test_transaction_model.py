@@ -225,8 +225,8 @@ class TransactionModel(RuleBasedStateMachine):
     @invariant()
     def room_is_taken_by_what_is_there_and_by_posts(self) -> None:
         posts = sum(len(each.posts) for each in self.open)
-        held = self.world.host.space()["q"].held
-        assert (held.held, held.pending) == (posts, 0)  # type: ignore[union-attr]
+        held = self.world.host.space().get("q").held
+        assert (held.held, held.pending) == (posts, 0)
         assert self.world.host.memory.held == held.bytes
         assert bool(held.bytes) == bool(posts or self.available or self.held)
 

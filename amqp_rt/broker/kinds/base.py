@@ -455,6 +455,8 @@ class Node:
     def dismiss(self) -> None:
         """End what the broker does for the node, which is being deleted."""
         services = self.services
+        # Like the owner: a node and its queue would keep the connection until a full collection.
+        self.reserved = None
         services.expiring.pop(self, None)
         services.memory.waiting.pop(self.intake, None)
         duplicates = self.intake.duplicates

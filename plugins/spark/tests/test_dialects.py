@@ -17,7 +17,7 @@ from amqp_rt_spark.reading import Batch, LogStream, positions_of
 
 from amqp_rt import Message
 from amqp_rt.errors import AmqpError
-from amqp_rt.management.node import Management, reply_of
+from amqp_rt.management.node import Management, attributes, reply_of
 from amqp_rt.values import Int, Symbol, Timestamp
 
 pytestmark = pytest.mark.req("K2", "K4")
@@ -43,7 +43,7 @@ def nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         assert not entity, "an operation of ours was asked for"
         assert said["operation"] == "READ"
         assert message.reply_to
-        node = it._managed(peer.virtual_host).details(said["name"])
+        node = attributes(it._space(peer.virtual_host).get(said["name"]).details())
         if said["type"] == "com.microsoft:eventhub":
             ids = [str(part["partition"]) for part in node["partitions"]]
             body = {"name": said["name"], "created_at": Timestamp(BORN), "partition_ids": ids}

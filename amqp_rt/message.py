@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import hmac
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast, overload
 from uuid import UUID
 
 from msgspec.structs import replace
 
-from .codec.composites import fields_of, from_described
+from .codec.composites import fields_of
 from .codec.primitives import Reader, refused, shown, write_list, write_value
 from .codec.section_types import Head, Header, MessageId, Moment, Properties, Sections
 from .codec.sections import (
@@ -29,11 +29,8 @@ from .codec.sections import (
     DELIVERY_ANNOTATIONS,
     FOOTER,
     MESSAGE_ANNOTATIONS,
-    SECTION_BEGIN_MAX,
     SECTION_NAMES,
     SECTION_OPENINGS,
-    begin_section,
-    is_simple,
     read_annotation_map,
     read_annotations,
     read_application_properties,
@@ -59,9 +56,7 @@ from .values import Map, Symbol
 __all__ = [
     "JOIN_MAX",
     "MESSAGE_FORMAT",
-    "AnnotationPolicy",
     "BodyKind",
-    "BodyReader",
     "Head",
     "Header",
     "Message",
@@ -70,11 +65,8 @@ __all__ = [
     "Properties",
     "Sections",
     "Sequence",
-    "check_annotations",
-    "check_application_properties",
     "data_message",
     "encode_delivery_annotations",
-    "merge_annotations",
     "read_annotations",
     "read_data",
     "reencode",
@@ -832,19 +824,6 @@ def encode_delivery_annotations(annotations: Mapping[Any, object]) -> bytes:
     return bytes(out)
 
 
-def merge_annotations(
-    section: bytes, changes: Mapping[Any, object], limits: Limits = DEFAULT_LIMITS
-) -> bytes:
-    """Return the message-annotations *section* with *changes*, which win (§3.4.5 ``modified``)."""
-    if not changes:
-        return section
-    out = bytearray()
-    write_annotations(
-        out, MESSAGE_ANNOTATIONS, {**read_annotations(section, limits), **dict(changes.items())}
-    )
-    return bytes(out)
-
-
 def _check_rejected(annotations: Mapping[Any, object]) -> None:
     """Check the only reserved key that we know, ``rejected``, which must hold an error (§3.2.2)."""
     if not isinstance(annotations, Mapping | Map):
@@ -854,78 +833,6 @@ def _check_rejected(annotations: Mapping[Any, object]) -> None:
         raise LocalProtocolError(
             f"the delivery annotation 'rejected' holds an Error, not {shown(rejected)}"
         )
-
-
-#: Policy for annotation keys that we do not know.
-AnnotationPolicy: TypeAlias = Literal["default", "strict", "lenient"]
-
-
-def check_annotations(
-    subject: Message | Head,
-    policy: AnnotationPolicy = "default",
-    *,
-    understood: Collection[object] = (),
-    limits: Limits = DEFAULT_LIMITS,
-) -> Error | None:
-    """Return the error to detach with because of an annotation key, or None (§3.2.10).
-
-    Reserved keys, which are ulongs and symbols without ``x-``, are refused unless they are
-    *understood*. ``"strict"`` also refuses ``x-`` keys without ``x-opt-``, as the standard demands,
-    and ``"lenient"`` relays everything. Under every policy the delivery annotation ``rejected`` must
-    hold an error (§3.2.2). Of a :class:`Message` the footer is checked too.
-
-    Raises:
-        DecodeError: An annotation section is malformed.
-    """
-    if isinstance(subject, Head):
-        if not subject.delivery_annotations and not subject.message_annotations:
-            return None
-        delivery: Mapping[Any, object] = read_annotations(subject.delivery_annotations, limits)
-        others = [(MESSAGE_ANNOTATIONS, read_annotations(subject.message_annotations, limits))]
-    else:
-        delivery = subject.delivery_annotations
-        others = [
-            (MESSAGE_ANNOTATIONS, cast("dict[Any, object]", subject.message_annotations)),
-            (FOOTER, cast("dict[Any, object]", subject.footer)),
-        ]
-    rejected = delivery.get("rejected")
-    if rejected is not None and not isinstance(rejected, Error):
-        try:
-            from_described(rejected, Error)
-        except DecodeError as error:
-            return Error(
-                "amqp:invalid-field",
-                f"the delivery annotation 'rejected' holds no error: {error.description}",
-            )
-    if policy == "lenient":
-        return None
-    free = "x-opt" if policy == "strict" else "x-"
-    for code, section in ((DELIVERY_ANNOTATIONS, delivery), *others):
-        for key in section:
-            if isinstance(key, str) and (
-                key.startswith(free) or (key == "rejected" and code == DELIVERY_ANNOTATIONS)
-            ):
-                continue
-            if key not in understood:
-                return Error(
-                    "amqp:not-implemented",
-                    f"the key {shown(key)} in the {SECTION_NAMES[code]} is not understood",
-                )
-    return None
-
-
-def check_application_properties(message: Message) -> Error | None:
-    """Return the error for an application property that is not a simple value, or None (§3.2.5).
-
-    Used by the policy ``"strict"``.
-    """
-    for key, value in message.application_properties.items():
-        if not is_simple(value):
-            return Error(
-                DecodeError.default_condition,
-                f"the application property {shown(key)} is {shown(value)}, no simple value",
-            )
-    return None
 
 
 # --- Signatures --------------------------------------------------------------------------------
@@ -972,83 +879,3 @@ def _hmac_entry(key: bytes, algorithm: str) -> Symbol:
     if not key:
         raise ValueError("an empty key signs nothing")
     return Symbol(f"x-opt-hmac-{algorithm}")
-
-
-# --- Streams -----------------------------------------------------------------------------------
-
-
-class BodyReader:
-    """Reader of a message's data as it arrives, without holding all of it (§3.2.6).
-
-    Feed it the pieces of the payload; each call returns contents of the data sections. ``message`` is
-    set, without its body, once the first data section begins.
-    """
-
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.message: Message | None = None
-        self._limits = limits
-        #: Encoded sections before and after the body.
-        self._around = bytearray()
-        #: Beginning of a section, too short to identify it.
-        self._begun = b""
-        #: Code of the current section, and the number of its octets still to come.
-        self._code = 0
-        self._left = 0
-
-    def feed(self, octets: bytes) -> list[bytes]:
-        """Process the next octets of the payload; return the pieces of the body in them.
-
-        Raises:
-            DecodeError: The payload is malformed, its body is not data, or the sections around the body
-                are larger than ``message_size_max``.
-        """
-        found: list[bytes] = []
-        if self._begun:
-            octets = self._begun + octets
-            self._begun = b""
-        at = 0
-        while at < len(octets):
-            if self._left:
-                piece = octets[at : at + self._left]
-                at += len(piece)
-                self._left -= len(piece)
-                if self._code == DATA:
-                    found.append(piece)
-                else:
-                    self._around += piece
-                continue
-            begin = octets[at : at + SECTION_BEGIN_MAX]
-            section = begin_section(begin, self._limits)
-            if section is None:
-                self._begun = begin
-                break
-            code, content, self._left = section
-            self._enter(code)
-            if code != DATA:
-                self._around += begin[:content]
-                if len(self._around) + self._left > self._limits.message_size_max:
-                    raise DecodeError(
-                        "the sections around the body are larger than message_size_max"
-                    )
-            at += content
-        return found
-
-    def _enter(self, code: int) -> None:
-        """Check the order of the sections, which is that of their codes."""
-        if code in (AMQP_SEQUENCE, AMQP_VALUE):
-            raise DecodeError(f"a stream is made of data, not of {SECTION_NAMES[code]}")
-        if code <= self._code and not code == self._code == DATA:
-            raise DecodeError(f"{SECTION_NAMES[code]} comes after {SECTION_NAMES[self._code]}")
-        self._code = code
-        if code == DATA and self.message is None:
-            self.message = Message.decode(bytes(self._around), self._limits)
-
-    def finish(self) -> Message:
-        """End the payload; return the message with its footer, without its body.
-
-        Raises:
-            DecodeError: The payload ended inside a section.
-        """
-        if self._left or self._begun:
-            raise DecodeError("the payload ends inside a section")
-        return Message.decode(bytes(self._around), self._limits)

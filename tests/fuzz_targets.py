@@ -19,6 +19,7 @@ import trio.testing
 from hostile import PROGRAMS
 
 from amqp_rt.addresses import parse_url
+from amqp_rt.bodies import BodyReader
 from amqp_rt.broker.entries import Door
 from amqp_rt.broker.filtering.selectors import FILTEX, JMS, QPID, InvalidFilter, compile_selector
 from amqp_rt.broker.filtering.views import Exhausted, MessageView
@@ -27,7 +28,7 @@ from amqp_rt.core.frames import SASL_HEADER
 from amqp_rt.errors import AmqpError, AuthenticationFailed, ConnectFailed, DecodeError
 from amqp_rt.events import Peer
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
-from amqp_rt.message import BodyReader, Message, walk
+from amqp_rt.message import Message, walk
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.traces.recording import read_trace
 from amqp_rt.net.websocket import accept_websocket, request_websocket

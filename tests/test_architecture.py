@@ -30,7 +30,7 @@ VALUES = {"errors", "limits", "values"}
 CODEC = VALUES | {"codec"}
 NEUTRAL = {
     *("message", "outcomes", "events", "addresses", "termini", "transactions", "unsettled"),
-    *("clock", "config_files", "durations", "loglimit", "batches"),
+    *("annotations", "bodies", "clock", "config_files", "durations", "loglimit", "batches"),
 }
 #: Layers that every module may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
@@ -123,7 +123,6 @@ LARGE: dict[str, str] = {
     "container.recovery.connect": "each option of a connection is an argument, with its documentation",
     "core.frames.read_transfer": "the fast path decodes a transfer without calls",
     "core.receivers.ReceiverLink.on_transfer": "the fast path of a frame, with its checks in order",
-    "message": _APART,
     "stores.sqlite": _APART,
     "stores.sqlite.SQLiteStore": _APART,
 }

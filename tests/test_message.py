@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 from typed_values import same
 
+from amqp_rt.annotations import check_annotations, check_application_properties, merge_annotations
+from amqp_rt.bodies import BodyReader
 from amqp_rt.codec.composites import decode_composite, encode_composite
 from amqp_rt.codec.primitives import encode
 from amqp_rt.codec.sections import walk_front
@@ -22,16 +24,12 @@ from amqp_rt.errors import DecodeError, EncodeError, LocalProtocolError
 from amqp_rt.limits import Limits
 from amqp_rt.message import (
     JOIN_MAX,
-    BodyReader,
     Head,
     Header,
     Message,
     Properties,
     Sequence,
-    check_annotations,
-    check_application_properties,
     encode_delivery_annotations,
-    merge_annotations,
     read_annotations,
     read_data,
     reencode,

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from ..annotations import AnnotationPolicy, check_annotations, merge_annotations
 from ..codec.section_types import Head
 from ..codec.sections import (
     MESSAGE_ANNOTATIONS,
@@ -25,13 +26,7 @@ from ..errors import AmqpError, DecodeError
 from ..fronts.base import Payload
 from ..limits import DEFAULT_LIMITS, Limits
 from ..loglimit import LogLimiter
-from ..message import (
-    JOIN_MAX,
-    MESSAGE_FORMAT,
-    AnnotationPolicy,
-    check_annotations,
-    merge_annotations,
-)
+from ..message import JOIN_MAX, MESSAGE_FORMAT
 from ..outcomes import Error
 from .expiry import AUTOMATIC, NEVER, dead_letter_annotations, expiry, remaining_ms
 from .queue.schedule import Due, due_of

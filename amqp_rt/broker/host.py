@@ -13,11 +13,11 @@ from typing import Final
 import trio
 
 from ..addresses import EXCHANGES
+from ..annotations import AnnotationPolicy
 from ..clock import Clock
 from ..errors import AmqpError
 from ..fronts.base import IncomingDelivery, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
-from ..message import AnnotationPolicy
 from ..outcomes import Error, Rejected
 from ..termini import SHARED_SUBS, Source, Target
 from .attaching import LinkAcceptor

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from ..annotations import AnnotationPolicy
 from ..clock import Clock
 from ..errors import AmqpError
 from ..events import Peer
 from ..fronts.base import ReceivingEndpoint, ReceivingLink
 from ..limits import Limits
 from ..loglimit import LogLimiter
-from ..message import AnnotationPolicy
 from ..outcomes import Error
 from .durable.duplicates import Duplicates
 from .durable.journal import Journal

@@ -459,7 +459,7 @@ def reencode(
     The header is rewritten only if a field changed, and then omitted if all are at their defaults.
     The received delivery annotations end here (§3.2.2); *delivery_annotations* are ours. Message
     annotations are passed on unchanged (§3.2.3) unless *message_annotations*, an encoded section as
-    :func:`~amqp_rt.message.merge_annotations` creates it, replaces them.
+    :func:`~amqp_rt.annotations.merge_annotations` creates it, replaces them.
     """
     if (
         ttl_ms == head.ttl_ms

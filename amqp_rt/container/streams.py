@@ -10,10 +10,11 @@ from collections import deque
 
 import trio
 
+from ..bodies import BodyReader
 from ..errors import AmqpError
 from ..fronts.base import IncomingDelivery
 from ..limits import Limits
-from ..message import BodyReader, Message
+from ..message import Message
 
 
 class ByteStream:

@@ -9,16 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typed_values import SCALARS, ascii_text, moments, same, text, values
 
+from amqp_rt.annotations import check_annotations, check_application_properties, merge_annotations
+from amqp_rt.bodies import BodyReader
 from amqp_rt.codec.primitives import encode
 from amqp_rt.codec.sections import SECTION_NAMES
 from amqp_rt.errors import DecodeError, EncodeError, LocalProtocolError
 from amqp_rt.message import (
-    BodyReader,
     Head,
     Message,
-    check_annotations,
-    check_application_properties,
-    merge_annotations,
     reencode,
     sign,
     verify,

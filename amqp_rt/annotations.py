@@ -1,0 +1,118 @@
+"""Annotations and application properties of messages on their way: checking those of a peer, merging changes.
+
+A relay checks the keys of annotations under an :data:`AnnotationPolicy` (Part 3 §3.2.10), and adds the
+annotations of a ``modified`` outcome to a message that it keeps (§3.4.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, TypeAlias, cast
+
+from .codec.composites import from_described
+from .codec.primitives import shown
+from .codec.section_types import Head
+from .codec.sections import (
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    MESSAGE_ANNOTATIONS,
+    SECTION_NAMES,
+    is_simple,
+    read_annotations,
+    write_annotations,
+)
+from .errors import DecodeError
+from .limits import DEFAULT_LIMITS, Limits
+from .message import Message
+from .outcomes import Error
+
+__all__ = [
+    "AnnotationPolicy",
+    "check_annotations",
+    "check_application_properties",
+    "merge_annotations",
+]
+
+#: Policy for annotation keys that we do not know.
+AnnotationPolicy: TypeAlias = Literal["default", "strict", "lenient"]
+
+
+def check_annotations(
+    subject: Message | Head,
+    policy: AnnotationPolicy = "default",
+    *,
+    understood: Collection[object] = (),
+    limits: Limits = DEFAULT_LIMITS,
+) -> Error | None:
+    """Return the error to detach with because of an annotation key, or None (§3.2.10).
+
+    Reserved keys, which are ulongs and symbols without ``x-``, are refused unless they are
+    *understood*. ``"strict"`` also refuses ``x-`` keys without ``x-opt-``, as the standard demands,
+    and ``"lenient"`` relays everything. Under every policy the delivery annotation ``rejected`` must
+    hold an error (§3.2.2). Of a :class:`Message` the footer is checked too.
+
+    Raises:
+        DecodeError: An annotation section is malformed.
+    """
+    if isinstance(subject, Head):
+        if not subject.delivery_annotations and not subject.message_annotations:
+            return None
+        delivery: Mapping[Any, object] = read_annotations(subject.delivery_annotations, limits)
+        others = [(MESSAGE_ANNOTATIONS, read_annotations(subject.message_annotations, limits))]
+    else:
+        delivery = subject.delivery_annotations
+        others = [
+            (MESSAGE_ANNOTATIONS, cast("dict[Any, object]", subject.message_annotations)),
+            (FOOTER, cast("dict[Any, object]", subject.footer)),
+        ]
+    rejected = delivery.get("rejected")
+    if rejected is not None and not isinstance(rejected, Error):
+        try:
+            from_described(rejected, Error)
+        except DecodeError as error:
+            return Error(
+                "amqp:invalid-field",
+                f"the delivery annotation 'rejected' holds no error: {error.description}",
+            )
+    if policy == "lenient":
+        return None
+    free = "x-opt" if policy == "strict" else "x-"
+    for code, section in ((DELIVERY_ANNOTATIONS, delivery), *others):
+        for key in section:
+            if isinstance(key, str) and (
+                key.startswith(free) or (key == "rejected" and code == DELIVERY_ANNOTATIONS)
+            ):
+                continue
+            if key not in understood:
+                return Error(
+                    "amqp:not-implemented",
+                    f"the key {shown(key)} in the {SECTION_NAMES[code]} is not understood",
+                )
+    return None
+
+
+def check_application_properties(message: Message) -> Error | None:
+    """Return the error for an application property that is not a simple value, or None (§3.2.5).
+
+    Used by the policy ``"strict"``.
+    """
+    for key, value in message.application_properties.items():
+        if not is_simple(value):
+            return Error(
+                DecodeError.default_condition,
+                f"the application property {shown(key)} is {shown(value)}, no simple value",
+            )
+    return None
+
+
+def merge_annotations(
+    section: bytes, changes: Mapping[Any, object], limits: Limits = DEFAULT_LIMITS
+) -> bytes:
+    """Return the message-annotations *section* with *changes*, which win (§3.4.5 ``modified``)."""
+    if not changes:
+        return section
+    out = bytearray()
+    write_annotations(
+        out, MESSAGE_ANNOTATIONS, {**read_annotations(section, limits), **dict(changes.items())}
+    )
+    return bytes(out)

@@ -123,8 +123,6 @@ LARGE: dict[str, str] = {
     "container.recovery.connect": "each option of a connection is an argument, with its documentation",
     "core.frames.read_transfer": "the fast path decodes a transfer without calls",
     "core.receivers.ReceiverLink.on_transfer": "the fast path of a frame, with its checks in order",
-    "stores.sqlite": _APART,
-    "stores.sqlite.SQLiteStore": _APART,
 }
 _IMPLEMENTED = "a Protocol and its implementation"
 _RENAME = "to be renamed"

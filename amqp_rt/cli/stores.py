@@ -9,7 +9,7 @@ from typing import TypeVar
 import click
 
 from ..errors import AmqpError
-from ..stores import sqlite
+from ..stores import sqlite_files
 
 T = TypeVar("T")
 
@@ -43,11 +43,11 @@ def check(path: Path) -> None:
     changed: a broker that opens a damaged store recovers the readable data and puts the old file
     aside. The exit code is 1 if anything is damaged.
     """
-    found = _ask(lambda: sqlite.check(path))
+    found = _ask(lambda: sqlite_files.check(path))
     click.echo(f"{path}: {found.size} bytes, schema version {found.version}")
     if found.damage:
         for damage in found.damage:
-            click.echo(f"damaged: {sqlite.described(damage)}")
+            click.echo(f"damaged: {sqlite_files.described(damage)}")
         raise click.exceptions.Exit(1)
     click.echo(f"messages: {found.messages} in {found.nodes} nodes")
     click.echo(f"logs:     {found.logs}")
@@ -65,7 +65,7 @@ def backup(path: Path, to: Path) -> None:
     The copy is the state after one of the broker's commits, and has been verified. While it is made
     the broker continues, and the write-ahead log beside its store grows.
     """
-    _ask(lambda: sqlite.backup(path, to))
+    _ask(lambda: sqlite_files.backup(path, to))
     click.echo(f"{to}: {to.stat().st_size} bytes")
 
 
@@ -77,7 +77,7 @@ def upgrade(path: Path) -> None:
     A broker does the same when it opens the store. An upgrade cannot be undone: make a backup before.
     No broker may be running on the store.
     """
-    old, new = _ask(lambda: sqlite.upgrade(path))
+    old, new = _ask(lambda: sqlite_files.upgrade(path))
     if old == new:
         click.echo(f"{path} is up to date: schema version {new}")
     else:

@@ -1,4 +1,4 @@
-"""Durable store: one SQLite file, written through apsw.
+"""Durable store: one SQLite file, written through apsw. :mod:`.sqlite_files` opens and keeps the file.
 
 A commit is on the disk when it returns (WAL, ``synchronous=FULL``; there is no other mode). Every
 page carries a checksum (:mod:`.pages`). A store that was not closed cleanly is verified when it is
@@ -18,24 +18,19 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import apsw
 
-from ..config_files import sync_folder
 from ..errors import AmqpError
-from . import salvage
 from .base import (
     PIECE_MAX,
     SEQUENCE_MAX,
     SHARED_MIN,
     Batch,
     Chunk,
-    Damage,
     OpenResult,
     StoreBusy,
     Stored,
@@ -46,103 +41,25 @@ from .base import (
     StoreRefused,
     refuse,
 )
-from .locks import FileLock
-from .pages import LOG_HEADER, PAGE, PENDING_PAGE, RESERVED, USABLE, Files, PageDamaged
+from .pages import PageDamaged
+from .sqlite_files import StoreFile, described
 
-__all__ = ["MIGRATIONS", "VERSION", "SQLiteStore", "backup", "check", "upgrade"]
+__all__ = ["SQLiteStore"]
 
 _log = logging.getLogger("amqp_rt.store")
 
-#: ``AMQP``: identifies a store among SQLite files, also to the command ``file``.
-APPLICATION_ID: Final = 0x414D5150
 #: Bits of a sequence number and of the index of a piece.
 _BITS: Final = SEQUENCE_MAX.bit_length()
 _PIECE_BITS: Final = PIECE_MAX.bit_length()
 
-#: Several messages may share one body. With the last of them the body's first piece is deleted at once,
-#: like the payload of any message; a body of more pieces is large, and the rest is deleted in steps.
-_SHARED_BODIES: Final = f"""
-CREATE INDEX bodies_by_body ON bodies (body);
-CREATE TRIGGER body_freed AFTER DELETE ON bodies
-WHEN NOT EXISTS (SELECT 1 FROM bodies WHERE body = OLD.body)
-BEGIN
-    DELETE FROM pieces WHERE id = OLD.body << {_PIECE_BITS};
-    INSERT OR REPLACE INTO dead
-        SELECT OLD.body << {_PIECE_BITS}, OLD.body << {_PIECE_BITS} | {PIECE_MAX} WHERE EXISTS (
-            SELECT 1 FROM pieces WHERE id
-            BETWEEN OLD.body << {_PIECE_BITS} AND OLD.body << {_PIECE_BITS} | {PIECE_MAX}
-        );
-END;
-"""  # noqa: S608
-#: Scripts that upgrade a store from version n, counted from 1, to n + 1, in order. New tables come after
-#: all others, so that the existing ones begin at the same pages as in a new store (:func:`roots`).
-MIGRATIONS: Final[tuple[str, ...]] = (_SHARED_BODIES,)
-VERSION: Final = 1 + len(MIGRATIONS)
-
-#: Tables have plain rowids, so that their pages can be interpreted one by one during salvage.
-SCHEMA: Final = (
-    """
-CREATE TABLE state (id INTEGER PRIMARY KEY, clean INTEGER NOT NULL) STRICT;
-CREATE TABLE messages (
-    place INTEGER PRIMARY KEY, pieces INTEGER NOT NULL, size INTEGER NOT NULL,
-    head BLOB NOT NULL, payload BLOB NOT NULL
-) STRICT;
-CREATE TABLE bodies (place INTEGER PRIMARY KEY, body INTEGER NOT NULL) STRICT;
-CREATE TABLE pieces (id INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
-CREATE TABLE chunks (
-    place INTEGER PRIMARY KEY, count INTEGER NOT NULL, first_ms INTEGER NOT NULL,
-    last_ms INTEGER NOT NULL, latest_ms INTEGER NOT NULL, size INTEGER NOT NULL,
-    before INTEGER NOT NULL, data BLOB NOT NULL
-) STRICT;
-CREATE TABLE logs (
-    log INTEGER PRIMARY KEY, first INTEGER NOT NULL, next INTEGER NOT NULL,
-    latest_ms INTEGER NOT NULL, written INTEGER NOT NULL, dropped INTEGER NOT NULL
-) STRICT;
-CREATE TABLE facts (
-    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL
-) STRICT;
-CREATE TABLE cleared (
-    id INTEGER PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL
-) STRICT;
-CREATE TABLE dead (first INTEGER PRIMARY KEY, last INTEGER NOT NULL) STRICT;
-CREATE UNIQUE INDEX facts_by_key ON facts (kind, key);
-INSERT INTO state VALUES (1, 1);
-"""
-    + _SHARED_BODIES
-)
-
-#: Table for messages that need not last, with the columns of messages, in a file deleted on close.
-_SPILL_SCHEMA: Final = """
-CREATE TABLE spill.spilled (
-    place INTEGER PRIMARY KEY, pieces INTEGER NOT NULL, size INTEGER NOT NULL,
-    head BLOB NOT NULL, payload BLOB NOT NULL
-) STRICT;
-"""
-
 #: Value of ``pieces`` if the payload is the first piece of a body that several messages may share.
 _SHARED: Final = -1
-#: Frames in the WAL before they are checkpointed, that is, copied into the database.
-CHECKPOINT_FRAMES: Final = 1000
-#: Bytes of the WAL file that stay allocated after a checkpoint.
-_LOG_BYTES: Final = 16 * 1024 * 1024
-#: Bytes reserved on the disk. They are released when it is full, so that consumed messages can still
-#: be deleted.
-_RESERVE_BYTES: Final = 8 * 1024 * 1024
-#: Bytes of the page cache.
-_CACHE_BYTES: Final = 16 * 1024 * 1024
 #: Rows and bytes deleted in one step; the rows also bound the heads read at a time.
 _STEP_ROWS: Final = 1000
 _STEP_BYTES: Final = 4 * 1024 * 1024
 #: Free pages that a store may have, and the number released in one step.
 _FREE_PAGES: Final = 1024
 _VACUUM_PAGES: Final = 256
-#: A store that was closed cleanly is verified too if it is no larger than this.
-_VERIFIED_ANYWAY_BYTES: Final = 64 * 1024 * 1024
-#: Seconds that a backup waits for another backup or a checkpoint, and seconds between two attempts.
-_COPY_PATIENCE_S: Final = 30.0
-_LOCK_POLL_S: Final = 0.002
-#: Bytes copied at a time.
-_COPY_BYTES: Final = 1024 * 1024
 #: Kinds of rows that can be cleared.
 _MESSAGES: Final = 0
 _CHUNKS: Final = 1
@@ -162,17 +79,12 @@ class SQLiteStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, vfs: str = "") -> None:
-        self.path = Path(os.path.abspath(path))
-        self._vfs = vfs
-        self._lock = FileLock(_beside(self.path, ".lock"))
-        self._files: Files | None = None
-        self._db: apsw.Connection | None = None
+        self._file = StoreFile(path, vfs)
+        self.path = self._file.path
         #: Reason why the store accepts no more calls.
         self._failed = ""
         #: Whether damaged data was read; the store must be verified when it is opened next.
         self._damaged = False
-        #: Whether the disk was full and the reserve has been released.
-        self._full = False
         self._forget()
 
     def _forget(self) -> None:
@@ -193,9 +105,9 @@ class SQLiteStore:
     # -- opening and closing -----------------------------------------------------------------------
 
     def open(self) -> OpenResult:
-        if self._db is not None:
+        if self._file.is_open:
             raise StoreBusy(f"{self.path} is open already")
-        _take(self._lock, self.path)
+        self._file.acquire()
         try:
             return self._open()
         except (apsw.Error, OSError) as error:
@@ -207,23 +119,7 @@ class SQLiteStore:
 
     def _open(self) -> OpenResult:
         self._failed, self._damaged = "", False
-        finish_salvage(self.path)
-        _beside(self.path, ".spill").unlink(missing_ok=True)
-        if not self.path.exists():
-            create(self.path, self._vfs)
-        refuse_foreign(self.path)
-        with _CopyLock(self.path):
-            opened = self._verified()
-        db = self._connection
-        version = self._migrate(db, MIGRATIONS)
-        if version < VERSION:
-            _log.warning(
-                "store upgraded: %s: version %d of its schema is now %d, which earlier releases"
-                " cannot open",
-                *(self.path, version, VERSION),
-            )
-        db.execute("UPDATE state SET clean = 0")
-        self._full = not self._set_aside()
+        opened = self._file.open()
         self._load()
         self._drop_orphans()
         for damage in opened.damage:
@@ -232,61 +128,9 @@ class SQLiteStore:
             _log.error("%s was damaged; the damaged file is kept as %s", self.path, opened.aside)
         return opened
 
-    def _verified(self) -> OpenResult:
-        """Connect to a verified store: this one, or a new one with the data salvaged from it."""
-        clean, reason, tail = self._examine()
-        if not reason:
-            return OpenResult(clean, tail.damage)
-        _log.error("%s is damaged: %s", self.path, reason)
-        self._disconnect(checkpoint=False)
-        _refuse_version(self.path, salvage.version(self.path))
-        found, aside = save(self.path, salvage.Pages(self.path, tail), self._vfs)
-        self._connect()
-        damage = (*tail.damage, *found) or (_harmless(reason),)
-        return OpenResult(False, damage, aside)
-
-    def _examine(self) -> tuple[bool, str, salvage.Tail]:
-        """Connect and verify the store.
-
-        Returns whether it was closed cleanly, the damage (empty if there is none), and the part of its
-        WAL that SQLite skipped.
-        """
-        log = _beside(self.path, "-wal")
-        if self.path.stat().st_size < PAGE:
-            # SQLite would treat the file as new, and its WAL as obsolete.
-            return False, "the file is empty", salvage.read_tail(log, 0, everything=True)
-        try:
-            self._connect()
-            db = self._connection
-            frames = max(db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)[0], 0)
-            tail = salvage.read_tail(log, frames)
-            if tail.pages or tail.lost:
-                return False, tail.damage[0].reason, tail
-            clean = bool(db.execute("SELECT clean FROM state").get) and not tail.damage
-            size = self.path.stat().st_size
-            if clean and size > _VERIFIED_ANYWAY_BYTES:
-                return clean, "", tail
-            if not clean:
-                _log.warning("%s was not closed in good order: reading %d bytes", self.path, size)
-            return clean, _verify(db, self.path), tail
-        except (PageDamaged, apsw.CorruptError, apsw.NotADBError) as error:
-            # Applying frames that SQLite has already checkpointed once more is harmless.
-            return False, str(error), salvage.read_tail(log, 0, everything=True)
-
-    def _connect(self) -> None:
-        self._files = Files(f"amqp-rt-{id(self):x}", str(self.path), self._vfs)
-        self._db = connect(self._files, self.path)
-
-    @property
-    def _connection(self) -> apsw.Connection:
-        db = self._db
-        if db is None:
-            raise StoreFailed(f"{self.path} is not open")
-        return db
-
     def _load(self) -> None:
         """Read the state kept in memory from the store."""
-        db = self._connection
+        db = self._file.connection
         spilling = self._spilling
         self._forget()
         self._spilling = spilling
@@ -310,7 +154,7 @@ class SQLiteStore:
 
     def _drop_orphans(self) -> None:
         """Delete bodies of messages that were never put, or were only spilled."""
-        db = self._connection
+        db = self._file.connection
         orphans = list(
             _column(
                 db,
@@ -323,126 +167,33 @@ class SQLiteStore:
                 db.executemany("DELETE FROM bodies WHERE place = ?", [(each,) for each in orphans])
 
     def close(self) -> None:
-        db = self._db
-        if db is None:
+        if not self._file.is_open:
             return
         try:
             if not self._failed and not self._damaged:
-                db.execute("UPDATE state SET clean = 1")
-                lock = FileLock(_beside(self.path, ".copying"))
-                free = lock.acquire()
-                try:
-                    self._disconnect(checkpoint=free)
-                finally:
-                    lock.release()
+                self._file.close()
         except (apsw.Error, OSError) as error:
             # The store is not marked as clean, and will be verified when it is opened.
             _log.error("%s could not be closed in good order: %s", self.path, error)
         finally:
             self._let_go()
 
-    def _disconnect(self, *, checkpoint: bool) -> None:
-        db, self._db = self._db, None
-        files, self._files = self._files, None
-        try:
-            if db is not None:
-                disconnect(db, checkpoint=checkpoint)
-        finally:
-            if files is not None:
-                files.unregister()
-
     def _let_go(self) -> None:
         """Release all resources without writing to the database."""
-        try:
-            self._disconnect(checkpoint=False)
-        except apsw.Error as error:
-            _log.error("%s: %s", self.path, error)
-        for suffix in (".spill", ".reserve"):
-            _beside(self.path, suffix).unlink(missing_ok=True)
         self._forget()
-        self._lock.release()
-
-    def inspect(self) -> Contents:
-        """Do the work of :func:`check`."""
-        if not self.path.is_file():
-            raise StoreFailed(f"there is no store {self.path}")
-        refuse_foreign(self.path)
-        _take(self._lock, self.path)
-        try:
-            with _CopyLock(self.path):
-                clean, reason, tail = self._examine()
-                damage = list(tail.damage)
-                _refuse_version(self.path, salvage.version(self.path))
-                if reason:
-                    pages = salvage.Pages(self.path, tail)
-                    try:
-                        damage += salvage.copy(pages, roots(), None)
-                    finally:
-                        pages.close()
-                    damage = damage or [_harmless(reason)]
-                size = self.path.stat().st_size
-                if damage:
-                    version = salvage.version(self.path) or VERSION
-                    return Contents(version, False, size, -1, -1, -1, -1, tuple(damage))
-                db = self._connection
-                version = db.pragma("user_version")
-                _refuse_version(self.path, version)
-                counts: list[Any] = db.execute(
-                    "SELECT (SELECT count(*) FROM messages),"
-                    " (SELECT count(DISTINCT place >> ?) FROM messages),"
-                    " (SELECT count(*) FROM facts), (SELECT count(*) FROM logs)",
-                    (_BITS,),
-                ).fetchall()
-                messages, nodes, facts, logs = counts[0]
-                return Contents(version, clean, size, messages, nodes, facts, logs, ())
-        except (apsw.Error, OSError) as error:
-            raise StoreFailed(f"{self.path} cannot be read: {error}") from error
-        finally:
-            self._let_go()
-
-    def migrate(self, migrations: tuple[str, ...] = MIGRATIONS) -> tuple[int, int]:
-        """Do the work of :func:`upgrade` with *migrations*."""
-        if not self.path.is_file():
-            raise StoreFailed(f"there is no store {self.path}")
-        refuse_foreign(self.path)
-        _take(self._lock, self.path)
-        try:
-            with _CopyLock(self.path):
-                self._connect()
-                version = self._migrate(self._connection, migrations)
-                self._disconnect(checkpoint=True)
-                return version, 1 + len(migrations)
-        except (apsw.Error, OSError) as error:
-            raise StoreFailed(f"{self.path} cannot be upgraded: {error}") from error
-        finally:
-            self._let_go()
-
-    def _migrate(self, db: apsw.Connection, migrations: tuple[str, ...]) -> int:
-        """Apply the remaining *migrations* in one transaction, and return the previous version.
-
-        Raises:
-            AmqpError: The store was written by a later release.
-        """
-        version: int = db.pragma("user_version")
-        _refuse_version(self.path, version, 1 + len(migrations))
-        if version <= len(migrations):
-            with db:
-                for step in migrations[version - 1 :]:
-                    db.execute(step)
-                db.pragma("user_version", 1 + len(migrations))
-        return version
+        self._file.release()
 
     # -- failures ----------------------------------------------------------------------------------
 
     def _usable(self) -> apsw.Connection:
-        db = self._connection
+        db = self._file.connection
         if self._failed:
             raise StoreFailed(f"{self.path} has to be opened again: {self._failed}")
         return db
 
     def _refused(self, error: apsw.Error) -> AmqpError:
         """Roll back after *error* in a batch or in housekeeping; return the exception to raise."""
-        db = self._connection
+        db = self._file.connection
         full = isinstance(error, apsw.FullError) or (
             isinstance(error, apsw.IOError) and db.system_errno in _NO_ROOM
         )
@@ -451,37 +202,12 @@ class SQLiteStore:
                 db.execute("ROLLBACK")
             if full:
                 self._load()
-                self._give_back(db)
+                self._file.release_reserve()
                 return StoreFull(f"there is no room for {self.path}: {error}")
         except apsw.Error as worse:
             error = worse
         self._failed = str(error) or type(error).__name__
         return StoreFailed(f"{self.path} cannot be written: {self._failed}")
-
-    def _set_aside(self) -> bool:
-        """Reserve room on the disk; return whether there was enough."""
-        path = _beside(self.path, ".reserve")
-        try:
-            with path.open("wb") as file:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
-                else:
-                    file.write(bytes(_RESERVE_BYTES))
-            return True
-        except OSError:
-            path.unlink(missing_ok=True)
-            return False
-
-    def _has_room(self, db: apsw.Connection, size: int) -> bool:
-        """Return whether the file has enough free pages to take *size* bytes without growing."""
-        return bool(db.pragma("freelist_count") * USABLE >= size + _RESERVE_BYTES)
-
-    def _give_back(self, db: apsw.Connection) -> None:
-        """Release the reserve and checkpoint, so that the WAL starts anew: batches that only delete need
-        no more room than the WAL has then."""
-        self._full = True
-        _beside(self.path, ".reserve").unlink(missing_ok=True)
-        self._checkpoint(db)
 
     def _unreadable(self, error: apsw.Error) -> AmqpError:
         self._damaged = True
@@ -505,19 +231,19 @@ class SQLiteStore:
             return
         # Facts are small and hold the positions of readers: they are accepted as long as possible.
         adds = batch.puts or batch.pieces or batch.appends
-        if self._full and adds:
-            self._full = not self._set_aside()
+        file = self._file
+        if file.full and adds:
+            file.reserve()
         try:
-            if self._full and adds and not self._has_room(db, batch.size):
+            if file.full and adds and not file.has_room(batch.size):
                 raise StoreFull(f"there is no room for {self.path}")
             if not self._spilling and any(put[2] for put in batch.puts.values()):
-                self._spill()
+                file.attach_spill()
+                self._spilling = True
             db.execute("BEGIN IMMEDIATE")
             self._write(db, batch)
             db.execute("COMMIT")
-            files = self._files
-            if files is not None and files.frames >= CHECKPOINT_FRAMES:
-                self._checkpoint(db)
+            file.checkpoint_if_due()
         except apsw.Error as error:
             raise self._refused(error) from error
         except BaseException:
@@ -525,31 +251,6 @@ class SQLiteStore:
                 db.execute("ROLLBACK")
                 self._load()
             raise
-
-    def _checkpoint(self, db: apsw.Connection) -> None:
-        """Checkpoint the WAL, unless a backup or another process is copying the database."""
-        lock = FileLock(_beside(self.path, ".copying"))
-        try:
-            if not lock.acquire():
-                return
-            db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        except apsw.FullError:
-            _log.warning("%s: no room to copy the log into the database; it grows", self.path)
-        except OSError as error:
-            _log.warning("%s: the log cannot be copied into the database now: %s", self.path, error)
-        finally:
-            lock.release()
-
-    def _spill(self) -> None:
-        """Attach a file for messages that need not last, which is never synchronized."""
-        db = self._connection
-        path = _beside(self.path, ".spill")
-        _make(path)
-        db.execute("ATTACH ? AS spill", (str(path),))
-        # A journal in memory, so that a batch is rolled back as a whole.
-        db.execute("PRAGMA spill.journal_mode = MEMORY; PRAGMA spill.synchronous = OFF")
-        db.execute(_SPILL_SCHEMA)
-        self._spilling = True
 
     def _write(self, db: apsw.Connection, batch: Batch) -> None:
         moves = [
@@ -782,8 +483,8 @@ class SQLiteStore:
         try:
             with db:
                 more = self._tidy(db)
-            if more and self._files is not None and self._files.frames >= CHECKPOINT_FRAMES:
-                self._checkpoint(db)
+            if more:
+                self._file.checkpoint_if_due()
             return more
         except apsw.Error as error:
             raise self._refused(error) from error
@@ -1065,10 +766,6 @@ def _place(node: int, sequence: int) -> int:
     return node << _BITS | sequence
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
-
-
 def _column(db: apsw.Connection, sql: str, bindings: _Row = ()) -> Iterator[Any]:
     return (row[0] for row in db.execute(sql, bindings))
 
@@ -1088,363 +785,3 @@ def _step_end(
             cursor.close(True)
             return int(at)
     return end
-
-
-# -- files -------------------------------------------------------------------------------------------
-
-
-class _CopyLock:
-    """Lock that prevents backups and checkpoints while it is held.
-
-    Args:
-        path: Path of the store.
-        patience_s: Seconds to wait for the current holder.
-    """
-
-    def __init__(self, path: Path, patience_s: float = 0.0) -> None:
-        self._path = path
-        self._patience_s = patience_s
-        self._lock = FileLock(_beside(path, ".copying"))
-
-    def __enter__(self) -> None:
-        until = time.monotonic() + self._patience_s
-        while not self._lock.acquire():
-            if time.monotonic() >= until:
-                raise StoreBusy(f"{self._path} is being copied by {self._lock.holder()}")
-            time.sleep(_LOCK_POLL_S)
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-def _refuse_folder(path: Path, what: str) -> None:
-    """Check that the folder of *path* exists. It is not created, since the path may be mistyped.
-
-    Raises:
-        StoreFailed: The folder does not exist; the text begins with *what*.
-    """
-    if not path.parent.is_dir():
-        raise StoreFailed(
-            f"{what}: there is no folder {path.parent}; make it, or give another path"
-        )
-
-
-def _take(lock: FileLock, path: Path) -> None:
-    _refuse_folder(path, f"{path} cannot be opened")
-    try:
-        free = lock.acquire()
-    except OSError as error:
-        raise StoreFailed(f"{path} cannot be opened: {error}") from error
-    if not free:
-        raise StoreBusy(f"{path} is in use by {lock.holder()}")
-
-
-def connect(files: Files, path: Path) -> apsw.Connection:
-    """Connect to the existing database at *path* through *files*."""
-    db = apsw.Connection(str(path), vfs=files.name, flags=apsw.SQLITE_OPEN_READWRITE)
-    try:
-        db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
-        db.pragma("locking_mode", "EXCLUSIVE")
-        db.pragma("synchronous", "FULL")
-        db.pragma("journal_size_limit", _LOG_BYTES)
-        db.pragma("cache_size", -_CACHE_BYTES // 1024)
-        # Makes a replaced row of bodies fire the trigger that a deleted one does.
-        db.pragma("recursive_triggers", True)
-        db.wal_autocheckpoint(0)
-        # macOS: without these, syncs do not wait for the disk itself.
-        db.pragma("fullfsync", True)
-        db.pragma("checkpoint_fullfsync", True)
-        db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-    except BaseException:
-        disconnect(db, checkpoint=False)
-        raise
-    return db
-
-
-def disconnect(db: apsw.Connection, *, checkpoint: bool) -> None:
-    """Close *db*, with or without a checkpoint first."""
-    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0 if checkpoint else 1)
-    db.close(True)
-
-
-def create(path: Path, vfs: str = "") -> None:
-    """Create an empty store atomically."""
-    made = _beside(path, ".new")
-    build(made, vfs)
-    os.replace(made, path)
-    sync_folder(path)
-
-
-def build(path: Path, vfs: str = "") -> None:
-    """Create an empty store at *path*, replacing the remains of an earlier attempt."""
-    for suffix in ("", "-wal", "-journal"):
-        _beside(path, suffix).unlink(missing_ok=True)
-    _make(path)
-    files = Files(f"amqp-rt-new-{id(path):x}", str(path), vfs)
-    try:
-        db = apsw.Connection(str(path), vfs=files.name)
-        try:
-            db.reserve_bytes("main", RESERVED)
-            prepare(db)
-            db.pragma("locking_mode", "EXCLUSIVE")
-            db.pragma("journal_mode", "wal")
-            db.pragma("synchronous", "FULL")
-            with db:
-                db.execute(SCHEMA)
-                db.pragma("user_version", VERSION)
-        finally:
-            db.close(True)
-    finally:
-        files.unregister()
-
-
-def _make(path: Path) -> None:
-    """Create an empty file that only its owner can read; SQLite gives its WAL the same mode."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-
-
-def prepare(db: apsw.Connection) -> None:
-    """Set the options that are stored in the file."""
-    db.pragma("page_size", PAGE)
-    db.pragma("auto_vacuum", "INCREMENTAL")
-    db.pragma("application_id", APPLICATION_ID)
-
-
-def refuse_foreign(path: Path) -> None:
-    """Check that *path* is a store.
-
-    Raises:
-        StoreFailed: It is another kind of file, and is left unchanged.
-    """
-    if not salvage.is_store(path, APPLICATION_ID):
-        raise StoreFailed(f"{path} is no store: give another path, or move that file away")
-
-
-def _refuse_version(path: Path, version: int | None, latest: int = VERSION) -> None:
-    """Check that this release can read a store of schema *version*, None if it is unknown.
-
-    Raises:
-        AmqpError: It cannot.
-    """
-    if version is not None and version < 1:
-        raise AmqpError(
-            f"{path} has version {version} of its schema, which no release has written",
-            condition="amqp:not-allowed",
-        )
-    if version is not None and version > latest:
-        raise AmqpError(
-            f"{path} was written by a later release: version {version} of its schema, and this release"
-            f" knows {latest}",
-            condition="amqp:not-allowed",
-        )
-
-
-def _verify(db: apsw.Connection, path: Path) -> str:
-    """Read everything; return the damage, "" if there is none."""
-    pages = db.pragma("page_count")
-    if path.stat().st_size < pages * PAGE:
-        return f"the file is shorter than its {pages} pages"
-    told = db.execute("PRAGMA integrity_check(1)").get
-    if told != "ok":
-        return str(told).replace("\n", "; ")
-    broken = db.execute(
-        "SELECT count(*) FROM messages WHERE pieces <> 0 AND NOT EXISTS"
-        " (SELECT 1 FROM bodies JOIN pieces ON id = body << ? WHERE bodies.place = messages.place)",
-        (_PIECE_BITS,),
-    ).get
-    return f"{broken} messages have lost their pieces" if broken else ""
-
-
-def _harmless(reason: str) -> Damage:
-    return Damage("page", -1, -1, -1, f"{reason}; nothing that is kept was on it")
-
-
-# -- damage ------------------------------------------------------------------------------------------
-
-
-def described(damage: Damage) -> str:
-    """Return a sentence that describes *damage*."""
-    where = "" if damage.node < 0 else f" of node {damage.node}"
-    if damage.first < 0:
-        return f"{damage.what}{where}: {damage.reason}"
-    span = str(damage.first) if damage.first == damage.last else f"{damage.first} to {damage.last}"
-    return f"{damage.what} {span}{where}: {damage.reason}"
-
-
-def save(path: Path, pages: salvage.Pages, vfs: str) -> tuple[list[Damage], str]:
-    """Put the store at *path* aside and a new one with its readable data in its place.
-
-    Returns:
-        The losses, and the new path of the old file.
-    """
-    fresh = _beside(path, ".new")
-    build(fresh, vfs)
-    files = Files(f"amqp-rt-save-{id(path):x}", str(fresh), vfs)
-    try:
-        db = connect(files, fresh)
-        done = False
-        try:
-            damage = salvage.copy(pages, roots(), db)
-            done = True
-        finally:
-            disconnect(db, checkpoint=done)
-    finally:
-        files.unregister()
-        pages.close()
-    aside = salvage.free_name(path)
-    os.replace(fresh, _beside(path, ".saved"))
-    sync_folder(path)
-    os.replace(path, aside)
-    finish_salvage(path, aside)
-    return damage, str(aside)
-
-
-def finish_salvage(path: Path, aside: Path | None = None) -> None:
-    """Finish a :func:`save` that was interrupted in its last steps.
-
-    While the damaged file is in its place, it has to be read again; afterwards the saved file is the
-    store, and the WAL of the damaged file must not be applied to it.
-    """
-    saved = _beside(path, ".saved")
-    if not saved.exists():
-        return
-    if path.exists():
-        saved.unlink()
-        return
-    log = _beside(path, "-wal")
-    if log.exists():
-        os.replace(log, _beside(aside or salvage.free_name(path), "-wal"))
-    os.replace(saved, path)
-    sync_folder(path)
-
-
-def roots() -> dict[str, int]:
-    """Return the root pages of the tables, which are the same in every store of this version."""
-    db = apsw.Connection(":memory:")
-    try:
-        db.reserve_bytes("main", RESERVED)
-        prepare(db)
-        db.execute(SCHEMA)
-        sql = "SELECT name, rootpage FROM sqlite_schema WHERE type = 'table'"
-        rows: list[Any] = db.execute(sql).fetchall()
-        return dict(rows)
-    finally:
-        db.close()
-
-
-# -- operations of the command line ------------------------------------------------------------------
-
-
-class Contents(NamedTuple):
-    """Counts of a store's contents, and its damage."""
-
-    version: int
-    clean: bool
-    size: int
-    messages: int
-    nodes: int
-    facts: int
-    logs: int
-    damage: tuple[Damage, ...]
-
-
-def check(path: str | os.PathLike[str]) -> Contents:
-    """Read everything in the store at *path*, which must not be open, and change nothing.
-
-    Raises:
-        StoreBusy: The store is open.
-        StoreFailed: *path* is not a store, or cannot be read.
-    """
-    store = SQLiteStore(path)
-    return store.inspect()
-
-
-def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
-    """Copy the store at *path* into the new file *to*, consistent as of one batch.
-
-    A broker may be running on the store: meanwhile it does not checkpoint, and its WAL grows.
-
-    Raises:
-        StoreBusy: Another process is copying the store.
-        StoreDamaged: The copied data is damaged.
-        StoreFailed: *path* is not a store or cannot be read, or *to* exists or cannot be written.
-    """
-    source, target = Path(os.path.abspath(path)), Path(os.path.abspath(to))
-    if not source.is_file():
-        raise StoreFailed(f"there is no store {source}")
-    refuse_foreign(source)
-    if target.exists():
-        raise StoreFailed(f"{target} is there already")
-    _refuse_folder(target, f"{source} could not be copied to {target}")
-    made = _beside(target, ".new")
-    try:
-        with _CopyLock(source, _COPY_PATIENCE_S):
-            _copy_file(source, made)
-            _copy_log(_beside(source, "-wal"), _beside(made, "-wal"))
-        files = Files(f"amqp-rt-copy-{id(made):x}", str(made))
-        try:
-            db = connect(files, made)
-            whole = False
-            try:
-                db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-                wrong = _verify(db, made)
-                if wrong:
-                    raise StoreDamaged(f"{source} is damaged: {wrong}; nothing was copied")
-                db.execute("UPDATE state SET clean = 1")
-                whole = True
-            finally:
-                disconnect(db, checkpoint=whole)
-        finally:
-            files.unregister()
-        os.replace(made, target)
-        sync_folder(target)
-    except (PageDamaged, apsw.CorruptError, apsw.NotADBError) as error:
-        raise StoreDamaged(f"{source} is damaged: {error}; nothing was copied") from error
-    except (apsw.Error, OSError) as error:
-        raise StoreFailed(f"{source} could not be copied to {target}: {error}") from error
-    finally:
-        for suffix in ("", "-wal"):
-            _beside(made, suffix).unlink(missing_ok=True)
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    locked = (PENDING_PAGE - 1) * PAGE
-    with source.open("rb") as old, target.open("wb") as new:
-        while data := old.read(
-            min(_COPY_BYTES, locked - old.tell()) if old.tell() < locked else _COPY_BYTES
-        ):
-            new.write(data)
-            if old.tell() == locked:
-                # The page of SQLite's locks: it holds no data, and cannot be read on Windows.
-                old.seek(PAGE, os.SEEK_CUR)
-                new.seek(PAGE, os.SEEK_CUR)
-
-
-def _copy_log(source: Path, target: Path) -> None:
-    """Copy a WAL to which frames are being added, and which may restart once."""
-    while True:
-        try:
-            with source.open("rb") as old, target.open("wb") as new:
-                header = old.read(LOG_HEADER)
-                new.write(header)
-                while data := old.read(_COPY_BYTES):
-                    new.write(data)
-                old.seek(0)
-                if old.read(LOG_HEADER) == header:
-                    return
-        except FileNotFoundError:
-            return
-
-
-def upgrade(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Upgrade the store at *path* to the schema of this release, in one transaction.
-
-    Returns:
-        The previous version and the current one.
-
-    Raises:
-        StoreBusy: The store is open.
-        StoreFailed: *path* is not a store, or cannot be read or written.
-        AmqpError: The store was written by a later release.
-    """
-    return SQLiteStore(path).migrate()

@@ -10,7 +10,8 @@ import committer
 import pytest
 
 from amqp_rt.stores.base import Batch
-from amqp_rt.stores.sqlite import VERSION, SQLiteStore
+from amqp_rt.stores.sqlite import SQLiteStore
+from amqp_rt.stores.sqlite_files import VERSION
 
 pytestmark = pytest.mark.req("B26")
 

@@ -22,7 +22,7 @@ from disks import PowerCut, Renames, disk
 from known_store import KNOWN, flip, judge, known_batch, known_store
 
 from amqp_rt.errors import AmqpError
-from amqp_rt.stores import sqlite
+from amqp_rt.stores import sqlite_files
 from amqp_rt.stores.base import (
     Batch,
     Chunk,
@@ -34,6 +34,7 @@ from amqp_rt.stores.base import (
 )
 from amqp_rt.stores.pages import PAGE
 from amqp_rt.stores.sqlite import SQLiteStore
+from amqp_rt.stores.sqlite_files import MIGRATIONS, VERSION, StoreFile, backup, check, upgrade
 
 pytestmark = [
     pytest.mark.req("B7", "B26"),
@@ -170,7 +171,7 @@ def test_a_log_that_is_damaged_while_it_is_open_is_not_copied(tmp_path: Path) ->
     for offset in range(3000, log.stat().st_size, PAGE):
         flip(log, offset)
     with pytest.raises(apsw.IOError, match=r"frame \d+ of the log is damaged"):
-        store._checkpoint(store._connection)
+        store._file.checkpoint()
     store.close()
 
 
@@ -414,7 +415,7 @@ def judge_committed(path: Path, told: int) -> None:
         shared = store.messages(node, 0, 10**6, 2**40)
         assert [message.sequence for message in shared] == list(range(last + 1))[-kept:]
         assert all(each.payload == payload(each.sequence * COUNT + 9) for each in shared)
-    bodies = store._connection.execute("SELECT count(*) FROM pieces").get
+    bodies = store._file.connection.execute("SELECT count(*) FROM pieces").get
     assert bodies == min(last + 1, 2)
     store.close()
 
@@ -470,9 +471,8 @@ def test_nothing_is_lost_when_the_power_goes(
     tmp_path: Path, long_run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writes that were not synchronized are present in part, in any order and by sectors."""
-    monkeypatch.setattr(
-        sqlite, "CHECKPOINT_FRAMES", 40
-    )  # so that it is cut in the midst of that too
+    # So that it is cut in the midst of a checkpoint too.
+    monkeypatch.setattr(sqlite_files, "CHECKPOINT_FRAMES", 40)
     at, done = 0, False
     while not done:
         at += 1 if long_run else 1 + at // 12
@@ -559,39 +559,39 @@ def test_a_path_without_its_folder_is_refused_and_makes_none(tmp_path: Path) -> 
         with pytest.raises(StoreFailed, match=f"store cannot be opened: {sentence}"):
             SQLiteStore(mistyped / "store").open()
         with pytest.raises(StoreFailed, match=f"could not be copied to .*copy: {sentence}"):
-            sqlite.backup(store.path, mistyped / "copy")
+            backup(store.path, mistyped / "copy")
     assert not (tmp_path / "no").exists()
 
 
 def set_version(path: Path, version: int) -> None:
-    store = SQLiteStore(path)
-    store._connect()
-    store._connection.pragma("user_version", version)
-    store._disconnect(checkpoint=True)
+    file = StoreFile(path)
+    file._connect()
+    file.connection.pragma("user_version", version)
+    file._disconnect(checkpoint=True)
 
 
 def test_a_store_of_a_later_release_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store"
     known_store(path, 1).close()
-    set_version(path, sqlite.VERSION + 1)
+    set_version(path, VERSION + 1)
     with pytest.raises(AmqpError, match="written by a later release: version"):
         SQLiteStore(path).open()
     with pytest.raises(AmqpError, match="written by a later release: version"):
-        sqlite.upgrade(path)
+        upgrade(path)
 
 
 def test_migrations_run_in_order_and_as_one(tmp_path: Path) -> None:
     path = tmp_path / "store"
     known_store(path, 1).close()
     steps = (
-        *sqlite.MIGRATIONS,
+        *MIGRATIONS,
         "CREATE TABLE later (x INTEGER) STRICT",
         "INSERT INTO later VALUES (7)",
     )
     with pytest.raises(StoreFailed, match="no such table"):
-        SQLiteStore(path).migrate((*steps, "INSERT INTO nowhere VALUES (1)"))
-    assert sqlite.upgrade(path) == (sqlite.VERSION, sqlite.VERSION)
-    assert SQLiteStore(path).migrate(steps) == (sqlite.VERSION, sqlite.VERSION + 2)
+        StoreFile(path).migrate((*steps, "INSERT INTO nowhere VALUES (1)"))
+    assert upgrade(path) == (VERSION, VERSION)
+    assert StoreFile(path).migrate(steps) == (VERSION, VERSION + 2)
     with pytest.raises(AmqpError, match="later release"):
         SQLiteStore(path).open()
 
@@ -620,7 +620,7 @@ def test_a_log_is_trimmed_up_to_a_hole(tmp_path: Path) -> None:
     for offset in range(0, 50, 10):
         batch.append(6, Chunk(offset, 10, 0, 0, bytes(100)))
     store.commit(batch)
-    store._connection.execute("DELETE FROM chunks WHERE place % 256 = 20")
+    store._file.connection.execute("DELETE FROM chunks WHERE place % 256 = 20")
     assert [chunk.offset for chunk in store.chunks(6, 0, 1_000)] == [0, 10, 30, 40]
     for offset, left in [(19, [10, 30, 40]), (20, [30, 40]), (29, [30, 40]), (30, [30, 40])]:
         batch = Batch()
@@ -649,7 +649,7 @@ def test_a_copy_has_its_name_on_the_disk(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renames = Renames(monkeypatch)
-    sqlite.backup(base, tmp_path / "copy")
+    backup(base, tmp_path / "copy")
     assert renames.names == ["copy"]
     assert not renames.unsafe
 
@@ -688,7 +688,7 @@ def test_a_backup_is_taken_while_a_store_is_written(tmp_path: Path) -> None:
             told = int(child.stdout.readline())
             for _ in range(40):
                 told = int(child.stdout.readline())
-            sqlite.backup(tmp_path / "store", tmp_path / f"copy{n}")
+            backup(tmp_path / "store", tmp_path / f"copy{n}")
             copy = SQLiteStore(tmp_path / f"copy{n}")
             assert copy.open() == OpenResult(clean=True)
             last = int(dict(copy.facts("last"))[b"batch"])
@@ -696,9 +696,9 @@ def test_a_backup_is_taken_while_a_store_is_written(tmp_path: Path) -> None:
             assert last >= told
             judge_committed(tmp_path / f"copy{n}", last)
         with pytest.raises(StoreFailed, match="there already"):
-            sqlite.backup(tmp_path / "store", tmp_path / "copy0")
+            backup(tmp_path / "store", tmp_path / "copy0")
         with pytest.raises(StoreBusy):
-            sqlite.check(tmp_path / "store")
+            check(tmp_path / "store")
     finally:
         child.kill()
         child.communicate()
@@ -708,17 +708,17 @@ def test_a_damaged_store_is_not_backed_up(base: Path, tmp_path: Path) -> None:
     path = fresh(tmp_path / "x", base)
     flip(path, path.stat().st_size - 2000)
     with pytest.raises(StoreDamaged, match="nothing was copied"):
-        sqlite.backup(path, tmp_path / "copy")
+        backup(path, tmp_path / "copy")
     assert not list(tmp_path.glob("copy*"))
 
 
 def test_check_names_damage_and_changes_nothing(base: Path, tmp_path: Path) -> None:
     path = fresh(tmp_path / "x", base)
-    found = sqlite.check(path)
+    found = check(path)
     assert (found.clean, found.damage, found.messages) == (True, (), 27 * KNOWN + 3)
     flip(path, 20 * PAGE + 7)
     before = path.read_bytes()
-    assert sqlite.check(path).damage
+    assert check(path).damage
     assert path.read_bytes() == before
     assert not list(path.parent.glob("*.damaged*"))
 

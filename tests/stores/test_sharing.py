@@ -11,10 +11,10 @@ import pytest
 from known_store import flip, judge, known_store
 
 from amqp_rt.errors import AmqpError
-from amqp_rt.stores import sqlite
 from amqp_rt.stores.base import SHARED_MIN, Batch, Chunk, StoreDamaged, StoreRefused
 from amqp_rt.stores.pages import PAGE
 from amqp_rt.stores.sqlite import SQLiteStore
+from amqp_rt.stores.sqlite_files import VERSION, backup, check, roots, upgrade
 
 pytestmark = pytest.mark.req("B26")
 
@@ -58,7 +58,7 @@ def on_disk(store: SQLiteStore) -> int:
 
 
 def count(store: SQLiteStore, table: str) -> int:
-    return int(str(store._connection.execute(f"SELECT count(*) FROM {table}").get))
+    return int(str(store._file.connection.execute(f"SELECT count(*) FROM {table}").get))
 
 
 @pytest.mark.parametrize("spilled", [False, True])
@@ -216,7 +216,7 @@ def test_a_payload_that_is_lost_is_named_for_each_message_that_had_it(
 ) -> None:
     share(store, bytes(5000), range(2))
     share(store, bytes(6000), range(2, 4))
-    store._connection.execute("DELETE FROM pieces WHERE length(data) = 5000")
+    store._file.connection.execute("DELETE FROM pieces WHERE length(data) = 5000")
     with pytest.raises(StoreDamaged, match="message 1 of node 0 has lost its payload"):
         store.read(0, [1])
     store.close()
@@ -232,14 +232,14 @@ def test_a_payload_that_is_lost_is_named_for_each_message_that_had_it(
 
 def test_a_copy_of_a_store_has_what_is_shared(tmp_path: Path, store: SQLiteStore) -> None:
     share(store, bytes(MIB), range(30))
-    sqlite.backup(store.path, tmp_path / "copy")
+    backup(store.path, tmp_path / "copy")
     store.close()
     copy = SQLiteStore(tmp_path / "copy")
     assert copy.open().clean
     assert copy.path.stat().st_size < 2 * MIB
     assert {copy.read(node, [1])[0].payload for node in range(30)} == {bytes(MIB)}
     copy.close()
-    assert sqlite.check(copy.path).messages == 30
+    assert check(copy.path).messages == 30
 
 
 # -- stores of the version before -----------------------------------------------------------------------
@@ -256,16 +256,16 @@ def test_a_store_of_version_1_is_upgraded_when_it_is_opened(
     old: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = old.read_bytes()
-    assert sqlite.check(old).version == 1
+    assert check(old).version == 1
     assert old.read_bytes() == before
     store = SQLiteStore(old)
     opened = store.open()
     assert opened.clean
     assert judge(store, opened, 5, shared=False) == 0
-    assert f"version 1 of its schema is now {sqlite.VERSION}" in caplog.text
+    assert f"version 1 of its schema is now {VERSION}" in caplog.text
     tables = "SELECT name, rootpage FROM sqlite_schema WHERE type = 'table'"
-    rows = store._connection.execute(tables).fetchall()
-    assert dict(rows) == sqlite.roots()  # type: ignore[arg-type]
+    rows = store._file.connection.execute(tables).fetchall()
+    assert dict(rows) == roots()  # type: ignore[arg-type]
     payload = bytes(MIB)
     share(store, payload, range(50, 60))
     commit(store, lambda batch: batch.remove(5, 4))
@@ -279,11 +279,11 @@ def test_a_store_of_version_1_is_upgraded_when_it_is_opened(
     assert again.open().clean
     assert not caplog.records
     again.close()
-    assert sqlite.check(old).version == sqlite.VERSION
+    assert check(old).version == VERSION
 
 
 def test_a_store_of_version_1_is_upgraded_by_command(old: Path) -> None:
-    assert sqlite.upgrade(old) == (1, sqlite.VERSION)
+    assert upgrade(old) == (1, VERSION)
     store = SQLiteStore(old)
     assert judge(store, store.open(), 5, shared=False) == 0
     store.close()
@@ -298,7 +298,7 @@ def test_an_upgraded_store_that_was_killed_is_whole(old: Path, tmp_path: Path) -
         shutil.copyfile(str(old) + suffix, str(left) + suffix)
     store.close()
     # Its first page still says version 1; that in the log does not.
-    assert sqlite.check(left).version == sqlite.VERSION
+    assert check(left).version == VERSION
     again = SQLiteStore(left)
     opened = again.open()
     assert not opened.damage
@@ -310,7 +310,7 @@ def test_an_upgraded_store_that_was_killed_is_whole(old: Path, tmp_path: Path) -
 @pytest.mark.parametrize("upgraded", [False, True])
 def test_a_damaged_store_of_version_1_is_saved(old: Path, upgraded: bool) -> None:
     if upgraded:
-        sqlite.upgrade(old)
+        upgrade(old)
     for page in range(15, old.stat().st_size // PAGE, 7):
         flip(old, page * PAGE + 500)
     store = SQLiteStore(old)
@@ -319,12 +319,12 @@ def test_a_damaged_store_of_version_1_is_saved(old: Path, upgraded: bool) -> Non
     assert 0 < judge(store, opened, 5, shared=False) < 125
     share(store, bytes(5000), range(50, 60))
     store.close()
-    assert sqlite.check(old).damage == ()
+    assert check(old).damage == ()
 
 
 def test_a_store_without_a_version_is_refused(tmp_path: Path) -> None:
     store = known_store(tmp_path / "store", 1)
-    store._connection.pragma("user_version", 0)
+    store._file.connection.pragma("user_version", 0)
     store.close()
     with pytest.raises(AmqpError, match="version 0 of its schema"):
         store.open()

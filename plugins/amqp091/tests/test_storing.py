@@ -500,7 +500,7 @@ async def payloads(world: World, names: list[str]) -> int:
 
 
 def bodies(store: SQLiteStore) -> int:
-    return int(str(store._connection.execute("SELECT count(*) FROM pieces").get))
+    return int(str(store._file.connection.execute("SELECT count(*) FROM pieces").get))
 
 
 def size(path: Path) -> int:

@@ -18,7 +18,7 @@ from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.queue.invariants import broken_invariants
 from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.queue.subscriptions import Enlisted
-from amqp_rt.broker.staging import Part
+from amqp_rt.broker.staging.attempts import Part
 from amqp_rt.broker.statistics import LogStats, NodeStats
 from amqp_rt.broker.topics import MessageTopic
 from amqp_rt.events import AttachRequested
@@ -96,7 +96,7 @@ async def commit_epoch(
     **identity: str,
 ) -> bool:
     """Publish the messages staged at *address*, as management does."""
-    return await host.staging.commit(
+    return await host.staging.commits.commit(
         host.space().find(address),
         producer,
         run,
@@ -109,7 +109,7 @@ async def commit_epoch(
 
 def committed_epoch(host: BrokerHost, address: str, producer: str) -> int:
     """Return the epoch that *producer* committed last at *address*, -1 if none."""
-    return host.staging.committed(host.space().find(address), producer)
+    return host.staging.producers.committed(host.space().find(address), producer)
 
 
 #: Worlds that the running test has made; ``conftest.py`` checks their queues after the test.

@@ -115,7 +115,6 @@ LARGE: dict[str, str] = {
     "broker.nodes._consumer": _APART,
     "broker.producers.Inlet.deliver": _APART,
     "broker.queue.queue.MessageQueue": "all that nodes, links and the store ask of a queue, and its fast path",
-    "broker.staging": _APART,
     "broker.topology": _APART,
     "broker.transactions.Transaction._commit": _APART,
     "cli.serve.serve": "click passes each option of the command as an argument",
@@ -128,7 +127,6 @@ _IMPLEMENTED = "a Protocol and its implementation"
 _RENAME = "to be renamed"
 #: Names of several classes of a distribution → reason. One name means one class otherwise.
 NAMESAKES = {
-    "_Commit": _RENAME,
     "_Node": _RENAME,
     "_Writer": _RENAME,
     "Batch": _RENAME,
@@ -136,7 +134,6 @@ NAMESAKES = {
     "Content": _RENAME,
     "Declaration": _RENAME,
     "Delivery": "of the protocol, and of the public client",
-    "Destination": _RENAME,
     "Field": _RENAME,
     "Front": _IMPLEMENTED,
     "Ledger": _RENAME,
@@ -147,7 +144,6 @@ NAMESAKES = {
     "Plan": _RENAME,
     "Recorder": _RENAME,
     "Session": "of the protocol, and of the public client",
-    "Stage": _RENAME,
     "Topology": _IMPLEMENTED,
     "Transaction": "of a broker, and of a client that controls it",
     "Written": _RENAME,

@@ -18,7 +18,7 @@ from paged import world_of
 from amqp_rt import Container, node, rpc
 from amqp_rt.batches import MESSAGE_BATCH, MESSAGE_BATCHES, write_messages
 from amqp_rt.broker.nodes import Declaration, Log, Queue, Topic
-from amqp_rt.broker.staging import ATTEMPT, EPOCH, PART, PRODUCER, RUN
+from amqp_rt.broker.staging.attempts import ATTEMPT, EPOCH, PART, PRODUCER, RUN
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED

@@ -18,7 +18,7 @@ from .kinds.base import SEALED, Node
 from .nodes import SHARED, Means, Terms, answer, dynamic_declaration
 from .services import Services
 from .spaces import VirtualHost, VirtualHosts
-from .staging import claim_of
+from .staging.attempts import claim_of
 from .termini import KeptTarget, Key, SharedSource, Terminus
 
 _log: Final = logging.getLogger("amqp_rt.broker")

@@ -245,7 +245,7 @@ class BrokerHost:
                 nursery.start_soon(services.reading.run)
             nursery.start_soon(self.turns.run)
             nursery.start_soon(self.turns.run_alarms)
-            nursery.start_soon(self.staging.run)
+            nursery.start_soon(self.staging.commits.run)
             if services.journals is not None:
                 nursery.start_soon(services.journals.run)
             while True:

@@ -42,7 +42,7 @@ async def restore(services: Services, spaces: VirtualHosts) -> None:
     await _restore_ids(journal, services, numbered)
     await _restore_facts(journal, spaces, numbered)
     await _restore_termini(journal, services, numbered)
-    staged = await services.staging.restore(numbered)
+    staged = await services.staging.producers.restore(numbered)
     leased = await services.leases.restore(numbered, partial(services.pager.fetch, journal))
     services.reserve_numbers(max(staged, leased))
     if nodes:

@@ -24,7 +24,7 @@ from .lifecycles import Journals
 from .log.log import MessageLog, Reading
 from .queue.accounts import Memory
 from .scheduler import Scheduler
-from .staging import Staging
+from .staging.staging import Staging
 from .termini import Termini
 from .transactions import Transactions
 

@@ -439,7 +439,7 @@ class VirtualHost:
         self._update_aliases(Declaration(name), node.declared)
         services.node_count -= 1
         node.disown()
-        services.staging.delete(node)
+        services.staging.producers.delete(node)
         services.leases.delete(node)
         held = node.held
         if node.number and services.journal is not None:

@@ -40,7 +40,7 @@ class Sweeper:
         services.termini.forget_answered()
         for terminus in services.termini.due():
             guard(terminus.held, terminus.end)
-        services.staging.sweep()
+        services.staging.producers.sweep()
         services.leases.sweep()
         if services.ways is not None:
             guard(None, services.ways.sweep)

@@ -19,7 +19,8 @@ from msgspec import Struct
 
 from ..broker.durable.facts import Claim, Identity
 from ..broker.kinds.base import Node
-from ..broker.staging import Part, Staging
+from ..broker.staging.attempts import Part
+from ..broker.staging.staging import Staging
 from ..errors import AmqpError
 from ..message import Message
 from ..security.access import Rights
@@ -64,7 +65,7 @@ def add_epochs(management: Management, staging: Staging) -> None:
 
     async def commit(node: Node, message: Message) -> Any:
         asked = _read(message, _Commit, COMMIT_EPOCH)
-        published = await staging.commit(
+        published = await staging.commits.commit(
             node,
             asked.producer,
             asked.run,
@@ -77,7 +78,8 @@ def add_epochs(management: Management, staging: Staging) -> None:
 
     async def read(node: Node, message: Message) -> Any:
         producer = text_of(message, "producer")
-        epoch, query = staging.committed(node, producer), staging.query(node, producer)
+        producers = staging.producers
+        epoch, query = producers.committed(node, producer), producers.query(node, producer)
         return {"epoch": epoch, "query": query}
 
     async def count(node: Node, message: Message) -> Any:

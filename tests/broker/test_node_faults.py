@@ -16,7 +16,7 @@ from stalls import Stalls
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Log, Queue, Topic
 from amqp_rt.broker.bindings import Destination
-from amqp_rt.broker.staging import ATTEMPT, EPOCH, PART, PRODUCER, RUN
+from amqp_rt.broker.staging.attempts import ATTEMPT, EPOCH, PART, PRODUCER, RUN
 from amqp_rt.errors import AmqpError, CallFailed, DeliveryRejected, LinkRefused
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits

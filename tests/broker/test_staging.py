@@ -18,10 +18,9 @@ from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Log, Queue, Topic
 from amqp_rt.broker.durable import facts
 from amqp_rt.broker.nodes import Declaration
-from amqp_rt.broker.staging import (
+from amqp_rt.broker.staging.attempts import (
     ATTEMPT,
     COMMITTED,
-    DIFFERENT,
     EPOCH,
     EPOCH_PUBLISH,
     PART,
@@ -32,6 +31,7 @@ from amqp_rt.broker.staging import (
     WRITE,
     Part,
 )
+from amqp_rt.broker.staging.epochs import DIFFERENT
 from amqp_rt.errors import (
     AmqpError,
     CallFailed,
@@ -134,7 +134,7 @@ async def test_an_epoch_is_published_once_and_in_order(
         assert await commit(peer, [], epoch=6, run="two") is True
         assert await commit(peer, [later], epoch=5, run="two") == DIFFERENT
         assert await bodies(broker) == ["a", "b", "c", "d", "e"]
-        assert broker.host.staging.bytes == 0
+        assert broker.host.staging.area.bytes == 0
         assert await ask(peer, "EPOCH", producer="job") == {"epoch": 6, "query": ""}
 
 
@@ -178,7 +178,7 @@ async def test_an_epoch_is_known_by_what_it_held(
             "query": identified.get("query", ""),
         }
         assert await bodies(broker) == ["a"]
-        assert broker.host.staging.bytes == 0
+        assert broker.host.staging.area.bytes == 0
 
 
 async def test_an_epoch_has_several_writes(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ async def test_an_epoch_has_several_writes(tmp_path: Path) -> None:
         assert await write(peer, "two", 3, "b", "B") is False
         assert await write(peer, "two", 4, "c", "C") is True
         assert await bodies(broker) == ["a", "b", "b", "c"]
-        assert broker.host.staging.bytes == 0
+        assert broker.host.staging.area.bytes == 0
 
 
 async def test_what_was_committed_before_identities_were_kept_is_skipped() -> None:
@@ -258,13 +258,13 @@ async def test_what_is_staged_and_committed_outlives_the_broker(
         done = await stage(peer, ["first"], durable=True)
         assert await commit(peer, [done])
         staged = await stage(peer, ["a", "b"], epoch=1, durable=durable)
-        held = broker.host.staging.bytes
+        held = broker.host.staging.area.bytes
     async with Broker(store=store()) as broker, broker.local() as peer:
-        assert broker.host.staging.bytes == held
+        assert broker.host.staging.area.bytes == held
         assert await commit(peer, [done]) is False
         assert await commit(peer, [staged], epoch=1) is True
         assert await bodies(broker) == ["first", "a", "b"]
-        assert broker.host.staging.bytes == 0
+        assert broker.host.staging.area.bytes == 0
     async with Broker(store=store()) as broker, broker.local() as peer:
         # Messages that are not durable were published, and are in memory only from then on.
         assert await bodies(broker) == (["first", "a", "b"] if durable else ["first"])
@@ -473,7 +473,7 @@ async def test_a_link_that_goes_on_ends_the_one_before() -> None:
                     await lost.send("lost")
                 assert caught.value.condition == "amqp:link:stolen"
                 await out.send("b")
-                (kept,) = broker.host.staging._stages
+                (kept,) = broker.host.staging.producers.stages
                 assert kept.link is not None
         assert await commit(peer, [Part(0, 0, 2, crc_of("a", "b"))]) is True
         assert await bodies(broker) == ["a", "b"]
@@ -549,7 +549,7 @@ async def test_there_is_a_bound_to_what_is_staged(
             await stage(peer, [], run=run)
         with pytest.raises(LinkRefused):
             await stage(peer, [], run="two")
-        assert broker.host.staging.bytes == 0
+        assert broker.host.staging.area.bytes == 0
         await stage(peer, ["again"], run="one")
 
 
@@ -593,7 +593,7 @@ async def test_who_stages_waits_for_room_and_is_not_refused(
                 async with peer.sender("out", properties=claimed) as out:
                     for message in sent:
                         await out.send(message)
-                        most = max(most, broker.host.staging.bytes)
+                        most = max(most, broker.host.staging.area.bytes)
                 crc = zlib.crc32(b"".join(message.encode() for message in sent))
                 parts = [(0, 0, len(sent), crc)]
                 assert await commit_epoch(broker.host, "out", name, "one", epoch, parts)
@@ -636,9 +636,9 @@ async def test_what_nobody_commits_is_forgotten(autojump_clock: trio.testing.Moc
             await out.send("b")
             await trio.sleep(120)
             # An attached link keeps its stage from expiring.
-            assert broker.host.staging.bytes > 0
+            assert broker.host.staging.area.bytes > 0
         await trio.sleep(2)
-        assert broker.host.staging.bytes == 0
+        assert broker.host.staging.area.bytes == 0
         await broker.host.wait_kept()
         assert store.facts("epoch-stage") == []
 
@@ -654,7 +654,7 @@ async def test_a_node_takes_what_is_staged_along() -> None:
             with pytest.raises(LinkDetached) as caught:
                 await out.send("c")
             assert caught.value.condition == "amqp:resource-deleted"
-        assert broker.host.staging.bytes == 0
+        assert broker.host.staging.area.bytes == 0
         await broker.host.wait_kept()
         assert store.facts("epoch-stage") == store.facts("epoch-producer") == []
         with pytest.raises(AmqpError, match="no node"):
@@ -720,7 +720,7 @@ async def test_what_is_refused_after_its_node_has_gone_takes_no_room() -> None:
             with pytest.raises(LinkDetached):
                 await out.send("too late", durable=True)
         await broker.host.wait_kept()
-        assert broker.host.staging.bytes == 0
+        assert broker.host.staging.area.bytes == 0
 
 
 async def test_nothing_is_said_of_what_may_have_been_kept() -> None:
@@ -823,4 +823,4 @@ async def test_a_crash_after_any_commit_loses_nothing_and_doubles_nothing() -> N
                 ]
                 await commit(peer, parts[::-1], epoch, run="two")
             assert await bodies(broker) == expected
-            assert broker.host.staging.bytes == 0
+            assert broker.host.staging.area.bytes == 0

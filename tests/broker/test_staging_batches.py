@@ -19,7 +19,8 @@ from amqp_rt.batches import MESSAGE_BATCH, MESSAGE_BATCHES, write_messages
 from amqp_rt.broker import Log, Queue, Topic
 from amqp_rt.broker.log.log import MessageLog
 from amqp_rt.broker.nodes import Declaration
-from amqp_rt.broker.staging import ATTEMPT, EPOCH, EPOCH_PUBLISH, PART, PRODUCER, RUN, Stage
+from amqp_rt.broker.staging.attempts import ATTEMPT, EPOCH, EPOCH_PUBLISH, PART, PRODUCER, RUN
+from amqp_rt.broker.staging.stages import MessageStage
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Rejected
@@ -42,9 +43,9 @@ def batch(*bodies: Any, **said: Any) -> bytes:
     return write_messages(Message(body, **said).encode() for body in bodies)
 
 
-def staged(world: World) -> dict[int, Stage]:
+def staged(world: World) -> dict[int, MessageStage]:
     """The stage of each part."""
-    return {stage.claim.part: stage for stage in world.host.staging._stages}
+    return {stage.claim.part: stage for stage in world.host.staging.producers.stages}
 
 
 @pytest.mark.parametrize("kind", [Queue, Log])

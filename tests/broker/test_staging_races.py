@@ -17,7 +17,7 @@ from stalls import Stalls, beside
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Queue
 from amqp_rt.broker.durable import facts
-from amqp_rt.broker.staging import ATTEMPT, COMMITTED, EPOCH, PART, PRODUCER, RUN
+from amqp_rt.broker.staging.attempts import ATTEMPT, COMMITTED, EPOCH, PART, PRODUCER, RUN
 from amqp_rt.errors import LinkRefused
 from amqp_rt.limits import Limits
 from amqp_rt.stores.base import Batch, StoreFailed, StoreFull
@@ -57,7 +57,7 @@ async def after_restart(store: MemoryStore) -> list[Any]:
     """What is in the queue when the broker was started again, and had the time to publish."""
     async with Broker(store=store, executor=Stalls()) as broker:
         await trio.testing.wait_all_tasks_blocked()
-        assert broker.host.staging.bytes == 0
+        assert broker.host.staging.area.bytes == 0
         return await published(broker)
 
 
@@ -281,13 +281,13 @@ async def test_what_changes_while_a_decision_is_written_does_not_change_it(
         if refused and not gone:
             # What is staged is what the latest run, and the latest of each attempt, have sent.
             kept = {(0, 0)} if happens is take_over else {(0, 0), (1, 0)}
-            (known,) = broker.host.staging._producers.values()
+            (known,) = broker.host.staging.producers.by_node.values()
             assert {each[1:] for each in known["job"].stages} == kept
             assert len(store.facts(facts.STAGES.name)) == len(kept)
             run = "two" if happens is take_over else "one"
             assert await commit_epoch(broker.host, "out", "job", run, 0, [named("")])
-            assert broker.host.staging.bytes == 0
-        assert broker.host.staging.bytes == 0
+            assert broker.host.staging.area.bytes == 0
+        assert broker.host.staging.area.bytes == 0
     if happens is not delete:
         expected = ["a", "b", "c", "d"] if not refused and not gone else []
         assert await after_restart(store) == expected

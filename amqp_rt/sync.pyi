@@ -14,7 +14,7 @@ from amqp_rt.broker.durable.journal import Executor
 from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.statistics import LogStats, NodeStats, SubscriptionStats
-from amqp_rt.broker.topology import QueueType
+from amqp_rt.broker.topology.arguments import QueueType
 from amqp_rt.clock import Clock
 from amqp_rt.container.connections import State, T
 from amqp_rt.container.container import Hook

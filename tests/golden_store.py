@@ -19,7 +19,7 @@ import trio
 from amqp_rt import Broker, Connection, Receiver
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.broker.staging.attempts import ATTEMPT, EPOCH, PART, PRODUCER, RUN
-from amqp_rt.broker.topology import Topology
+from amqp_rt.broker.topology.topology import Topology
 from amqp_rt.events import Peer
 from amqp_rt.fronts import Exchange, QueueDeclaration, UInt
 from amqp_rt.message import Message

@@ -49,7 +49,8 @@ from .kinds.topics import TopicNode
 from .lifecycles import LifeCycles
 from .nodes import Declaration
 from .statistics import LogStats, NodeStats, SubscriptionStats
-from .topology import QueueType, Topologies
+from .topology.arguments import QueueType
+from .topology.topologies import Topologies
 
 
 class Broker:

@@ -9,7 +9,7 @@ import pytest
 
 from amqp_rt import Broker, Message
 from amqp_rt.broker.nodes import Queue
-from amqp_rt.broker.topology import Topology
+from amqp_rt.broker.topology.topology import Topology
 from amqp_rt.errors import AmqpError
 from amqp_rt.events import Peer
 from amqp_rt.fronts.base import QueueDeclaration

@@ -6,7 +6,7 @@ import pytest
 from brokers import Receiving, World
 
 from amqp_rt.broker.nodes import DELIVERIES_MAX, Queue, Topic
-from amqp_rt.broker.topology import Topologies
+from amqp_rt.broker.topology.topologies import Topologies
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Modified, Outcome
@@ -284,4 +284,4 @@ def test_a_peer_cannot_hide_its_consumer() -> None:
     topologies = Topologies(world.host, lambda *_: None)
     asked: dict[object, object] = {Symbol("x-opt-idle"): True}
     world.client().receiver("q", credit=1, properties=asked)
-    assert topologies.consumers(topologies.space(""), "q") == 1
+    assert topologies.space("").consumers("q") == 1

@@ -9,7 +9,8 @@ import pytest
 from amqp_rt import Broker, Limits, Message
 from amqp_rt.broker.bindings import Destination
 from amqp_rt.broker.nodes import Queue
-from amqp_rt.broker.topology import Topology, exchange_address
+from amqp_rt.broker.topology.exchange_addresses import exchange_address
+from amqp_rt.broker.topology.topology import Topology
 from amqp_rt.errors import AmqpError
 from amqp_rt.events import Peer
 from amqp_rt.fronts.base import Exchange, QueueDeclaration

@@ -18,7 +18,7 @@ from amqp_rt.broker.nodes import Declaration, Queue, Topic
 from amqp_rt.broker.queue.accounts import WORK_OF_A_TURN
 from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.topics import MessageTopic
-from amqp_rt.broker.topology import exchange_address
+from amqp_rt.broker.topology.exchange_addresses import exchange_address
 from amqp_rt.errors import WouldBlock
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits

@@ -16,7 +16,8 @@ from worlds091 import Client, World
 from amqp_rt import Broker, Container
 from amqp_rt.broker.bindings import Binding, Destination
 from amqp_rt.broker.nodes import Queue
-from amqp_rt.broker.topology import Topologies, Topology
+from amqp_rt.broker.topology.topologies import Topologies
+from amqp_rt.broker.topology.topology import Topology
 from amqp_rt.errors import AmqpError, DeliveryNotAccepted
 from amqp_rt.fronts import Exchange, Limits, Peer, QueueDeclaration, UInt
 from amqp_rt.security.access import Rights
@@ -496,14 +497,15 @@ def test_a_fault_in_the_sweep_of_one_queue_keeps_no_other_and_ends_no_node(
     for name in ("a", "bad", "c", "stays"):
         arguments = {} if name == "stays" else {"x-expires": 5000}
         client.say(1, m.QueueDeclare(queue=name, arguments=arguments))
-    consumers = world.topologies.consumers
+    space = world.topologies.space("")
+    consumers = space.consumers
 
-    def broken(space: Any, name: str) -> int:
+    def broken(name: str) -> int:
         if name == "bad":
             raise ZeroDivisionError("a bug")
-        return consumers(space, name)
+        return consumers(name)
 
-    monkeypatch.setattr(world.topologies, "consumers", broken)
+    monkeypatch.setattr(space, "consumers", broken)
     world.now += 6
     world.host.sweep()
     assert "ZeroDivisionError: a bug" in caplog.text

@@ -11,7 +11,7 @@ from worlds091 import Client, World, published
 
 from amqp_rt.broker.bindings import Destination
 from amqp_rt.broker.nodes import Queue
-from amqp_rt.broker.topology import exchange_address
+from amqp_rt.broker.topology.exchange_addresses import exchange_address
 from amqp_rt.fronts import Limits, Peer
 from amqp_rt.outcomes import ACCEPTED, RELEASED
 
@@ -478,7 +478,8 @@ def test_a_turn_that_raises_holds_up_nothing_behind_it(
     turned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = fanned_out(200 if turned else 2)
-    real = world.topologies.routing
+    exchanges = world.topologies.space("").exchanges
+    real = exchanges.routing
     calls = 0
 
     def routing(*args: Any) -> Any:
@@ -488,7 +489,7 @@ def test_a_turn_that_raises_holds_up_nothing_behind_it(
         if calls == 2:
             raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(world.topologies, "routing", routing)
+    monkeypatch.setattr(exchanges, "routing", routing)
     deliveries = sent(world, 4)
     finish(world)
     first, second, *others = [each.local_state for each in deliveries]

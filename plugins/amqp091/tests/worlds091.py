@@ -22,7 +22,7 @@ from amqp_rt_amqp091.frames import (
 from amqp_rt.broker.durable.journal import Journal
 from amqp_rt.broker.host import BrokerHost
 from amqp_rt.broker.statistics import NodeStats
-from amqp_rt.broker.topology import Topologies
+from amqp_rt.broker.topology.topologies import Topologies
 from amqp_rt.events import AttachRequested, Event, LoginRequested, Opened
 from amqp_rt.fronts import DEFAULT_LIMITS, Error, Limits, Peer, ServerOptions
 from amqp_rt.security.access import Rights

@@ -1,0 +1,150 @@
+"""Declarations in one virtual host: its exchanges, and its queues with their owners and life spans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Self
+
+from msgspec import Struct
+
+from ...fronts.base import QueueDeclaration
+from ..bindings import Binding, Exchanges, RoutingTable, size_of
+from ..host import BrokerHost
+from ..spaces import VirtualHost
+
+
+class DeclaredQueue(Struct):
+    """Declaration of a queue; for an exclusive one, the only connection that may use it."""
+
+    declared: QueueDeclaration
+    owner: Any = None
+    #: Seconds without use after which it is deleted (``x-expires``), and time of its last use.
+    expires_s: float | None = None
+    used_at: float = 0.0
+
+
+class DeclaredSpace:
+    """Declarations in one virtual host.
+
+    Args:
+        name: Name of the virtual host.
+        host: The broker.
+        types: Types of exchanges.
+        on_unbound: Called with this object, the exchange and the binding for each binding removed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        host: BrokerHost,
+        types: Mapping[str, Callable[[], RoutingTable]],
+        on_unbound: Callable[[DeclaredSpace, str, Binding], None],
+    ) -> None:
+        self.name = name
+        self.host = host
+        self.queues: dict[str, DeclaredQueue] = {}
+        #: Exchange and binding → key in the store, for stored bindings.
+        self.stored: dict[tuple[str, Binding], bytes] = {}
+        self.exchanges = Exchanges(
+            self._has,
+            types=types,
+            limits=host.limits,
+            on_unbound=partial(on_unbound, self),
+            memory=host.memory,
+        )
+        #: Records of deleted queues, one for each message that is being handed to queues in turns.
+        self.watched: dict[Deletions, None] = {}
+
+    @property
+    def nodes(self) -> VirtualHost:
+        """Nodes of the virtual host."""
+        return self.host.space(self.name)
+
+    def _has(self, name: str) -> bool:
+        return self.nodes.has(name)
+
+    # --- Queues that are deleted automatically ---
+
+    def register(self, name: str, declared: QueueDeclaration, owner: Any = None) -> DeclaredQueue:
+        """Register the declaration of queue *name*, whose node exists."""
+        expires = declared.arguments.get("x-expires")
+        self.host.memory.held += size_of(declared.arguments)
+        known = self.queues[name] = DeclaredQueue(
+            declared,
+            owner,
+            expires_s=int(expires) / 1000 if isinstance(expires, int) else None,
+            used_at=self.host.clock.monotonic(),
+        )
+        if declared.auto_delete:
+            self.nodes.watch_consumers(name, partial(self._left, name, known))
+        return known
+
+    def consumers(self, name: str) -> int:
+        """Return the number of links that take messages from queue *name*."""
+        links = self.nodes.consumers(name)
+        return sum(not link.idle for link in links)
+
+    def idle(self, name: str) -> None:
+        """Note that a consumer takes no more messages; delete an auto-delete queue with its last."""
+        known = self.queues.get(name)
+        if known is None:
+            return
+        known.used_at = self.host.clock.monotonic()
+        if not known.declared.auto_delete or not self.nodes.has(name):
+            # The queue stays, or is being deleted, which is why its consumers leave.
+            return
+        if not self.consumers(name):
+            self.nodes.delete(name)
+
+    def _left(self, name: str, known: DeclaredQueue, link: Any) -> None:
+        """Note that the link of a consumer of an auto-delete queue has ended."""
+        if self.queues.get(name) is known and not link.idle:
+            self.idle(name)
+
+    def sweep(self) -> None:
+        """Delete queues that were unused for too long (``x-expires``)."""
+        now = self.host.clock.monotonic()
+        for name, known in list(self.queues.items()):
+            if known.expires_s is not None:
+                # An error with one queue must not keep the others.
+                self.host.guard(None, partial(self._sweep, name, known, now))
+
+    def _sweep(self, name: str, known: DeclaredQueue, now: float) -> None:
+        if self.queues.get(name) is not known:
+            # It was deleted together with another one.
+            return
+        if self.consumers(name):
+            known.used_at = now
+        elif known.expires_s is not None and now - known.used_at >= known.expires_s:
+            self.nodes.delete(name)
+
+
+class Deletions:
+    """Names of the queues of a virtual host that are deleted within a ``with`` block.
+
+    Such a name stays in the set if a queue is declared again under it within the block: the message
+    that the block hands out was not routed to that queue.
+    """
+
+    __slots__ = ("_names", "_space")
+
+    def __init__(self, space: DeclaredSpace) -> None:
+        self._space = space
+        self._names: set[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._space.watched[self] = None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del self._space.watched[self]
+
+    def __contains__(self, name: object) -> bool:
+        return self._names is not None and name in self._names
+
+    def add(self, name: str) -> None:
+        """Note that queue *name* is deleted."""
+        if self._names is None:
+            self._names = set()
+        self._names.add(name)

@@ -1,0 +1,383 @@
+"""Topology of one peer: what it may declare, bind, see and publish in its virtual host."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from ...errors import AmqpError
+from ...events import Peer
+from ...fronts.base import (
+    Exchange,
+    QueueDeclaration,
+    QueueState,
+    ReceivingEndpoint,
+    ReceivingLink,
+)
+from ...outcomes import Error
+from ...security.access import Passage, Rights, decide_passages
+from ..bindings import RESERVED, SYSTEM, Destination, size_of
+from ..kinds.queues import QueueNode
+from ..nodes import Declaration, passages_of
+from ..spaces import VirtualHost
+from .arguments import check_texts, node_of, wrong
+from .declared import DeclaredQueue, Deletions
+from .exchange_addresses import exchange_address
+
+if TYPE_CHECKING:
+    from .topologies import Topologies
+
+
+class Topology:
+    """Topology as one peer may see and change it (:class:`~amqp_rt.fronts.base.Topology`)."""
+
+    def __init__(self, topologies: Topologies, peer: Peer, connection: Any) -> None:
+        self._all = topologies
+        self._host = topologies.host
+        self._peer = peer
+        self._connection = connection
+        self._virtual_host = peer.virtual_host
+        self._space = topologies.space(peer.virtual_host)
+
+    @property
+    def _nodes(self) -> VirtualHost:
+        return self._space.nodes
+
+    # --- queues ---
+
+    def declare_queue(self, wanted: QueueDeclaration) -> QueueState:
+        """Create a queue, or find an existing one with an equal declaration."""
+        name = wanted.name
+        check_texts(name, wanted.arguments, self._host.limits)
+        if wanted.durable and not wanted.exclusive:
+            self._check_store(f"queue {name!r:.100}")
+        implicit = False
+        if name:
+            found = self._nodes.name_of(name)
+            if found is not None:
+                self._judge(Rights.MANAGE, name)
+                # The first declaration of a queue that was created for dead letters or on first use
+                # determines its properties, so that the order of declarations does not matter.
+                implicit = self._known(found) is None and self._nodes.is_implicit(found)
+                if not implicit or found != name:
+                    self._equal(found, wanted)
+                    return self.queue(name)
+            elif name.startswith(RESERVED):
+                raise AmqpError(
+                    f"names that begin with {RESERVED!r} are the broker's, such as {name!r}",
+                    condition="amqp:unauthorized-access",
+                )
+        else:
+            name = f"{RESERVED}gen-{uuid.uuid4().hex}"
+        self._judge(Rights.MANAGE, name)
+        memory = self._host.memory
+        if memory.held + size_of(wanted.arguments) > memory.limit:
+            raise AmqpError(
+                f"queue {name!r:.100}: the broker has no room for its arguments",
+                condition="amqp:resource-limit-exceeded",
+            )
+        node = self._node_of(name, wanted)
+        self._judge_passages(passages_of(node, None, self._exists), waiting=True)
+        owner = self._connection if wanted.exclusive else None
+        if implicit:
+            self._nodes.adopt(node, durable=wanted.durable and not wanted.exclusive, reserved=owner)
+        elif wanted.exclusive or not wanted.durable:
+            # Neither the queue nor its messages have to outlive the process.
+            self._nodes.declare_transient(node, None if wanted.name else owner, reserved=owner)
+        else:
+            self._nodes.declare(node)
+        known = self._space.register(name, wanted, owner)
+        self._all.records.keep_queue(self._space, known)
+        return self.queue(name)
+
+    def _node_of(self, name: str, wanted: QueueDeclaration) -> Declaration:
+        kind = wanted.arguments.get("x-queue-type")
+        make = self._all.queue_types.get(kind) if isinstance(kind, str) else None
+        try:
+            return node_of(name, wanted) if make is None else make(replace(wanted, name=name))
+        except ValueError as error:
+            raise wrong(f"queue {name!r:.100}: {error}") from error
+
+    def _equal(self, name: str, wanted: QueueDeclaration) -> None:
+        """Refuse a declaration that differs from the existing one (errata: 405 before 406)."""
+        known = self._known(name)
+        if known is None:
+            if wanted.exclusive:
+                raise AmqpError(
+                    f"queue {wanted.name!r} exists and is not exclusive: use another name, or delete"
+                    " it first",
+                    condition="amqp:resource-locked",
+                )
+            # It was declared by other means, whose options cannot be compared.
+            return
+        for field in ("durable", "exclusive", "auto_delete", "arguments"):
+            before, now = getattr(known.declared, field), getattr(wanted, field)
+            if before != now:
+                raise AmqpError(
+                    f"queue {wanted.name!r} has {field} {before!r}, not {now!r:.100}: "
+                    "delete it first, or declare it equally",
+                    condition="amqp:precondition-failed",
+                )
+
+    def _known(self, name: str) -> DeclaredQueue | None:
+        """Return the declaration of queue *name*, None if peers did not declare it.
+
+        Raises:
+            AmqpError: The queue is exclusive to another connection.
+        """
+        known = self._space.queues.get(name)
+        if known is not None and known.owner is not None and known.owner is not self._connection:
+            raise AmqpError(
+                f"queue {name!r} is exclusive to another connection",
+                condition="amqp:resource-locked",
+            )
+        return known
+
+    def queue(self, name: str) -> QueueState:
+        """Return the current state of queue *name*."""
+        self._judge_look(name)
+        found = self._find(name)
+        stats = self._nodes.get(found).stats()
+        return QueueState(
+            name=name,
+            messages=stats.available,
+            consumers=self._space.consumers(found),
+        )
+
+    def _find(self, name: str) -> str:
+        """Return the name of the node at *name*, which may be an alias of it.
+
+        Raises:
+            AmqpError: There is no such queue, or it is exclusive to another connection.
+        """
+        found = self._nodes.name_of(name)
+        if found is None:
+            raise AmqpError(f"there is no queue {name!r:.100}", condition="amqp:not-found")
+        known = self._known(found)
+        if known is not None and known.expires_s is not None:
+            known.used_at = self._host.clock.monotonic()
+        return found
+
+    def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        """Delete a queue with its messages and bindings; return the number of waiting messages."""
+        self._judge(Rights.MANAGE, name)
+        found = self._find(name)
+        if found != name:
+            raise AmqpError(
+                f"{name!r} is an alias of {found!r}: delete that",
+                condition="amqp:precondition-failed",
+            )
+        stats = self._nodes.get(name).stats()
+        if if_unused and self._space.consumers(name):
+            raise AmqpError(f"queue {name!r} has consumers", condition="amqp:precondition-failed")
+        if if_empty and stats.available:
+            raise AmqpError(f"queue {name!r} has messages", condition="amqp:precondition-failed")
+        self._nodes.delete(name)
+        return stats.available
+
+    def purge_queue(self, name: str) -> Generator[int, None, None]:
+        """Drop the waiting messages of a queue step by step; yield the number dropped so far."""
+        self._judge(Rights.MANAGE, name)
+        found = self._find(name)
+        return self._nodes.find_kind(found, QueueNode).purging()
+
+    def wait_stored(self, queue: str, on_stored: Callable[[], None]) -> bool:
+        """Call *on_stored* once messages that are being stored for *queue* have been added to it.
+
+        Return False, without a call, if there are none.
+        """
+        found = self._nodes.name_of(queue)
+        return found is not None and self._nodes.get(found).wait_stored(on_stored)
+
+    def scarce(self, on_room: Callable[[], None]) -> bool:
+        """Return whether memory is scarce; *on_room* is called once it no longer is."""
+        memory = self._host.memory
+        if memory.scarce:
+            memory.wait(self, on_room)
+            return True
+        return False
+
+    def idle(self, queue: str) -> None:
+        """Note that a consumer of the peer takes no more messages."""
+        self._space.idle(queue)
+
+    def close(self) -> None:
+        """Delete the exclusive queues of the connection, which has ended (0-9-1 §2.1.4.1)."""
+        self._host.memory.waiting.pop(self, None)
+        for name, known in list(self._space.queues.items()):
+            if known.owner is self._connection:
+                self._nodes.delete(name)
+
+    # --- exchanges and bindings ---
+
+    def declare_exchange(self, wanted: Exchange) -> None:
+        """Create an exchange, or find an existing one with an equal declaration."""
+        check_texts(wanted.name, wanted.arguments, self._host.limits)
+        own = exchange_address(wanted.name)
+        self._judge(Rights.MANAGE, own)
+        if wanted.alternate is not None and wanted.name not in self._space.exchanges:
+            alternate = exchange_address(wanted.alternate)
+            self._judge_passages([Passage(own, alternate, Rights.MANAGE)])
+        if wanted.durable:
+            self._check_store(f"exchange {wanted.name!r:.100}")
+        if self._space.exchanges.declare(wanted):
+            self._all.records.keep_exchange(self._space, wanted)
+
+    def _check_store(self, what: str) -> None:
+        """Check that the broker can store a durable object, which *what* describes.
+
+        Raises:
+            AmqpError: The broker has no store, and is not configured to do without (``volatile``).
+        """
+        if self._host.journal is None and not self._host.services.volatile:
+            raise AmqpError(
+                f"{what} cannot be durable: the broker has no store; start it with --store FILE, or"
+                " with --volatile to keep durable things in memory",
+                condition="amqp:precondition-failed",
+            )
+
+    def exchange(self, name: str) -> Exchange:
+        """Return the declaration of exchange *name*."""
+        self._judge_look(exchange_address(name))
+        return self._space.exchanges.find(name)
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
+        """Delete an exchange with its bindings."""
+        self._judge(Rights.MANAGE, exchange_address(name))
+        gone = self._space.exchanges.delete(name, if_unused=if_unused)
+        self._all.records.exchanges_gone(self._space, gone)
+
+    def bind_queue(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Bind queue *name* to *exchange*."""
+        self._judge_binding(exchange, name)
+        self._bind(exchange, Destination(self._find(name)), key, arguments)
+
+    def unbind_queue(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Remove the binding of queue *name* to *exchange*, if it exists."""
+        self._judge_binding(exchange, name)
+        self._unbind(exchange, Destination(self._find(name)), key, arguments)
+
+    def bind_exchange(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Bind exchange *name* to *exchange*."""
+        self._judge_binding(exchange, exchange_address(name))
+        self._bind(exchange, Destination(name, is_exchange=True), key, arguments)
+
+    def unbind_exchange(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Remove the binding of exchange *name* to *exchange*, if it exists."""
+        self._judge_binding(exchange, exchange_address(name))
+        self._unbind(exchange, Destination(name, is_exchange=True), key, arguments)
+
+    def _bind(
+        self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        check_texts(key, arguments, self._host.limits)
+        binding = self._space.exchanges.bind(exchange, where, key, arguments)
+        if binding is not None:
+            self._all.records.keep_binding(self._space, exchange, binding, arguments)
+
+    def _unbind(
+        self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        gone = self._space.exchanges.unbind(exchange, where, key, arguments)
+        self._all.records.exchanges_gone(self._space, gone)
+
+    def _judge_binding(self, exchange: str, where: str) -> None:
+        """Check the rights for a binding: to listen at *exchange*, and to manage *where*.
+
+        A binding reads the messages of *exchange* and determines the input of *where*.
+        """
+        self._judge_passages(
+            [Passage(exchange_address(exchange), where, Rights.LISTEN, Rights.MANAGE)]
+        )
+
+    # --- publishing ---
+
+    def route(self, exchange: str, key: str, headers: Mapping[str, object]) -> list[str]:
+        """Return the queues to which a named exchange routes a message."""
+        names: dict[str, None] = {}
+        for _ in self.routing(exchange, (key,), headers, names):
+            pass
+        return list(names)
+
+    def routing(
+        self,
+        exchange: str,
+        keys: Sequence[str],
+        headers: Mapping[str, object],
+        found: dict[str, None],
+    ) -> Generator[int, None, None]:
+        """Add to *found* the queues to which a named exchange routes a message with *keys*."""
+        self._judge(Rights.SEND, exchange_address(exchange))
+        declared = self._space.exchanges.find(exchange)
+        if declared.internal:
+            raise AmqpError(
+                f"exchange {exchange!r} is internal: only other exchanges send to it",
+                condition="amqp:unauthorized-access",
+            )
+        if declared.type == SYSTEM:
+            for key in keys:
+                self._judge(Rights.SEND, key)
+        yield from self._space.exchanges.routing(exchange, keys, headers, found)
+
+    def deletions(self) -> Deletions:
+        """Collect the names of queues that are deleted within the block."""
+        return Deletions(self._space)
+
+    def inlet(
+        self, queue: str, link: ReceivingLink, *, routed: bool
+    ) -> ReceivingEndpoint | Error | None:
+        """Return the endpoint for messages to *queue*, as documented in fronts.base.Topology."""
+        if self._all.asks():
+            return None
+        if not routed:
+            refused = self._all.decide(self._peer, Rights.SEND, queue)
+            if refused is not None:
+                return refused
+        return self._host.relay(queue, link)
+
+    def _judge_look(self, address: str) -> None:
+        """Refuse a peer without any right at *address*, so that it does not learn if that exists."""
+        for wanted in (Rights.LISTEN, Rights.SEND, Rights.MANAGE):
+            if self._all.decide(self._peer, wanted, address) is None:
+                return
+        raise AmqpError(
+            f"{address!r} is not for you: it takes the right to listen, to send or to manage",
+            condition="amqp:unauthorized-access",
+        )
+
+    def _judge(self, wanted: Rights, address: str) -> None:
+        refused = self._all.decide(self._peer, wanted, address)
+        if refused is not None:
+            raise refused.raised_as(AmqpError)
+
+    def _judge_passages(self, passages: list[Passage], *, waiting: bool = False) -> None:
+        """Refuse a declaration that moves messages to addresses for which the peer has no right.
+
+        *waiting* means that the application cannot authorize the move later: it authorizes
+        publishers for each queue to which a binding or an alternate exchange leads, but a dead
+        letter has no publisher.
+        """
+        refused = decide_passages(self._all.decide, self._peer, passages)
+        if refused is None and waiting and passages and self._all.asks() and not self._peer.trusted:
+            refused = Error(
+                "amqp:unauthorized-access",
+                f"messages of {passages[0].source!r} would go to {passages[0].target!r}, and "
+                "authorize= cannot be asked here: declare it in the program of the broker, or by "
+                "management",
+            )
+        if refused is not None:
+            raise refused.raised_as(AmqpError)
+
+    def _exists(self, address: str) -> bool:
+        return self._nodes.name_of(address) is not None

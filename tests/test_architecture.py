@@ -115,7 +115,6 @@ LARGE: dict[str, str] = {
     "broker.nodes._consumer": _APART,
     "broker.producers.Inlet.deliver": _APART,
     "broker.queue.queue.MessageQueue": "all that nodes, links and the store ask of a queue, and its fast path",
-    "broker.transactions.Transaction._commit": _APART,
     "cli.serve.serve": "click passes each option of the command as an argument",
     "codec.primitives": "every primitive type of Part 1 in each of its encodings",
     "container.recovery.connect": "each option of a connection is an argument, with its documentation",

@@ -320,43 +320,57 @@ class Transaction:
 
     def _commit(self, places: list[Inlet], done: Callable[[Error | None], None]) -> None:
         """Commit now; *places* are the destinations of the posts."""
-        # Whether each detects duplicates is determined once, not for each post.
+        # Destination → whether it detects duplicates, determined once and not for each post.
         inlets = {inlet: inlet.intake.duplicates is not None for inlet in places}
-        if any(inlet.node.deleted for inlet in inlets):
+        obstacle = self._obstacle(inlets)
+        if obstacle is not None:
             self.roll_back()
-            done(Error(_ROLLBACK, "a node to which a message was posted has been deleted"))
+            done(Error(_ROLLBACK, obstacle))
             return
+        self._stop_acquiring()
+        if self._journal is None:
+            self._commit_in_memory(inlets)
+            self._finish({}, done)
+        else:
+            self._commit_stored(self._journal, inlets, done)
+
+    def _obstacle(self, inlets: dict[Inlet, bool]) -> str | None:
+        """Return why posts to *inlets* cannot be put, None if they can."""
+        if any(inlet.node.deleted for inlet in inlets):
+            return "a node to which a message was posted has been deleted"
         if any(inlets.values()) and any(
             self._is_undecided(inlet, entry) for inlet, entry, _ in self._posts
         ):
-            self.roll_back()
-            done(Error(_ROLLBACK, "the first message with the id of a posted one is being written"))
-            return
-        self._stop_acquiring()
-        journal = self._journal
+            return "the first message with the id of a posted one is being written"
+        return None
+
+    def _commit_in_memory(self, inlets: dict[Inlet, bool]) -> None:
+        """Put the posts to *inlets*; many of them are delivered in turns."""
         # Message-ids of posts to queues that detect duplicates.
         arrived: dict[Duplicates, Arrived] = {}
-        if journal is None:
-            gathering: dict[MessageQueue, None] = {}
-            if len(self._posts) > _FEW:
-                for inlet in inlets:
-                    if isinstance(inlet.node, MessageQueue):
-                        gathering[inlet.node] = None
+        gathering: dict[MessageQueue, None] = {}
+        if len(self._posts) > _FEW:
+            for inlet in inlets:
+                if isinstance(inlet.node, MessageQueue):
+                    gathering[inlet.node] = None
+        for queue in gathering:
+            queue.gather()
+        try:
+            for inlet, entry, _ in self._posts:
+                if inlets[inlet] and self._comes_again(inlet, entry, arrived):
+                    self._give_room(inlet, entry)
+                else:
+                    self._put(inlet, entry)
+        finally:
             for queue in gathering:
-                queue.gather()
-            try:
-                for inlet, entry, _ in self._posts:
-                    if inlets[inlet] and self._comes_again(inlet, entry, arrived):
-                        self._give_room(inlet, entry)
-                    else:
-                        self._put(inlet, entry)
-            finally:
-                for queue in gathering:
-                    queue.deliver_gathered()
-            for each in arrived.values():
-                each.kept()
-            self._finish({}, done)
-            return
+                queue.deliver_gathered()
+        for each in arrived.values():
+            each.kept()
+
+    def _commit_stored(
+        self, journal: Journal, inlets: dict[Inlet, bool], done: Callable[[Error | None], None]
+    ) -> None:
+        """Write posts and verdicts as one unit of *journal*; they take effect when it is stored."""
         # Verdicts on stored messages: written now, and applied when that is stored.
         verdicts: dict[Enlisted, int] = {}
         before: dict[Enlisted, Entry] = {}
@@ -374,35 +388,9 @@ class Transaction:
 
         unit = Unit(refused)
         unit.gathers = len(self._posts) > _FEW
-        # Posts to each stored queue.
-        received: dict[QueueLedger, list[Entry]] = {}
         letters_max = self._work_max // _POSTS_PER_LETTER
         with journal.joined(unit):
-            for inlet, entry, _ in self._posts:
-                ledger = inlet.ledger
-                if inlets[inlet] and self._comes_again(inlet, entry, arrived):
-                    give_room = partial(self._give_room, inlet, entry)
-                    unit.then(give_room, give_room, inlet.intake.node)
-                elif ledger is None:
-                    unit.then(
-                        partial(self._put, inlet, entry),
-                        partial(self._give_room, inlet, entry),
-                        inlet.intake.node,
-                    )
-                elif isinstance(ledger, QueueLedger):
-                    if entry.sequence < 0:
-                        inlet.node.let_go(entry)
-                        received.setdefault(ledger, []).append(entry)
-                    else:
-                        # It arrived in pieces, which are stored.
-                        ledger.make(entry)
-                else:
-                    inlet.node.let_go(entry)
-                    ledger.receive([entry])
-            for stored, entries in received.items():
-                stored.receive(entries)
-            for each in arrived.values():
-                each.note(unit)
+            self._write_posts(unit, inlets)
             for enlisted in self._work:
                 node = enlisted.subscription.node
                 entry = enlisted.entry
@@ -422,6 +410,37 @@ class Transaction:
             return
         unit.then(partial(self._finish, verdicts, done))
         journal.add(unit)
+
+    def _write_posts(self, unit: Unit, inlets: dict[Inlet, bool]) -> None:
+        """Add the posts to *inlets* to *unit*, with the message-ids of those that might have duplicates."""
+        arrived: dict[Duplicates, Arrived] = {}
+        # Posts to each stored queue.
+        received: dict[QueueLedger, list[Entry]] = {}
+        for inlet, entry, _ in self._posts:
+            ledger = inlet.ledger
+            if inlets[inlet] and self._comes_again(inlet, entry, arrived):
+                give_room = partial(self._give_room, inlet, entry)
+                unit.then(give_room, give_room, inlet.intake.node)
+            elif ledger is None:
+                unit.then(
+                    partial(self._put, inlet, entry),
+                    partial(self._give_room, inlet, entry),
+                    inlet.intake.node,
+                )
+            elif isinstance(ledger, QueueLedger):
+                if entry.sequence < 0:
+                    inlet.node.let_go(entry)
+                    received.setdefault(ledger, []).append(entry)
+                else:
+                    # It arrived in pieces, which are stored.
+                    ledger.make(entry)
+            else:
+                inlet.node.let_go(entry)
+                ledger.receive([entry])
+        for stored, entries in received.items():
+            stored.receive(entries)
+        for each in arrived.values():
+            each.note(unit)
 
     def _has_outgrown(self) -> bool:
         """Return whether new durable subscriptions of its topics make the transaction too large.

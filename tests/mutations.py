@@ -22,7 +22,7 @@ from amqp_rt.broker.dead_letters import DeadLetters
 from amqp_rt.broker.durable.journal import Journal, QueueLedger, Unit
 from amqp_rt.broker.entries import head_of
 from amqp_rt.broker.expiry import NEVER
-from amqp_rt.broker.log.log import Appending, Entrance
+from amqp_rt.broker.log.appending import Appending, Entrance
 from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.queue.shelf import Shelf
 from amqp_rt.broker.termini import KeptSource, KeptTarget

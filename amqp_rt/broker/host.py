@@ -241,8 +241,8 @@ class BrokerHost:
                 nursery.start_soon(self.journal.run)
                 nursery.start_soon(services.pager.run, self.journal)
                 nursery.start_soon(self._sweeper.retain, interval_s)
-            if services.reading is not None:
-                nursery.start_soon(services.reading.run)
+            if services.log_storage is not None:
+                nursery.start_soon(services.log_storage.run)
             nursery.start_soon(self.turns.run)
             nursery.start_soon(self.turns.run_alarms)
             nursery.start_soon(self.staging.commits.run)

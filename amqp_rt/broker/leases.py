@@ -34,7 +34,7 @@ from ..values import Symbol
 from .durable import facts
 from .durable.journal import Journal, Unit
 from .entries import Entry, annotated, departing
-from .log.log import OFFSET, SEQUENCE_NUMBER
+from .log.annotations import OFFSET, SEQUENCE_NUMBER
 from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
 

@@ -21,7 +21,8 @@ from .durable.pager import Pager
 from .entries import Door, Entry
 from .leases import Leases
 from .lifecycles import Journals
-from .log.log import MessageLog, Reading
+from .log.log import MessageLog
+from .log.storage import LogStorage
 from .queue.accounts import Memory
 from .scheduler import Scheduler
 from .staging.staging import Staging
@@ -100,7 +101,7 @@ class Services:
         self.termini = Termini(journal, clock, self.transactions, limits)
         self.staging = Staging(self.memory, journal, clock, limits, self.new_number, fail)
         self.leases = Leases(journal, clock, limits, self.new_number, fail)
-        self.reading = None if journal is None else Reading(journal, limits, fail)
+        self.log_storage = None if journal is None else LogStorage(journal, limits, fail)
         self.pager = Pager(limits, fail)
         self.log_limiter = LogLimiter(limits)
         #: Records events of messages in ``$journal``; None to record none.

@@ -8,7 +8,7 @@ import pytest
 from brokers import Receiving, World
 
 from amqp_rt.batches import RECORD_BATCH, RECORD_BATCHES, RECORD_HEAD, read_records
-from amqp_rt.broker.log.log import OFFSET
+from amqp_rt.broker.log.annotations import OFFSET
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.fronts.base import SND_SETTLED
 from amqp_rt.limits import Limits

@@ -11,7 +11,7 @@ import trio
 
 from amqp_rt import Broker, Message
 from amqp_rt.broker import Log, Queue
-from amqp_rt.broker.log.log import block_of
+from amqp_rt.broker.log.records import block_of
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import AmqpError, DeliveryRejected
 from amqp_rt.limits import Limits
@@ -170,10 +170,10 @@ async def test_who_is_far_behind_is_served_from_the_store(store: Store) -> None:
                 for start in range(0, 100, 5):
                     nursery.start_soon(one, start)
             assert sorted(found, key=len) == [everything[-n:] for n in range(5, 101, 5)]
-            reading = broker.host.services.reading
-            assert reading is not None
-            assert reading.held <= 5_000
-    assert reading.held == 0
+            storage = broker.host.services.log_storage
+            assert storage is not None
+            assert storage.held <= 5_000
+    assert storage.held == 0
 
 
 @pytest.mark.req("K4")

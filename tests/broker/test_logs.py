@@ -8,7 +8,8 @@ import pytest
 from brokers import Receiving, World
 
 from amqp_rt.broker.kinds.logs import LogNode
-from amqp_rt.broker.log.log import Record, dress
+from amqp_rt.broker.log.annotations import dress
+from amqp_rt.broker.log.records import Record
 from amqp_rt.broker.nodes import Log, Queue
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts.base import SND_SETTLED

@@ -10,7 +10,8 @@ from brokers import Controller, Receiving, World
 from paged import world_of
 
 from amqp_rt.broker.entries import Entry
-from amqp_rt.broker.log.log import LogReader, MessageLog
+from amqp_rt.broker.log.log import MessageLog
+from amqp_rt.broker.log.reading import LogReader
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.broker.queue.accounts import WORK_OF_A_TURN
 from amqp_rt.broker.queue.queue import MessageQueue

@@ -5,7 +5,7 @@ number in the store of the object that the fact belongs to. A store that an earl
 so kinds and keys never change, and fields are only added: at the end of a record, with a default.
 
 The heads of messages are in :mod:`~amqp_rt.broker.entries`, the records of logs in
-:mod:`~amqp_rt.broker.log.log`.
+:mod:`~amqp_rt.broker.log.records`.
 """
 
 from __future__ import annotations

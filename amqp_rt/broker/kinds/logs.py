@@ -20,7 +20,9 @@ from ...values import Symbol
 from ..durable import facts
 from ..durable.facts import FactKind
 from ..durable.journal import Journal, Unit
-from ..log.log import Entrance, LogReader, MessageLog
+from ..log.appending import Entrance
+from ..log.log import MessageLog
+from ..log.reading import LogReader
 from ..nodes import LOG, NAME_MAX, Declaration, Log, Terms
 from ..producers import Intake, Ledger, Place
 from ..statistics import EraStats, LogStats, PartitionStats
@@ -51,7 +53,7 @@ class LogNode(Node):
             services.clock.wall,
             str(uuid.uuid4()),
             [number + index if number else 0 for index in range(declared.partitions)],
-            services.reading if number else None,
+            services.log_storage if number else None,
             max_age_s=declared.max_age_s,
             max_bytes=declared.max_bytes,
             limits=services.limits,
@@ -122,7 +124,7 @@ class LogNode(Node):
     def _begin_era(self) -> None:
         """Begin an era, and store it before the first record of the era."""
         log, journal = self.held, self.services.journal
-        if self.number and log.reading is not None and journal is not None:
+        if self.number and log.storage is not None and journal is not None:
             log.begin_era(self.services.era)
             facts.ERAS.keep(journal.loose, facts.key_of(self.number), log.eras)
 
@@ -184,7 +186,7 @@ class LogNode(Node):
         """Apply the retention of a log in memory, and remove expired holds."""
         log, journal = self.held, self.services.journal
         log.sweep()
-        for holder in log.expire_holds():
+        for holder in log.holds.expire(log.wall()):
             if self.number and journal is not None:
                 facts.HOLDS.forget(journal.loose, facts.name_key(self.number, holder))
 
@@ -254,7 +256,7 @@ class LogNode(Node):
             kept = self._checked(offsets)
             if kept:
                 kept = {**log.cursors.get(group, {}), **kept}
-            note = partial(log.set_cursor, group, kept)
+            note = partial(log.cursors.put, group, kept)
             await self._store_fact(facts.CURSORS, group, kept or None, note)
             self._check_incarnation(incarnation)
 
@@ -297,12 +299,12 @@ class LogNode(Node):
             held = self._checked(offsets), self.services.clock.wall() + for_s
             before = log.holds.get(holder)
             # Set before it is stored, because a sweep could run in between.
-            log.set_hold(holder, held)
-            note = partial(log.set_hold, holder, held)
+            log.holds.put(holder, held)
+            note = partial(log.holds.put, holder, held)
             try:
                 await self._store_fact(facts.HOLDS, holder, held if held[0] else None, note)
             except AmqpError:
-                log.set_hold(holder, before)
+                log.holds.put(holder, before)
                 raise
             self._check_incarnation(incarnation)
 
@@ -344,7 +346,7 @@ class LogNode(Node):
         """
         _check_name(name)
         journal, logs, log = self.services.journal, self.services.logs, self.held
-        if journal is None or log.reading is None:
+        if journal is None or log.storage is None:
             await trio.lowlevel.checkpoint()
             note()
             return
@@ -415,7 +417,7 @@ class PartitionNode(LogNode):
 def _entrance(log: MessageLog, partition: int | None = None) -> tuple[Entrance, Entrance | None]:
     """Return the place for messages of one link, and the ledger, which is the same object."""
     entrance = Entrance(log, partition)
-    return entrance, None if log.reading is None else entrance
+    return entrance, None if log.storage is None else entrance
 
 
 def _check_name(name: str) -> None:

@@ -9,7 +9,7 @@ from ...codec.sections import walk_head
 from ...limits import Limits
 from ...stores.base import Stored
 from ..entries import Entry, entry_of, restored
-from ..log.log import Entrance
+from ..log.appending import Entrance
 from ..producers import Inlet
 
 #: Format of an entry that holds a batch of messages; not that of the wire, which any message may carry.

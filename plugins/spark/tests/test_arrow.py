@@ -11,7 +11,8 @@ from amqp_rt_spark.rows import Records, RowMaker
 from amqp_rt_spark.schema import COLUMNS, columns_of
 
 from amqp_rt import Message
-from amqp_rt.broker.log.log import Record, dress
+from amqp_rt.broker.log.annotations import dress
+from amqp_rt.broker.log.records import Record
 from amqp_rt.values import Char, Symbol
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (make .venv/spark)")

@@ -22,7 +22,8 @@ from typed_values import SCALARS, text, values
 
 from amqp_rt import Message
 from amqp_rt.batches import RECORD_HEAD, read_records
-from amqp_rt.broker.log.log import Record, dress
+from amqp_rt.broker.log.annotations import dress
+from amqp_rt.broker.log.records import Record
 from amqp_rt.codec.primitives import encode
 from amqp_rt.errors import DecodeError
 from amqp_rt.message import Sequence

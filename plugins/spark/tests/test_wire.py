@@ -184,7 +184,7 @@ def test_a_broker_that_sends_no_batches_is_read_all_the_same(
 def test_a_batch_that_is_none_ends_the_reading(
     served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amqp_rt.broker.log.log.RECORD_HEAD", struct.Struct(">QqIIx"))
+    monkeypatch.setattr("amqp_rt.broker.log.reading.RECORD_HEAD", struct.Struct(">QqIIx"))
     served.send("one", *range(20))
     with Wire(served.endpoint) as it, pytest.raises(DecodeError, match="a batch of records"):
         list(it.records("one", 0, 0, 20, batches=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.logging import LogCaptureHandler
 from amqp_rt_spark import wire
 from amqp_rt_spark.java import NoJava, java_home, session
 from hypothesis import HealthCheck, settings
@@ -73,6 +75,30 @@ def spark_is_missing() -> str:
     except NoJava as error:
         return str(error)
     return ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def logs_keep_their_form() -> Iterator[None]:
+    """Stop Spark from giving pytest's handler a format of its own, which all later tests of the process would get.
+
+    pytest adds the handler of `caplog` to loggers that do not propagate, and Spark's format whatever is added.
+    """
+    try:
+        from pyspark.logger import PySparkLogger
+    except ImportError:
+        yield
+        return
+    add = PySparkLogger.addHandler
+
+    def keeping(self: Any, handler: logging.Handler) -> None:
+        formatter = handler.formatter
+        add(self, handler)
+        if isinstance(handler, LogCaptureHandler):
+            handler.setFormatter(formatter)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PySparkLogger, "addHandler", keeping)
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

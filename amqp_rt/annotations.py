@@ -7,7 +7,8 @@ annotations of a ``modified`` outcome to a message that it keeps (§3.4.5).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, TypeAlias, cast
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
 
 from .codec.composites import from_described
 from .codec.primitives import shown
@@ -30,6 +31,7 @@ __all__ = [
     "AnnotationPolicy",
     "check_annotations",
     "check_application_properties",
+    "check_maps",
     "merge_annotations",
 ]
 
@@ -58,13 +60,26 @@ def check_annotations(
         if not subject.delivery_annotations and not subject.message_annotations:
             return None
         delivery: Mapping[Any, object] = read_annotations(subject.delivery_annotations, limits)
-        others = [(MESSAGE_ANNOTATIONS, read_annotations(subject.message_annotations, limits))]
-    else:
-        delivery = subject.delivery_annotations
-        others = [
-            (MESSAGE_ANNOTATIONS, cast("dict[Any, object]", subject.message_annotations)),
-            (FOOTER, cast("dict[Any, object]", subject.footer)),
-        ]
+        message: Mapping[Any, object] = read_annotations(subject.message_annotations, limits)
+        return check_maps(delivery, message, policy, understood=understood)
+    return check_maps(
+        subject.delivery_annotations,
+        subject.message_annotations,
+        policy,
+        footer=subject.footer,
+        understood=understood,
+    )
+
+
+def check_maps(
+    delivery: Mapping[Any, object],
+    message: Mapping[Any, object],
+    policy: AnnotationPolicy = "default",
+    *,
+    footer: Mapping[Any, object] = MappingProxyType({}),
+    understood: Collection[object] = (),
+) -> Error | None:
+    """Return the error of :func:`check_annotations` for annotations that are decoded already."""
     rejected = delivery.get("rejected")
     if rejected is not None and not isinstance(rejected, Error):
         try:
@@ -77,7 +92,11 @@ def check_annotations(
     if policy == "lenient":
         return None
     free = "x-opt" if policy == "strict" else "x-"
-    for code, section in ((DELIVERY_ANNOTATIONS, delivery), *others):
+    for code, section in (
+        (DELIVERY_ANNOTATIONS, delivery),
+        (MESSAGE_ANNOTATIONS, message),
+        (FOOTER, footer),
+    ):
         for key in section:
             if isinstance(key, str) and (
                 key.startswith(free) or (key == "rejected" and code == DELIVERY_ANNOTATIONS)

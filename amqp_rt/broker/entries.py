@@ -13,7 +13,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from ..annotations import AnnotationPolicy, check_annotations, merge_annotations
+from ..annotations import (
+    AnnotationPolicy,
+    check_annotations,
+    check_maps,
+    merge_annotations,
+)
 from ..codec.section_types import Head
 from ..codec.sections import (
     MESSAGE_ANNOTATIONS,
@@ -53,7 +58,7 @@ __all__ = [
 NOWHERE: Final = -1
 LATER: Final = -2
 #: Largest size in octets of annotations that are remembered and compared with the next message's.
-_PLAIN_MAX: Final = 1_024
+_TOLD_MAX: Final = 1_024
 
 
 class Moves(Struct, gc=False, frozen=True, array_like=True):
@@ -266,9 +271,10 @@ class Door:
         self.limits = limits
         #: Limits log lines about settled messages that are refused.
         self.log_limiter = LogLimiter(limits)
-        #: Last message annotations that carried nothing of interest: publishers of other protocols
-        #: repeat the same ones with each message.
-        self._plain = b""
+        #: Last message annotations, and what they hold: many publishers repeat the same ones with
+        #: each message.
+        self._told = b""
+        self._annotations: Mapping[Any, object] = {}
 
     def admit(
         self, payload: bytes, message_format: int, now: float, ttl_s: float | None = None
@@ -286,17 +292,14 @@ class Door:
         head = walk_head(payload, self.limits)
         due: Due | None = None
         told = head.message_annotations
-        if head.delivery_annotations or (told and told != self._plain):
-            error = check_annotations(head, self.annotations, limits=self.limits)
-            if error is not None:
-                raise Unwelcome(error.description or "", condition=error.condition)
+        if told or head.delivery_annotations:
+            annotations = self._annotations if told == self._told else None
+            if annotations is None or head.delivery_annotations:
+                annotations = self._checked(head)
             if head.delivery_annotations:
                 # Delivery annotations are for this hop only (§3.2.2).
-                payload = head.header + head.message_annotations + head.rest
-            if told:
-                due = due_of(told, now, self.limits)
-                if due is None and len(told) <= _PLAIN_MAX:
-                    self._plain = told
+                payload = head.header + told + head.rest
+            due = due_of(annotations, now)
         ttl_ms = head.ttl_ms
         expires_at = NEVER if ttl_ms is None and ttl_s is None else expiry(ttl_ms, ttl_s, now)
         entry = entry_of(payload, head, expires_at)
@@ -304,6 +307,24 @@ class Door:
             entry.sequence = LATER
             entry.due = due
         return entry
+
+    def _checked(self, head: Head) -> Mapping[Any, object]:
+        """Check the annotations of a message; return the message annotations.
+
+        Raises:
+            DecodeError: They are malformed.
+            Unwelcome: They have a key that must be understood and is not.
+        """
+        told = head.message_annotations
+        delivery: Mapping[Any, object] = read_annotations(head.delivery_annotations, self.limits)
+        annotations: Mapping[Any, object] = read_annotations(told, self.limits)
+        error = check_maps(delivery, annotations, self.annotations)
+        if error is not None:
+            raise Unwelcome(error.description or "", condition=error.condition)
+        if len(told) <= _TOLD_MAX:
+            self._told = told
+            self._annotations = annotations
+        return annotations
 
     def without_delivery_annotations(self, payload: bytes, message_format: int) -> bytes:
         """Remove the delivery annotations, which end here (§3.2.2), from a message for several nodes.

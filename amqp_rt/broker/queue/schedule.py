@@ -9,15 +9,13 @@ back.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from ...codec.sections import read_annotations
 from ...errors import DecodeError
-from ...limits import Limits
 
 if TYPE_CHECKING:
     from ..entries import Entry
@@ -27,9 +25,6 @@ if TYPE_CHECKING:
 DELAY: Final = "x-opt-delivery-delay"
 TIME: Final = "x-opt-delivery-time"
 ENQUEUE_TIME: Final = "x-opt-scheduled-enqueue-time"
-
-#: Octets one of which is in every annotation section with such a request.
-_HINTS: Final = (b"x-opt-delivery-", b"x-opt-scheduled-")
 
 #: Seconds between checks of the wall clock, which may be set.
 LOOK_S: Final = 1.0
@@ -44,17 +39,14 @@ class Due(Struct, frozen=True, gc=False):
     delay_s: float | None = None
 
 
-def due_of(section: bytes, now: float, limits: Limits) -> Due | None:
-    """Return when a message with these encoded message annotations, which arrived *now*, is due.
+def due_of(annotations: Mapping[Any, object], now: float) -> Due | None:
+    """Return when a message with these message annotations, which arrived *now*, is due.
 
     None means at once. Of several requests the latest time counts.
 
     Raises:
         DecodeError: A request has a value of a wrong type.
     """
-    if not any(hint in section for hint in _HINTS):
-        return None
-    annotations: dict[Any, object] = {**read_annotations(section, limits)}
     found: Due | None = None
     for key in (DELAY, TIME, ENQUEUE_TIME):
         value = annotations.get(key)

@@ -391,6 +391,11 @@ def read_transfer(data: bytes, at: int, end: int, limits: Limits) -> tuple[Trans
                 elif code == 0x52:
                     message_format = data[p + 1]
                     p += 2
+                elif code == 0x70:
+                    message_format = (
+                        data[p + 1] << 24 | data[p + 2] << 16 | data[p + 3] << 8 | data[p + 4]
+                    )
+                    p += 5
                 else:
                     return _read_any_transfer(data, at, end, limits)
             if count > 4:

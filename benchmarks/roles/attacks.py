@@ -290,11 +290,15 @@ def _posted(link: bytes, *messages: bytes, count: int = _POSTS_OF_A_LINK) -> Att
 
 
 def _delays() -> Attack:
-    # All messages become due, and expire, at about the same time.
-    delayed = Message(
-        b"", ttl_s=1.0, message_annotations={Symbol("x-opt-delivery-delay"): 500}
-    ).encode()
-    return _posted(sender("delayed"), delayed)
+    # All messages become due, and expire, at about the same time; none has the annotations of the
+    # one before.
+    delayed = [
+        Message(
+            b"", ttl_s=1.0, message_annotations={Symbol("x-opt-delivery-delay"): delay}
+        ).encode()
+        for delay in (500, 501)
+    ]
+    return _posted(sender("delayed"), *delayed)
 
 
 def _poison() -> Attack:

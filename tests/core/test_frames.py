@@ -280,7 +280,7 @@ _TRANSFER = (
     _HANDLES,
     _NUMBERS,
     (b"\xa0\x03tag", b"\xa0\x00", b"\x40"),
-    (b"\x43", b"\x52\x0b", b"\x40"),
+    (b"\x43", b"\x52\x0b", b"\x40", b"\x70\x0c\x0d\x0e\x0f"),
     _FLAGS,
     _FLAGS,
 )

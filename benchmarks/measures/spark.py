@@ -3,7 +3,8 @@
 In the same run two others are measured. *direct* makes the same rows by the same code in one
 process without Spark, which shows the limit set by decoding. Spark alone uses, for batches, a data
 source in Python with prepared batches of the same columns and contents, and for streams its rate
-source, which needs no Python. Each form of amqp_rt has a broker, and a session whose workers run
+source, which needs no Python; for small micro-batches a Python source with prepared rows too, since
+each task and each plan of a Python source costs Spark some time, whatever the source does. Each form of amqp_rt has a broker, and a session whose workers run
 that form.
 """
 
@@ -150,6 +151,7 @@ def cases(plan: Plan) -> list[Case]:
         case("sink, at least once", partial(write, staged=False)),
         case("sink, exactly once", partial(write, staged=True)),
         case("a micro-batch of two rows", ticks, own_ticks),
+        case("a micro-batch of two rows, beside Python", ticks, own_python_ticks),
     ]
 
 
@@ -224,3 +226,7 @@ def rate(there: Sessions, spark: Contestant) -> Sample:
 
 def own_ticks(there: Sessions, spark: Contestant) -> Sample:
     return {"batch_ms": there.ask(spark, "own_ticks", batches=BATCHES)["median_ms"]}
+
+
+def own_python_ticks(there: Sessions, spark: Contestant) -> Sample:
+    return {"batch_ms": there.ask(spark, "own_python_ticks", batches=BATCHES)["median_ms"]}

@@ -175,6 +175,13 @@ class Jobs:
         """Read the rate source, with two rows in each micro-batch."""
         return self._ticks(self._rate(2), batches)
 
+    def own_python_ticks(self, batches: int) -> Options:
+        """Read a Python source with two prepared rows in each micro-batch, made by one task."""
+        if "ticks" not in self._ready:
+            self._ready["ticks"] = ready_ticks("offset,body")
+        self.spark.dataSource.register(self._ready["ticks"])
+        return self._ticks(self.spark.readStream.format("ready-ticks").load(), batches)
+
     def _rate(self, rows: int) -> Any:
         rate = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", str(rows))
         found = rate.option("numPartitions", "2").load()
@@ -307,6 +314,49 @@ def ready_made(columns: str) -> type:
 
         def reader(self, schema: Any) -> DataSourceReader:
             return Reader(int(self.options["rows"]))
+
+    return Ready
+
+
+def ready_ticks(columns: str) -> type:
+    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+    ddl, encoded = ready_batch(columns)
+
+    class Reader(DataSourceStreamReader):
+        def __init__(self) -> None:
+            self.offset = 0
+
+        def initialOffset(self) -> Options:  # noqa: N802 - Spark's name
+            return {"offset": 0}
+
+        def latestOffset(self) -> Options:  # noqa: N802 - Spark's name
+            self.offset += 2
+            return {"offset": self.offset}
+
+        def partitions(self, start: Options, end: Options) -> list[InputPartition]:
+            return [InputPartition(end["offset"] - start["offset"])]
+
+        def read(self, partition: InputPartition) -> Iterator[Any]:
+            import pyarrow
+
+            with pyarrow.ipc.open_stream(encoded) as stream:
+                (whole,) = stream
+            yield whole.slice(0, partition.value)
+
+        def commit(self, end: Options) -> None:
+            """Keep nothing: there is nothing to forget."""
+
+    class Ready(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "ready-ticks"
+
+        def schema(self) -> str:
+            return ddl
+
+        def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+            return Reader()
 
     return Ready
 

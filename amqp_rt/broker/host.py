@@ -18,7 +18,7 @@ from ..clock import Clock
 from ..errors import AmqpError
 from ..fronts.base import IncomingDelivery, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
-from ..outcomes import Error, Rejected
+from ..outcomes import Error, Rejected, Released
 from ..termini import SHARED_SUBS, Source, Target
 from .attaching import LinkAcceptor
 from .clocks import RunClock
@@ -155,7 +155,7 @@ class BrokerHost:
         self.transactions.let_go(delivery)
 
     def refuse_post(
-        self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected
+        self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected | Released
     ) -> bool:
         """Refuse *delivery* within its transaction; return False if there is none."""
         transaction = self.transactions.find_for(link, delivery)

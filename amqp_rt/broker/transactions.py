@@ -22,7 +22,7 @@ from ..errors import AmqpError, DecodeError
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
-from ..outcomes import ACCEPTED, RELEASED, Error, Received, Rejected, rejected
+from ..outcomes import ACCEPTED, RELEASED, Error, Received, Rejected, Released, rejected
 from ..termini import Coordinator
 from ..transactions import Declare, Declared, Discharge, TransactionalState
 from ..values import Symbol
@@ -146,10 +146,11 @@ class Transaction:
         self._posts.append((inlet, entry, delivery if waits else None))
         delivery.settle(TransactionalState(self.id, ACCEPTED))
 
-    def refuse(self, delivery: IncomingDelivery, outcome: Rejected) -> None:
+    def refuse(self, delivery: IncomingDelivery, outcome: Rejected | Released) -> None:
         """Refuse a post; if it was sent settled and its sender gets no outcome, fail as a whole."""
         if delivery.settled:
-            self.fail(f"a settled message was rejected: {outcome.error}")
+            why = "no queue takes it" if isinstance(outcome, Released) else outcome.error
+            self.fail(f"a settled message was refused: {why}")
         delivery.settle(TransactionalState(self.id, outcome))
 
     def takes(self, subscription: Subscription, outcome: Any) -> bool:

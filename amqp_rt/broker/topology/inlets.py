@@ -11,8 +11,9 @@ from ...errors import AmqpError
 from ...fronts.base import ReceivingEndpoint, ReceivingLink
 from ...loglimit import LogLimiter
 from ...message import Message
-from ...outcomes import RELEASED, Error, Rejected, rejected
+from ...outcomes import RELEASED, Error, Rejected, Released, rejected
 from ...transactions import TransactionalState
+from ..transactions import UNKNOWN_TRANSACTION
 from .copies import Copies, Copy
 from .declared import DeclaredSpace, Deletions
 
@@ -69,6 +70,9 @@ class ExchangeInlet:
 
         A message with more work than one turn allows is refused before any queue gets it.
         """
+        if self._host.transactions.find_for(link, delivery) is None:
+            link.detach(UNKNOWN_TRANSACTION)
+            return
         left = _WORK_MAX
         names: dict[str, None] = {}
         try:
@@ -77,10 +81,10 @@ class ExchangeInlet:
                 if left <= 0:
                     break
         except Exception as error:
-            self._refuse(delivery, error)
+            self._refuse(link, delivery, error)
             return
         if left <= 0 or len(names) > _WORK_MAX:
-            delivery.settle(_TOO_LONG)
+            self._settle(link, delivery, _TOO_LONG)
             return
         for _ in self._hand_out(link, delivery, names, ()):
             pass
@@ -120,11 +124,16 @@ class ExchangeInlet:
                 yield from self._route(delivery, names)
             except Exception as error:
                 # Deliveries behind this one must not be affected.
-                self._refuse(delivery, error)
+                self._refuse(link, delivery, error)
                 return
             yield from self._hand_out(link, delivery, names, gone)
 
-    def _refuse(self, delivery: Any, error: Exception) -> None:
+    def _settle(self, link: ReceivingLink, delivery: Any, outcome: Rejected | Released) -> None:
+        """Settle *delivery*, which no queue takes; in a transaction by its rules."""
+        if not self._host.refuse_post(link, delivery, outcome):
+            delivery.settle(outcome)
+
+    def _refuse(self, link: ReceivingLink, delivery: Any, error: Exception) -> None:
         """Reject *delivery*, which cannot be routed because of *error*."""
         if not isinstance(error, AmqpError):
             # Exchange types of the application, for example, may raise any exception.
@@ -141,7 +150,7 @@ class ExchangeInlet:
                 f"exchange {self._name!r:.200}: an unexpected error, which is in the broker's log",
                 condition=_FAILED,
             )
-        delivery.settle(Rejected(Error.of(error)))
+        self._settle(link, delivery, Rejected(Error.of(error)))
 
     def _hand_out(
         self, link: ReceivingLink, delivery: Any, names: dict[str, None], gone: Container[str]
@@ -152,14 +161,14 @@ class ExchangeInlet:
             each = None if name in gone else host.relay(name, link)
             if isinstance(each, Error) and each.condition == _FAILED:
                 # A queue that is out of service must not miss its copy: the sender has to retry.
-                delivery.settle(Rejected(each))
+                self._settle(link, delivery, Rejected(each))
                 return
             if each is not None and not isinstance(each, Error):
                 found.append((name, each))
             if len(found) % _QUEUES_OF_A_STEP == _QUEUES_OF_A_STEP - 1:
                 yield _QUEUES_OF_A_STEP
         if not found:
-            delivery.settle(RELEASED)
+            self._settle(link, delivery, RELEASED)
         elif len(found) == 1 and len(names) < _QUEUES_OF_A_STEP:
             found[0][1].deliver(link, [delivery])
         else:
@@ -176,7 +185,7 @@ class ExchangeInlet:
                         inlet.deliver(link, [copy])
                 except Exception as error:
                     # The other queues get their copies, and the sender gets this error.
-                    copy.settle(Rejected(Error.of(host.fail(inlet, error))))
+                    self._settle(link, copy, Rejected(Error.of(host.fail(inlet, error))))
                 if not at % _QUEUES_OF_A_STEP:
                     yield 5 * _QUEUES_OF_A_STEP
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from amqp_rt_amqp091 import methods as m
 from amqp_rt_amqp091.frames import method_frame
 from worlds091 import Client, World, published
 
+from amqp_rt.broker import Broker
 from amqp_rt.broker.bindings import Destination
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.broker.topology.exchange_addresses import exchange_address
+from amqp_rt.errors import DeliveryNotAccepted, TransactionRolledBack
 from amqp_rt.fronts import Limits, Peer
 from amqp_rt.outcomes import ACCEPTED, RELEASED
 
@@ -576,3 +579,23 @@ def test_what_is_requeued_again_and_again_is_there_at_once(way: str) -> None:
         found += [(each.body, each.method.redelivered) for each in contents]
         client.say(1, m.BasicNack(multiple=True, requeue=True))
     assert found == [(b"0", False), (b"1", False)] + 3 * [(b"0", True), (b"1", True)]
+
+
+@pytest.mark.req("R1", "N19")
+async def test_a_post_that_an_exchange_routes_nowhere_is_refused_in_its_transaction() -> None:
+    async with Broker("b", fronts=["amqp091"]) as broker, broker.local() as peer:
+        await broker.declare(Queue("q"))
+
+        async def post(**options: Any) -> None:
+            lost = peer.sender("/exchanges/amq.direct/nowhere", **options)
+            async with lost, peer.sender("q") as found, peer.transaction() as txn:
+                await found.send("undone", transaction=txn)
+                with suppress(DeliveryNotAccepted):
+                    await lost.send("lost", transaction=txn)
+
+        with pytest.raises(TransactionRolledBack, match="released the message"):
+            await post()
+        # Its sender would not learn otherwise that a settled message went nowhere.
+        with pytest.raises(TransactionRolledBack, match="no queue takes it"):
+            await post(settled=True)
+        assert broker.stats("q").available == 0

@@ -51,10 +51,10 @@ from . import methods as m
 from .client_engine import (
     ClientEngine,
     ClientOptions,
-    Content,
     EngineChannel,
     OnAnswer,
     Plain,
+    ReceivedMessage,
 )
 from .faults import CHANNEL_ERROR, RESOURCE_ERROR, Fault, condition_of
 from .methods import BasicProperties
@@ -65,15 +65,15 @@ T = TypeVar("T", bound=m.Method)
 class Delivery:
     """A message received from the server."""
 
-    def __init__(self, channel: EngineChannel, content: Content) -> None:
+    def __init__(self, channel: EngineChannel, message: ReceivedMessage) -> None:
         self._channel = channel
-        self._tag: int = content.method.delivery_tag
-        self.body: bytes = content.body
-        self.properties: BasicProperties = content.properties
-        self.exchange: str = content.method.exchange
-        self.routing_key: str = content.method.routing_key
+        self._tag: int = message.method.delivery_tag
+        self.body: bytes = message.body
+        self.properties: BasicProperties = message.properties
+        self.exchange: str = message.method.exchange
+        self.routing_key: str = message.method.routing_key
         #: Whether the message was delivered before, and may have been processed already.
-        self.redelivered: bool = content.method.redelivered
+        self.redelivered: bool = message.method.redelivered
 
     def ack(self, *, multiple: bool = False) -> None:
         """Acknowledge the message; with *multiple*, also all before it on the channel."""
@@ -89,10 +89,10 @@ class _Answer:
 
     def __init__(self) -> None:
         self._came = trio.Event()
-        self._answer: m.Method | Content | Fault | None = None
+        self._answer: m.Method | ReceivedMessage | Fault | None = None
         self._then: OnAnswer | None = None
 
-    def __call__(self, answer: m.Method | Content | Fault) -> None:
+    def __call__(self, answer: m.Method | ReceivedMessage | Fault) -> None:
         self._answer = answer
         self._came.set()
         if self._then is not None:
@@ -102,7 +102,7 @@ class _Answer:
         """Call *on_answer* with the answer, which has not arrived, since its task was cancelled."""
         self._then = on_answer
 
-    async def wait(self) -> m.Method | Content:
+    async def wait(self) -> m.Method | ReceivedMessage:
         """Wait for the answer and return it.
 
         Raises:
@@ -211,17 +211,17 @@ class ClientChannel:
 
     # --- --- callbacks of the engine ---
 
-    def _on_message(self, content: Content) -> None:
-        if isinstance(content.method, m.BasicReturn):
+    def _on_message(self, message: ReceivedMessage) -> None:
+        if isinstance(message.method, m.BasicReturn):
             # Its confirm follows: RabbitMQ promises this order, and so do we.
-            back = content.method
+            back = message.method
             for each in self._mandatory:
-                if not each.returned and each.is_same(back, content.body):
+                if not each.returned and each.is_same(back, message.body):
                     each.returned = True
                     break
             return
-        consumer = self._consumers.get(content.method.consumer_tag)
-        if consumer is not None and not consumer._put(Delivery(self._half, content)):
+        consumer = self._consumers.get(message.method.consumer_tag)
+        if consumer is not None and not consumer._put(Delivery(self._half, message)):
             # Acknowledgements would have bounded the messages by the prefetch.
             del self._consumers[consumer.tag]
             self._half.say(m.BasicCancel(consumer_tag=consumer.tag, no_wait=True))
@@ -249,7 +249,7 @@ class ClientChannel:
 
     # --- --- methods ---
 
-    async def _ask(self, method: m.Method) -> m.Method | Content:
+    async def _ask(self, method: m.Method) -> m.Method | ReceivedMessage:
         return await self._connection._ask(lambda on_answer: self._half.ask(method, on_answer))
 
     async def _answer(self, method: m.Method, kind: type[T]) -> T:
@@ -444,8 +444,8 @@ class ClientChannel:
         """
         answer = _Answer()
 
-        def requeue(found: m.Method | Content | Fault) -> None:
-            if isinstance(found, Content) and not no_ack:
+        def requeue(found: m.Method | ReceivedMessage | Fault) -> None:
+            if isinstance(found, ReceivedMessage) and not no_ack:
                 tag = found.method.delivery_tag
                 self._half.say(m.BasicReject(delivery_tag=tag, requeue=True))
 
@@ -455,7 +455,7 @@ class ClientChannel:
         except trio.Cancelled:
             answer.then(requeue)
             raise
-        return Delivery(self._half, found) if isinstance(found, Content) else None
+        return Delivery(self._half, found) if isinstance(found, ReceivedMessage) else None
 
     async def qos(self, count: int, *, whole_channel: bool = False) -> None:
         """Bound the unacknowledged messages of each new consumer, or of the whole channel."""
@@ -573,7 +573,7 @@ class ClientConnection:
 
     # --- --- used by the channels and the driver ---
 
-    async def _ask(self, ask: Callable[[OnAnswer], None]) -> m.Method | Content:
+    async def _ask(self, ask: Callable[[OnAnswer], None]) -> m.Method | ReceivedMessage:
         answer = _Answer()
         ask(answer)
         return await answer.wait()

@@ -87,8 +87,8 @@ class ClientOptions(Struct, kw_only=True):
     address: str = ""
 
 
-class Content(Struct):
-    """A method of the server with its content: a message."""
+class ReceivedMessage(Struct):
+    """A message from the server: its method, such as basic.deliver, and its content."""
 
     method: Any
     properties: m.BasicProperties
@@ -96,7 +96,7 @@ class Content(Struct):
 
 
 #: Called with the answer to a method: a method, a message, or the fault if there will be none.
-OnAnswer: TypeAlias = Callable[[m.Method | Content | Fault], None]
+OnAnswer: TypeAlias = Callable[[m.Method | ReceivedMessage | Fault], None]
 
 
 class ClientEngine(Connection):
@@ -272,7 +272,7 @@ class EngineChannel(BaseChannel):
         self.flowing = True
         #: Fault that ended the channel.
         self.fault: Fault | None = None
-        self.on_message: Callable[[Content], None] = _ignore
+        self.on_message: Callable[[ReceivedMessage], None] = _ignore
         self.on_cancel: Callable[[str], None] = _ignore
         self.on_flow: Callable[[], None] = _nothing
         self.on_end: Callable[[Fault | None], None] = _ignore
@@ -356,7 +356,7 @@ class EngineChannel(BaseChannel):
         else:
             self._answer(method, method)
 
-    def _answer(self, method: m.Method, answer: m.Method | Content) -> None:
+    def _answer(self, method: m.Method, answer: m.Method | ReceivedMessage) -> None:
         if not self._asked or method.name not in (self._asked[0][0].answers or _RECOVERED):
             raise Fault(faults.COMMAND_INVALID, f"{method.name} answers nothing that was asked")
         self._asked.popleft()[1](answer)
@@ -373,11 +373,11 @@ class EngineChannel(BaseChannel):
             self._unconfirmed.pop(each)(acknowledged)
 
     def _on_content(self, method: m.Method, properties: m.BasicProperties, body: bytes) -> None:
-        content = Content(method, properties, body)
+        message = ReceivedMessage(method, properties, body)
         if isinstance(method, m.BasicGetOk):
-            self._answer(method, content)
+            self._answer(method, message)
         else:
-            self.on_message(content)
+            self.on_message(message)
 
     def end(self) -> None:
         """End the channel; all callbacks that wait for something are called with a fault."""

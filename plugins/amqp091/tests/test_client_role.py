@@ -14,10 +14,10 @@ from amqp_rt_amqp091.client import ClientChannel, ClientConnection, Consumer
 from amqp_rt_amqp091.client_engine import (
     ClientEngine,
     ClientOptions,
-    Content,
     EngineChannel,
     External,
     Plain,
+    ReceivedMessage,
 )
 from amqp_rt_amqp091.faults import Fault
 from amqp_rt_amqp091.frames import BODY, HEADER, PROTOCOL_HEADER, frame, method_frame
@@ -110,7 +110,7 @@ def test_messages_of_every_size_there_and_back(size: int, piece: int) -> None:
     channel.publish(m.BasicPublish(routing_key="q"), properties, body, confirmed.append)
     both.go()
     assert confirmed == [True]
-    found: list[Content] = []
+    found: list[ReceivedMessage] = []
     channel.on_message = found.append
     assert isinstance(both.ask(channel, m.BasicConsume(queue="q")), m.BasicConsumeOk)
     (content,) = found
@@ -132,7 +132,7 @@ def test_answers_come_in_order_to_who_asked() -> None:
     channel.ask(m.QueuePurge(queue="q"), found.append)
     both.go()
     assert [type(each) for each in found] == [
-        *(m.QueueDeclareOk, Content, m.BasicGetEmpty, m.QueuePurgeOk)
+        *(m.QueueDeclareOk, ReceivedMessage, m.BasicGetEmpty, m.QueuePurgeOk)
     ]
 
 
@@ -145,7 +145,7 @@ def test_confirms_returns_and_refusals() -> None:
         m.QueueDeclare(queue="q", arguments={"x-max-length": 2, "x-overflow": "reject-publish"}),
     )
     said: list[tuple[int, bool]] = []
-    back: list[Content] = []
+    back: list[ReceivedMessage] = []
     channel.on_message = back.append
     channel.confirm(lambda _answer: None)
     for number, key in enumerate(["q", "nowhere", "q", "q"]):

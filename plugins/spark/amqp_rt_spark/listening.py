@@ -43,7 +43,7 @@ class Partition(Struct, frozen=True):
     bytes: int | None
 
 
-class Metrics(Struct, frozen=True):
+class BatchMetrics(Struct, frozen=True):
     """Result of a micro-batch, and the lag of its query.
 
     Attributes:
@@ -97,13 +97,13 @@ class MetricsListener(StreamingQueryListener):
             ``amqp_rt_spark``, at the level INFO.
     """
 
-    def __init__(self, report: Callable[[Metrics], object] | None = None) -> None:
+    def __init__(self, report: Callable[[BatchMetrics], object] | None = None) -> None:
         self._report = report or _logged
-        self._last: dict[str, Metrics] = {}
+        self._last: dict[str, BatchMetrics] = {}
         self._lock = threading.Lock()
 
     @property
-    def last(self) -> dict[str, Metrics]:
+    def last(self) -> dict[str, BatchMetrics]:
         """Last metrics by query id, of the ``QUERIES_MAX`` queries that reported most recently."""
         with self._lock:
             return dict(self._last)
@@ -169,7 +169,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _logged(metrics: Metrics) -> None:
+def _logged(metrics: BatchMetrics) -> None:
     _log.info(
         "micro-batch done: query %s batch %d rows %d bytes %s behind %s behind_bytes %s",
         *(metrics.name or metrics.query, metrics.batch, metrics.rows),
@@ -177,12 +177,12 @@ def _logged(metrics: Metrics) -> None:
     )
 
 
-def metrics_of(progress: Any) -> Metrics:
+def metrics_of(progress: Any) -> BatchMetrics:
     """Return the metrics of the ``amqp`` sources in a ``StreamingQueryProgress``."""
     found: list[Partition] = []
     for source in progress.sources:
         found += _partitions(source)
-    return Metrics(
+    return BatchMetrics(
         query=str(progress.id),
         name=progress.name or "",
         batch=int(progress.batchId),

@@ -14,7 +14,7 @@ from amqp_rt_spark.reading import LogStream
 pytest.importorskip("pyspark")
 
 from amqp_rt_spark import listening
-from amqp_rt_spark.listening import Metrics, MetricsListener, Partition, metrics_of
+from amqp_rt_spark.listening import BatchMetrics, MetricsListener, Partition, metrics_of
 
 pytestmark = pytest.mark.req("K2")
 
@@ -75,7 +75,7 @@ def test_the_end_of_a_batch_is_not_the_end_of_its_nodes() -> None:
 
 
 def test_sources_that_are_not_ours() -> None:
-    told: list[Metrics] = []
+    told: list[BatchMetrics] = []
     listener = MetricsListener(told.append)
     for end in ("7", "null", '{"shardId": 1}', "[]", None):
         listener.onQueryProgress(SimpleNamespace(progress=progress((None, end, None))))
@@ -93,7 +93,7 @@ def test_the_last_ones_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_report_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def report(metrics: Metrics) -> None:
+    def report(metrics: BatchMetrics) -> None:
         raise OSError("no room")
 
     listener = MetricsListener(report)

@@ -74,7 +74,7 @@ class Audit(JobConf, frozen=True, kw_only=True):
     ] = "10m"
 
 
-class Part(Struct, frozen=True):
+class AuditedPartition(Struct, frozen=True):
     """A partition, compared from *first* on and before *end*; the log ends at *next*."""
 
     address: str
@@ -113,7 +113,7 @@ def _compared(spark: Any, conf: Audit, holder: str) -> Report:
         for row in lake.groupBy("place").count().collect():
             places[row.place] = row["count"]
         suspects = [
-            Part(
+            AuditedPartition(
                 part.address,
                 part.partition,
                 max(part.first, row.lowest * conf.range_size),
@@ -143,7 +143,7 @@ def _compared(spark: Any, conf: Audit, holder: str) -> Report:
     return _report(conf, parts, sums, places, totals, wrong, exact=exact)
 
 
-def _parts(conf: Audit, address: str, holder: str) -> list[Part]:
+def _parts(conf: Audit, address: str, holder: str) -> list[AuditedPartition]:
     """Return the partitions of a log to compare; *holder* keeps its records from retention meanwhile."""
     state = log_state(read_options(conf.options(address=address), SOURCE), address)
     ends = {number: part.next for number, part in state.parts.items()}
@@ -164,7 +164,7 @@ def _parts(conf: Audit, address: str, holder: str) -> list[Part]:
         # The hold is only a precaution: records lost meanwhile are noticed in any case.
         _logger.warning("retention is not kept away from %s: %s", address, error)
     return [
-        Part(address, number, part.first, max(ends[number], part.first), part.next)
+        AuditedPartition(address, number, part.first, max(ends[number], part.first), part.next)
         for number, part in sorted(state.parts.items())
     ]
 
@@ -176,7 +176,7 @@ def _digest(exact: bool) -> Any:
     return sql.when(sql.col("message").isNotNull(), sql.xxhash64("message")).alias("digest")
 
 
-def _log(spark: Any, conf: Audit, parts: list[Part], *, exact: bool) -> Any:
+def _log(spark: Any, conf: Audit, parts: list[AuditedPartition], *, exact: bool) -> Any:
     """Return address, partition, offset and digest of the records of logs."""
     frames = []
     pushes = spark.conf.get("spark.sql.python.filterPushdown.enabled", "false") == "true"
@@ -203,7 +203,7 @@ def _offsets(address: str, offsets: dict[int, int]) -> str:
     return json.dumps({address: {str(part): offset for part, offset in offsets.items()}})
 
 
-def _lake(spark: Any, conf: Audit, parts: list[Part]) -> tuple[Any, bool]:
+def _lake(spark: Any, conf: Audit, parts: list[AuditedPartition]) -> tuple[Any, bool]:
     """Return address, partition, offset and digest of the table's rows with their place relative to the log,
     and whether the digests are of messages."""
     needed = (*_KEY, "enqueued_time")
@@ -229,7 +229,7 @@ def _lake(spark: Any, conf: Audit, parts: list[Part]) -> tuple[Any, bool]:
     return joined.select(*_KEY, "digest", place), exact
 
 
-def _known(spark: Any, parts: list[Part]) -> Any:
+def _known(spark: Any, parts: list[AuditedPartition]) -> Any:
     """Return *parts* as a DataFrame that is broadcast to every task."""
     schema = "address string, partition int, first bigint, end bigint, next bigint"
     return sql.broadcast(spark.createDataFrame([msgspec.structs.astuple(p) for p in parts], schema))
@@ -262,7 +262,7 @@ def _sums(conf: Audit, log: Any, lake: Any) -> Any:
     )
 
 
-def _ranges(spark: Any, log: Any, lake: Any, suspects: list[Part]) -> Any:
+def _ranges(spark: Any, log: Any, lake: Any, suspects: list[AuditedPartition]) -> Any:
     """Return the differences in the *suspects* and the rows beyond the end of their log, as ranges of offsets."""
     near = lake.where("place = 'beyond'")
     if suspects:
@@ -305,7 +305,7 @@ def _ranges(spark: Any, log: Any, lake: Any, suspects: list[Part]) -> Any:
 
 def _report(
     conf: Audit,
-    parts: list[Part],
+    parts: list[AuditedPartition],
     sums: dict[tuple[str, int], Any],
     places: Counter[str],
     totals: Counter[tuple[str, int, str]],

@@ -28,7 +28,7 @@ from .checkpoints import local_path
 from .conf import JOBS, Job, JobConf, bare
 from .launching import NO_SPARK, sentence_of, signals, start
 from .report import MissingExtra, Report, extra
-from .running import Batch, Watch
+from .running import MicroBatch, Watch
 from .submitting import package, submit_line
 
 
@@ -174,7 +174,7 @@ def read_told(
 class _Told(Watch):
     """Prints a line on standard error for each batch."""
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: MicroBatch) -> None:
         behind = "" if batch.behind is None else f", {batch.behind:,} behind"
         click.echo(
             f"batch {batch.number}: {batch.rows:,} rows in {batch.seconds:.1f} s, "

@@ -38,15 +38,15 @@ def per_second(text: str) -> float:
     return rate
 
 
-class Written(Struct, frozen=True):
+class Syntax(Struct, frozen=True):
     """Annotation of a text field that *read* must be able to parse. The job parses it again."""
 
     read: Callable[[str], Any]
 
 
 #: Types of text fields with a syntax. An empty text means none and is not parsed.
-Duration = Annotated[str, Written(parse_duration)]
-Rate = Annotated[str, Written(per_second)]
+Duration = Annotated[str, Syntax(parse_duration)]
+Rate = Annotated[str, Syntax(per_second)]
 
 
 class JobConf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,7 +162,7 @@ class StreamConf(JobConf, frozen=True, kw_only=True):
 
 def readers(kind: Any) -> list[Callable[[str], Any]]:
     """Return the functions that must be able to parse a text of the type *kind*."""
-    found = [each.read for each in getattr(kind, "__metadata__", ()) if isinstance(each, Written)]
+    found = [each.read for each in getattr(kind, "__metadata__", ()) if isinstance(each, Syntax)]
     for each in get_args(kind):
         found += readers(each)
     return list(dict.fromkeys(found))

@@ -101,7 +101,7 @@ def ingest(spark: SparkSession, conf: Ingest, watch: Watch | None = None) -> Rep
         _rows(spark, conf, mode)
         .writeStream.queryName("ingest")
         .option("checkpointLocation", checkpoint)
-        .foreachBatch(_Writer(conf, form, checkpoint))
+        .foreachBatch(_TableWriter(conf, form, checkpoint))
         .trigger(**conf.trigger)
         .start()
     )
@@ -170,7 +170,7 @@ def _rows(spark: SparkSession, conf: Ingest, mode: str) -> DataFrame:
     return found.selectExpr(*columns).observe(_OBSERVED, count_if(expr(_BAD)).alias(_QUARANTINED))
 
 
-class _Writer:
+class _TableWriter:
     """Writes a batch to the tables. Picklable, as some sessions send it to another process."""
 
     def __init__(self, conf: Ingest, form: Format, checkpoint: str) -> None:

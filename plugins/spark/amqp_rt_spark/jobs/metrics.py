@@ -106,7 +106,7 @@ def metrics(spark: SparkSession, conf: Metrics, watch: Watch | None = None) -> R
         "maxMessagesPerTrigger": conf.max_messages,
     }
     events = spark.readStream.format("amqp").options(**_source(conf, **moving)).load()
-    writer = _Writer(conf, format_of(conf.table, conf.table_format) if conf.table else None)
+    writer = _WindowWriter(conf, format_of(conf.table, conf.table_format) if conf.table else None)
     stream = windows(events, conf).writeStream.queryName("metrics").outputMode("append")
     if conf.checkpoint:
         stream = stream.option("checkpointLocation", conf.checkpoint)
@@ -194,7 +194,7 @@ def _collected(frame: DataFrame) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["window_start"], row["address"]))
 
 
-class _Writer:
+class _WindowWriter:
     """Emits the windows of a micro-batch. Repeating it changes nothing.
 
     Attributes:

@@ -40,7 +40,7 @@ def places_of(offset: Any) -> dict[Place, int]:
     return found
 
 
-class Batch(Struct, frozen=True):
+class MicroBatch(Struct, frozen=True):
     """A completed micro-batch.
 
     Attributes:
@@ -71,7 +71,7 @@ class Watch:
         #: Set from any thread or signal handler, ends the query after the running batch.
         self.stopping = threading.Event()
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: MicroBatch) -> None:
         """Note that *batch* is done."""
 
 
@@ -81,7 +81,7 @@ class Run(Struct):
     Attributes:
         rows: Rows read.
         moved: Place → its first and its current position.
-        behind: :attr:`Batch.behind` of the last batch.
+        behind: :attr:`MicroBatch.behind` of the last batch.
         history: The last batches, at most ``HISTORY``.
         observed: Counts of ``DataFrame.observe``, by name, summed over all batches.
         stopped: Whether the query ended because of a request to stop.
@@ -96,7 +96,7 @@ class Run(Struct):
     moved: dict[Place, tuple[int, int]] = {}
     behind: int | None = None
     late: int = 0
-    history: list[Batch] = []
+    history: list[MicroBatch] = []
     observed: dict[str, int] = {}
     stopped: bool = False
 
@@ -151,7 +151,7 @@ def _last_done(query: Any, run: Run, watch: Watch, last: int) -> int:
                 more = (max(at - end.get(place, 0), 0) for place, at in latest.items())
                 behind = (behind or 0) + sum(more)
         seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
-        batch = Batch(number, rows, seconds, behind)
+        batch = MicroBatch(number, rows, seconds, behind)
         run.batches += 1
         run.rows += rows
         run.behind = behind

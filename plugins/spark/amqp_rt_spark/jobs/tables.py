@@ -11,11 +11,11 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import functions as sql
 
 from ..options import moment
-from .conf import Written
+from .conf import Syntax
 from .lake import read_table
 
 #: Text of a time with its zone, or of milliseconds since 1970.
-Moment = Annotated[str, Written(moment)]
+Moment = Annotated[str, Syntax(moment)]
 
 
 def condition_of(rows: Any, where: str) -> Any:

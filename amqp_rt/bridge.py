@@ -27,7 +27,7 @@ from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
 from .container.declaring import NodeDecorator, Router, RpcDecorator, SourceDecorator, declared
 from .container.deliveries import Delivery
-from .container.routes import Declaration
+from .container.routes import HandlerDeclaration
 
 _DECORATORS: Final = (NodeDecorator, RpcDecorator, SourceDecorator)
 #: Methods with nodes of the application as arguments.
@@ -158,11 +158,14 @@ class Bridge(ABC):
         return call
 
     def _declare(
-        self, register: Callable[[Any, Declaration], None], function: Any, declaration: Declaration
+        self,
+        register: Callable[[Any, HandlerDeclaration], None],
+        function: Any,
+        declaration: HandlerDeclaration,
     ) -> None:
         register(self.handler(function), self._declaration(declaration))
 
-    def _declaration(self, declaration: Declaration) -> Declaration:
+    def _declaration(self, declaration: HandlerDeclaration) -> HandlerDeclaration:
         middleware = tuple(map(self.handler, declaration.middleware))
         return msgspec.structs.replace(declaration, middleware=middleware)
 

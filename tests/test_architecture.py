@@ -121,28 +121,14 @@ LARGE: dict[str, str] = {
     "core.receivers.ReceiverLink.on_transfer": "the fast path of a frame, with its checks in order",
 }
 _IMPLEMENTED = "a Protocol and its implementation"
-_RENAME = "to be renamed"
 #: Names of several classes of a distribution → reason. One name means one class otherwise.
 NAMESAKES = {
-    "_Node": _RENAME,
-    "_Writer": _RENAME,
-    "Batch": _RENAME,
-    "Binding": _RENAME,
-    "Content": _RENAME,
-    "Declaration": _RENAME,
     "Delivery": "of the protocol, and of the public client",
-    "Field": _RENAME,
     "Front": _IMPLEMENTED,
-    "Ledger": _RENAME,
     "Link": _IMPLEMENTED,
-    "Metrics": _RENAME,
-    "Part": _RENAME,
-    "Plan": _RENAME,
-    "Recorder": _RENAME,
     "Session": "of the protocol, and of the public client",
     "Topology": _IMPLEMENTED,
     "Transaction": "of a broker, and of a client that controls it",
-    "Written": _RENAME,
 }
 
 #: Pattern that must not occur in the repository → advice.

@@ -320,7 +320,7 @@ STANDARD: Final[Mapping[str, str]] = {
 }
 
 
-class _Node:
+class _ExchangeState:
     """Exchange: its declaration, its routing table, and the bindings of which it is the source."""
 
     def __init__(self, declared: Exchange, table: RoutingTable) -> None:
@@ -364,20 +364,20 @@ class Exchanges:
         self._memory = Memory(limits.broker_bytes_max) if memory is None else memory
         self._types = types
         self._limits = limits
-        self._nodes: dict[str, _Node] = {}
+        self._exchanges: dict[str, _ExchangeState] = {}
         #: Maps each destination to the bindings that lead to it.
         self._leading: dict[Destination, dict[_Bound, None]] = {}
         self._count = 0
         for name, kind in STANDARD.items():
             if kind in types:
                 declared = Exchange(name=name, type=kind, durable=True)
-                self._nodes[name] = _Node(declared, types[kind]())
+                self._exchanges[name] = _ExchangeState(declared, types[kind]())
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._exchanges)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._nodes
+        return name in self._exchanges
 
     def find(self, name: str) -> Exchange:
         """Return the declaration of exchange *name*.
@@ -387,7 +387,7 @@ class Exchanges:
         """
         if not name:
             return _DEFAULT
-        return self._node(name).declared
+        return self._exchange(name).declared
 
     def bindings(self, name: str) -> list[Binding]:
         """Return the bindings of an exchange, in the order of their creation.
@@ -395,7 +395,7 @@ class Exchanges:
         Raises:
             AmqpError: No such exchange exists.
         """
-        return list(self._node(name).bindings)
+        return list(self._exchange(name).bindings)
 
     def declare(
         self, wanted: Exchange, *, name_max: int = NAME_MAX, restored: bool = False
@@ -411,10 +411,10 @@ class Exchanges:
         name = wanted.name
         if not name:
             raise _refused("the default exchange cannot be declared")
-        node = self._nodes.get(name)
-        if node is not None:
+        exchange = self._exchanges.get(name)
+        if exchange is not None:
             for field in ("type", "durable", "auto_delete", "internal", "alternate"):
-                before, now = getattr(node.declared, field), getattr(wanted, field)
+                before, now = getattr(exchange.declared, field), getattr(wanted, field)
                 if before != now:
                     raise AmqpError(
                         f"exchange {name!r} has {field} {before!r}, not {now!r:.80}: "
@@ -436,13 +436,13 @@ class Exchanges:
                 f"there is no exchange type {wanted.type!r:.80}; there are {', '.join(self._types)}",
                 condition="amqp:not-implemented",
             )
-        if len(self._nodes) >= self._limits.exchanges_max:
+        if len(self._exchanges) >= self._limits.exchanges_max:
             raise AmqpError(
-                f"there are {len(self._nodes)} exchanges, and no more are allowed",
+                f"there are {len(self._exchanges)} exchanges, and no more are allowed",
                 condition="amqp:resource-limit-exceeded",
             )
         self._take_room(size_of(wanted.arguments), f"exchange {name!r}", restored)
-        self._nodes[name] = _Node(wanted, make())
+        self._exchanges[name] = _ExchangeState(wanted, make())
         return True
 
     def _take_room(self, size: int, what: str, restored: bool) -> None:
@@ -476,8 +476,8 @@ class Exchanges:
         """
         if not name or name.startswith(RESERVED):
             raise _refused(f"exchange {name!r} is the broker's")
-        node = self._node(name)
-        if if_unused and node.bindings:
+        exchange = self._exchange(name)
+        if if_unused and exchange.bindings:
             raise AmqpError(f"exchange {name!r} has bindings", condition="amqp:precondition-failed")
         gone: list[str] = []
         self._drop([name], gone)
@@ -503,9 +503,9 @@ class Exchanges:
         """
         if not restored:
             self._check_key(key)
-        node, binding = self._binding(source, destination, key, arguments)
-        node.table.check(key, arguments)
-        if binding in node.bindings:
+        exchange, binding = self._binding(source, destination, key, arguments)
+        exchange.table.check(key, arguments)
+        if binding in exchange.bindings:
             return None
         if self._count >= self._limits.bindings_max:
             raise AmqpError(
@@ -513,8 +513,8 @@ class Exchanges:
                 condition="amqp:resource-limit-exceeded",
             )
         self._take_room(_size_of(binding), f"a binding of exchange {source!r}", restored)
-        node.bindings[binding] = None
-        node.table.add(binding)
+        exchange.bindings[binding] = None
+        exchange.table.add(binding)
         self._leading.setdefault(destination, {})[(source, binding)] = None
         self._count += 1
         return binding
@@ -588,18 +588,18 @@ class Exchanges:
                 if self._has_queue(key):
                     found[key] = None
             return
-        self._node(name)
+        self._exchange(name)
         looked = total = 0
         for key in keys:
             seen = {name}
             waiting = [name]
             while waiting:
                 looked += 1
-                node = self._nodes.get(current := waiting.pop())
-                if node is None or (node.declared.type == SYSTEM and current != name):
+                exchange = self._exchanges.get(current := waiting.pop())
+                if exchange is None or (exchange.declared.type == SYSTEM and current != name):
                     continue
                 nowhere = True
-                for destination in node.table.match(key, headers):
+                for destination in exchange.table.match(key, headers):
                     if isinstance(destination, int):
                         looked += destination
                     else:
@@ -619,7 +619,7 @@ class Exchanges:
                             )
                         yield looked // LOOKS_OF_A_FRAME
                         looked = 0
-                other = node.declared.alternate
+                other = exchange.declared.alternate
                 if nowhere and other is not None and other not in seen:
                     seen.add(other)
                     waiting.append(other)
@@ -640,34 +640,34 @@ class Exchanges:
                 condition="amqp:precondition-failed",
             )
 
-    def _node(self, name: str) -> _Node:
-        node = self._nodes.get(name)
-        if node is None:
+    def _exchange(self, name: str) -> _ExchangeState:
+        exchange = self._exchanges.get(name)
+        if exchange is None:
             raise AmqpError(f"there is no exchange {name!r:.80}", condition="amqp:not-found")
-        return node
+        return exchange
 
     def _binding(
         self, source: str, destination: Destination, key: str, arguments: Mapping[str, object]
-    ) -> tuple[_Node, Binding]:
+    ) -> tuple[_ExchangeState, Binding]:
         if not source or (destination.is_exchange and not destination.name):
             raise _refused("every queue is bound to the default exchange by its name, for good")
-        node = self._node(source)
-        if destination.is_exchange and self._node(destination.name).declared.type == SYSTEM:
+        exchange = self._exchange(source)
+        if destination.is_exchange and self._exchange(destination.name).declared.type == SYSTEM:
             raise AmqpError(
                 f"exchange {destination.name!r} is of type system, and bound to none",
                 condition="amqp:precondition-failed",
             )
         frozen = tuple(sorted((name, _frozen(value)) for name, value in arguments.items()))
-        return node, Binding(destination, key, frozen)
+        return exchange, Binding(destination, key, frozen)
 
     def _undo(self, bound: _Bound) -> list[str]:
         """Remove a binding; return its exchange if that is to be deleted with its last binding."""
         source, binding = bound
-        node = self._nodes[source]
-        if binding not in node.bindings:
+        exchange = self._exchanges[source]
+        if binding not in exchange.bindings:
             return []
-        del node.bindings[binding]
-        node.table.remove(binding)
+        del exchange.bindings[binding]
+        exchange.table.remove(binding)
         leading = self._leading[binding.destination]
         del leading[bound]
         if not leading:
@@ -676,7 +676,7 @@ class Exchanges:
         self._give_room(_size_of(binding))
         if self._on_unbound is not None:
             self._on_unbound(source, binding)
-        return [source] if node.declared.auto_delete and not node.bindings else []
+        return [source] if exchange.declared.auto_delete and not exchange.bindings else []
 
     def _sever(self, destination: Destination) -> list[str]:
         """Remove the bindings to *destination*; return the exchanges to be deleted with them."""
@@ -688,14 +688,14 @@ class Exchanges:
         """Delete exchanges, and auto-delete exchanges that thereby lose their last binding."""
         while names:
             name = names.pop()
-            node = self._nodes.get(name)
-            if node is None:
+            exchange = self._exchanges.get(name)
+            if exchange is None:
                 continue
-            for binding in list(node.bindings):
+            for binding in list(exchange.bindings):
                 self._undo((name, binding))
             names += self._sever(Destination(name, is_exchange=True))
-            del self._nodes[name]
-            self._give_room(size_of(node.declared.arguments))
+            del self._exchanges[name]
+            self._give_room(size_of(exchange.declared.arguments))
             gone.append(name)
 
 

@@ -25,7 +25,7 @@ from ..values import Symbol, Timestamp, UInt
 from .entries import Entry
 from .filtering.views import MessageView
 from .nodes import similar
-from .queue.keyed import Field
+from .queue.keyed import MessageField
 from .queue.observed import ACCEPTED, DELIVERED, MODIFIED, PUBLISHED, REJECTED, RELEASED
 
 #: Address of the log.
@@ -35,7 +35,7 @@ INTERVAL_S: Final = 0.1
 #: Event that reports the number of events not recorded.
 LOST: Final = "lost"
 
-_MESSAGE_ID: Final = Field("properties.message-id")
+_MESSAGE_ID: Final = MessageField("properties.message-id")
 #: Longest text in an event, in characters.
 _TEXT_MAX: Final = 256
 
@@ -98,7 +98,7 @@ _GOES_ON: Final = frozenset((DELIVERED, RELEASED, MODIFIED))
 _Event = tuple[float, str, str, str, int, int, int, str, str, str, int, int]
 
 
-class Recorder:
+class LifeCycleRecorder:
     """Collector of the events of one virtual host, which appends them to its log.
 
     Args:
@@ -164,7 +164,7 @@ class Recorder:
 class Watch:
     """Recorder of the messages of one node."""
 
-    def __init__(self, recorder: Recorder, address: str) -> None:
+    def __init__(self, recorder: LifeCycleRecorder, address: str) -> None:
         self._recorder = recorder
         self._address = address
         self._every = recorder.options.every
@@ -276,7 +276,7 @@ class Journals:
         self.clock = clock
         self.limits = limits
         self._on_fault = on_fault
-        self._recorders: dict[str, Recorder] = {}
+        self._recorders: dict[str, LifeCycleRecorder] = {}
         self._work = trio.Event()
         self._wanted: Wildcards[bool] = Wildcards()
         for address in options.addresses:
@@ -293,7 +293,7 @@ class Journals:
             return None
         recorder = self._recorders.get(virtual_host)
         if recorder is None:
-            recorder = self._recorders[virtual_host] = Recorder(
+            recorder = self._recorders[virtual_host] = LifeCycleRecorder(
                 self.options, self.clock, append, self._wake, self.limits
             )
         return Watch(recorder, address)

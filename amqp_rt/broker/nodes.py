@@ -51,7 +51,7 @@ from .filtering.filters import FilterSet, compile_filter_set
 from .filtering.positions import Position
 from .filtering.selectors import InvalidFilter
 from .queue.accounts import BLOCK, DROP_HEAD, REJECT
-from .queue.keyed import Field
+from .queue.keyed import MessageField
 
 #: Longest name of a node, in characters.
 NAME_MAX: Final = DEFAULT_LIMITS.name_max
@@ -256,7 +256,7 @@ class Queue(Addressed, frozen=True, kw_only=True):
             raise ValueError(f"priorities is 1 to {PRIORITIES_MAX}, not {self.priorities}")
         for key in (self.sort_key, self.last_value_key):
             if key is not None:
-                Field(key)
+                MessageField(key)
         if self.sort_key is not None and self.priorities > 1:
             raise ValueError(
                 "a queue is in the order of its sort_key or of priorities, not of both"

@@ -69,7 +69,7 @@ class HasRoom(Protocol):
     def room(self) -> int: ...
 
 
-class Ledger(Protocol):
+class IntakeLedger(Protocol):
     """Writer of durable messages to the store, which puts them into their node afterwards."""
 
     def wants(self, entry: Entry) -> bool: ...
@@ -121,7 +121,7 @@ class Inlet:
         wall: Callable[[], float],
         *,
         ttl_s: float | None = None,
-        ledger: Ledger | None = None,
+        ledger: IntakeLedger | None = None,
         transactions: Transactions | None = None,
         volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
@@ -365,7 +365,7 @@ class Producer(Inlet):
         wall: Callable[[], float],
         *,
         ttl_s: float | None = None,
-        ledger: Ledger | None = None,
+        ledger: IntakeLedger | None = None,
         transactions: Transactions | None = None,
         volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,

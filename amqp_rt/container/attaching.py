@@ -24,7 +24,7 @@ from .nodes import Nodes
 from .permissions import not_for_you
 from .relaying import Forward, Relay
 from .replies import Replies, is_paired, paired_properties
-from .routes import Binding
+from .routes import RouteBinding
 from .serving import Inbox, Workers
 
 log = logging.getLogger("amqp_rt.container")
@@ -235,7 +235,7 @@ class Attaching:
             if found is not None:
                 workers, captures = found
                 self._serve_link(
-                    Binding(
+                    RouteBinding(
                         workers.route,
                         self._home,
                         connection,
@@ -257,7 +257,9 @@ class Attaching:
         else:
             self._refuse(link, self._no_such(address))
 
-    def _serve_link(self, binding: Binding, workers: Workers, terminus: Source | Target) -> None:
+    def _serve_link(
+        self, binding: RouteBinding, workers: Workers, terminus: Source | Target
+    ) -> None:
         """Accept a link to one of our nodes."""
         route = binding.route
         if isinstance(terminus, Target):

@@ -21,7 +21,7 @@ from .engines import EngineSession
 from .feeding import SourceFeed
 from .links import gone, is_passing
 from .replies import Replies, ReplyLink
-from .routes import Binding, Route
+from .routes import Route, RouteBinding
 from .serving import Inbox, Workers
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class _Consumer:
     def attach(self, core: EngineSession) -> None:
         """Attach on *core*, the engine's session."""
         relay = None if self._relay is None else self._relay.reply_link
-        binding = Binding(
+        binding = RouteBinding(
             self.route,
             self.workers.container,
             self.session.connection,
@@ -128,7 +128,7 @@ class _Consumer:
 
 
 class _ConsumerInbox(Inbox):
-    def __init__(self, binding: Binding, workers: Workers, consumer: _Consumer) -> None:
+    def __init__(self, binding: RouteBinding, workers: Workers, consumer: _Consumer) -> None:
         super().__init__(binding, workers)
         self._consumer = consumer
 
@@ -151,7 +151,7 @@ class _ConsumerInbox(Inbox):
 
 
 class _ConsumerFeed(SourceFeed):
-    def __init__(self, binding: Binding, consumer: _Consumer) -> None:
+    def __init__(self, binding: RouteBinding, consumer: _Consumer) -> None:
         super().__init__(binding)
         self._consumer = consumer
 
@@ -188,7 +188,7 @@ class _Relay:
         self.reply_link: ReplyLink | None = None
         #: Bindings with which the consumers' handlers are called; their replies go to
         #: ``reply_link``.
-        self.bindings: dict[_Consumer, Binding] = {}
+        self.bindings: dict[_Consumer, RouteBinding] = {}
         self._answered = trio.Event()
         self._error: AmqpError | None = None
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ..addresses import Pattern
 from .raising import OnError
-from .routes import PREFETCH, Declaration, Kind, Middleware, check_form
+from .routes import PREFETCH, HandlerDeclaration, Kind, Middleware, check_form
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,7 +38,7 @@ def _declare(
     filters: Collection[str] = (),
     on_error: OnError | None = None,
     middleware: Sequence[Middleware] = (),
-) -> Declaration:
+) -> HandlerDeclaration:
     if not isinstance(address, str):
         raise TypeError(f"@{kind} takes an address, for example @{kind}('orders'), not {address!r}")
     if slots is None:
@@ -52,7 +52,7 @@ def _declare(
     if mode not in ("copy", "move"):
         raise ValueError(f"{address!r}: mode is 'copy' or 'move', not {mode!r}")
     Pattern(address)  # A malformed address is refused where it is written
-    return Declaration(
+    return HandlerDeclaration(
         kind=kind,
         address=address,
         slots=slots,
@@ -68,10 +68,10 @@ def _declare(
 class _Decorators:
     """Base of decorators: they record declarations on functions, or add them to a container."""
 
-    def __init__(self, register: Callable[[Any, Declaration], None]) -> None:
+    def __init__(self, register: Callable[[Any, HandlerDeclaration], None]) -> None:
         self.register = register
 
-    def _decorator(self, declaration: Declaration) -> Callable[[F], F]:
+    def _decorator(self, declaration: HandlerDeclaration) -> Callable[[F], F]:
         def decorate(function: F) -> F:
             check_form(declaration.kind, function)
             declaration.names = _names_around(function, sys._getframe(1))
@@ -193,7 +193,7 @@ class SourceDecorator(_Decorators):
         )
 
 
-def _mark(function: Any, declaration: Declaration) -> None:
+def _mark(function: Any, declaration: HandlerDeclaration) -> None:
     target = getattr(function, "__func__", function)
     if not callable(target):
         raise TypeError(f"@{declaration.kind} decorates functions and methods, not {function!r}")
@@ -246,7 +246,7 @@ class Router:
         self.node = NodeDecorator(self.declare)
         self.rpc = RpcDecorator(self.declare)
         self.source = SourceDecorator(self.declare)
-        self._declared: list[tuple[Any, Declaration]] = []
+        self._declared: list[tuple[Any, HandlerDeclaration]] = []
         self.add(*nodes)
 
     def add(self, *nodes: Any) -> None:
@@ -254,12 +254,12 @@ class Router:
         for each in nodes:
             self._declared += declared(each)
 
-    def declare(self, function: Any, declaration: Declaration) -> None:
+    def declare(self, function: Any, declaration: HandlerDeclaration) -> None:
         """Add a function with a declaration, as a decorator would record it."""
         self._declared.append((function, declaration))
 
     @property
-    def declared(self) -> list[tuple[Any, Declaration]]:
+    def declared(self) -> list[tuple[Any, HandlerDeclaration]]:
         """Handlers of the router, with prefix and middleware applied to their declarations."""
         return [
             (
@@ -277,7 +277,7 @@ class Router:
         return f"<Router {self.prefix!r}: {len(self._declared)} nodes>"
 
 
-def declared(thing: Any) -> list[tuple[Callable[..., Any], Declaration]]:
+def declared(thing: Any) -> list[tuple[Callable[..., Any], HandlerDeclaration]]:
     """Return the handlers that *thing* declares: a function, an object with such methods, a router.
 
     Raises:

@@ -18,7 +18,7 @@ from ..termini import Source
 from .links import LinkHandle, Member
 from .raising import RaisedOutcome
 from .receiving import Receiver
-from .routes import Binding
+from .routes import RouteBinding
 from .sending import Sender, make_message
 from .serving import TURN_MESSAGES, TURN_S, log_failure, only_cancelled
 
@@ -26,7 +26,7 @@ from .serving import TURN_MESSAGES, TURN_S, log_failure, only_cancelled
 _DRAIN_PATIENCE_S: Final = 0.01
 
 
-def _filter(binding: Binding) -> Mapping[object, object]:
+def _filter(binding: RouteBinding) -> Mapping[object, object]:
     asked = binding.asked
     return (asked.filter if isinstance(asked, Source) else None) or {}
 
@@ -41,7 +41,7 @@ class SourceLink:
 
     __slots__ = ("address", "captures", "filter", "link", "peer")
 
-    def __init__(self, binding: Binding) -> None:
+    def __init__(self, binding: RouteBinding) -> None:
         self.link: SendingLink = binding.link
         self.address = binding.address
         self.captures = binding.captures
@@ -75,7 +75,7 @@ class SourceLink:
 class SourceFeed:
     """Feed of one link by the generator of a ``@source``, no faster than the link's credit."""
 
-    def __init__(self, binding: Binding) -> None:
+    def __init__(self, binding: RouteBinding) -> None:
         self.binding = binding
         self.route = binding.route
         self.link: SendingLink = binding.link
@@ -205,7 +205,7 @@ def _abort(_raise_cancel: Any) -> trio.lowlevel.Abort:
     return trio.lowlevel.Abort.SUCCEEDED
 
 
-def reason(binding: Binding, failure: Exception) -> Error:
+def reason(binding: RouteBinding, failure: Exception) -> Error:
     """Return the error for the peer whose link's handler ended with *failure*, and log it."""
     if isinstance(failure, RaisedOutcome):
         return Error.of(failure)
@@ -221,7 +221,7 @@ class ServedReceiver(Receiver):
     Iterating over it ends when the peer detaches without an error, and when the container stops.
     """
 
-    def __init__(self, handler: LinkHandler, binding: Binding) -> None:
+    def __init__(self, handler: LinkHandler, binding: RouteBinding) -> None:
         super().__init__(
             handler,
             binding.address,
@@ -248,7 +248,7 @@ class ServedReceiver(Receiver):
 class ServedSender(Sender):
     """Sender on a link that the peer attached, for the handler of a ``@node.link``."""
 
-    def __init__(self, handler: LinkHandler, binding: Binding) -> None:
+    def __init__(self, handler: LinkHandler, binding: RouteBinding) -> None:
         super().__init__(handler, binding.address, name=binding.link.name)
         self.binding = binding
         #: The filters that the peer requested, by name (Part 3 §3.5.8).
@@ -277,7 +277,7 @@ class LinkHandler:
     going = False
     may_come_back = False
 
-    def __init__(self, binding: Binding) -> None:
+    def __init__(self, binding: RouteBinding) -> None:
         self.binding = binding
         self.handle: ServedReceiver | ServedSender
         self.finished = trio.Event()

@@ -12,7 +12,7 @@ from ..security.access import MANAGEMENT
 from .declaring import declared
 from .home import Home
 from .resources import Resources
-from .routes import Declaration, Middleware, Route
+from .routes import HandlerDeclaration, Middleware, Route
 from .serving import Run, Workers, run_message, run_streamed
 
 #: Directions of links to a node of each kind: False where the peer sends, True where we do. An rpc
@@ -64,7 +64,7 @@ class Nodes:
     def __len__(self) -> int:
         return len(self._placed)
 
-    def add(self, function: Callable[..., Any], declaration: Declaration) -> None:
+    def add(self, function: Callable[..., Any], declaration: HandlerDeclaration) -> None:
         """Add a node.
 
         Raises:
@@ -77,7 +77,7 @@ class Nodes:
         self._place(workers)
         self.workers.append(workers)
 
-    def _make(self, function: Callable[..., Any], declaration: Declaration) -> Workers:
+    def _make(self, function: Callable[..., Any], declaration: HandlerDeclaration) -> Workers:
         if self._middleware:
             declaration = msgspec.structs.replace(
                 declaration, middleware=(*self._middleware, *declaration.middleware)

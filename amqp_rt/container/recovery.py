@@ -134,7 +134,7 @@ class _Pauses(Struct):
     delay: float
 
 
-class Plan(Struct, kw_only=True):
+class DialOptions(Struct, kw_only=True):
     """All parameters of dialling except the URLs."""
 
     mechanisms: tuple[ClientMechanism, ...] | None
@@ -236,7 +236,7 @@ async def connect(
             mechanisms = ()
         elif auth is not None:
             mechanisms = tuple(auth) if isinstance(auth, Sequence) else (auth,)
-        plan = Plan(
+        dialling = DialOptions(
             mechanisms=mechanisms,
             virtual_host=virtual_host,
             limits=given,
@@ -253,7 +253,7 @@ async def connect(
             set_token=set_token,
             jitter=jitter,
         )
-        dialler = Dialler(container, where, plan)
+        dialler = Dialler(container, where, dialling)
         connection = dialler.connection
         connection.on_state = on_state
         container.start_connection(dialler.run)
@@ -351,25 +351,32 @@ class Dialler:
     Args:
         container: The container of the connection.
         urls: The URLs to try.
-        plan: The parameters of dialling.
+        dialling: The parameters of dialling.
         patient: Whether the first connection is retried as well.
     """
 
     def __init__(
-        self, container: DiallingHome, urls: Sequence[Url], plan: Plan, *, patient: bool = True
+        self,
+        container: DiallingHome,
+        urls: Sequence[Url],
+        dialling: DialOptions,
+        *,
+        patient: bool = True,
     ) -> None:
         self.connection = Connection(container, dialled=True)
         self.connection.redirector = self._redirect_link
         self.connection.returner = self._return_link
         self.connection.session_returner = self._return_session
         self._tokens: TokenKeeper | None = None
-        if plan.token is not None:
-            self._tokens = TokenKeeper(self.connection, plan.token, set_token=plan.set_token)
+        if dialling.token is not None:
+            self._tokens = TokenKeeper(
+                self.connection, dialling.token, set_token=dialling.set_token
+            )
             self.connection.tokens = self._tokens
         self.stopped = trio.Event()
         self._container = container
         self._urls = deque(urls)
-        self._plan = plan
+        self._dialling = dialling
         self._patient = patient
         #: Whether there is a stream, on which octets may be under way.
         self._carrying = False
@@ -462,7 +469,7 @@ class Dialler:
             The cause, if it is not the error with which the engine ended.
         """
         connection = self.connection
-        policy = self._plan.reconnect
+        policy = self._dialling.reconnect
         since = trio.current_time()
         failure = await self._try_each()
         if failure is not None and policy is not None and self._patient and not _is_final(failure):
@@ -503,7 +510,7 @@ class Dialler:
             log.info("%s", failure)
 
     def _pause(self, policy: Reconnect, delay: float) -> float:
-        return delay * (1 - policy.jitter * self._plan.jitter())
+        return delay * (1 - policy.jitter * self._dialling.jitter())
 
     async def _try_each(self) -> AmqpError | None:
         """Try every URL once; None if one was connected to, and its connection has ended."""
@@ -542,19 +549,19 @@ class Dialler:
             ConnectFailed: The peer's open did not arrive.
         """
         connection = self.connection
-        plan = self._plan
-        with trio.move_on_after(plan.within) as timeout:
+        dialling = self._dialling
+        with trio.move_on_after(dialling.within) as timeout:
             dialled = await dial(
                 url,
                 network=self._container.network,
-                tls=plan.tls,
-                upgrade=plan.tls_upgrade,
-                limits=plan.limits,
+                tls=dialling.tls,
+                upgrade=dialling.tls_upgrade,
+                limits=dialling.limits,
                 nursery=self._container.connection_nursery,
-                transport=plan.transport,
+                transport=dialling.transport,
             )
         if timeout.cancelled_caught:
-            raise ConnectFailed(f"cannot connect to {url}: no answer within {plan.within:g} s")
+            raise ConnectFailed(f"cannot connect to {url}: no answer within {dialling.within:g} s")
         try:
             mechanisms = self._mechanisms(url, secure=dialled.secure, local=dialled.local)
             for mechanism in mechanisms:
@@ -569,16 +576,16 @@ class Dialler:
             await trio.aclose_forcefully(dialled.stream)
             raise
         left = max(0.001, timeout.deadline - trio.current_time())
-        limits = replace(plan.limits, handshake_s=left)
-        hostname = plan.virtual_host or url.virtual_host or url.host or None
+        limits = replace(dialling.limits, handshake_s=left)
+        hostname = dialling.virtual_host or url.virtual_host or url.host or None
         options = client_options(
             self._container,
             limits,
             hostname=hostname,
             mechanisms=mechanisms,
-            properties=plan.properties,
-            desired_capabilities=plan.desired_capabilities,
-            pipelined=plan.pipelined,
+            properties=dialling.properties,
+            desired_capabilities=dialling.desired_capabilities,
+            pipelined=dialling.pipelined,
         )
         engine = client(options, trio.current_time())
         engine.peer.address = str(url)
@@ -589,7 +596,7 @@ class Dialler:
             scheme = "amqps" if url.tls else "amqp"
             self._tokens.base = f"{scheme}://{hostname or 'localhost'}/"
         self._began = trio.current_time()
-        connection.recovers = plan.reconnect is not None and not connection.closing
+        connection.recovers = dialling.reconnect is not None and not connection.closing
         connection.start(engine, dialled.trust)
         if connection.closing:
             engine.close()
@@ -638,17 +645,17 @@ class Dialler:
         )
 
     def _mechanisms(self, url: Url, *, secure: bool, local: bool) -> tuple[ClientMechanism, ...]:
-        plan = self._plan
-        chosen = plan.mechanisms
+        dialling = self._dialling
+        chosen = dialling.mechanisms
         if chosen is None:
             if url.user is not None:
                 chosen = _by_password(url.user, url.password or "")
-            elif secure and isinstance(plan.tls, ClientTls) and plan.tls.has_certificate:
+            elif secure and isinstance(dialling.tls, ClientTls) and dialling.tls.has_certificate:
                 chosen = (External(), Anonymous())
             else:
                 chosen = (Anonymous(),)
         if any(map(reveals, chosen)) and not may_send_in_clear(
-            secure=secure, local=local, allowed=plan.plain_in_clear
+            secure=secure, local=local, allowed=dialling.plain_in_clear
         ):
             raise ConnectFailed(
                 f"cannot connect to {url}: the password would cross the network in clear; "
@@ -661,7 +668,7 @@ class Dialler:
 
     def _return_link(self, session: Session, link: Member, error: AmqpError, ended: bool) -> bool:
         """Attach *link* again after a pause; return whether that is tried."""
-        policy = self._plan.reconnect
+        policy = self._dialling.reconnect
         if policy is None or self.connection.closing:
             return False
         pause = CLOSING_S if ended else self._pause_of(link, policy)
@@ -678,7 +685,7 @@ class Dialler:
 
     def _return_session(self, session: Session, error: SessionEnded) -> bool:
         """Begin *session* again after a pause; return whether that is tried."""
-        policy = self._plan.reconnect
+        policy = self._dialling.reconnect
         if policy is None or self.connection.closing:
             return False
         pause = self._pause_of(session, policy)
@@ -752,7 +759,7 @@ class Dialler:
             if len(self._elsewhere) >= REDIRECT_CONNECTIONS_MAX:
                 raise ConnectFailed("the peer redirects links to too many places")
             # A link redirected to a port without a listener fails at once.
-            dialler = Dialler(self._container, [url], self._plan, patient=False)
+            dialler = Dialler(self._container, [url], self._dialling, patient=False)
             self._elsewhere[url] = dialler
             self._container.start_connection(partial(self._run_elsewhere, url, dialler))
         return dialler, address if isinstance(address, str) else None

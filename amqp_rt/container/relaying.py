@@ -20,7 +20,7 @@ from .home import Home
 from .nodes import Nodes
 from .raising import Reject
 from .replies import ReplyLink
-from .routes import PREFETCH, Binding
+from .routes import PREFETCH, RouteBinding
 from .serving import GIVEN_UP, Inbox, given_up, read_message
 
 
@@ -208,7 +208,9 @@ class Relay:
             workers, captures = found
             if workers.route.kind not in ("node", "rpc") or workers.route.streaming:
                 return Error("amqp:not-allowed", f"{address!r} has to be attached to")
-            binding = Binding(workers.route, home, self._connection, self._link, address, captures)
+            binding = RouteBinding(
+                workers.route, home, self._connection, self._link, address, captures
+            )
             return Inbox(binding, workers, self._window)
         made = self._created.get(address)
         if made is not None:

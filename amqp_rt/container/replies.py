@@ -42,7 +42,7 @@ from .home import Home
 from .payloads import encode_payload
 from .permissions import Permissions
 from .raising import RaisedOutcome, Reject
-from .routes import NO_DEADLINE, Binding, Deadline, ReplyPath
+from .routes import NO_DEADLINE, Deadline, ReplyPath, RouteBinding
 from .sending import make_message
 from .serving import (
     GIVEN_UP,
@@ -329,7 +329,7 @@ class _HostPath:
 class _NoPath:
     """Path of replies without a reply address: they are dropped, and the first is logged."""
 
-    def __init__(self, binding: Binding, reply_to: str | None) -> None:
+    def __init__(self, binding: RouteBinding, reply_to: str | None) -> None:
         where = "no reply-to" if reply_to is None else f"the unknown reply-to {reply_to!r}"
         self._note = f"a request to {binding.address!r} has {where}: its reply is dropped"
 
@@ -414,7 +414,7 @@ class Replies:
         for reply_link in list(self.links):
             await reply_link.flush()
 
-    def path(self, binding: Binding, reply_to: str | None, *, hosts: bool = True) -> ReplyPath:
+    def path(self, binding: RouteBinding, reply_to: str | None, *, hosts: bool = True) -> ReplyPath:
         """Return the path of replies to a request.
 
         With a reply-to: an address that we created, an address of a host, or a link of the same
@@ -453,7 +453,7 @@ class Replies:
             links = [each for each in links if each.shares_session_with(binding.link)]
         return links[-1] if links else _NoPath(binding, reply_to)
 
-    def _pair(self, binding: Binding) -> ReplyPath:
+    def _pair(self, binding: RouteBinding) -> ReplyPath:
         """Return the other link of the pair to which the request's link belongs.
 
         Raises:

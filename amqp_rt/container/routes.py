@@ -100,7 +100,7 @@ class ReplyPath(Protocol):
         """
 
 
-class Binding:
+class RouteBinding:
     """Link and the route that it attached to: values that are the same for each of its messages."""
 
     __slots__ = (
@@ -158,7 +158,7 @@ class Context:
 
     def __init__(
         self,
-        binding: Binding,
+        binding: RouteBinding,
         delivery: IncomingDelivery | None,
         message: Message | None,
         deadline: Deadline,
@@ -195,7 +195,7 @@ CallNext: TypeAlias = Callable[[Context], Awaitable[Any]]
 Middleware: TypeAlias = Callable[[CallNext, Context], Awaitable[Any]]
 
 
-class Declaration(Struct, kw_only=True):
+class HandlerDeclaration(Struct, kw_only=True):
     """Declaration of a handler, as a decorator records it on a function."""
 
     kind: Kind
@@ -342,7 +342,7 @@ class Route:
     """
 
     def __init__(
-        self, function: Callable[..., Any], declaration: Declaration, resources: Resources
+        self, function: Callable[..., Any], declaration: HandlerDeclaration, resources: Resources
     ) -> None:
         self.function = function
         self.kind: Kind = declaration.kind
@@ -523,7 +523,7 @@ class Route:
 
     def invoke(
         self,
-        binding: Binding,
+        binding: RouteBinding,
         delivery: IncomingDelivery,
         message: Message,
         deadline: Deadline = NO_DEADLINE,
@@ -542,7 +542,7 @@ class Route:
 
     def open(
         self,
-        binding: Binding,
+        binding: RouteBinding,
         payload: Any,
         *,
         delivery: IncomingDelivery | None = None,

@@ -41,7 +41,7 @@ from ..transactions import TransactionalState
 from .credit import CreditWindow, SharedSlots
 from .home import Home
 from .raising import RaisedOutcome, Reject
-from .routes import Binding, Route, Stats
+from .routes import Route, RouteBinding, Stats
 from .streams import ByteStream
 
 log = logging.getLogger("amqp_rt.handlers")
@@ -247,7 +247,7 @@ class Inbox:
     """
 
     def __init__(
-        self, binding: Binding, workers: Workers, window: CreditWindow | None = None
+        self, binding: RouteBinding, workers: Workers, window: CreditWindow | None = None
     ) -> None:
         self.binding = binding
         self.route = binding.route

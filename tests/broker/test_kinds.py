@@ -18,7 +18,7 @@ from paged import in_line
 
 from amqp_rt import Broker, Limits, Message
 from amqp_rt.broker.nodes import Log, Queue, Topic
-from amqp_rt.broker.queue.keyed import LAST, Field, key_of, order_of
+from amqp_rt.broker.queue.keyed import LAST, MessageField, key_of, order_of
 from amqp_rt.clock import Clock
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Rejected
 from amqp_rt.stores.base import Store
@@ -118,10 +118,10 @@ def test_numbers_are_ordered_by_what_they_are_worth(one: float, other: int) -> N
 
 
 def test_a_key_is_a_field_of_the_message() -> None:
-    assert (Field("x").section, Field("x").name) == ("application-properties", "x")
-    assert Field("a.b").name == "a.b"
-    assert Field("properties.group-id").name == "group_id"
-    assert Field("message-annotations.x-opt-key").section == "message-annotations"
+    assert (MessageField("x").section, MessageField("x").name) == ("application-properties", "x")
+    assert MessageField("a.b").name == "a.b"
+    assert MessageField("properties.group-id").name == "group_id"
+    assert MessageField("message-annotations.x-opt-key").section == "message-annotations"
     for text, why in [("properties.colour", "no property"), ("", "no field")]:
         with pytest.raises(ValueError, match=why):
             Queue("q", sort_key=text)

@@ -23,7 +23,7 @@ from ..durable import facts
 from ..durable.facts import FactKind
 from ..durable.journal import Journal, Unit
 from ..nodes import Declaration, Lifetime, Terms
-from ..producers import Check, Inlet, Intake, Ledger, Place, Producer
+from ..producers import Check, Inlet, Intake, IntakeLedger, Place, Producer
 from ..queue.queue import MessageQueue
 from ..services import Services
 from ..statistics import NodeStats
@@ -122,7 +122,7 @@ class Node:
         held: Holder,
         intake: Intake,
         place: Place,
-        ledger: Ledger | None = None,
+        ledger: IntakeLedger | None = None,
         *,
         number: int = 0,
         owner: Any = None,
@@ -319,7 +319,7 @@ class Node:
         """Return whether *link* gets many records in one message."""
         return False
 
-    def way_in(self) -> tuple[Place, Ledger | None]:
+    def way_in(self) -> tuple[Place, IntakeLedger | None]:
         """Return the destination of messages of one link, and the ledger that stores them."""
         return self.inlet.node, self.inlet.ledger
 

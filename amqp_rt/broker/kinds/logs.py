@@ -24,7 +24,7 @@ from ..log.appending import Entrance
 from ..log.log import MessageLog
 from ..log.reading import LogReader
 from ..nodes import LOG, NAME_MAX, Declaration, Log, Terms
-from ..producers import Intake, Ledger, Place
+from ..producers import Intake, IntakeLedger, Place
 from ..statistics import EraStats, LogStats, PartitionStats
 from .base import Node, Space
 
@@ -145,7 +145,7 @@ class LogNode(Node):
     def sends_batches(self, link: SendingLink) -> bool:
         return RECORD_BATCHES in link.desired_capabilities
 
-    def way_in(self) -> tuple[Place, Ledger | None]:
+    def way_in(self) -> tuple[Place, IntakeLedger | None]:
         return _entrance(self.held)
 
     def consume(self, terms: Terms, *, batches: bool = False) -> LogReader:
@@ -407,7 +407,7 @@ class PartitionNode(LogNode):
     def epochs_error(self) -> Error:
         return _WHOLE_LOG
 
-    def way_in(self) -> tuple[Place, Ledger | None]:
+    def way_in(self) -> tuple[Place, IntakeLedger | None]:
         return _entrance(self.held, self.partition)
 
     def _partitions(self) -> range:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Entrance:
     """Entry of one link to a log, for one partition or all in turn (broker.producers).
 
-    Messages are both put and stored here (:class:`~amqp_rt.broker.producers.Ledger`).
+    Messages are both put and stored here (:class:`~amqp_rt.broker.producers.IntakeLedger`).
     """
 
     def __init__(self, log: MessageLog, partition: int | None = None) -> None:

@@ -55,7 +55,7 @@ class Marks(Struct, gc=False):
     replaced: bool = False
 
 
-class Field:
+class MessageField:
     """Field of a message, as named in a declaration.
 
     Args:
@@ -109,8 +109,8 @@ def marker(
     Raises:
         ValueError: A key does not name a field.
     """
-    latest = None if last_value_key is None else Field(last_value_key)
-    sorting = None if sort_key is None else Field(sort_key)
+    latest = None if last_value_key is None else MessageField(last_value_key)
+    sorting = None if sort_key is None else MessageField(sort_key)
     if latest is None and sorting is None and not groups:
         return None
 

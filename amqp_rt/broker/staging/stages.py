@@ -89,7 +89,7 @@ class StagingArea:
 
 class MessageStage:
     """Messages that the links of one attempt have staged, and their storage
-    (:class:`~amqp_rt.broker.producers.Place` and :class:`~amqp_rt.broker.producers.Ledger`)."""
+    (:class:`~amqp_rt.broker.producers.Place` and :class:`~amqp_rt.broker.producers.IntakeLedger`)."""
 
     def __init__(self, area: StagingArea, claim: Claim, number: int, began: float) -> None:
         self.area = area
@@ -133,7 +133,7 @@ class MessageStage:
     def room_again(self) -> None:
         """Do nothing: these links take part in no transaction."""
 
-    # --- Ledger ---
+    # --- IntakeLedger ---
 
     def wants(self, entry: Entry) -> bool:
         """Return True: even messages that are not durable are stored, so that the epoch is complete."""

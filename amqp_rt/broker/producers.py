@@ -20,7 +20,7 @@ from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..termini import Target
 from .durable import pieces
 from .durable.duplicates import Arrived, Duplicates
-from .durable.journal import Unit
+from .durable.journal import CallOwner, QueueLedger, Unit
 from .entries import Door, Entry, Unwelcome
 from .expiry import NEVER, expiry
 from .queue.accounts import Memory
@@ -58,7 +58,7 @@ class Place(Protocol):
     def room_again(self) -> None: ...
 
 
-class HasRoom(Protocol):
+class HasRoom(CallOwner, Protocol):
     """Interface that an intake needs of a node."""
 
     memory: Memory
@@ -69,8 +69,34 @@ class HasRoom(Protocol):
     def room(self) -> int: ...
 
 
+class Line(Protocol):
+    """Messages that wait for their turn at a node before they are stored."""
+
+    def call_in_line(self, call: Callable[[], None], entries: list[Entry]) -> bool:
+        """Call *call* after all messages that wait; return False if there is nothing to wait for.
+
+        Filters of the node have examined *entries* then, for which :meth:`IntakeLedger.receive` or
+        :meth:`forget` follows.
+        """
+
+    def forget(self, entries: list[Entry]) -> None:
+        """Forget *entries*, which have been received or are withdrawn."""
+
+
 class IntakeLedger(Protocol):
     """Writer of durable messages to the store, which puts them into their node afterwards."""
+
+    @property
+    def copies(self) -> int:
+        """Number of copies of a message that are stored, at least 1."""
+
+    @property
+    def line(self) -> Line | None:
+        """Messages that wait for their turn; None if the node takes every message at once."""
+
+    @property
+    def pieces(self) -> QueueLedger | None:
+        """Writer of messages that arrive in pieces; None if the node takes none."""
 
     def wants(self, entry: Entry) -> bool: ...
 

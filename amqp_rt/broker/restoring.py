@@ -85,7 +85,7 @@ async def _restore_facts(journal: Journal, spaces: VirtualHosts, nodes: Mapping[
         for kind in of_kind.fact_kinds:
             for key, value in await kind.read(journal):
                 node = nodes.get(facts.number_of(key))
-                if isinstance(node, of_kind):
+                if node is not None and kind in node.fact_kinds:
                     node.recall(kind, key, kind.decode(value))
                 else:
                     # The node was deleted while this fact was being written.

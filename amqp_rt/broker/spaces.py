@@ -14,7 +14,6 @@ from .dead_letters import DeadLetters, leads_to_an_exchange
 from .durable import facts
 from .entries import Entry
 from .kinds.base import Node
-from .kinds.logs import LogNode
 from .lifecycles import JOURNAL
 from .nodes import LOG, NAME_MAX, Declaration, Log, Queue, split_partition
 from .producers import Inlet
@@ -472,13 +471,7 @@ class VirtualHost:
         known = self.nodes.get(JOURNAL)
         if known is None or known.found:
             self.declare(Log(JOURNAL, max_age_s=options.max_age_s, max_bytes=options.max_bytes))
-        node = self.nodes[JOURNAL]
-        if not isinstance(node, LogNode):
-            raise AmqpError(
-                f"{JOURNAL!r} exists and is no log: what becomes of messages cannot be recorded",
-                condition="amqp:precondition-failed",
-            )
-        node.seal()
+        self.nodes[JOURNAL].seal()
 
     def record(self, payload: bytes) -> None:
         """Append an event to ``$journal``, unless that has been deleted or has failed."""

@@ -224,13 +224,21 @@ class KeptSource(Terminus):
 
     Args:
         subscription: Its subscription at the node, for all successive links.
+        queue: The queue from which that gets its messages.
     """
 
     def __init__(
-        self, termini: Termini, key: Key, terms: Terms, subscription: Subscription, number: int = 0
+        self,
+        termini: Termini,
+        key: Key,
+        terms: Terms,
+        subscription: Subscription,
+        queue: MessageQueue,
+        number: int = 0,
     ) -> None:
         super().__init__(termini, key, terms, number)
         self.subscription = subscription
+        self._queue = queue
         subscription.keeper = self
         #: Unsettled deliveries while no link is attached; None if they are no longer known.
         self.memory: UnsettledMap | None = {}
@@ -337,8 +345,7 @@ class KeptSource(Terminus):
 
     @property
     def queue(self) -> MessageQueue | None:
-        node = self.subscription.node
-        return node if isinstance(node, MessageQueue) else None
+        return self._queue
 
     def deliveries(self) -> Iterable[tuple[FactKind[Any], bytes]]:
         return [(facts.DELIVERIES, facts.key_of(self.number, tag)) for tag in self.memory or ()]
@@ -358,7 +365,7 @@ class KeptSource(Terminus):
         unit = journal.loose
         if entry.stored:
             facts.DELIVERIES.keep(unit, facts.key_of(self.number, tag), entry.sequence)
-        unit.then(then, None, self.subscription.node)
+        unit.then(then, None, self._queue)
 
     def ended(self, delivery: Any) -> None:
         """Remove the record of a delivery, in the unit that has its outcome."""
@@ -368,9 +375,7 @@ class KeptSource(Terminus):
 
     def recall(self, tag: bytes, sequence: int) -> bool:
         """Restore delivery *tag* of the message at *sequence*; return whether that still exists."""
-        queue = self.subscription.node
-        assert isinstance(queue, MessageQueue)
-        entry = queue.claim(self.subscription, sequence)
+        entry = self.subscription.node.claim(self.subscription, sequence)
         if entry is None:
             return False
         assert self.memory is not None
@@ -469,8 +474,7 @@ class RecordedLink:
         node = subscription.node
         if raw.attached and raw.credit > 0 and not self._source.over:
             sent = raw.send(payload, entry, settled=False, tag=tag, message_format=message_format)
-            if isinstance(node, MessageQueue):
-                node.left(subscription, sent)
+            node.left(subscription, sent)
         else:
             self._source.ended(Unsettled(tag=tag))
             node.conclude(subscription, entry, RELEASED)

@@ -31,7 +31,6 @@ from ..outcomes import Error
 from .durable.journal import Journal, QueueLedger, Unit, accept, refuse
 from .entries import Entry, head_of
 from .queue.accounts import WORK_OF_AN_END, Counts, Memory
-from .queue.observed import ObservedQueue
 from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
 
@@ -63,50 +62,41 @@ class _Passing:
         self.seen = 0
 
 
-def _drop(entry: Entry, reason: str, error: Error | None) -> bool:
-    """Drop the message, since subscriptions have no dead-letter address."""
-    return False
-
-
 class MessageTopic:
     """Subscriptions of one topic.
 
     Args:
         memory: Shared account of bytes.
         wall: The wall clock.
+        new_queue: Makes the queue of a subscription.
         backlog_max: Messages that may wait in one subscription; 0 for ``limits.backlog_max``.
         backlog_bytes_max: Bytes that one subscription may hold; 0 for ``limits.backlog_bytes_max``.
-        monotonic: Clock of delays; by default the wall clock.
         limits: Bounds.
     """
+
+    #: Messages are handed out in turns anyway (:class:`~amqp_rt.broker.durable.journal.CallOwner`).
+    gathering: Final = None
 
     def __init__(
         self,
         memory: Memory,
         wall: Callable[[], float],
+        new_queue: Callable[[], MessageQueue],
         *,
         backlog_max: int = 0,
         backlog_bytes_max: int = 0,
-        monotonic: Callable[[], float] | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.memory = memory
         self.wall = wall
-        self.monotonic = monotonic or wall
+        self._new_queue = new_queue
         self.backlog_max = backlog_max or limits.backlog_max
         self.backlog_bytes_max = backlog_bytes_max or limits.backlog_bytes_max
-        self.limits = limits
         self.counts = Counts()
         self.deleted = False
         #: Whether a publisher waits for room: then ``on_room`` is called after each turn's work.
         self.awaited = False
         self.on_room: Callable[[], None] = _nothing
-        #: Class of the subscriptions' queues.
-        self.queue_type: type[MessageQueue] = MessageQueue
-        #: Called as ``bury`` of a queue for messages that a subscription's queue gives up.
-        self.bury: Callable[[Entry, str, Error | None], bool] = _drop
-        #: Records events of messages, if ``queue_type`` is an :class:`ObservedQueue`.
-        self.watch: Any = None
         #: Called with a subscription's queue and the time of its next alarm.
         self.on_alarm: Callable[[MessageQueue, float], None] = _nothing_then
         #: Called when the topic or a subscription's queue has more work than one turn allows.
@@ -379,11 +369,7 @@ class MessageTopic:
         Returns:
             The subscription's number, for :meth:`close`, and its queue.
         """
-        queue = self.queue_type(
-            self.memory, self.wall, self.bury, monotonic=self.monotonic, limits=self.limits
-        )
-        if isinstance(queue, ObservedQueue):
-            queue.watch = self.watch
+        queue = self._new_queue()
         queue.counts = self.counts
         queue.on_alarm = partial(self.on_alarm, queue)
         queue.on_unfinished = partial(self.on_unfinished, queue)
@@ -429,23 +415,25 @@ class MessageTopic:
         filters: Any = None,
     ) -> Subscription:
         """Create a subscription for one link, which gets the messages put from now on."""
-        identity, queue = self.open(filters)
-        subscription = queue.subscribe(
+        identity, _ = self.open(filters)
+        return self.join(
+            identity, default_outcome=default_outcome, outcomes=outcomes, settled=settled
+        )
+
+    def join(
+        self,
+        identity: int,
+        *,
+        default_outcome: Any,
+        outcomes: tuple[Any, ...] | None = None,
+        settled: bool = False,
+    ) -> Subscription:
+        """Create the only consumer of the subscription *identity*, which ends with it."""
+        subscription = self._queues[identity].subscribe(
             default_outcome=default_outcome, outcomes=outcomes, settled=settled
         )
         subscription.on_left.append(partial(self.close, identity))
         return subscription
-
-    def identity_of(self, queue: object) -> int:
-        """Return the number of the subscription that has *queue*.
-
-        Raises:
-            KeyError: There is none.
-        """
-        for identity, known in self._queues.items():
-            if known is queue:
-                return identity
-        raise KeyError(queue)
 
     def _give_up(self, identity: int) -> None:
         queue = self._queues.get(identity)
@@ -523,12 +511,20 @@ class TopicLedger:
     it wait too, so that the order stays.
     """
 
+    #: Topics take no messages in pieces (:class:`~amqp_rt.broker.producers.IntakeLedger`).
+    pieces: Final = None
+
     def __init__(self, journal: Journal, topic: MessageTopic, address: str) -> None:
         self.address = address
         self._journal = journal
         self._topic = topic
         #: Verdicts of filters on messages that are to be received, by the identity of the entry.
         self._verdicts: dict[int, dict[int, bool]] = {}
+
+    @property
+    def line(self) -> TopicLedger:
+        """Messages that wait for their turn (:class:`~amqp_rt.broker.producers.Line`)."""
+        return self
 
     @property
     def copies(self) -> int:

@@ -26,15 +26,13 @@ from ..outcomes import ACCEPTED, RELEASED, Error, Received, Rejected, Released, 
 from ..termini import Coordinator
 from ..transactions import Declare, Declared, Discharge, TransactionalState
 from ..values import Symbol
-from .durable.journal import InDoubt, Journal, QueueLedger, Unit
+from .durable.journal import Gathering, InDoubt, Journal, QueueLedger, Unit
 from .entries import NEVER, Entry
-from .queue.queue import MessageQueue
 from .queue.subscriptions import DistributionNode, Enlisted, Subscription
-from .topics import TopicLedger
 
 if TYPE_CHECKING:
     from .durable.duplicates import Arrived, Duplicates
-    from .producers import Inlet
+    from .producers import Inlet, Line
 
 #: Capabilities of the coordinator: several transactions in a session, each usable from all sessions
 #: of the connection; no distributed transactions, and no promotion to one.
@@ -140,7 +138,7 @@ class Transaction:
         """
         if entry.sequence < 0:
             inlet.node.hold(entry)
-        if isinstance(inlet.ledger, TopicLedger):
+        if inlet.ledger is not None:
             self._copies += inlet.ledger.copies - 1
         waits = delivery.second and not delivery.settled
         self._posts.append((inlet, entry, delivery if waits else None))
@@ -290,11 +288,14 @@ class Transaction:
         """
         self.over = True
         inlets = {inlet: None for inlet, _, _ in self._posts}
-        ledgers = {inlet.ledger: None for inlet in inlets}
-        topics = [each for each in ledgers if isinstance(each, TopicLedger)]
+        lines: dict[Line, None] = {}
+        for inlet in inlets:
+            line = None if inlet.ledger is None else inlet.ledger.line
+            if line is not None:
+                lines[line] = None
         left = 1
 
-        entries = [entry for _, entry, _ in self._posts] if topics else []
+        entries = [entry for _, entry, _ in self._posts] if lines else []
 
         def go_on() -> None:
             nonlocal left
@@ -302,20 +303,24 @@ class Transaction:
             if left:
                 return
             try:
-                if topics and self._has_outgrown():
+                if lines and self._has_outgrown():
                     self.roll_back()
                     done(Error(_ROLLBACK, _OUTGROWN))
                 else:
                     self._commit(list(inlets), done)
             finally:
-                for ledger in topics:
-                    ledger.forget(entries)
+                for line in lines:
+                    line.forget(entries)
 
         # Earlier messages may wait for their turn at a topic: posts must not overtake them. Filters
         # of its durable subscriptions examine the posts in turns.
-        for ledger in topics:
-            posted = [entry for inlet, entry, _ in self._posts if inlet.ledger is ledger]
-            if ledger.call_in_line(go_on, posted):
+        for line in lines:
+            posted = [
+                entry
+                for inlet, entry, _ in self._posts
+                if inlet.ledger is not None and inlet.ledger.line is line
+            ]
+            if line.call_in_line(go_on, posted):
                 left += 1
         go_on()
 
@@ -349,11 +354,12 @@ class Transaction:
         """Put the posts to *inlets*; many of them are delivered in turns."""
         # Message-ids of posts to queues that detect duplicates.
         arrived: dict[Duplicates, Arrived] = {}
-        gathering: dict[MessageQueue, None] = {}
+        gathering: dict[Gathering, None] = {}
         if len(self._posts) > _FEW:
             for inlet in inlets:
-                if isinstance(inlet.node, MessageQueue):
-                    gathering[inlet.node] = None
+                queue = inlet.intake.node.gathering
+                if queue is not None:
+                    gathering[queue] = None
         for queue in gathering:
             queue.gather()
         try:
@@ -379,9 +385,7 @@ class Transaction:
         def refused(error: Error) -> None:
             unit.undo()
             for enlisted, entry in before.items():
-                node = enlisted.subscription.node
-                assert isinstance(node, MessageQueue)
-                node.reprieve(enlisted.entry, entry)
+                enlisted.subscription.node.reprieve(enlisted.entry, entry)
             self._posts.clear()
             self.roll_back()
             why = f"it cannot be kept: {error.description or error.condition}"
@@ -395,7 +399,7 @@ class Transaction:
             for enlisted in self._work:
                 node = enlisted.subscription.node
                 entry = enlisted.entry
-                if enlisted.outcome is not None and entry.stored and isinstance(node, MessageQueue):
+                if enlisted.outcome is not None and entry.stored:
                     before[enlisted] = copy(entry)
                     verdicts[enlisted] = node.judge(enlisted.subscription, entry, enlisted.outcome)
                     if unit.letters > letters_max:
@@ -428,16 +432,16 @@ class Transaction:
                     partial(self._give_room, inlet, entry),
                     inlet.intake.node,
                 )
-            elif isinstance(ledger, QueueLedger):
-                if entry.sequence < 0:
-                    inlet.node.let_go(entry)
-                    received.setdefault(ledger, []).append(entry)
-                else:
-                    # It arrived in pieces, which are stored.
-                    ledger.make(entry)
-            else:
+            elif (stored := ledger.pieces) is None:
+                # Links to one log have a ledger each, and its records are in the order of the posts.
                 inlet.node.let_go(entry)
                 ledger.receive([entry])
+            elif entry.sequence < 0:
+                inlet.node.let_go(entry)
+                received.setdefault(stored, []).append(entry)
+            else:
+                # It arrived in pieces, which are stored.
+                stored.make(entry)
         for stored, entries in received.items():
             stored.receive(entries)
         for each in arrived.values():
@@ -450,7 +454,7 @@ class Transaction:
         """
         copies = 0
         for inlet, _, _ in self._posts:
-            if isinstance(inlet.ledger, TopicLedger):
+            if inlet.ledger is not None:
                 copies += inlet.ledger.copies - 1
         size = len(self._posts) + copies + len(self._work)
         return copies > self._copies and size > self._work_max
@@ -486,9 +490,10 @@ class Transaction:
 
     def _let_go(self, inlet: Inlet, entry: Entry) -> None:
         """Release the room of a post that is not put."""
-        if entry.sequence >= 0 and isinstance(inlet.ledger, QueueLedger):
+        stored = None if inlet.ledger is None else inlet.ledger.pieces
+        if entry.sequence >= 0 and stored is not None:
             # It arrived in pieces, which are stored.
-            inlet.ledger.cancel(entry)
+            stored.cancel(entry)
         else:
             inlet.node.let_go(entry)
 
@@ -546,7 +551,7 @@ class Transaction:
         """Apply the outcome of one delivery, after the transaction was stored."""
         outcome = enlisted.outcome
         node = enlisted.subscription.node
-        if verdict is not None and isinstance(node, MessageQueue):
+        if verdict is not None:
             node.carry_out(enlisted.entry, verdict)
             self._answer(enlisted, outcome)
         elif outcome is not None:

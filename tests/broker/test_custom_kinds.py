@@ -34,6 +34,8 @@ class Latest(Declaration, frozen=True, kw_only=True):
 class OneMessage:
     """Holder of one message, for :class:`LatestNode`."""
 
+    gathering = None
+
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.awaited = False

@@ -72,6 +72,24 @@ class Appended(Protocol):
         worker thread; if it has them, :meth:`write` adds nothing afterwards."""
 
 
+class Gathering(Protocol):
+    """Queue that can hold back deliveries while many messages are put, since delivering takes turns."""
+
+    def gather(self) -> None:
+        """Put messages without delivering them, until :meth:`deliver_gathered` in the same turn."""
+
+    def deliver_gathered(self) -> None:
+        """Deliver what was put in the meantime."""
+
+
+class CallOwner(Protocol):
+    """Queue, topic or log that calls belong to."""
+
+    @property
+    def gathering(self) -> Gathering | None:
+        """The queue; None if the object is none, and hands messages out by itself."""
+
+
 class Unit:
     """Changes that are written together, and the calls to make afterwards.
 
@@ -92,7 +110,7 @@ class Unit:
         #: Records for logs.
         self.appended: list[Appended] = []
         #: Calls to make afterwards, each with its owner: a queue, topic or log, or None.
-        self._follow: list[tuple[Callable[[], None], object]] = []
+        self._follow: list[tuple[Callable[[], None], CallOwner | None]] = []
         self._undo: list[Callable[[], None]] = []
         self._changes: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
@@ -100,7 +118,7 @@ class Unit:
         self,
         call: Callable[[], None],
         undo: Callable[[], None] | None = None,
-        owner: object = None,
+        owner: CallOwner | None = None,
     ) -> None:
         """Call *call* once this unit is on the disk; several calls are made in order.
 
@@ -119,13 +137,14 @@ class Unit:
     def kept(self, on_fault: Callable[[object, Exception], object]) -> None:
         """Make the calls given to :meth:`then`, as the unit is on the disk. An exception of one call
         prevents no other: *on_fault* gets it afterwards, with its owner, once all have been answered."""
-        faults: list[tuple[object, Exception]] = []
-        gathering: dict[MessageQueue, None] = {}
+        faults: list[tuple[CallOwner | None, Exception]] = []
+        gathering: dict[Gathering, None] = {}
         if self.gathers or len(self._changes) > _CHANGES_OF_A_TURN:
             # Put all messages into their queues before the first is delivered: delivering takes turns.
             for _, owner in self._follow:
-                if isinstance(owner, MessageQueue):
-                    gathering[owner] = None
+                queue = None if owner is None else owner.gathering
+                if queue is not None:
+                    gathering[queue] = None
         for queue in gathering:
             queue.gather()
         for call, owner in self._follow:
@@ -603,6 +622,10 @@ class QueueLedger:
     and counters see only messages that cannot be lost any more, and the order is kept.
     """
 
+    #: A message is stored once, and waits for no turn (:class:`~amqp_rt.broker.producers.IntakeLedger`).
+    copies: Final = 1
+    line: Final = None
+
     def __init__(
         self, journal: Journal, number: int, queue: MessageQueue, address: str = ""
     ) -> None:
@@ -610,6 +633,11 @@ class QueueLedger:
         self.address = address
         self._journal = journal
         self._queue = queue
+
+    @property
+    def pieces(self) -> QueueLedger:
+        """Writer of messages that arrive in pieces."""
+        return self
 
     def wants(self, entry: Entry) -> bool:
         """Return whether *entry* has to be staged: it is durable, a message before it is waiting, or

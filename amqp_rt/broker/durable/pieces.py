@@ -24,12 +24,13 @@ from ...transactions import TransactionalState
 from ..entries import NOWHERE, Entry, Unwelcome
 from ..expiry import NEVER
 from ..transactions import TOO_MUCH, UNKNOWN_TRANSACTION
-from .journal import QueueLedger, Unit, refuse
+from .journal import Unit, refuse
 
 if TYPE_CHECKING:
     from ...fronts.base import IncomingDelivery, ReceivingLink
     from ..producers import Producer
     from .duplicates import Arrived
+    from .journal import QueueLedger
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -111,7 +112,7 @@ class Arrival:
         """
         producer = self._producer
         delivery = self._delivery
-        ledger = producer.ledger
+        ledger = None if producer.ledger is None else producer.ledger.pieces
         try:
             entry = producer.door.admit(
                 bytes(self._data), delivery.message_format, producer.wall(), producer.ttl_s
@@ -130,7 +131,7 @@ class Arrival:
             not entry.durable
             or entry.sequence != NOWHERE
             or type(delivery.state) not in (NoneType, TransactionalState)
-            or not isinstance(ledger, QueueLedger)
+            or ledger is None
         ):
             self._detach(
                 Error(

@@ -112,6 +112,8 @@ class Node:
     #: Name of this kind, and the class of its declarations.
     kind: ClassVar[str]
     declaration: ClassVar[type[Declaration]]
+    #: Whether the node uses fields of messages' headers, such as the priority.
+    uses_headers: ClassVar[bool] = True
     #: Kinds of facts in the store that this kind of node restores. Their keys begin with the node's number.
     fact_kinds: ClassVar[tuple[FactKind[Any], ...]] = ()
 
@@ -220,6 +222,17 @@ class Node:
         if self.number and journal is not None:
             fact = facts.node_fact(self.declared, self.space.name, implicit=self.implicit)
             facts.NODES.keep(journal.loose, facts.key_of(self.number), fact)
+
+    def seal(self) -> None:
+        """Let only the broker itself append from now on, to record events of messages.
+
+        Raises:
+            AmqpError: The node is no log.
+        """
+        raise AmqpError(
+            f"{self.declared.name!r} exists and is no log: what becomes of messages cannot be recorded",
+            condition="amqp:precondition-failed",
+        )
 
     def begin_lifetime(self, lifetime: Lifetime) -> None:
         """Delete the node at the end of *lifetime*, as it was created for a link."""
@@ -356,10 +369,13 @@ class Node:
 
     def make_terminus(self, key: Key, terms: Terms, number: int) -> Terminus:
         """Create the object for :meth:`open_terminus`."""
-        termini = self.services.termini
         if terms.target is not None and not key[3]:
-            return KeptTarget(termini, key, terms, number)
-        return KeptSource(termini, key, terms, self.consume(terms), number)
+            return KeptTarget(self.services.termini, key, terms, number)
+        return self.make_source(key, terms, number)
+
+    def make_source(self, key: Key, terms: Terms, number: int) -> Terminus:
+        """Create the source of a link, or the shared source of several, that receive from the node."""
+        raise NotImplementedError
 
     def _terminus_ended(self, terminus: Terminus) -> None:
         """Remove *terminus*, which has ended, and its records in the store."""

@@ -39,6 +39,7 @@ class LogNode(Node):
 
     kind = LOG
     declaration = Log
+    uses_headers = False
     fact_kinds = (facts.INCARNATIONS, facts.CURSORS, facts.HOLDS, facts.ERAS)
     declared: Log
     held: MessageLog
@@ -99,7 +100,6 @@ class LogNode(Node):
         self.held.keep(declared.max_age_s, declared.max_bytes)
 
     def seal(self) -> None:
-        """Let only the broker append."""
         self.held.sealed = True
 
     # --- Restoring ---

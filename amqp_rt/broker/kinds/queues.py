@@ -26,6 +26,7 @@ from ..queue.observed import ObservedQueue
 from ..queue.queue import MessageQueue
 from ..queue.subscriptions import Subscription
 from ..services import Services
+from ..termini import KeptSource, Key, Terminus
 from .base import SEALED, Node, Space
 
 
@@ -244,6 +245,10 @@ class QueueNode(Node):
             )
         subscription.transactions = self.services.transactions
         return subscription
+
+    def make_source(self, key: Key, terms: Terms, number: int) -> Terminus:
+        termini = self.services.termini
+        return KeptSource(termini, key, terms, self.consume(terms), self.held, number)
 
     def stored_consumers(self) -> Sequence[Subscription]:
         return list(self.held.consumers.values()) if self.held.ledger is not None else ()

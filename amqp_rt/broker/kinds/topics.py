@@ -17,7 +17,7 @@ from ..queue.observed import ObservedQueue
 from ..queue.queue import MessageQueue
 from ..queue.subscriptions import Subscription
 from ..statistics import SubscriptionStats
-from ..termini import Key, SharedSource, Terminus
+from ..termini import KeptSource, Key, SharedSource, Terminus
 from ..topics import MessageTopic, TopicLedger
 from .base import Node, Space
 from .queues import peek
@@ -40,12 +40,25 @@ class TopicNode(Node):
         if services.journals is not None and not transient:
             watch = services.journals.watch(space.name, declared.name, space.record)
         turns = services.turns
+
+        def new_queue() -> MessageQueue:
+            queue = (MessageQueue if watch is None else ObservedQueue)(
+                services.memory,
+                services.clock.wall,
+                partial(_drop_copy, space, declared.name),
+                monotonic=services.clock.monotonic,
+                limits=services.limits,
+            )
+            if isinstance(queue, ObservedQueue):
+                queue.watch = watch
+            return queue
+
         topic = MessageTopic(
             services.memory,
             services.clock.wall,
+            new_queue,
             backlog_max=declared.backlog_max or 0,
             backlog_bytes_max=declared.backlog_bytes_max or 0,
-            monotonic=services.clock.monotonic,
             limits=services.limits,
         )
 
@@ -56,9 +69,6 @@ class TopicNode(Node):
 
         topic.on_alarm = turns.set_alarm
         topic.on_unfinished = go_on_later
-        topic.bury = partial(_drop_copy, space, declared.name)
-        topic.queue_type = MessageQueue if watch is None else ObservedQueue
-        topic.watch = watch
         ledger = None
         if services.journal is not None and number:
             ledger = TopicLedger(services.journal, topic, declared.name)
@@ -123,20 +133,25 @@ class TopicNode(Node):
         subscription.transactions = self.services.transactions
         return subscription
 
-    def make_terminus(self, key: Key, terms: Terms, number: int) -> Terminus:
-        topic = self.held
+    def make_source(self, key: Key, terms: Terms, number: int) -> Terminus:
+        topic, termini = self.held, self.services.termini
+        identity, queue = topic.open(terms.filters)
         terminus: Terminus
-        if terms.shared and (terms.target is None or key[3]):
-            identity, queue = topic.open(terms.filters)
-            terminus = SharedSource(self.services.termini, key, terms, queue, number)
+        if terms.shared:
+            terminus = SharedSource(termini, key, terms, queue, number)
             terminus.on_end.append(partial(topic.close, identity))
         else:
-            terminus = super().make_terminus(key, terms, number)
-        if terminus.queue is not None:
-            identity = topic.identity_of(terminus.queue)
-            topic.given_up[identity] = terminus.fail
-            if number and self.services.journal is not None:
-                topic.keep(identity, self.services.journal, number)
+            subscription = topic.join(
+                identity,
+                default_outcome=terms.default_outcome,
+                outcomes=terms.outcomes,
+                settled=terms.settled,
+            )
+            subscription.transactions = self.services.transactions
+            terminus = KeptSource(termini, key, terms, subscription, queue, number)
+        topic.given_up[identity] = terminus.fail
+        if number and self.services.journal is not None:
+            topic.keep(identity, self.services.journal, number)
         return terminus
 
     def forget_terminus(self, unit: Unit, terminus: Terminus) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ...fronts.base import IncomingDelivery
 from ...outcomes import Error
@@ -25,6 +25,11 @@ class Entrance:
 
     Messages are both put and stored here (:class:`~amqp_rt.broker.producers.IntakeLedger`).
     """
+
+    #: A record is stored once and whole, and waits for no turn.
+    copies: Final = 1
+    line: Final = None
+    pieces: Final = None
 
     def __init__(self, log: MessageLog, partition: int | None = None) -> None:
         self.log = log

@@ -57,6 +57,9 @@ class MessageLog:
         limits: Bounds.
     """
 
+    #: Readers are served in turns anyway (:class:`~amqp_rt.broker.durable.journal.CallOwner`).
+    gathering: Final = None
+
     def __init__(
         self,
         memory: Memory,

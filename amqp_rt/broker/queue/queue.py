@@ -344,6 +344,11 @@ class MessageQueue(DistributionNode):
         if ring or turns.levels or self.browsers or self.overflow == DROP_HEAD:
             self.distribute()
 
+    @property
+    def gathering(self) -> MessageQueue:
+        """The queue itself, since :meth:`gather` has an effect here."""
+        return self
+
     def gather(self) -> None:
         """Put messages without delivering them, until :meth:`deliver_gathered` in the same turn."""
         self.turns.gathers = self.turns.pumping = True

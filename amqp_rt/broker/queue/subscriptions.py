@@ -37,6 +37,26 @@ class DistributionNode:
         """Apply *outcome* to *entry*, whose delivery ended; ``concluded`` follows after a batch."""
         raise NotImplementedError
 
+    def judge(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
+        """Return the verdict of *outcome* on *entry*, a stored message, and store it."""
+        raise NotImplementedError
+
+    def carry_out(self, entry: Entry, verdict: int) -> None:
+        """Apply the verdict to *entry*; ``concluded`` follows."""
+        raise NotImplementedError
+
+    def reprieve(self, entry: Entry, before: Entry) -> None:
+        """Restore *entry* to its state *before* the verdict, which could not be stored."""
+        raise NotImplementedError
+
+    def claim(self, subscription: Subscription, sequence: int) -> Entry | None:
+        """Acquire the message at *sequence*, as before a restart; return None if it is gone."""
+        raise NotImplementedError
+
+    def left(self, subscription: Subscription, delivery: Any) -> None:
+        """Note that *delivery*, which was recorded before, has been sent."""
+        raise NotImplementedError
+
     def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
         """Settle *delivery* of *entry* with *outcome*, for which its peer waits."""
         raise NotImplementedError

@@ -9,8 +9,6 @@ from ...codec.sections import walk_head
 from ...limits import Limits
 from ...stores.base import Stored
 from ..entries import Entry, entry_of, restored
-from ..log.appending import Entrance
-from ..producers import Inlet
 
 #: Format of an entry that holds a batch of messages; not that of the wire, which any message may carry.
 BATCH: Final = -1
@@ -24,9 +22,9 @@ def payloads_of(entry: Entry) -> list[bytes]:
     return read_messages(entry.payload, len(entry.payload))
 
 
-def entries_of(number: int, stored: Stored, inlet: Inlet, limits: Limits) -> list[Entry]:
+def entries_of(number: int, stored: Stored, limits: Limits, *, headers: bool) -> list[Entry]:
     """Return the entries to publish for a message that stage *number* has *stored*, or for each message
-    of a batch.
+    of a batch; with the fields of their *headers*, if their node uses these.
 
     Raises:
         DecodeError: A message was admitted under other limits.
@@ -36,8 +34,7 @@ def entries_of(number: int, stored: Stored, inlet: Inlet, limits: Limits) -> lis
         return [entry.again()]
     publisher = entry.publisher
     payloads = payloads_of(entry)
-    if isinstance(inlet.ledger, Entrance):
-        # The records of a log have no fields of the header.
+    if not headers:
         return [Entry(payload, publisher=publisher) for payload in payloads]
     return [
         entry_of(payload, walk_head(payload, limits), publisher=publisher) for payload in payloads

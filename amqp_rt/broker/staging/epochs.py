@@ -22,6 +22,10 @@ class StagedNode(Protocol):
     #: Its number in the store, 0 if it is not stored.
     number: int
 
+    @property
+    def uses_headers(self) -> bool:
+        """Whether the node uses fields of the header, such as the priority."""
+
 
 class EpochProducer:
     """Producer of one node."""

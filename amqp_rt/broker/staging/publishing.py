@@ -16,8 +16,6 @@ from ..durable.journal import Journal, Unit
 from ..entries import Entry
 from ..expiry import NEVER
 from ..producers import Inlet
-from ..queue.queue import MessageQueue
-from ..topics import TopicLedger
 from .batches import entries_of
 from .epochs import EpochProducer
 from .registry import EpochProducers
@@ -130,7 +128,12 @@ class Publishing:
             while waiting and len(entries) < max(most, 1):
                 stored = waiting.popleft()
                 sequences.append(stored.sequence)
-                entries += entries_of(stage.number, stored, inlet, self._limits)
+                entries += entries_of(
+                    stage.number,
+                    stored,
+                    self._limits,
+                    headers=producer.destination.uses_headers,
+                )
             fill = partial(
                 self._move,
                 producer=producer,
@@ -193,20 +196,18 @@ def _put_held(inlet: Inlet, entries: list[Entry]) -> None:
     """Put *entries*, which have been admitted, into their node now."""
     if any(entry.expires_at != NEVER for entry in entries):
         inlet.on_expiring()
-    node = inlet.node
-    if not isinstance(node, MessageQueue):
-        for entry in entries:
-            node.put(entry)
-        return
-    # The queue delivers them in turns.
-    node.gather()
+    queue = inlet.intake.node.gathering
+    if queue is not None:
+        # The queue delivers them in turns.
+        queue.gather()
     try:
         for entry in entries:
-            node.put(entry)
+            inlet.node.put(entry)
     finally:
-        node.deliver_gathered()
+        if queue is not None:
+            queue.deliver_gathered()
 
 
 def _copies(inlet: Inlet) -> int:
     """Return how many copies of a message are stored at the node of *inlet*, at least 1."""
-    return inlet.ledger.copies if isinstance(inlet.ledger, TopicLedger) else 1
+    return 1 if inlet.ledger is None else inlet.ledger.copies

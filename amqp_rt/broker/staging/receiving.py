@@ -20,6 +20,7 @@ from .stages import MessageStage
 class StagingProducer(Producer):
     """Receiving end of a link that stages messages, single ones or batches."""
 
+    node: MessageStage
     mixed = True
 
     def _is_single(self, delivery: Any) -> bool:
@@ -28,7 +29,6 @@ class StagingProducer(Producer):
     def _deliver_other(self, link: ReceivingLink, delivery: Any) -> bool:
         """Stage the messages of a batch, or refuse all of them; return whether the link continues."""
         stage = self.node
-        assert isinstance(stage, MessageStage)
         if delivery.state is not None and type(delivery.state) is not Received:
             link.detach(UNKNOWN_TRANSACTION)
             return False

@@ -37,6 +37,9 @@ class StagingArea:
         limits: Bounds.
     """
 
+    #: Staged messages are delivered to no consumer (:class:`~amqp_rt.broker.durable.journal.CallOwner`).
+    gathering: Final = None
+
     def __init__(self, memory: Memory, journal: Journal | None, limits: Limits) -> None:
         self.memory = memory
         self.journal = journal
@@ -90,6 +93,11 @@ class StagingArea:
 class MessageStage:
     """Messages that the links of one attempt have staged, and their storage
     (:class:`~amqp_rt.broker.producers.Place` and :class:`~amqp_rt.broker.producers.IntakeLedger`)."""
+
+    #: A message is stored once and whole, and waits for no turn.
+    copies: Final = 1
+    line: Final = None
+    pieces: Final = None
 
     def __init__(self, area: StagingArea, claim: Claim, number: int, began: float) -> None:
         self.area = area

@@ -19,7 +19,6 @@ from ..durable.facts import Claim
 from ..durable.journal import Journal
 from ..producers import Producer
 from ..queue.accounts import Memory
-from ..topics import TopicLedger
 from .attempts import COMMITTED, EPOCH_PUBLISH, PUBLISHED, RESUMES
 from .commits import Commits
 from .epochs import StagedNode
@@ -93,8 +92,8 @@ class Staging:
         offered = [EPOCH_PUBLISH]
         kind = Producer
         # A batch is published in one step, which for a topic would write very many copies.
-        if MESSAGE_BATCHES in link.desired_capabilities and not isinstance(
-            inlet.ledger, TopicLedger
+        if MESSAGE_BATCHES in link.desired_capabilities and (
+            inlet.ledger is None or inlet.ledger.line is None
         ):
             offered.append(MESSAGE_BATCHES)
             kind = StagingProducer

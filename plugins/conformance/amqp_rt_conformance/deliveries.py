@@ -8,7 +8,10 @@ import time
 from amqp_rt.net.traces.octets import CompositeValue, Raw, composite, encode
 
 from .checks import check
-from .host import (
+from .frames import shown
+from .host import Host
+from .links import Delivery, Incoming, Outgoing
+from .messages import (
     APPLICATION_PROPERTIES,
     DATA,
     FOOTER,
@@ -16,17 +19,12 @@ from .host import (
     PROPERTIES,
     SEQUENCE,
     VALUE,
-    Delivery,
-    Host,
-    Incoming,
-    Outgoing,
-    Peer,
     header,
     message,
     section,
     sections_of,
-    shown,
 )
+from .peers import Peer
 from .verdicts import NotOffered, require
 
 #: Largest max-message-size, in octets, that is exceeded to see whether the message is refused.

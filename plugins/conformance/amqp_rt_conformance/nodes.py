@@ -8,19 +8,11 @@ from typing import Any
 from amqp_rt.net.traces.octets import CompositeValue, Raw, composite, encode
 
 from .checks import check
-from .host import (
-    APPLICATION_PROPERTIES,
-    PROPERTIES,
-    VALUE,
-    Host,
-    Incoming,
-    Outgoing,
-    Peer,
-    error_of,
-    message,
-    section,
-    shown,
-)
+from .frames import error_of, shown
+from .host import Host
+from .links import Incoming, Outgoing
+from .messages import APPLICATION_PROPERTIES, PROPERTIES, VALUE, message, section
+from .peers import Peer
 from .verdicts import Departs, NotOffered, require
 
 #: The filter of the Apache registry that most hosts with filters support.

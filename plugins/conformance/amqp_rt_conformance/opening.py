@@ -17,7 +17,9 @@ from amqp_rt.net.traces.octets import (
 )
 
 from .checks import check
-from .host import Host, Peer, open_frame
+from .frames import open_frame
+from .host import Host
+from .peers import Peer
 from .verdicts import Departs, NotOffered, require
 
 #: Octets of a frame that every host must accept (Part 2 §2.7.1, MIN-MAX-FRAME-SIZE).

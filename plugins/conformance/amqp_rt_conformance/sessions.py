@@ -9,7 +9,10 @@ from typing import Any
 from amqp_rt.net.traces.octets import CompositeValue, Raw, composite, encode
 
 from .checks import check
-from .host import Host, Peer, message, shown
+from .frames import shown
+from .host import Host
+from .messages import message
+from .peers import Peer
 from .verdicts import Departs, NotOffered, require
 
 FRAMING = "amqp:connection:framing-error"

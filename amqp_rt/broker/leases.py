@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from ..clock import Clock
 from ..errors import AmqpError, LocalProtocolError
+from ..events import Peer
 from ..fronts.base import Payload, SendingLink
 from ..limits import Limits
 from ..message import MESSAGE_FORMAT
@@ -110,6 +111,7 @@ class _Inward:
     def __init__(self, lease: Lease, name: str, max_message_size: int) -> None:
         self._lease = lease
         self.name = name
+        self.peer = Peer()
         self.max_message_size = max_message_size
         self.credit = 0
         self.unsettled: list[Any] = []

@@ -24,6 +24,7 @@ from typing import Any, Final, TypeAlias
 
 from ..clock import Clock
 from ..errors import LocalProtocolError
+from ..events import Peer
 from ..fronts.base import (
     SENDER,
     IncomingDelivery,
@@ -429,6 +430,14 @@ class RecordedLink:
     @property
     def connection(self) -> Any:
         return self.raw.connection
+
+    @property
+    def name(self) -> str:
+        return self.raw.name
+
+    @property
+    def peer(self) -> Peer:
+        return self.raw.peer
 
     def offer(self, available: int) -> None:
         self.raw.offer(available)

@@ -99,6 +99,17 @@ async def test_a_group_reads_its_messages_as_often_as_it_likes(
         assert await ask(peer, "LEASE-STATE") == "amqp:not-found"
 
 
+async def test_messages_of_a_queue_with_a_journal_are_leased() -> None:
+    async with Broker(journal=True) as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        await fill(peer, *"ab")
+        assert await ask(peer, "OPEN-LEASE") == LeaseState(1, 0, 0, 2)
+        assert await ask(peer, "LEASE", generation=1, count=2) == LeaseState(1, 0, 2, 0)
+        assert await ask(peer, "RELEASE-LEASE") == {"released": 2}
+        assert await available(broker) == ["a", "b"]
+        assert broker.stats("work").failure is None
+
+
 @pytest.mark.parametrize("paged", [False, True])
 async def test_a_lease_outlives_the_broker(tmp_path: Path, paged: bool) -> None:
     def broker_again() -> Broker:

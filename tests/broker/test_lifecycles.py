@@ -18,6 +18,7 @@ from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.errors import AmqpError
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Modified, Rejected
+from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.values import Described, Symbol
 
 
@@ -130,6 +131,39 @@ def test_what_a_message_waited_and_for_how_long_it_was_held() -> None:
         ("published", 0, None, None, None),
         ("dead-lettered", 1, None, None, None),
     ]
+
+
+@pytest.mark.req("K8")
+def test_an_event_after_a_lost_link_names_that_link() -> None:
+    world = observed(Queue("q"))
+    client = world.client("taker")
+    assert client.receiver("q", name="out", credit=1, timeout=30).error is None
+    world.client("maker").sender("q", name="in").send("a")
+    client.cut()
+    world.time.now += 31
+    world.host.sweep()
+    assert world.stats("q").failure is None
+    assert events(world, "event", "container", "link") == [
+        ("published", "maker", None),
+        ("delivered", "taker", "out"),
+        ("released", "taker", "out"),
+    ]
+
+
+@pytest.mark.req("K8")
+async def test_deliveries_of_a_durable_terminus_are_recorded() -> None:
+    async with Broker(store=MemoryStore(), journal=True) as broker, broker.local() as peer:
+        await broker.declare(Queue("q"))
+        async with (
+            peer.sender("q") as sender,
+            peer.receiver("q", name="out", durable=2) as receiver,
+        ):
+            await sender.send("a", durable=True)
+            delivery = await receiver.receive()
+            assert delivery.body == "a"
+            delivery.accept()
+        stats = broker.stats("q")
+        assert (stats.failure, stats.delivered, stats.accepted) == (None, 1, 1)
 
 
 @pytest.mark.req("K8")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
+from ...events import Peer
 from ...fronts.base import SendingLink
 from ...outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, Released
 from ...transactions import TransactionalState
@@ -115,15 +116,21 @@ class Enlisted:
 
 
 class NoLink:
-    """Link of a suspended subscription: it sends nothing and refers to no connection."""
+    """Link of a suspended subscription: it sends nothing and refers to no connection.
+
+    Args:
+        name: Name of the last link, for events of its messages.
+        container_id: Container-id of that link's peer.
+    """
 
     attached: bool = False
     writable: bool = False
     draining: bool = False
     credit: int = 0
 
-
-_NO_LINK: Final = NoLink()
+    def __init__(self, name: str, container_id: str) -> None:
+        self.name = name
+        self.peer = Peer(container_id=container_id)
 
 
 class Subscription:
@@ -356,7 +363,7 @@ class Subscription:
             node.conclude_left(left, self._release)
         node.pause(self)
         node.concluded()
-        self.link = _NO_LINK
+        self.link = NoLink(link.name, link.peer.container_id)
         return memory
 
     def _release(self, delivery: Any) -> None:

@@ -17,19 +17,15 @@ import heapq
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from itertools import count
 from math import inf
 from typing import Any, Final, TypeAlias
 
 from ..clock import Clock
-from ..errors import LocalProtocolError
-from ..events import Peer
 from ..fronts.base import (
     SENDER,
     IncomingDelivery,
     Link,
-    OutgoingDelivery,
     Payload,
     ReceivingLink,
     SendingLink,
@@ -45,6 +41,7 @@ from .entries import Entry, departing
 from .nodes import CONNECTION_CLOSE, GLOBAL, NEVER, SESSION_END, SHARED, Terms
 from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
+from .recorded_links import RecordedLink
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -396,100 +393,6 @@ def _as_sent(entry: Entry, now: float) -> Payload:
     has that header too.
     """
     return departing(entry, now) if entry.altered else entry.payload
-
-
-class RecordedLink:
-    """Sending link on which a message leaves once the store has recorded its delivery.
-
-    After a restart the delivery is therefore known, and the message is not sent to another
-    consumer.
-    """
-
-    def __init__(self, link: SendingLink, source: KeptSource) -> None:
-        self.raw = link
-        self._source = source
-        #: Messages waiting for their record.
-        self._staged = 0
-
-    @property
-    def credit(self) -> int:
-        return self.raw.credit - self._staged
-
-    @property
-    def writable(self) -> bool:
-        return self.raw.writable
-
-    @property
-    def draining(self) -> bool:
-        return self.raw.draining and not self._staged
-
-    @property
-    def attached(self) -> bool:
-        return self.raw.attached
-
-    @property
-    def connection(self) -> Any:
-        return self.raw.connection
-
-    @property
-    def name(self) -> str:
-        return self.raw.name
-
-    @property
-    def peer(self) -> Peer:
-        return self.raw.peer
-
-    def offer(self, available: int) -> None:
-        self.raw.offer(available)
-
-    def drained(self) -> None:
-        self.raw.drained()
-
-    def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
-        self.raw.detach(error, closed=closed)
-
-    def send(
-        self,
-        payload: Payload,
-        context: Any = None,
-        *,
-        settled: bool | None = None,
-        message_format: int = 0,
-        state: Any = None,
-    ) -> OutgoingDelivery | None:
-        """Send the message once it is recorded; settled or transactional ones are sent at once."""
-        source = self._source
-        tag = source.next_tag()
-        if settled or not isinstance(context, Entry):
-            return self.raw.send(
-                payload,
-                context,
-                settled=settled,
-                tag=tag,
-                message_format=message_format,
-                state=state,
-            )
-        size = len(payload) if isinstance(payload, bytes) else sum(len(each) for each in payload)
-        if 0 < self.raw.max_message_size < size:
-            raise LocalProtocolError("the message is larger than the peer takes")
-        self._staged += 1
-        source.record(tag, context, partial(self._leave, tag, payload, context, message_format))
-        return None
-
-    def _leave(self, tag: bytes, payload: Payload, entry: Entry, message_format: int) -> None:
-        self._staged -= 1
-        raw = self.raw
-        subscription = self._source.subscription
-        node = subscription.node
-        if raw.attached and raw.credit > 0 and not self._source.over:
-            sent = raw.send(payload, entry, settled=False, tag=tag, message_format=message_format)
-            node.left(subscription, sent)
-        else:
-            self._source.ended(Unsettled(tag=tag))
-            node.conclude(subscription, entry, RELEASED)
-            node.concluded()
-        if not self._staged and raw.draining and raw.attached:
-            node.serve(subscription)
 
 
 class SharedSource(Terminus):

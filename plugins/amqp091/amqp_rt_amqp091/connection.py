@@ -96,7 +96,7 @@ class Connection:
         self._heard_at = self._said_at = self._now = now
         self._ends_at = now + limits.handshake_s
         #: Octets held for all channels together.
-        self._held = 0
+        self.held = 0
         #: Cost of the current frame in frames, beyond one.
         self.spent = 0
         #: Why the connection ends; None for a normal close.
@@ -438,9 +438,9 @@ class Connection:
         Raises:
             Fault: All channels together hold too many.
         """
-        self._held += size
+        self.held += size
         most = max(self.limits.session_window_bytes, 2 * self.limits.message_size_max)
-        if self._held > most:
+        if self.held > most:
             raise Fault(
                 faults.RESOURCE_ERROR,
                 f"the channels have more than {most} octets of incomplete messages",
@@ -452,7 +452,7 @@ class Connection:
 
     def let_go(self, size: int) -> None:
         """Subtract *size* octets no longer held."""
-        self._held -= size
+        self.held -= size
 
     def report(self, event: Event) -> None:
         """Queue an event for the owner of the connection."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from . import faults
@@ -47,7 +46,6 @@ class BaseChannel:
         self.closing = False
         #: Whether the channel has ended.
         self.ended = False
-        self.followers: dict[Any, Callable[[], None]] = {}
         # Content received so far.
         self._carrier: m.Method | None = None
         self._properties: m.BasicProperties | None = None
@@ -73,7 +71,7 @@ class BaseChannel:
         if self.closing:
             self._on_frame_while_closing(frame)
         else:
-            self._take(frame)
+            self.take(frame)
 
     def _on_frame_while_closing(self, frame: Frame) -> None:
         """Drop everything but close and close-ok (§1.4.2.5)."""
@@ -86,7 +84,12 @@ class BaseChannel:
         elif isinstance(method, m.ChannelCloseOk):
             self.engine.release(self)
 
-    def _take(self, frame: Frame) -> None:
+    def take(self, frame: Frame) -> None:
+        """Handle a frame whose turn it is.
+
+        Raises:
+            Fault: The frame is not allowed now, or its method failed.
+        """
         kind = frame.type
         if kind == BODY:
             self._on_body(frame.payload)
@@ -182,9 +185,6 @@ class BaseChannel:
             return False
         self.ended = True
         self._forget_body()
-        followers, self.followers = self.followers, {}
-        for follower in followers.values():
-            follower()
         return True
 
     def _on_method(self, method: m.Method) -> None:

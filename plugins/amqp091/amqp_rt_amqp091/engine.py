@@ -6,6 +6,7 @@ client is answered with its reply code, which ends a channel or the connection (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from math import inf
 from typing import Any, ClassVar, Final
@@ -32,8 +33,9 @@ from .connection import CHANNEL_MAX, FRAME_MAX, HEARTBEAT_S, Connection
 from .faults import Fault
 from .frames import FRAME_MIN_SIZE, METHOD, PROTOCOL_HEADER, Frame
 from .lifecycle import TRANSITIONS, Stage, Transitions
-from .links import IncomingDelivery, OutgoingDelivery, ReceivingLink, SendingLink
+from .links import IncomingDelivery, OutgoingDelivery, ReceivingLink, SendingLink, Way
 from .recent import Recents
+from .sessions import Conclude, Reply
 
 _CAPABILITIES: Final = {
     "publisher_confirms": True,
@@ -78,17 +80,17 @@ class Engine(Connection):
     transitions: ClassVar[Transitions] = TRANSITIONS
 
     def __init__(
-        self, options: ServerOptions, replies: dict[str, Channel], recents: Recents, now: float
+        self, options: ServerOptions, replies: dict[str, Reply], recents: Recents, now: float
     ) -> None:
         peer = Peer(address=options.address, protocol="amqp0-9-1")
         super().__init__(options.limits, peer, Stage.HEADER, now)
         self.options = options
         self.topology: Topology | None = None
-        #: Channels that consume direct replies, by address; shared by all connections of the front.
+        #: Consumers of direct replies, by address; shared by all connections of the front.
         self.replies = replies
         self.recents = recents
         #: Inlets found within this chunk, by channel, method and properties.
-        self.ways: dict[tuple[int, bytes, bytes], list[tuple[Any, ReceivingLink, str]]] = {}
+        self.ways: dict[tuple[int, bytes, bytes], list[Way]] = {}
         #: Consumers that have credit but no room in the output, or in this turn.
         self.thirsty: dict[SendingLink, None] = {}
         #: Messages sent to consumers in this turn.
@@ -105,15 +107,16 @@ class Engine(Connection):
         self._blocked = False
         self._open_due = False
         self._channel_max = min(CHANNEL_MAX, max(1, options.limits.channel_max * 32))
-        #: Channels to resume where they were held up.
-        self._scheduled: dict[Channel, None] = {}
-        #: Channels with work for later turns.
-        self._working: dict[Channel, None] = {}
-        self._dirty: dict[Channel, None] = {}
+        #: Steps that resume channels where they were held up.
+        self._scheduled: dict[Callable[[], None], None] = {}
+        #: Steps that continue work in later turns.
+        self._working: dict[Callable[[], None], None] = {}
+        #: Functions that send the confirms of channels.
+        self._confirming: dict[Callable[[], None], None] = {}
         #: Messages published within this chunk, by inlet and link.
         self._posts: dict[tuple[int, ReceivingLink], tuple[Any, list[IncomingDelivery]]] = {}
-        #: Deliveries settled within this chunk, by link.
-        self._answered: dict[SendingLink, list[OutgoingDelivery]] = {}
+        #: Deliveries settled within this chunk, by link, after what passes them on.
+        self._answered: dict[SendingLink, tuple[Conclude, list[OutgoingDelivery]]] = {}
 
     # --- --- hooks of Connection ---------------------------------------------------------
 
@@ -127,13 +130,13 @@ class Engine(Connection):
         if self._open_due:
             self._say_open_ok()
         scheduled, self._scheduled = self._scheduled, {}
-        for channel in scheduled:
-            channel.go_on()
+        for step in scheduled:
+            step()
 
     def _go_on_with_work(self) -> None:
         working, self._working = self._working, {}
-        for channel in working:
-            channel.go_on()
+        for step in working:
+            step()
 
     def _before_take(self) -> None:
         if self._open_due and self.stage is Stage.RUNNING:
@@ -417,27 +420,27 @@ class Engine(Connection):
         """Return a number unique to one link of the connection."""
         return next(self._names)
 
-    def schedule(self, channel: Channel) -> None:
-        """Resume *channel* soon, in the next call of the driver."""
-        self._scheduled[channel] = None
+    def schedule(self, step: Callable[[], None]) -> None:
+        """Call *step* soon, in the next call of the driver."""
+        self._scheduled[step] = None
         self._wake()
 
-    def work_later(self, channel: Channel) -> None:
-        """Continue the work of *channel* in the next ``receive``, after other connections."""
-        self._working[channel] = None
+    def work_later(self, step: Callable[[], None]) -> None:
+        """Call *step* in the next ``receive``, after other connections."""
+        self._working[step] = None
         self.unread = True
         self._wake()
 
-    def mark_dirty(self, channel: Channel) -> None:
-        """Note that *channel* has confirms to send."""
-        self._dirty[channel] = None
+    def confirm_later(self, flush: Callable[[], None]) -> None:
+        """Call *flush*, which sends confirms, with the next output."""
+        self._confirming[flush] = None
         self._wake()
 
     def _confirm(self) -> None:
-        while self._dirty:
-            dirty, self._dirty = self._dirty, {}
-            for channel in dirty:
-                channel.flush()
+        while self._confirming:
+            confirming, self._confirming = self._confirming, {}
+            for flush in confirming:
+                flush()
 
     def post(self, way: Any, link: ReceivingLink, delivery: IncomingDelivery) -> None:
         """Queue a message, for inlet *way* or else for *link*, until the end of this chunk."""
@@ -448,13 +451,13 @@ class Engine(Connection):
         else:
             found[1].append(delivery)
 
-    def answer(self, link: SendingLink, delivery: OutgoingDelivery) -> None:
-        """Queue a settlement by the client until the end of this chunk."""
+    def answer(self, conclude: Conclude, link: SendingLink, delivery: OutgoingDelivery) -> None:
+        """Queue a settlement until the end of this chunk, when *conclude* passes it on."""
         found = self._answered.get(link)
         if found is None:
-            self._answered[link] = [delivery]
+            self._answered[link] = (conclude, [delivery])
         else:
-            found.append(delivery)
+            found[1].append(delivery)
 
     def flush(self) -> None:
         """Pass on everything published and settled so far, before anything else happens."""
@@ -462,15 +465,15 @@ class Engine(Connection):
             self.ways.clear()
         while self._answered:
             answered, self._answered = self._answered, {}
-            for sender, given in answered.items():
-                sender.channel.conclude(sender, given)
+            for sender, (conclude, deliveries) in answered.items():
+                conclude(sender, deliveries)
         while self._posts:
             posts, self._posts = self._posts, {}
-            for (_, link), (way, deliveries) in posts.items():
+            for (_, link), (way, posted) in posts.items():
                 if way is None:
-                    link.put(deliveries)
+                    link.put(posted)
                 else:
-                    way.deliver(link, deliveries)
+                    way.deliver(link, posted)
             if self._hears_blocked and not self._blocked and self.topology is not None:
                 self._blocked = self.topology.scarce(self._unblock)
                 if self._blocked:
@@ -480,11 +483,6 @@ class Engine(Connection):
         self._blocked = False
         if self.stage is Stage.RUNNING:
             self.write(0, m.ConnectionUnblocked())
-
-    def drop_replies(self, channel: Channel) -> None:
-        """Remove the reply address of *channel*."""
-        for address in [each for each, other in self.replies.items() if other is channel]:
-            del self.replies[address]
 
 
 def _plain_of(response: bytes) -> bytes | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from amqp_rt.fronts import TRACINGS, ServerOptions
 
-from .channels import Channel
 from .engine import Engine
 from .frames import PROTOCOL_HEADER
 from .recent import Recents
+from .sessions import Reply
 from .tracing import Tracing
 
 TRACINGS[PROTOCOL_HEADER] = Tracing()
@@ -26,8 +26,8 @@ class Front:
     preferred_header = PROTOCOL_HEADER
 
     def __init__(self) -> None:
-        #: Channels that consume direct replies, by address, of all connections.
-        self._replies: dict[str, Channel] = {}
+        #: Consumers of direct replies, by address, of all connections.
+        self._replies: dict[str, Reply] = {}
         self._recents = Recents()
 
     def server(self, options: ServerOptions, now: float) -> Engine:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from amqp_rt.fronts import (
     ACCEPTED,
     Coordinator,
     Error,
     LocalProtocolError,
+    Modified,
     Payload,
     Peer,
     Rejected,
@@ -25,9 +26,12 @@ from amqp_rt.fronts import (
     rejected,
 )
 
+from . import methods as m
+from .faults import Fault
+
 if TYPE_CHECKING:
-    from .channels import Channel
-    from .messages import Content
+    from .sessions import Session
+    from .window import DeliveryWindow
 
 #: ``role`` of Part 2 §2.8.1.
 _SENDER: Final = False
@@ -43,6 +47,10 @@ UNBOUNDED: Final = 1 << 31
 _LINK_DETACH: Final = Symbol("link-detach")
 _FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for the message")
 GONE: Final = rejected("amqp:not-found", "there is no such queue any more")
+#: Outcome of a requeue: consumers see the next delivery marked as redelivered.
+REQUEUED: Final = Modified(delivery_failed=True)
+#: Conditions of rejections that the publisher, or the configuration of the broker, could avoid.
+_MENDABLE: Final = frozenset(("amqp:precondition-failed", "amqp:unauthorized-access"))
 
 
 class Link:
@@ -50,12 +58,13 @@ class Link:
 
     role = _RECEIVER
 
-    def __init__(self, channel: Channel, name: str) -> None:
-        self.channel = channel
+    def __init__(self, session: Session, name: str) -> None:
+        self.session = session
+        self.connection = session.engine
         self.name = name
         #: Number of the link on its connection, by which management refers to it.
-        self.handle = channel.engine.next_name()
-        self.peer: Peer = channel.engine.peer
+        self.handle = session.engine.next_name()
+        self.peer: Peer = session.engine.peer
         self.source: Source | None = None
         self.target: Target | Coordinator | None = None
         self.snd_settle_mode = _UNSETTLED
@@ -65,8 +74,6 @@ class Link:
         self.offered_capabilities: tuple[str, ...] = ()
         self.desired_capabilities: tuple[str, ...] = ()
         self.attached = False
-        self.session = channel
-        self.connection = channel.engine
         self.unsettled: list[Any] = []
         self.remote_unsettled: Mapping[bytes, Any] | None = None
         self.remote_incomplete = False
@@ -183,7 +190,7 @@ class IncomingDelivery:
         if told is not None:
             told(outcome)
         elif outcome is not ACCEPTED and type(outcome) is Rejected:
-            self.link.channel.refused(outcome)
+            report_refusal(self.link.session, outcome)
 
     def update(self, state: Any) -> None:
         """Keep *state*: the protocol cannot send it to the publisher."""
@@ -195,8 +202,8 @@ class ReceivingLink(Link):
 
     role = _RECEIVER
 
-    def __init__(self, channel: Channel, name: str, target: Target | Coordinator) -> None:
-        super().__init__(channel, name)
+    def __init__(self, session: Session, name: str, target: Target | Coordinator) -> None:
+        super().__init__(session, name)
         self.target = target
         self.source = Source(expiry_policy=_LINK_DETACH)
         self.credit = 0
@@ -283,7 +290,7 @@ class ReceivingLink(Link):
             self.credit -= len(deliveries)
             self.endpoint.deliver(self, deliveries)
             return
-        limits = self.channel.engine.limits
+        limits = self.connection.limits
         for delivery in deliveries:
             if (
                 len(self._waiting) >= limits.session_window
@@ -306,9 +313,25 @@ class ReceivingLink(Link):
 class Publishing(ReceivingLink):
     """Link shared by all messages of a channel to nodes that need no link of their own."""
 
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel, f"channel-{channel.number}", Target())
+    def __init__(self, session: Session) -> None:
+        super().__init__(session, f"channel-{session.number}", Target())
         self.attached = True
+
+
+#: Inlet of a node (None if the link itself carries the messages), the link and the node's name.
+Way: TypeAlias = tuple[Any, ReceivingLink, str]
+
+
+def report_refusal(session: Session, outcome: Rejected) -> None:
+    """Close the channel if a message without confirms was rejected for a fault of its publisher.
+
+    The standard wants a message that is unroutable, or finds no room, to be dropped; the inlet has
+    logged that. A fault that the publisher can correct must reach it, and a channel exception is
+    the only way.
+    """
+    error = outcome.error
+    if error is not None and str(error.condition) in _MENDABLE:
+        session.fail(Fault.of(error), m.BasicPublish())
 
 
 class OutgoingDelivery:
@@ -366,7 +389,10 @@ class SendingLink(Link):
     """A consumer, or the link of ``basic.get`` for one queue.
 
     Args:
-        channel: Its channel.
+        session: The session of its channel.
+        window: Unsettled deliveries of the channel, and the bounds on them.
+        deliver: Called with the link, a message, its context and whether it is settled; writes the
+            message and returns its delivery.
         name: Its consumer-tag, or another name.
         source: Source of the messages.
         no_ack: Whether messages are settled when sent.
@@ -376,9 +402,19 @@ class SendingLink(Link):
     role = _SENDER
 
     def __init__(
-        self, channel: Channel, name: str, source: Source, *, no_ack: bool, prefetch: int
+        self,
+        session: Session,
+        window: DeliveryWindow,
+        deliver: Callable[[SendingLink, bytes, Any, bool], OutgoingDelivery],
+        name: str,
+        source: Source,
+        *,
+        no_ack: bool,
+        prefetch: int,
     ) -> None:
-        super().__init__(channel, name)
+        super().__init__(session, name)
+        self.window = window
+        self.deliver = deliver
         source.expiry_policy = _LINK_DETACH
         self.source = source
         self.target = Target(expiry_policy=_LINK_DETACH)
@@ -398,21 +434,19 @@ class SendingLink(Link):
         #: Credit where it does not follow from the prefetch, as for ``basic.get``; None for
         #: consumers.
         self.once: int | None = None
-        #: Called with a message instead of writing ``basic.deliver``; called when there is none to
-        #: send.
-        self.on_message: Callable[[Content, OutgoingDelivery], None] | None = None
+        #: Called when there is no message to send.
         self.on_drained: Callable[[], None] | None = None
 
     @property
     def credit(self) -> int:
         """Messages that may be sent now."""
-        if not self.attached or self.channel.closing:
+        if not self.attached:
             return 0
         if self.once is not None:
             return self.once
         if self.no_ack:
             return UNBOUNDED
-        room = self.channel.room()
+        room = self.window.room()
         if self.prefetch:
             left = self.prefetch - len(self.held)
             room = min(room, left)
@@ -421,9 +455,9 @@ class SendingLink(Link):
     @property
     def writable(self) -> bool:
         """Whether the output and this turn have room, and the client accepts messages."""
-        if not self.channel.flowing:
+        if not self.window.flowing:
             return False
-        engine = self.channel.engine
+        engine = self.connection
         if engine.output_size < engine.limits.output_max and engine.given < _GIVEN_MAX:
             return True
         engine.thirsty[self] = None
@@ -478,24 +512,19 @@ class SendingLink(Link):
             raise LocalProtocolError(f"0-9-1 knows no message-format {message_format}")
         octets = payload if isinstance(payload, bytes) else b"".join(payload)
         done = self.no_ack if settled is None else settled
-        self.channel.engine.given += 1
-        if self.on_message is None:
-            delivery = self.channel.deliver(self, octets, context, done)
-        else:
-            content = self.channel.convert(octets, self)
-            delivery = OutgoingDelivery(self, self.channel.next_tag(), context, done)
-            self.on_message(content, delivery)
+        self.connection.given += 1
+        delivery = self.deliver(self, octets, context, done)
         if self.once is not None:
             self.once -= 1
         if not done:
             self.held[delivery.number] = delivery
-            self.channel.unacked[delivery.number] = delivery
+            self.window.unacked[delivery.number] = delivery
         return delivery
 
     def forget(self, delivery: OutgoingDelivery) -> None:
         """Remove the settled *delivery*."""
         self.held.pop(delivery.number, None)
-        self.channel.unacked.pop(delivery.number, None)
+        self.window.unacked.pop(delivery.number, None)
 
     def drained(self) -> None:
         """Report that the source has no message to send; ends a drain."""
@@ -511,10 +540,10 @@ class SendingLink(Link):
 
     def _forget_hooks(self) -> None:
         super()._forget_hooks()
-        self.on_message = self.on_drained = None
+        self.on_drained = None
 
     def _gather(self) -> None:
-        self.channel.engine.thirsty.pop(self, None)
+        self.connection.thirsty.pop(self, None)
         # The client may still acknowledge these; that has no effect.
         self.unsettled = list(self.held.values())
         self.held.clear()

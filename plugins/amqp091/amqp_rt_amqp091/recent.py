@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from .messages import Front
+from .messages import Front, place_of
 from .methods import BasicProperties, BasicPublish
 
 K = TypeVar("K")
@@ -56,6 +56,25 @@ class Published(NamedTuple):
 
     method: BasicPublish
     place: bytes
+
+
+def read_publish(payload: bytes) -> Published | None:
+    """Decode ``basic.publish``; None if it is malformed or a name is not UTF-8."""
+    try:
+        first = 7 + payload[6]
+        second = first + 1 + payload[first]
+        if len(payload) != second + 1:
+            return None
+        method = BasicPublish(
+            reserved_1=payload[4] << 8 | payload[5],
+            exchange=payload[7:first].decode(),
+            routing_key=payload[first + 1 : second].decode(),
+            mandatory=bool(payload[second] & 1),
+            immediate=bool(payload[second] & 2),
+        )
+    except (IndexError, UnicodeDecodeError):
+        return None
+    return Published(method, place_of(payload[6:first], payload[first:second]))
 
 
 class Delivered(NamedTuple):

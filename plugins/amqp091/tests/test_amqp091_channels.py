@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from amqp_rt_amqp091 import methods as m
-from amqp_rt_amqp091.channels import REPLY_TO
+from amqp_rt_amqp091.replies import REPLY_TO
 from amqp_rt_amqp091.values import Seconds
 from worlds091 import Client, World, published
 

@@ -146,11 +146,12 @@ def test_nothing_of_a_connection_waits_for_the_collector(
         "engine": reference(engine),
         "topology": reference(engine.topology),
     }
-    for session in engine.sessions.values():
-        refs[f"channel {session.number}"] = reference(session)
-        for link in session.links.values():
+    for channel in engine.sessions.values():
+        refs[f"channel {channel.number}"] = reference(channel)
+        refs[f"session {channel.number}"] = reference(channel.session)
+        for link in channel.links.values():
             refs[f"link {link.name}"] = reference(link)
-    session = link = None
+    channel = link = None
     end(client)
     assert engine.finished
     del engine, client

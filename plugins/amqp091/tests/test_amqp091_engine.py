@@ -6,7 +6,6 @@ from math import inf
 
 import pytest
 from amqp_rt_amqp091 import methods as m
-from amqp_rt_amqp091.channels import REPLY_TO
 from amqp_rt_amqp091.frames import (
     BODY,
     FRAME_MIN_SIZE,
@@ -18,6 +17,7 @@ from amqp_rt_amqp091.frames import (
     method_frame,
 )
 from amqp_rt_amqp091.lifecycle import TRANSITIONS, Stage
+from amqp_rt_amqp091.replies import REPLY_TO
 from hypothesis import given
 from hypothesis import strategies as st
 from worlds091 import Client, Content, World, published

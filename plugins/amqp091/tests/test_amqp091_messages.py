@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from amqp_rt_amqp091 import faults
 from amqp_rt_amqp091 import methods as m
-from amqp_rt_amqp091.channels import _read_publish
 from amqp_rt_amqp091.codec import read_method, write_shortstr
 from amqp_rt_amqp091.frames import content_frames
 from amqp_rt_amqp091.messages import (
@@ -21,7 +20,7 @@ from amqp_rt_amqp091.messages import (
     to_message,
 )
 from amqp_rt_amqp091.methods import BasicDeliver, BasicProperties
-from amqp_rt_amqp091.recent import Recent
+from amqp_rt_amqp091.recent import Recent, read_publish
 from amqp_rt_amqp091.values import Decimal, Seconds
 from hypothesis import given
 from hypothesis import strategies as st
@@ -352,7 +351,7 @@ def typed_properties(properties: BasicProperties) -> Any:
 )
 def test_a_publication_is_read_the_short_way_as_the_long_one(fields: bytes) -> None:
     payload = m.BasicPublish.code.to_bytes(4, "big") + fields
-    found = _read_publish(payload)
+    found = read_publish(payload)
     if found is not None:
         method = read_method(payload)
         assert found.method == method

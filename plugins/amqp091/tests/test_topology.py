@@ -281,10 +281,10 @@ def test_what_was_not_complete_is_let_go_with_its_channel() -> None:
     client.say(1, m.BasicPublish(routing_key="q"))
     client.feed(frame(HEADER, 1, b"\x00\x3c\x00\x00" + (9).to_bytes(8, "big") + b"\0\0"))
     client.feed(frame(BODY, 1, b"123"))
-    assert client.engine._held == 3
+    assert client.engine.held == 3
     client.say(1, m.BasicGet(queue="q"))
     assert client.engine.over
-    assert client.engine._held == 0
+    assert client.engine.held == 0
 
 
 def test_consumers_of_a_channel_are_bounded() -> None:

@@ -84,13 +84,14 @@ class Jobs:
 
     def fill(self, address: str, rows: int) -> Options:
         """Put *rows* messages into the node at *address*."""
-        from amqp_rt_spark import wire
+        from amqp_rt_spark import connections
         from amqp_rt_spark.options import SINK, read_options
+        from amqp_rt_spark.outlets import Outlet
 
         from amqp_rt import Message
 
         endpoint = read_options(self._options(address), SINK).endpoint
-        out = wire.Outlet(wire.wire(endpoint), address, timeout_s=60)
+        out = Outlet(connections.wire(endpoint), address, timeout_s=60)
         for number in range(rows):
             out.send(Message(BODY, **said(number)).encode())
         out.finish()
@@ -98,9 +99,9 @@ class Jobs:
 
     def direct_read(self, address: str, options: dict[str, str]) -> Options:
         """Make the rows of a log as Arrow batches, in one process, without using them."""
+        from amqp_rt_spark.batch import Batch
         from amqp_rt_spark.columnar import batches
         from amqp_rt_spark.options import SOURCE, read_options
-        from amqp_rt_spark.reading import Batch
         from pyspark.sql.pandas.types import to_arrow_schema
 
         given = self._options(address, **options)
@@ -131,8 +132,9 @@ class Jobs:
 
     def direct_write(self, address: str, rows: int) -> Options:
         """Send rows as messages, in one process."""
-        from amqp_rt_spark import wire
+        from amqp_rt_spark import connections
         from amqp_rt_spark.options import SINK, read_options
+        from amqp_rt_spark.outlets import Outlet
         from amqp_rt_spark.rows import payload_of
 
         options = read_options(self._options(address, durable="false"), SINK)
@@ -141,7 +143,7 @@ class Jobs:
             for number in range(rows)
         ]
         started, cpu = time.perf_counter(), time.process_time()
-        out = wire.Outlet(wire.wire(options.endpoint), address, timeout_s=60)
+        out = Outlet(connections.wire(options.endpoint), address, timeout_s=60)
         for row in given:
             out.send(payload_of(row, options))
         out.finish()

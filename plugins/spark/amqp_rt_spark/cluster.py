@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
+from .endpoints import Endpoint
 from .options import SOURCE, read_options
-from .wire import Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -146,10 +146,11 @@ def _probe(
                 if not (isinstance(error, ModuleNotFoundError) and error.name == name):
                     trouble = trouble or f"cannot import {name}: {error}"
         if endpoints and not trouble and len(versions) == len(modules):
-            wire = importlib.import_module("amqp_rt_spark.wire")
+            connections = importlib.import_module("amqp_rt_spark.connections")
+            kind = importlib.import_module("amqp_rt_spark.endpoints").Endpoint
             try:
                 for endpoint in endpoints:
-                    wire.wire(wire.Endpoint(**endpoint))
+                    connections.wire(kind(**endpoint))
             except Exception as error:
                 trouble = str(getattr(error, "description", "") or error)
         time.sleep(seconds)

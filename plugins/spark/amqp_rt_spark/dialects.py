@@ -13,9 +13,9 @@ from typing import Any, Final
 from amqp_rt import Message
 from amqp_rt.values import Symbol, Timestamp
 
-from . import wire
 from .options import EVENT_HUBS, RABBITMQ, Options
-from .wire import SEQUENCE_NUMBER, Spelling, Wire, offset_spec, selector_filter
+from .spelling import OURS, SEQUENCE_NUMBER, Spelling, offset_spec, selector_filter
+from .wire import Wire
 
 #: Partition → offset of its oldest record, and the offset that the next record gets.
 Ends = dict[int, tuple[int, int]]
@@ -99,4 +99,4 @@ def dialect_of(options: Options) -> RabbitStreams | EventHubs | None:
 
 def spelling_of(options: Options) -> Spelling:
     """Return the dialect of the logs of *options*, also for those of amqp_rt."""
-    return dialect_of(options) or wire.OURS
+    return dialect_of(options) or OURS

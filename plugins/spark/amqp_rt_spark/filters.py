@@ -17,8 +17,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from .batch import Bounds
 from .readers import AmqpReader
-from .reading import Bounds
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MS: Final = dt.timedelta(milliseconds=1)

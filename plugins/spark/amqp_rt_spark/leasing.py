@@ -15,13 +15,14 @@ from msgspec import Struct
 from amqp_rt import Message
 from amqp_rt.errors import AmqpError, LinkDetached
 
-from . import wire
+from . import connections, spelling
+from .data_loss import DataLost, note_loss
 from .losses import Patience
 from .malformed import decoded
 from .options import Options
-from .reading import Snapshot, Span, Stream, cut, note_loss
 from .rows import Records, RowMaker
-from .wire import DataLost
+from .spans import Snapshot, Span, cut
+from .streams import Stream
 
 _VERSION: Final = 1
 _GROUP: Final = "amqp_rt:lease-group"
@@ -94,9 +95,9 @@ def leased_payloads(options: Options, span: Span) -> Iterator[tuple[list[int], l
         if span.incarnation:
             said[_ID] = span.incarnation
         try:
-            there = wire.wire(endpoint)
+            there = connections.wire(endpoint)
             for payloads in there.leased(span.address, said, credit=options.credit):
-                numbers = wire.numbers(payloads)
+                numbers = spelling.numbers(payloads)
                 after = numbers[-1] + 1
                 yield numbers, payloads
                 start = after
@@ -109,7 +110,7 @@ def leased_payloads(options: Options, span: Span) -> Iterator[tuple[list[int], l
             patience.bear(error, start)
         except AmqpError as error:
             patience.bear(error, start)
-        wire.forget(endpoint)
+        connections.forget(endpoint)
 
 
 def _needs_group(options: Options) -> None:
@@ -131,7 +132,7 @@ class LeaseBatch:
         options = self.options
         ranges = []
         for address in options.addresses:
-            state = wire.call(options.endpoint, address, "LEASE-STATE", group=options.group)
+            state = connections.call(options.endpoint, address, "LEASE-STATE", group=options.group)
             ranges.append(
                 Span(address, 0, int(state["first"]), int(state["next"]), str(state["id"]))
             )
@@ -303,7 +304,7 @@ class LeaseStream(Stream):
         if address in self._opened:
             generation, id_ = self._opened[address]
             given = {"generation": generation, "id": id_, **given}
-        found = wire.call(
+        found = connections.call(
             self.options.endpoint, address, operation, group=self.options.group, **given
         )
         numbers = {name: int(found[name]) for name in ("generation", "first", "next", "available")}

@@ -21,7 +21,7 @@ from . import kafka_names
 from .schema import COLUMNS
 
 if TYPE_CHECKING:
-    from .wire import Endpoint
+    from .endpoints import Endpoint
 
 SOURCE: Final = "source"
 SINK: Final = "sink"
@@ -134,7 +134,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     def _endpoint(self, url: str) -> Endpoint:
         # Processes of Spark's that ask for the columns only do without the engine.
-        from .wire import Endpoint
+        from .endpoints import Endpoint
 
         return Endpoint(
             url=url,

@@ -1,4 +1,4 @@
-"""Spark's base classes around our readers (:mod:`.reading`, :mod:`.leasing`, :mod:`.spooling`).
+"""Spark's base classes around our readers (:mod:`.batch`, :mod:`.log_streams`, :mod:`.leasing`, :mod:`.spooling`).
 
 Names of methods and parameters are Spark's.
 """
@@ -16,12 +16,15 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from .batch import Batch
 from .columnar import batches
 from .leasing import LeaseBatch, LeaseStream
+from .log_streams import LogStream
 from .options import Options
-from .reading import Batch, LogStream, StartRemembered, Stream, joined
 from .sentences import sentence_first
+from .spans import joined
 from .spooling import SpoolStream
+from .streams import StartRemembered, Stream
 from .workers import exempt_modules
 
 #: Features of this pyspark: bounds of batches, and their start (4.2); and a time zone for types of Arrow, which

@@ -33,12 +33,16 @@ from amqp_rt import Message
 from amqp_rt.errors import AmqpError, DecodeError, LinkDetached
 from amqp_rt.outcomes import ACCEPTED, RELEASED
 
-from . import wire
+from . import connections
+from .data_loss import DataLost
+from .drains import Drain
+from .link_ends import Window
 from .losses import is_loss
 from .options import Options
-from .reading import Snapshot, Span, Stream
 from .rows import Records
-from .wire import DataLost
+from .spans import Snapshot, Span
+from .streams import Stream
+from .wire import Wire
 
 _VERSION: Final = 1
 #: Default for the messages of a batch: a queue that is being filled has no end.
@@ -273,7 +277,7 @@ class Share(Struct, frozen=True):
 class _Probe(Struct):
     """Message that showed the driver that a queue has some; not settled yet."""
 
-    drain: wire.Drain
+    drain: Drain
     delivery: Any
 
 
@@ -382,7 +386,7 @@ class SpoolStream(Stream):
         """Yield the messages of *span*, the same ones on every call; they are in a file before that.
 
         Raises:
-            AmqpError: They cannot be received, or are gone (:class:`.wire.DataLost`).
+            AmqpError: They cannot be received, or are gone (:class:`.data_loss.DataLost`).
         """
         if not isinstance(span, Share):
             return
@@ -453,7 +457,9 @@ class SpoolStream(Stream):
         self._probes.pop(address, None)
         if address in self._dry:
             return False
-        probe = wire.retried(self.options.endpoint, lambda there: self._probe(there, address))
+        probe = connections.retried(
+            self.options.endpoint, lambda there: self._probe(there, address)
+        )
         if probe is not None:
             self._probes[address] = probe
             return True
@@ -461,7 +467,7 @@ class SpoolStream(Stream):
             self._dry.add(address)
         return False
 
-    def _probe(self, there: wire.Wire, address: str) -> _Probe | None:
+    def _probe(self, there: Wire, address: str) -> _Probe | None:
         drain = self._drain(there, address)
         found = drain.take(1)
         if found:
@@ -516,21 +522,21 @@ class SpoolStream(Stream):
                 f"{path.parent} is not there: is spoolDir a folder that the driver and all workers see?"
             )
 
-        def fill(there: wire.Wire) -> None:
+        def fill(there: Wire) -> None:
             # An interrupted attempt has either published its file or released its messages.
             if not path.exists():
                 with self._drain(there, share.address) as drain:
                     self._spool(drain, path, self._rounds(drain, share))
 
-        wire.retried(self.options.endpoint, fill)
+        connections.retried(self.options.endpoint, fill)
 
-    def _drain(self, there: wire.Wire, address: str) -> wire.Drain:
-        return wire.Drain(there, address, selector=self.options.selector)
+    def _drain(self, there: Wire, address: str) -> Drain:
+        return Drain(there, address, selector=self.options.selector)
 
-    def _rounds(self, drain: wire.Drain, share: Share) -> Iterator[list[Any]]:
+    def _rounds(self, drain: Drain, share: Share) -> Iterator[list[Any]]:
         """Yield the deliveries of *share* in groups; the last one is empty if the queue was."""
         left, size = share.messages, 0
-        window = wire.Window(self.options.credit)
+        window = Window(self.options.credit)
         while left and (share.bytes is None or size < share.bytes):
             asked = min(window.credit, left)
             found = drain.take(asked)
@@ -543,7 +549,7 @@ class SpoolStream(Stream):
                 yield []
                 return
 
-    def _spool(self, drain: wire.Drain, path: Path, rounds: Iterable[list[Any]]) -> None:
+    def _spool(self, drain: Drain, path: Path, rounds: Iterable[list[Any]]) -> None:
         """Write the deliveries to a file, and accept them only after it is published."""
         taken: list[Any] = []
         known: list[Any] = []

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from . import wire
+from . import connections
 from .options import Options
 from .rows import check_columns, payload_of
 from .writing import Sink, Task, Written
@@ -70,7 +70,7 @@ class SpreadSink:
             AmqpError: A broker rejects them, or a later run of the query has fenced this one off.
             ValueError: A row makes no message, or names no address.
         """
-        named_by = wire.retried(self.options.endpoint, lambda there: there.named_by)
+        named_by = connections.retried(self.options.endpoint, lambda there: there.named_by)
         waiting: dict[str, list[bytes]] = {}
         chunks: dict[str, int] = {}
         written: list[tuple[str, Written]] = []
@@ -130,7 +130,7 @@ class SpreadSink:
         if not written.staged:
             return False
         endpoint = self.options.endpoint
-        found = wire.call(endpoint, address, "EPOCH", producer=written.producer)
+        found = connections.call(endpoint, address, "EPOCH", producer=written.producer)
         return int(found["epoch"]) >= written.epoch
 
 

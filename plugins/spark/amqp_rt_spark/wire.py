@@ -1,90 +1,50 @@
-"""Blocking AMQP connections for the processes that Spark starts, without an event loop.
+"""Blocking AMQP connections, without an event loop, for the processes that Spark starts.
 
 A reader runs in a short-lived process that is forked, makes plain calls, and is killed without notice. So
 this module runs the engine over a blocking socket (:mod:`amqp_rt.net.blocking`); nothing here imports
-trio, unless the URL requires TLS. A process keeps its connections and reuses them, which saves tasks the
-handshake.
+trio, unless the URL requires TLS.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import socket
-import zlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from itertools import count
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
-from msgspec import Struct
-
-from amqp_rt import Anonymous, External, Message, Plain, Scram
+from amqp_rt import Message
 from amqp_rt.addresses import parse_url
-from amqp_rt.batches import (
-    MESSAGE_BATCH,
-    MESSAGE_BATCHES,
-    RECORD_BATCHES,
-    read_records,
-    write_messages,
-)
+from amqp_rt.batches import RECORD_BATCHES, read_records
 from amqp_rt.clock import SystemClock
 from amqp_rt.errors import (
     AmqpError,
     ConnectionLost,
     DeadlineExceeded,
-    DeliveryRejected,
     LinkDetached,
     LinkRefused,
 )
 from amqp_rt.fronts import amqp10
 from amqp_rt.net.blocking import connect_blocking
-from amqp_rt.outcomes import ACCEPTED, RELEASED, Accepted, Error, Rejected
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Error
 from amqp_rt.termini import COPY, Source, Target
-from amqp_rt.values import Described, Symbol
+from amqp_rt.values import Symbol
 
-from .losses import Patience
+from .data_loss import DataLost, describe_loss
+from .endpoints import Endpoint, mechanism_of
+from .link_ends import CREDIT, SND_SETTLED, Basket, Inbox, LinkEnd, Outbox
 from .malformed import decoded
+from .spelling import OURS, Spelling, selector_filter
 
-_compiled_numbers: Callable[[list[bytes]], list[int | None]] | None
 try:
-    from ._columnar import numbers as _compiled_numbers
     from ._columnar import records as _compiled_records
 except ImportError:
-    _compiled_numbers = None
     _compiled_records = read_records
 
 #: ``x-opt-incarnation``: property of a log's links that distinguishes it from others of its name.
 INCARNATION: Final = Symbol("x-opt-incarnation")
-SEQUENCE_NUMBER: Final = "x-opt-sequence-number"
-
-#: Messages on the way to a reader; credit is renewed when half of them have come.
-CREDIT: Final = 1_000
-#: Bytes of those, estimated from recent sizes: large messages get less credit.
-CREDIT_BYTES: Final = 16 * 1024 * 1024
-#: Credit of a link until the first messages have shown their size.
-_FIRST_CREDIT: Final = 16
-
-#: Bytes and messages of a batch that is staged; a larger message goes alone. A batch fits one frame.
-_BATCH_BYTES: Final = 56 * 1024
-_BATCH_MESSAGES: Final = 250
-#: Bytes that a message takes in a batch beside its own.
-_SECTION_BYTES: Final = 8
-
-#: Properties of a link that stages messages, without their prefix: the request for how much of the stage
-#: has arrived has the same fields.
-_PREFIX: Final = "amqp_rt:"
-_STAGE_FIELDS: Final = ("producer", "run", "epoch", "part", "attempt")
-PRODUCER: Final = "amqp_rt:producer"
-#: Property of a link that continues a stage of an earlier link.
-_RESUMES: Final = "amqp_rt:resumes"
-
-_log = logging.getLogger("amqp_rt_spark")
-
-#: ``snd-settle-mode`` of a link whose sender sends all messages settled (Part 2 §2.8.2).
-SND_SETTLED: Final = 1
 
 _CLOCK: Final = SystemClock()
 #: Seconds without use after which a connection is polled before reuse, and seconds of that poll: the peer
@@ -95,587 +55,6 @@ _GLANCE_S: Final = 0.01
 _SILENT_S: Final = 1.0
 #: Time limit for an answer that some brokers do not give.
 _ECHO_S: Final = 1.0
-
-
-class DataLost(AmqpError):
-    """Messages to read are gone."""
-
-    default_condition = "amqp:not-found"
-
-
-class Endpoint(Struct, frozen=True):
-    """Address of a broker, and the login there. Contains no secret, only the place of one."""
-
-    url: str
-    credentials_file: str = ""
-    credentials_env: str = ""
-    mechanism: str = ""
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-    container_id: str = ""
-    timeout_s: float = 30.0
-    #: Seconds to retry after a loss of the broker; 0 for not at all.
-    retry_s: float = 120.0
-
-
-def _secret(endpoint: Endpoint) -> tuple[str, str] | None:
-    """Read user and password from their place: one line, ``user:password``."""
-    if endpoint.credentials_file:
-        try:
-            with open(endpoint.credentials_file, encoding="utf-8") as file:
-                line = file.readline().strip()
-        except OSError as error:
-            raise ValueError(
-                f"credentialsFile {endpoint.credentials_file!r} cannot be read: {error.strerror}"
-            ) from error
-        where = f"credentialsFile {endpoint.credentials_file!r}"
-    elif endpoint.credentials_env:
-        line = os.environ.get(endpoint.credentials_env, "")
-        where = f"the environment variable {endpoint.credentials_env!r} (credentialsEnv)"
-    else:
-        return None
-    user, colon, password = line.partition(":")
-    if not colon or not user:
-        raise ValueError(f"{where} has to hold one line, user:password")
-    return user, password
-
-
-def _mechanism(endpoint: Endpoint) -> amqp10.ClientMechanism:
-    wanted = endpoint.mechanism.upper()
-    secret = _secret(endpoint)
-    if wanted == "EXTERNAL" or (not wanted and secret is None and endpoint.tls_cert):
-        return External()
-    if wanted == "ANONYMOUS" or (not wanted and secret is None):
-        return Anonymous()
-    if secret is None:
-        raise ValueError(f"sasl.mechanism={wanted} needs credentialsFile or credentialsEnv")
-    if wanted in ("", "PLAIN"):
-        return Plain(*secret)
-    if wanted.startswith("SCRAM-"):
-        return Scram(*secret, wanted.removeprefix("SCRAM-"))
-    raise ValueError(
-        f"sasl.mechanism={wanted} is not one of ANONYMOUS, PLAIN, EXTERNAL, "
-        "SCRAM-SHA-1, SCRAM-SHA-256 and SCRAM-SHA-512"
-    )
-
-
-class _End:
-    """Endpoint of a link, which keeps its state for the calling code."""
-
-    def __init__(self) -> None:
-        self.error: Error | None = None
-        self.attached = False
-        self.over = False
-
-    def on_attached(self, link: Any) -> None:
-        self.attached = True
-
-    def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
-        self.error = error
-        self.over = True
-
-    def failure(self, what: str, kind: type[AmqpError]) -> AmqpError:
-        error = self.error or Error("amqp:link:detach-forced", "the peer has ended the link")
-        return kind(f"{what}: {error.description or error.condition}", condition=error.condition)
-
-
-class Window:
-    """Credit limited by messages and by bytes.
-
-    Credit counts messages, but a reader must have room for their bytes. So the sizes of the last messages
-    determine how many more to request.
-
-    Args:
-        most: Most messages; may be changed.
-        max_bytes: Most bytes of these, or else one message.
-    """
-
-    def __init__(self, most: int, max_bytes: int = CREDIT_BYTES) -> None:
-        self.most = most
-        self._max_bytes = max_bytes
-        self._mean = 0.0
-
-    def note(self, count: int, size: int) -> None:
-        """Update the mean size by *count* messages of *size* bytes together."""
-        if count:
-            mean = size / count
-            # Larger messages count at once, smaller ones gradually.
-            self._mean = mean if mean > self._mean else (3 * self._mean + mean) / 4
-
-    @property
-    def credit(self) -> int:
-        """Messages to request."""
-        if not self._mean:
-            return min(self.most, _FIRST_CREDIT)
-        return max(min(self.most, int(self._max_bytes / self._mean)), 1)
-
-
-class _Inbox(_End):
-    """Stores payloads until they are taken. Unsettled deliveries are settled with *outcome*."""
-
-    def __init__(self, outcome: Any, credit: int = CREDIT) -> None:
-        super().__init__()
-        self.ready: deque[bytes] = deque()
-        self.window = Window(credit)
-        #: Credit of the last drain, and messages that came for it.
-        self.asked = 0
-        self.came = 0
-        #: Whether the sender has sent a flow.
-        self.answered = False
-        self._outcome = outcome
-
-    def take(self) -> list[bytes]:
-        """Return the stored payloads, and remove them."""
-        found = list(self.ready)
-        self.ready.clear()
-        return found
-
-    def deliver(self, link: Any, deliveries: list[Any]) -> None:
-        payloads = [delivery.payload for delivery in deliveries]
-        self.ready.extend(payloads)
-        self.came += len(payloads)
-        self.window.note(len(payloads), sum(map(len, payloads)))
-        if link.snd_settle_mode != SND_SETTLED:
-            for delivery in deliveries:
-                if not delivery.settled:
-                    delivery.settle(self._outcome)
-
-    def on_data(self, link: Any, deliveries: list[Any]) -> None:
-        """Ignore partial deliveries: nothing is streamed here."""
-
-    def on_settled(self, link: Any, deliveries: list[Any]) -> None:
-        """Ignore settlement: no code waits for it."""
-
-    def on_flow(self, link: Any) -> None:
-        self.answered = True
-
-
-class _Basket(_End):
-    """Stores deliveries until they are taken, and leaves them unsettled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ready: list[Any] = []
-        #: Whether the broker has sent a flow since credit was last granted.
-        self.answered = False
-
-    def deliver(self, link: Any, deliveries: list[Any]) -> None:
-        self.ready += deliveries
-
-    def on_data(self, link: Any, deliveries: list[Any]) -> None:
-        """Ignore partial deliveries: nothing is streamed here."""
-
-    def on_settled(self, link: Any, deliveries: list[Any]) -> None:
-        """Ignore settlement by the broker: the delivery is settled later all the same, without effect."""
-
-    def on_flow(self, link: Any) -> None:
-        self.answered = True
-
-
-class _Outbox(_End):
-    """Endpoint of a sending link, whose state is polled."""
-
-    def on_credit(self, link: Any) -> None:
-        """Do nothing: senders poll the link's credit."""
-
-    def on_outcomes(self, link: Any, deliveries: list[Any]) -> None:
-        """Do nothing: senders poll the deliveries."""
-
-
-class Outlet:
-    """Sends encoded messages.
-
-    At most *max_in_flight* messages and *max_bytes* bytes are unsettled, or else one message. A message
-    is kept until it is settled: the limit bounds the memory of a task, and the messages to send again if the
-    broker is lost. For a link that stages messages, the broker reports those that it has, so each is staged
-    once; on any other link, messages whose disposition was lost are sent twice.
-
-    Attributes:
-        count: Messages that were accepted.
-        crc: CRC-32 over those, in order.
-        refused: Messages that were not accepted, if that is permitted.
-        refusals: The last of those, with the broker's error, until the caller removes them.
-    """
-
-    def __init__(
-        self,
-        wire: Wire,
-        address: str,
-        *,
-        properties: Mapping[Any, Any] | None = None,
-        max_in_flight: int = 1_000,
-        max_bytes: int = 16_777_216,
-        timeout_s: float,
-        credit_s: float | None = None,
-        skip: bool = False,
-        keep_refused: bool = False,
-        batches: bool = False,
-    ) -> None:
-        self.count = 0
-        self.crc = 0
-        self.refused = 0
-        self.refusals: list[tuple[bytes, Error]] = []
-        self._keep_refused = keep_refused
-        self._address = address
-        self._claim = dict(properties or {})
-        self._staged = PRODUCER in self._claim
-        self._most = max_in_flight
-        self._room = self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
-        self._credit_s = timeout_s if credit_s is None else credit_s
-        self._skip = skip
-        #: Whether messages may go in batches, and whether they do on this link.
-        self._may_batch = batches
-        self._batches = False
-        #: Messages of the next batch, and their bytes.
-        self._gathered: list[bytes] = []
-        self._gathered_bytes = 0
-        #: Unsettled deliveries with their messages, and the number of those messages.
-        self._unanswered: deque[tuple[Any, list[bytes]]] = deque()
-        self._in_flight = 0
-        #: Messages to send again, in order, after the unsettled ones.
-        self._unsent: deque[list[bytes]] = deque()
-        self._patience = Patience(wire.endpoint.retry_s)
-        self._attach(wire, self._claim)
-        #: Properties and capabilities from the broker's attach.
-        self.properties: Mapping[Any, Any] = self._link.properties
-        self.capabilities: tuple[str, ...] = self._link.offered_capabilities
-
-    def send(self, payload: bytes) -> None:
-        """Send *payload* as soon as there is room for it, or gather it for the next batch.
-
-        Raises:
-            DeliveryRejected: The broker has not accepted an earlier message.
-            LinkDetached: The link has ended.
-            AmqpError: The broker is lost, or has no room, for too long.
-        """
-        if not self._may_batch:
-            self._send([payload])
-            return
-        size = len(payload) + _SECTION_BYTES
-        # Several batches are on their way at a time.
-        full = len(self._gathered) >= min(_BATCH_MESSAGES, max(self._most // 4, 1))
-        if full or self._gathered_bytes + size > self._batch_bytes:
-            self._send_gathered()
-        self._gathered.append(payload)
-        self._gathered_bytes += size
-
-    def _send_gathered(self) -> None:
-        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        if gathered:
-            self._send(gathered)
-
-    def _send(self, parcel: list[bytes]) -> None:
-        parcels = [parcel] if self._batches else [[payload] for payload in parcel]
-        for at, each in enumerate(parcels):
-            try:
-                self._give(each)
-            except AmqpError as error:
-                self._unsent.extend(parcels[at:])
-                self._resume(error)
-                return
-
-    def finish(self) -> None:
-        """Wait until all messages are settled, and detach the link.
-
-        Raises:
-            DeliveryRejected: The broker has not accepted a message.
-            LinkDetached: The link has ended.
-            AmqpError: The broker is lost for too long.
-        """
-        self._send_gathered()
-        while True:
-            try:
-                self._wait(lambda: not self._settled(), self._timeout_s)
-                break
-            except AmqpError as error:
-                self._resume(error)
-        self.close()
-
-    def close(self) -> None:
-        """Detach the link."""
-        # All messages that count are settled: a lost connection is noticed at its next use.
-        with contextlib.suppress(AmqpError):
-            if not self._end.over and not self._wire.gone:
-                self._link.detach()
-                self._wire.connection.flush(timeout_s=self._timeout_s)
-
-    def _attach(self, wire: Wire, properties: Mapping[Any, Any]) -> None:
-        end = _Outbox()
-        link = wire.session.attach_sender(
-            wire.name(),
-            end,
-            target=Target(address=self._address),
-            properties=properties or None,
-            desired_capabilities=(MESSAGE_BATCHES,) if self._may_batch else (),
-        )
-        wire.wait(lambda: end.over or end.attached, self._timeout_s)
-        # A refusal is an attach without a target, followed by a detach (Part 2 §2.6.3).
-        if end.over or link.target is None:
-            wire.wait(lambda: end.over, self._timeout_s)
-            raise wire.ended(end, f"cannot send to {self._address!r}", LinkRefused)
-        self._wire, self._end, self._link = wire, end, link
-        self._batches = self._may_batch and MESSAGE_BATCHES in link.offered_capabilities
-        self._batch_bytes = min(
-            _BATCH_BYTES, self._max_bytes, link.max_message_size or _BATCH_BYTES
-        )
-
-    def _give(self, parcel: list[bytes]) -> None:
-        link = self._link
-        count, size = len(parcel), self._size(parcel)
-        if not (
-            link.credit
-            and link.writable
-            and self._in_flight + count <= self._most
-            and size <= self._room
-        ):
-            self._await_room(count, size)
-        if count == 1:
-            delivery = link.send(parcel[0])
-        else:
-            delivery = link.send(write_messages(parcel), message_format=MESSAGE_BATCH)
-        self._room -= size
-        self._in_flight += count
-        self._unanswered.append((delivery, parcel))
-
-    def _size(self, parcel: list[bytes]) -> int:
-        return min(sum(map(len, parcel)), self._max_bytes)
-
-    def _await_room(self, count: int, size: int) -> None:
-        """Wait until *count* messages of *size* bytes may be sent.
-
-        Raises:
-            DeadlineExceeded: The broker grants no credit, or does not settle the messages sent.
-        """
-        link = self._link
-
-        def free() -> bool:
-            return bool(
-                link.credit
-                and link.writable
-                and self._settled() + count <= self._most
-                and size <= self._room
-            )
-
-        until = _CLOCK.monotonic() + self._credit_s
-        while True:
-            left = until - _CLOCK.monotonic()
-            try:
-                self._wait(free, min(self._timeout_s, max(left, 0.0)))
-                return
-            except DeadlineExceeded as error:
-                if link.credit or self._settled():
-                    raise
-                if _CLOCK.monotonic() >= until:
-                    raise self._no_room() from error
-
-    def _no_room(self) -> DeadlineExceeded:
-        """Return the error of a link that has had no credit for too long."""
-        text = f"{self._address!r} has had no room for {self._credit_s:g} s"
-        if self._staged:
-            text += (
-                ": the staged messages have reached the broker's limit staged_bytes_max, or its memory is "
-                "full; raise the limit, or make micro-batches smaller (maxMessagesPerTrigger)"
-            )
-        else:
-            text += (
-                ": its consumers are behind; give them time with settleTimeout, or raise its length"
-            )
-        return DeadlineExceeded(text, condition="amqp:resource-limit-exceeded")
-
-    def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
-        self._wire.wait(lambda: self._end.over or done(), timeout_s)
-        if self._end.over:
-            raise self._wire.ended(
-                self._end, f"sending to {self._address!r} has ended", LinkDetached
-            )
-
-    def _resume(self, error: AmqpError) -> None:
-        """Attach again after a loss of the broker, and send the messages that it does not have.
-
-        Raises:
-            AmqpError: *error* is no loss, or the broker is lost for too long; or it has lost messages that
-                it had accepted.
-        """
-        endpoint = self._wire.endpoint
-        while True:
-            if not self._staged and isinstance(error, DeadlineExceeded):
-                # The broker is slow rather than lost, and may have all messages.
-                raise error
-            self._patience.bear(error, (self.count, self.refused))
-            forget(endpoint)
-            try:
-                self._attach(
-                    wire(endpoint), {**self._claim, _RESUMES: True} if self._staged else {}
-                )
-                self._take_back()
-                while self._unsent:
-                    self._give(self._unsent[0])
-                    self._unsent.popleft()
-                return
-            except AmqpError as again:
-                error = again
-
-    def _take_back(self) -> None:
-        """Put the messages that were unsettled at the link's end in front of those to send again, except those
-        that the broker has."""
-        self._settled()
-        self._unsent.extendleft(parcel for _, parcel in reversed(self._unanswered))
-        self._unanswered.clear()
-        self._in_flight = 0
-        self._room = self._max_bytes
-        if not self._batches:
-            self._unsent = deque([payload] for parcel in self._unsent for payload in parcel)
-        if not self._staged:
-            _log.warning(
-                "messages sent again, whose answers were lost: %d to %r",
-                len(self._unsent),
-                self._address,
-            )
-            return
-        claim = {name: self._claim[_PREFIX + name] for name in _STAGE_FIELDS}
-        found = self._wire.call(self._address, "STAGE", claim)
-        kept, crc = int(found["count"]), int(found["crc"])
-        while self.count < kept and self._unsent:
-            self._note(self._unsent.popleft())
-        if (self.count, self.crc) != (kept, crc):
-            raise AmqpError(
-                f"{self._address!r} has {kept} messages staged, with the checksum {crc:#010x}, and "
-                f"had accepted {self.count} with {self.crc:#010x}: its store has lost them, or it has "
-                "none; the task has to be done again",
-                condition="amqp:precondition-failed",
-            )
-
-    def _settled(self) -> int:
-        """Process the oldest settled messages; return how many are unsettled.
-
-        Raises:
-            DeliveryRejected: A message was not accepted, which is not permitted.
-        """
-        while self._unanswered and self._unanswered[0][0].settled:
-            delivery, parcel = self._unanswered.popleft()
-            self._room += self._size(parcel)
-            self._in_flight -= len(parcel)
-            state = delivery.state
-            if isinstance(state, Accepted):
-                self._note(parcel)
-                continue
-            error = state.error if isinstance(state, Rejected) else None
-            if error is None:
-                error = Error("amqp:not-accepted", "it was not accepted")
-            if not self._skip:
-                raise DeliveryRejected(
-                    f"{self._address!r} did not take a message: {error.description or error.condition}",
-                    condition=str(error.condition),
-                )
-            self.refused += len(parcel)
-            if self._keep_refused:
-                self.refusals += [(payload, error) for payload in parcel]
-        return self._in_flight
-
-    def _note(self, parcel: list[bytes]) -> None:
-        """Count messages that the broker has."""
-        for payload in parcel:
-            self.crc = zlib.crc32(payload, self.crc)
-        self.count += len(parcel)
-
-
-class Drain:
-    """Receives the messages of a queue, and leaves them unsettled for the caller to settle.
-
-    The link has a session of its own, which ends with it: some brokers keep unsettled deliveries of a
-    detached link until its session ends (RabbitMQ 3), and all release them then.
-
-    Raises:
-        LinkRefused: The queue cannot be read.
-        AmqpError: The broker ignores the selector, and would send unwanted messages; or it sends settled.
-    """
-
-    def __init__(self, wire: Wire, address: str, *, selector: str = "") -> None:
-        self._wire = wire
-        self._address = address
-        self._basket = _Basket()
-        self._session = wire.engine.begin()
-        filters: dict[Any, Any] | None = None
-        if selector:
-            filters = {Symbol("selector"): selector_filter(selector)}
-        try:
-            self._link = wire.receive(
-                address,
-                self._basket,
-                Source(address=address, filter=filters),
-                session=self._session,
-            )
-            # RabbitMQ before 4.0 echoes any filter, and supports none.
-            known = not wire.engine.peer_miscounts and (self._link.source.filter or {})
-            if selector and not (known and Symbol("selector") in known):
-                raise AmqpError(
-                    f"{address!r} cannot be read with a selector: the broker passes it over",
-                    condition="amqp:not-implemented",
-                )
-            if self._link.snd_settle_mode == 1:
-                raise AmqpError(
-                    f"{address!r} sends messages settled: they would be lost if the task failed",
-                    condition="amqp:not-implemented",
-                )
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    @property
-    def over(self) -> bool:
-        """Whether the link has ended: unsettled deliveries are redelivered to others."""
-        return self._basket.over or self._wire.over
-
-    def take(self, most: int) -> list[Any]:
-        """Receive up to *most* deliveries: fewer only if the queue runs empty.
-
-        Raises:
-            LinkDetached: The link has ended.
-        """
-        link, basket = self._link, self._basket
-        basket.answered = False
-        # RabbitMQ before 4.0 ends the session when fewer messages are available than are to be drained;
-        # but its flow reports how many there are.
-        crashes = self._wire.engine.peer_miscounts
-        link.grant(most, echo=crashes)
-        if not crashes:
-            link.drain()
-
-        def done() -> bool:
-            if basket.over:
-                return True
-            none_left = link.credit == 0 or (crashes and basket.answered and link.available == 0)
-            return none_left and not link.arriving
-
-        self._wire.wait(done, self._wire.endpoint.timeout_s)
-        if basket.over:
-            raise self._wire.ended(basket, f"reading {self._address!r} has ended", LinkDetached)
-        found, basket.ready = basket.ready, []
-        return found
-
-    def close(self) -> None:
-        """Detach the link and end its session, which releases unsettled deliveries; settled ones stay so."""
-        connection = self._wire.connection
-        if connection.over:
-            return
-        try:
-            if not self._basket.over and self._basket.attached:
-                # The peer's detach shows that it has processed everything before.
-                self._link.detach()
-                self._wire.wait(lambda: self._basket.over, self._wire.endpoint.timeout_s)
-            self._session.end()
-            connection.flush(timeout_s=self._wire.endpoint.timeout_s)
-        except AmqpError:
-            # The next use of the connection notices the loss.
-            pass
 
 
 class Wire:
@@ -708,7 +87,7 @@ class Wire:
             # Links of equal name between equal containers are one link (Part 2 §2.6.1), so make each unique.
             container_id=f"{name}-{os.getpid()}-{secrets.token_hex(4)}",
             hostname=url.virtual_host or url.host or None,
-            mechanisms=(_mechanism(endpoint),),
+            mechanisms=(mechanism_of(endpoint),),
         )
         engine = self.engine = amqp10.client(options, _CLOCK.monotonic())
         self._used_at = _CLOCK.monotonic()
@@ -720,8 +99,8 @@ class Wire:
             self.connection.drop()
             raise
         self._numbers = count()
-        self._replies: tuple[_Inbox, Any] | None = None
-        self._requests: dict[str, tuple[_Outbox, Any]] = {}
+        self._replies: tuple[Inbox, Any] | None = None
+        self._requests: dict[str, tuple[Outbox, Any]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -748,7 +127,7 @@ class Wire:
         """Whether the connection has ended."""
         return self.connection.over or self.engine.finished
 
-    def ended(self, end: _End, what: str, kind: type[AmqpError]) -> AmqpError:
+    def ended(self, end: LinkEnd, what: str, kind: type[AmqpError]) -> AmqpError:
         """Return the error of a link that has ended: one of *kind*, or :class:`ConnectionLost` if the
         connection has ended, too."""
         if not self.gone:
@@ -801,7 +180,7 @@ class Wire:
         node = f"{address}/$management"
         known = self._requests.get(node)
         if known is None or known[0].over:
-            outbox = _Outbox()
+            outbox = Outbox()
             sender = self.session.attach_sender(self.name(), outbox, target=Target(address=node))
             self.wait(lambda: outbox.over or sender.credit, timeout_s)
             if outbox.over:
@@ -851,7 +230,7 @@ class Wire:
             AmqpError: The request failed.
         """
         timeout_s = self.endpoint.timeout_s
-        inbox, outbox, number = _Inbox(ACCEPTED), _Outbox(), self.name()
+        inbox, outbox, number = Inbox(ACCEPTED), Outbox(), self.name()
         receiver = self.session.attach_receiver(
             self.name(), inbox, source=Source(address=node), target=Target(address=number)
         )
@@ -910,9 +289,9 @@ class Wire:
             yield from (str(row[column]) for row in rows)
             asked += len(rows)
 
-    def _reply_link(self) -> tuple[_Inbox, Any]:
+    def _reply_link(self) -> tuple[Inbox, Any]:
         if self._replies is None or self._replies[0].over:
-            inbox = _Inbox(ACCEPTED)
+            inbox = Inbox(ACCEPTED)
             receiver = self.session.attach_receiver(self.name(), inbox, source=Source(dynamic=True))
             self.wait(lambda: inbox.over or receiver.attached, self.endpoint.timeout_s)
             if inbox.over:
@@ -967,7 +346,7 @@ class Wire:
         filters = spelling.begin(start)
         if selector:
             filters[Symbol("selector")] = selector_filter(selector)
-        inbox = _Inbox(ACCEPTED, credit)
+        inbox = Inbox(ACCEPTED, credit)
         link = self.receive(
             node,
             inbox,
@@ -995,14 +374,14 @@ class Wire:
                 self._next(link, inbox, node, draining=bool(selector), asks=bool(found))
                 if not inbox.ready:
                     if not selector and not may_lose:
-                        raise DataLost(lost(node, expected, end))
+                        raise DataLost(describe_loss(node, expected, end))
                     break
                 for offsets, payloads, times in _taken(inbox, spelling, batches=batches):
                     messages += 1 if batches else len(offsets)
                     records += len(offsets)
                     for at, offset in enumerate(offsets):
                         if offset > expected and not selector and not may_lose:
-                            raise DataLost(lost(node, expected, min(offset, end)))
+                            raise DataLost(describe_loss(node, expected, min(offset, end)))
                         expected = offset + 1
                         if offset >= end:
                             del offsets[at:], payloads[at:]
@@ -1035,7 +414,7 @@ class Wire:
         """Yield the offsets of the records from *position* on, until no more are available."""
         spelling = spelling or OURS
         node = spelling.node(address, partition)
-        inbox = _Inbox(ACCEPTED, credit)
+        inbox = Inbox(ACCEPTED, credit)
         link = self.receive(node, inbox, Source(address=node, filter=spelling.begin(position)))
         try:
             while True:
@@ -1065,7 +444,7 @@ class Wire:
         filters: dict[Any, Any] = {}
         if selector:
             filters[Symbol("selector")] = selector_filter(selector)
-        inbox = _Inbox(RELEASED, credit)
+        inbox = Inbox(RELEASED, credit)
         source = Source(address=address, distribution_mode=COPY, filter=filters or None)
         link = self.receive(address, inbox, source)
         taken = 0
@@ -1094,7 +473,7 @@ class Wire:
         self, address: str, properties: Mapping[Any, Any], *, credit: int = CREDIT
     ) -> Iterator[list[bytes]]:
         """Yield copies of messages that a group has leased; *properties* select them."""
-        inbox = _Inbox(ACCEPTED, credit)
+        inbox = Inbox(ACCEPTED, credit)
         source = Source(address=address, distribution_mode=COPY)
         link = self.receive(address, inbox, source, properties)
         try:
@@ -1109,7 +488,7 @@ class Wire:
     def receive(
         self,
         what: str,
-        inbox: _Inbox | _Basket,
+        inbox: Inbox | Basket,
         source: Source,
         properties: Mapping[Any, Any] | None = None,
         *,
@@ -1122,7 +501,7 @@ class Wire:
         Raises:
             LinkRefused: *what* cannot be read.
         """
-        settled = 0 if isinstance(inbox, _Basket) else SND_SETTLED
+        settled = 0 if isinstance(inbox, Basket) else SND_SETTLED
         link = (session or self.session).attach_receiver(
             self.name(),
             inbox,
@@ -1137,7 +516,7 @@ class Wire:
             raise self.ended(inbox, f"{what!r} cannot be read", LinkRefused)
         return link
 
-    def _available(self, link: Any, inbox: _Inbox) -> int | None:
+    def _available(self, link: Any, inbox: Inbox) -> int | None:
         """Return how many messages are available for *link*, None if its sender does not report it."""
         link.grant(0, echo=True)
         with contextlib.suppress(DeadlineExceeded):
@@ -1147,7 +526,7 @@ class Wire:
     def _next(
         self,
         link: Any,
-        inbox: _Inbox,
+        inbox: Inbox,
         what: str,
         *,
         draining: bool,
@@ -1191,7 +570,7 @@ class Wire:
                 inbox.asked, inbox.came = link.credit, 0
                 link.drain()
 
-    def _leave(self, link: Any, inbox: _Inbox) -> None:
+    def _leave(self, link: Any, inbox: Inbox) -> None:
         if inbox.over or self.connection.over:
             return
         link.detach()
@@ -1203,7 +582,7 @@ class Wire:
 
 
 def _taken(
-    inbox: _Inbox, spelling: Spelling, *, batches: bool
+    inbox: Inbox, spelling: Spelling, *, batches: bool
 ) -> Iterator[tuple[list[int], list[bytes], list[int] | None]]:
     """Yield the offsets, the octets and the times of the received records, which come in *batches* or singly.
 
@@ -1218,199 +597,3 @@ def _taken(
     while inbox.ready:
         offsets, times, payloads = _compiled_records(inbox.ready.popleft())
         yield offsets, payloads, times
-
-
-class Spelling:
-    """Addresses and annotations of logs at amqp_rt's broker; those of others are in :mod:`.dialects`."""
-
-    def node(self, address: str, partition: int) -> str:
-        """Return the address of a partition."""
-        return f"{address}/partitions/{partition}"
-
-    def begin(self, position: Any) -> dict[Any, Any]:
-        """Return the filters of a source that begins at *position*: an offset, a timestamp, ``first`` or ``last``."""
-        return {Symbol("start"): offset_spec(position)}
-
-    def number(self, message: Message) -> int:
-        """Return the offset of a record."""
-        return int(message.message_annotations[SEQUENCE_NUMBER])
-
-    def numbers(self, payloads: list[bytes]) -> list[int]:
-        """Return the offset of each record.
-
-        Raises:
-            DecodeError: The annotations of one are malformed.
-        """
-        return [self.number(decoded(payload)) for payload in payloads]
-
-
-class _Ours(Spelling):
-    """Spelling of amqp_rt's broker, with offsets at a fixed place, from which they can be read directly."""
-
-    def numbers(self, payloads: list[bytes]) -> list[int]:
-        return numbers(payloads)
-
-
-#: Spelling of amqp_rt's logs.
-OURS: Final = _Ours()
-
-
-def offset_spec(position: Any) -> Described:
-    """Return *position* as the filter value by which RabbitMQ selects the start in its streams."""
-    return Described(Symbol("rabbitmq:stream-offset-spec"), position)
-
-
-def selector_filter(selector: str) -> Described:
-    """Return a filter by an SQL-like condition."""
-    return Described(Symbol("apache.org:selector-filter:string"), selector)
-
-
-_HEADER_BEGIN: Final = b"\x00\x53\x70\xc0"
-_ANNOTATIONS_BEGIN: Final = b"\x00\x53\x72\xc1"
-_FIRST_KEY: Final = b"\xa3\x0cx-opt-offset\xa1"
-_SECOND_KEY: Final = b"\xa3\x15x-opt-sequence-number"
-
-
-def numbers(payloads: list[bytes]) -> list[int]:
-    """Return the number that amqp_rt's broker has given to each record of a log, or message of a lease.
-
-    Raises:
-        DecodeError: The annotations of a message are malformed.
-    """
-    found = (
-        map(number_at_its_place, payloads)
-        if _compiled_numbers is None
-        else _compiled_numbers(payloads)
-    )
-    return [
-        OURS.number(decoded(payload)) if number is None else number
-        for number, payload in zip(found, payloads, strict=True)
-    ]
-
-
-def number_at_its_place(payload: bytes) -> int | None:
-    """Return the number of a record whose annotations begin with those of amqp_rt's broker; None for others.
-
-    Most records have only these, so the map need not be decoded. ``numbers`` of the compiled module does
-    the same.
-    """
-    at = 5 + payload[4] if payload.startswith(_HEADER_BEGIN) and len(payload) > 4 else 0
-    if payload.startswith(_ANNOTATIONS_BEGIN, at) and payload.startswith(_FIRST_KEY, at + 6):
-        # Skip the first key, and its text with the octet of its size.
-        at += 21
-        at += 1 + int.from_bytes(payload[at : at + 1])
-        if payload.startswith(_SECOND_KEY, at):
-            # A long or a smalllong.
-            for constructor, width in ((b"\x81", 8), (b"\x55", 1)):
-                number = payload[at + 24 : at + 24 + width]
-                if payload.startswith(constructor, at + 23) and len(number) == width:
-                    return int.from_bytes(number, signed=True)
-    return None
-
-
-def lost(node: str, first: int, end: int) -> str:
-    """Return the error text for lost records."""
-    return (
-        f"{node}: the records from {first} to {end - 1} are gone, since retention was faster; "
-        "failOnDataLoss=false goes on without them"
-    )
-
-
-#: Connections by process id and endpoint. A forked process must make its own.
-_WIRES: Final[dict[tuple[int, Endpoint], Wire]] = {}
-
-
-def wire(endpoint: Endpoint) -> Wire:
-    """Return this process's connection to *endpoint*, made if there is no usable one.
-
-    Raises:
-        ConnectFailed: The connection failed; one sentence names the address and the reason.
-    """
-    key = os.getpid(), endpoint
-    found = _WIRES.get(key)
-    if found is not None:
-        if not found.over:
-            return found
-        found.connection.drop()
-    found = _WIRES[key] = Wire(endpoint)
-    return found
-
-
-def forget(endpoint: Endpoint) -> None:
-    """Drop this process's connection to *endpoint*, if there is one."""
-    found = _WIRES.pop((os.getpid(), endpoint), None)
-    if found is not None:
-        found.connection.drop()
-
-
-Found = TypeVar("Found")
-
-
-def retried(endpoint: Endpoint, work: Callable[[Wire], Found]) -> Found:
-    """Call *work* with this process's connection to *endpoint*, again after each loss of the broker.
-
-    Raises:
-        AmqpError: The work failed, or the broker is lost for longer than ``retry_s``.
-    """
-    patience = Patience(endpoint.retry_s)
-    while True:
-        try:
-            return work(wire(endpoint))
-        except AmqpError as error:
-            patience.bear(error)
-            forget(endpoint)
-
-
-def call(endpoint: Endpoint, address: str, operation: str, body: Any = None, **given: Any) -> Any:
-    """Call ``<address>/$management`` and return the answer, again after each loss of the broker: only for
-    operations that may be repeated.
-
-    Raises:
-        AmqpError: As for :func:`retried`.
-    """
-    return retried(endpoint, lambda there: there.call(address, operation, body, **given))
-
-
-def records(
-    endpoint: Endpoint, address: str, partition: int, start: int, end: int, **how: Any
-) -> Iterator[tuple[list[int], list[bytes], list[int] | None]]:
-    """Yield the records of :meth:`Wire.records`; after a loss of the broker, continue at the next offset.
-
-    Raises:
-        AmqpError: As for :meth:`Wire.records` and :func:`retried`.
-    """
-    patience = Patience(endpoint.retry_s)
-    while start < end:
-        try:
-            for found in wire(endpoint).records(address, partition, start, end, **how):
-                # Computed before the yield, since the caller may change the lists.
-                after = found[0][-1] + 1
-                yield found
-                start = after
-            return
-        except AmqpError as error:
-            patience.bear(error, start)
-            forget(endpoint)
-
-
-def browsed(endpoint: Endpoint, address: str, **how: Any) -> Iterator[list[bytes]]:
-    """Yield the messages of :meth:`Wire.browsed`; retry after a loss of the broker before the first message.
-
-    A queue has no position at which to continue, so a later loss ends the task, which Spark then repeats.
-
-    Raises:
-        AmqpError: As for :meth:`Wire.browsed` and :func:`retried`.
-    """
-    patience = Patience(endpoint.retry_s)
-    begun = False
-    while True:
-        try:
-            for payloads in wire(endpoint).browsed(address, **how):
-                begun = True
-                yield payloads
-            return
-        except AmqpError as error:
-            if begun:
-                raise
-            patience.bear(error)
-            forget(endpoint)

@@ -31,8 +31,9 @@ from amqp_rt import Message
 from amqp_rt.errors import AmqpError
 from amqp_rt.values import Symbol
 
-from . import wire
+from . import connections
 from .options import Options
+from .outlets import PRODUCER, Outlet
 from .rows import check_columns, payload_of
 
 _RUN: Final = "amqp_rt:run"
@@ -182,7 +183,7 @@ class Sink:
         named_by: str | None = None
         for row in rows:
             if named_by is None:
-                named_by = wire.retried(self.options.endpoint, lambda there: there.named_by)
+                named_by = connections.retried(self.options.endpoint, lambda there: there.named_by)
             yield payload_of(row, self.options, named_by, self._body_type)
 
     def send_payloads(self, payloads: Iterable[bytes], task: Task) -> Written:
@@ -245,13 +246,13 @@ class Sink:
         out.close()
         return self._last(out)
 
-    def _outlet(self, producer: str, run: str, task: Task) -> wire.Outlet:
+    def _outlet(self, producer: str, run: str, task: Task) -> Outlet:
         options = self.options
         (address,) = options.addresses
         claim: dict[Any, Any] | None = None
         if self.staged:
             claim = {
-                wire.PRODUCER: producer,
+                PRODUCER: producer,
                 _RUN: run,
                 _EPOCH: task.epoch,
                 _PART: task.part,
@@ -261,9 +262,9 @@ class Sink:
         answer_s, room_s = options.connect_timeout, options.retry_timeout
         if options.settle_timeout is not None:
             answer_s = room_s = options.settle_timeout
-        return wire.retried(
+        return connections.retried(
             options.endpoint,
-            lambda there: wire.Outlet(
+            lambda there: Outlet(
                 there,
                 address,
                 properties=claim,
@@ -278,12 +279,12 @@ class Sink:
             ),
         )
 
-    def _give_up(self, out: wire.Outlet) -> None:
+    def _give_up(self, out: Outlet) -> None:
         """Send the refused messages to the dead-letter address, at least once: a repeated task sends them again."""
         options = self.options
-        dead = wire.retried(
+        dead = connections.retried(
             options.endpoint,
-            lambda there: wire.Outlet(
+            lambda there: Outlet(
                 there,
                 options.dead_letter_address,
                 max_in_flight=options.max_in_flight,
@@ -307,7 +308,7 @@ class Sink:
         finally:
             dead.close()
 
-    def _last(self, out: wire.Outlet) -> int:
+    def _last(self, out: Outlet) -> int:
         if _CAPABILITY not in out.capabilities:
             raise AmqpError(
                 "the broker cannot publish a micro-batch in one step: set delivery=at-least-once",
@@ -315,7 +316,7 @@ class Sink:
             )
         return int(out.properties.get(_COMMITTED, -1))
 
-    def _published(self, out: wire.Outlet, producer: str, epoch: int) -> bool:
+    def _published(self, out: Outlet, producer: str, epoch: int) -> bool:
         """Return whether this write seems to be published already, so that nothing has to be sent for it.
 
         Raises:
@@ -385,7 +386,7 @@ class Sink:
 
     def _commit(self, asked: dict[str, Any]) -> bool:
         (address,) = self.options.addresses
-        answer = wire.call(self.options.endpoint, address, "COMMIT-EPOCH", asked)
+        answer = connections.call(self.options.endpoint, address, "COMMIT-EPOCH", asked)
         return bool(answer["published"])
 
     def _advice(self, written: Written) -> str:

@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 from _pytest.logging import LogCaptureHandler
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
+from amqp_rt_spark.endpoints import Endpoint
 from amqp_rt_spark.java import NoJava, java_home, session
+from amqp_rt_spark.outlets import Outlet
 from hypothesis import HealthCheck, settings
 
 from amqp_rt import Message, sync
@@ -44,7 +46,7 @@ class Served:
     def __init__(self, broker: Any) -> None:
         self.broker = broker
         (self.url,) = broker.listen("amqp://127.0.0.1:0")
-        self.endpoint = wire.Endpoint(self.url, timeout_s=30)
+        self.endpoint = Endpoint(self.url, timeout_s=30)
 
     def send(self, address: str, *messages: Any, **properties: Any) -> None:
         with self.broker.local() as peer, peer.sender(address) as out:
@@ -58,7 +60,7 @@ class Served:
         return [message.body for message in self.messages(queue)]
 
     def messages(self, queue: str) -> list[Message]:
-        return list(wire.wire(self.endpoint).browse(queue))
+        return list(connections.wire(self.endpoint).browse(queue))
 
 
 def spark_is_missing() -> str:
@@ -180,7 +182,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         )
         found = Served(broker)
         yield found
-        wire.forget(found.endpoint)
+        connections.forget(found.endpoint)
 
 
 class BrokerProcess:
@@ -218,7 +220,7 @@ with sync.Broker(limits=limits, store="sqlite:" + store) as broker:
         self._nodes = nodes
         self._store = str(folder / "broker.db")
         self.url = f"amqp://127.0.0.1:{self._port}"
-        self.endpoint = wire.Endpoint(self.url)
+        self.endpoint = Endpoint(self.url)
         self.starts = 0
         self._process = self._start()
         assert self._process.stdout is not None
@@ -231,19 +233,19 @@ with sync.Broker(limits=limits, store="sqlite:" + store) as broker:
         self._process = self._start()
 
     def send(self, address: str, *bodies: Any) -> None:
-        there = wire.wire(self.endpoint)
-        out = wire.Outlet(there, address, timeout_s=30)
+        there = connections.wire(self.endpoint)
+        out = Outlet(there, address, timeout_s=30)
         for body in bodies:
             out.send(Message(body, durable=True, message_id=f"message {body}").encode())
         out.finish()
 
     def bodies(self, queue: str) -> list[Any]:
-        found = wire.retried(self.endpoint, lambda there: list(there.browse(queue)))
+        found = connections.retried(self.endpoint, lambda there: list(there.browse(queue)))
         return [message.body for message in found]
 
     def close(self) -> None:
         self._end(signal.SIGKILL)
-        wire.forget(self.endpoint)
+        connections.forget(self.endpoint)
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.starts += 1
@@ -356,4 +358,4 @@ def relay(served: Served) -> Iterator[Relay]:
     found = Relay(int(served.url.rpartition(":")[2]))
     yield found
     found.close()
-    wire.forget(wire.Endpoint(found.url))
+    connections.forget(Endpoint(found.url))

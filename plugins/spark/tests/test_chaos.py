@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
+from amqp_rt_spark.endpoints import Endpoint
 from amqp_rt_spark.options import read_options
 from amqp_rt_spark.writing import Sink, Task
 
@@ -257,11 +258,11 @@ def drivers(
     found.close()
 
 
-def rows_in(endpoint: wire.Endpoint, node: str) -> Iterator[str]:
+def rows_in(endpoint: Endpoint, node: str) -> Iterator[str]:
     parts = dict(each.partition(":")[::2] for each in NODES.split())[node]
     # With its retries: the broker may still be starting.
-    states = wire.call(endpoint, node, "READ")
-    there = wire.wire(endpoint)
+    states = connections.call(endpoint, node, "READ")
+    there = connections.wire(endpoint)
     if not parts:
         yield from (message.body for message in there.browse(node))
     for part in states["partitions"] if parts else ():
@@ -270,11 +271,11 @@ def rows_in(endpoint: wire.Endpoint, node: str) -> Iterator[str]:
             yield message.body
 
 
-def wait_for_rows(endpoint: wire.Endpoint, within_s: float = 30.0) -> None:
+def wait_for_rows(endpoint: Endpoint, within_s: float = 30.0) -> None:
     """Wait until the control writes: a driver that ends then has rows out that its checkpoint does not know."""
 
     def count() -> int:
-        parts = wire.call(endpoint, "twice", "READ")["partitions"]
+        parts = connections.call(endpoint, "twice", "READ")["partitions"]
         return sum(int(part["next"]) for part in parts)
 
     before, until = count(), time.monotonic() + within_s
@@ -282,7 +283,7 @@ def wait_for_rows(endpoint: wire.Endpoint, within_s: float = 30.0) -> None:
         time.sleep(0.01)
 
 
-def ledger(endpoint: wire.Endpoint) -> dict[str, Counter[int]]:
+def ledger(endpoint: Endpoint) -> dict[str, Counter[int]]:
     """Query → how often each number was found, of rows that are whole."""
     found: dict[str, Counter[int]] = {name: Counter() for name in (*WRITTEN, "twice")}
     for node in {*WRITTEN.values(), "twice"}:

@@ -12,7 +12,7 @@ from typing import Any
 
 import column_twins as twins
 import pytest
-from amqp_rt_spark import variant, wire
+from amqp_rt_spark import spelling, variant
 from amqp_rt_spark.malformed import decoded
 from amqp_rt_spark.options import Options
 from amqp_rt_spark.rows import PLACE, Place, Records, RowMaker, time_at_its_place
@@ -490,17 +490,17 @@ def test_numbers_at_their_place(
     annotations = {Symbol("x-opt-offset"): said.hex(), Symbol("x-opt-sequence-number"): number}
     payload = bytearray(Message(b"x", durable=True, message_annotations=annotations).encode())
     assert twins.module().numbers([bytes(payload)]) == [number]
-    assert wire.number_at_its_place(bytes(payload)) == number
+    assert spelling.number_at_its_place(bytes(payload)) == number
     for at, cut, put in changes:
         at %= len(payload) + 1
         payload[at : at + cut] = put
     whole = [bytes(payload[:end]) for end in (len(payload), *range(0, len(payload), 7))]
-    assert twins.module().numbers(whole) == [wire.number_at_its_place(each) for each in whole]
+    assert twins.module().numbers(whole) == [spelling.number_at_its_place(each) for each in whole]
 
 
 def test_numbers_that_are_not_at_their_place_are_looked_for() -> None:
     told = {Symbol("x-opt-a"): 1, Symbol("x-opt-sequence-number"): 7}
-    assert wire.numbers([Message(b"x", message_annotations=told).encode()]) == [7]
+    assert spelling.numbers([Message(b"x", message_annotations=told).encode()]) == [7]
 
 
 # --- Memory ---------------------------------------------------------------------------------------

@@ -10,10 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
+from amqp_rt_spark.batch import Batch
 from amqp_rt_spark.dialects import EventHubs, RabbitStreams
+from amqp_rt_spark.log_streams import LogStream
+from amqp_rt_spark.offsets import positions_of
 from amqp_rt_spark.options import read_options
-from amqp_rt_spark.reading import Batch, LogStream, positions_of
+from amqp_rt_spark.wire import Wire
 
 from amqp_rt import Message
 from amqp_rt.errors import AmqpError
@@ -30,11 +33,9 @@ BORN = 1_700_000_000_000
 def nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Our management is not there; that of Event Hubs is. The filters that were asked for."""
     asked: list[dict[str, Any]] = []
-    receive = wire.Wire.receive
+    receive = Wire.receive
 
-    def receiving(
-        it: wire.Wire, what: str, inbox: Any, source: Any, *more: Any, **said: Any
-    ) -> Any:
+    def receiving(it: Wire, what: str, inbox: Any, source: Any, *more: Any, **said: Any) -> Any:
         asked.append({str(value.descriptor): value.value for value in source.filter.values()})
         return receive(it, what, inbox, source, *more, **said)
 
@@ -60,7 +61,7 @@ def nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         reply.application_properties = {"status-code": Int(200), "status-description": "OK"}
         return reply
 
-    monkeypatch.setattr(wire.Wire, "receive", receiving)
+    monkeypatch.setattr(Wire, "receive", receiving)
     monkeypatch.setattr(Management, "answer", answering)
     return asked
 
@@ -178,4 +179,4 @@ def test_a_hub_that_is_not_there(served: Any, monkeypatch: pytest.MonkeyPatch) -
         LogStream(options(served, "eventhubs")).initialOffset()
     assert caught.value.condition == "amqp:not-found"
     with pytest.raises(AmqpError, match="cannot be asked"):
-        wire.wire(served.endpoint).ask("nowhere", {"operation": "READ"})
+        connections.wire(served.endpoint).ask("nowhere", {"operation": "READ"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
 
 from amqp_rt import Message
 from amqp_rt.broker import Log, Queue
@@ -146,7 +146,7 @@ def test_a_replay_goes_on_after_an_interruption(
     spark: Any, letters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has published to one of two queues, and the next run has another condition."""
-    ask = wire.call
+    ask = connections.call
     commits = []
 
     def call(endpoint: Any, address: str, operation: str, *args: Any, **given: Any) -> Any:
@@ -157,7 +157,7 @@ def test_a_replay_goes_on_after_an_interruption(
         return ask(endpoint, address, operation, *args, **given)
 
     with monkeypatch.context() as broken:
-        broken.setattr(wire, "call", call)
+        broken.setattr(connections, "call", call)
         with pytest.raises(ConnectionLost):
             run(spark, letters, replay_to="original", where="message_id not like '%3'")
     assert sorted(commits) == ["a", "b"]

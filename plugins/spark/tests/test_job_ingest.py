@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
 from amqp_rt_spark.jobs.ingest import Ingest, ingest
 from amqp_rt_spark.jobs.lag import Lag, Settle, lag, settle
 from amqp_rt_spark.jobs.lake import format_of, read_table
@@ -98,7 +98,7 @@ def test_each_message_of_a_queue_is_in_the_table_once(
     found = ingest(spark, conf)
     assert bodies(spark, table) == Counter(map(str, range(30)))
     assert (found.facts["rows"], found.facts["quarantined"]) == (31, 1)
-    state = wire.call(served.endpoint, "in", "READ")
+    state = connections.call(served.endpoint, "in", "READ")
     assert (state["available"], state["acquired"]) == (0, 0)
 
 
@@ -165,10 +165,10 @@ def test_what_a_query_has_not_said_is_settled(
     found = settle(spark, Settle(url=served.url, checkpoint=str(tmp_path), group="g"))
     assert found.facts["settled"] == 10
     if address == "in":
-        state = wire.call(served.endpoint, "in", "READ")
+        state = connections.call(served.endpoint, "in", "READ")
         assert (state["available"], state["acquired"]) == (0, 0)
     else:
-        assert wire.call(served.endpoint, "log", "CURSOR", group="g") == {0: 5, 1: 5}
+        assert connections.call(served.endpoint, "log", "CURSOR", group="g") == {0: 5, 1: 5}
     assert (
         settle(spark, Settle(url=served.url, checkpoint=str(tmp_path), group="g")).facts["settled"]
         == 0
@@ -212,7 +212,7 @@ def test_a_command_goes_on_until_it_is_asked_to_stop(
     assert (report["facts"]["rows"], report["facts"]["batches"]) == (40, 2)
     assert (tmp_path / "report.html").read_text("utf-8").startswith("<!")
     # Of the last batch, too.
-    assert wire.call(served.endpoint, "log", "CURSOR", group="ingest") == {0: 20, 1: 20}
+    assert connections.call(served.endpoint, "log", "CURSOR", group="ingest") == {0: 20, 1: 20}
     assert bodies(spark, tmp_path / "t") == Counter(map(str, range(40)))
 
 

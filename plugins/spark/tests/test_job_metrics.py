@@ -13,7 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
+from amqp_rt_spark.endpoints import Endpoint
 from amqp_rt_spark.jobs.lake import read_table
 from amqp_rt_spark.jobs.metrics import Metrics, metrics, report_of
 
@@ -35,17 +36,17 @@ def followed(tmp_path: Path) -> Iterator[Any]:
     with sync.Broker(limits=limits, volatile=True, journal=journal) as broker:
         (url,) = broker.listen("amqp://127.0.0.1:0")
         yield SimpleNamespace(broker=broker, url=url)
-        wire.forget(wire.Endpoint(url))
+        connections.forget(Endpoint(url))
 
 
 def records(url: str, address: str) -> list[dict[str, Any]]:
     """All that the log has, as whoever reads it without Spark sees it."""
-    endpoint = wire.Endpoint(url, timeout_s=30)
-    parts = wire.call(endpoint, address, "READ")["partitions"]
+    endpoint = Endpoint(url, timeout_s=30)
+    parts = connections.call(endpoint, address, "READ")["partitions"]
     return [
         dict(message.application_properties)
         for number, part in enumerate(parts)
-        for _, message in wire.wire(endpoint).read(address, number, 0, int(part["next"]))
+        for _, message in connections.wire(endpoint).read(address, number, 0, int(part["next"]))
     ]
 
 
@@ -230,8 +231,8 @@ def test_late_events_count_into_the_window_in_which_they_happened(
         ],
         expected,
     )
-    endpoint = wire.Endpoint(followed.url)
-    alerts = [json.loads(m.body) for m in wire.wire(endpoint).browse("alerts")]
+    endpoint = Endpoint(followed.url)
+    alerts = [json.loads(m.body) for m in connections.wire(endpoint).browse("alerts")]
     compare(alerts, expected)
 
 

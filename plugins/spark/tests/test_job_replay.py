@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
 
 from amqp_rt import Message
 from amqp_rt.errors import AmqpError
@@ -65,7 +65,7 @@ def test_a_table_is_sent_once_more_and_once_only(spark: Any, served: Any, tmp_pa
     assert served.messages("out") == []
     assert replay(spark, served, lake).facts == {"id": "r", "sent": 24, "sent_before": 0}
     found = served.messages("out")
-    it = wire.wire(served.endpoint)
+    it = connections.wire(served.endpoint)
     records = [message.bare for part in range(2) for _, message in it.read("log", part, 0, 12)]
     assert sorted(message.bare for message in found) == sorted(records)
     for group in range(4):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
 from amqp_rt_spark.jobs import cli, launching
 from amqp_rt_spark.jobs.checkpoints import local_path, read_checkpoint
 from amqp_rt_spark.jobs.conf import JOBS, Duration, JobConf, Rate, StreamConf, per_second
@@ -26,7 +26,7 @@ from amqp_rt_spark.jobs.launching import sentence_of, signals
 from amqp_rt_spark.jobs.running import places_of
 from amqp_rt_spark.jobs.submitting import package
 from amqp_rt_spark.leasing import lease_offset
-from amqp_rt_spark.reading import offset_of
+from amqp_rt_spark.offsets import offset_of
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -279,7 +279,7 @@ def checkpoint(folder: Path, *batches: Any, done: int | None = None) -> str:
 
 def logs(served: Any, **parts: int) -> dict[str, Any]:
     """The offset of the log ``log`` at *parts*."""
-    state = wire.call(served.endpoint, "log", "READ")
+    state = connections.call(served.endpoint, "log", "READ")
     numbers = {int(name[1:]): at for name, at in parts.items()}
     return offset_of({"log": (str(state["incarnation"]), numbers)})
 
@@ -335,29 +335,29 @@ def test_how_far_a_log_is_behind_and_what_is_settled(served: Any, tmp_path: Path
     assert found.exit_code == 0
     assert lag(None, Lag(url=served.url, checkpoint=folder, max_lag=12)).exit_code == 3
 
-    wire.call(served.endpoint, "log", "SET-CURSOR", {0: 2, 1: 9}, group="g")
+    connections.call(served.endpoint, "log", "SET-CURSOR", {0: 2, 1: 9}, group="g")
     tell = Settle(url=served.url, checkpoint=folder, group="g", dry_run=True)
     assert settle(None, tell).facts["settled"] == 2
-    assert wire.call(served.endpoint, "log", "CURSOR", group="g") == {0: 2, 1: 9}
+    assert connections.call(served.endpoint, "log", "CURSOR", group="g") == {0: 2, 1: 9}
     tell = Settle(url=served.url, checkpoint=folder, group="g")
     assert settle(None, tell).facts["settled"] == 2
     # What is further than the checkpoint stays where it is.
-    assert wire.call(served.endpoint, "log", "CURSOR", group="g") == {0: 4, 1: 9}
+    assert connections.call(served.endpoint, "log", "CURSOR", group="g") == {0: 4, 1: 9}
     assert settle(None, tell).facts["settled"] == 0
 
 
 def test_how_far_a_lease_is_behind_and_what_is_settled(served: Any, tmp_path: Path) -> None:
     served.send("in", *range(10))
-    opened = wire.call(served.endpoint, "in", "OPEN-LEASE", group="g")
+    opened = connections.call(served.endpoint, "in", "OPEN-LEASE", group="g")
     generation = int(opened["generation"])
-    wire.call(served.endpoint, "in", "LEASE", group="g", generation=generation, count=6)
+    connections.call(served.endpoint, "in", "LEASE", group="g", generation=generation, count=6)
     offsets = [lease_offset({"in": (opened["id"], number)}) for number in (4, 6)]
     folder = checkpoint(tmp_path / "c", *offsets, done=0)
     found = lag(None, Lag(url=served.url, checkpoint=folder, group="g"))
     assert found.facts == {"query": "4711", "batch": 0, "behind": 6, "unsettled": 4}
     tell = Settle(url=served.url, checkpoint=folder, group="g")
     assert settle(None, tell).facts["settled"] == 4
-    state = wire.call(served.endpoint, "in", "LEASE-STATE", group="g")
+    state = connections.call(served.endpoint, "in", "LEASE-STATE", group="g")
     # The query that has the group goes on.
     assert (state["first"], state["next"], state["generation"]) == (4, 6, generation)
     assert settle(None, tell).facts["settled"] == 0
@@ -376,14 +376,14 @@ def test_a_log_that_is_another_one_is_trouble(served: Any, tmp_path: Path) -> No
             "'gone' is not there any more",
             "'log' was deleted and made again since the checkpoint was begun",
         ]
-    assert wire.call(served.endpoint, "log", "CURSOR", group="g") == {}
+    assert connections.call(served.endpoint, "log", "CURSOR", group="g") == {}
 
 
 def test_a_lease_that_has_ended_is_trouble(served: Any, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "c", lease_offset({"in": ("ended", 4)}), done=0)
     found = lag(None, Lag(url=served.url, checkpoint=folder, group="g"))
     assert (found.exit_code, found.sections[1].text) == (3, "'in' has no lease of the group 'g'")
-    wire.call(served.endpoint, "in", "OPEN-LEASE", group="g")
+    connections.call(served.endpoint, "in", "OPEN-LEASE", group="g")
     found = settle(None, Settle(url=served.url, checkpoint=folder, group="g"))
     assert "is another one than that of the checkpoint" in found.sections[1].text
     assert (found.exit_code, found.facts["settled"]) == (3, 0)
@@ -493,7 +493,7 @@ Current State: INITIALIZING
             "amqp_rt.errors.AmqpError: there is no node 'x' [amqp:not-found]",
             "there is no node 'x' [amqp:not-found]",
         ),
-        ("amqp_rt_spark.wire.DataLost: they are gone", "they are gone"),
+        ("amqp_rt_spark.data_loss.DataLost: they are gone", "they are gone"),
         ("ValueError: the option body is 'x'", "the option body is 'x'"),
         ("KeyError: 'x'", "KeyError: 'x'"),
     ],

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from amqp_rt_spark.log_streams import LogStream
 from amqp_rt_spark.options import read_options
-from amqp_rt_spark.reading import LogStream
 
 pytest.importorskip("pyspark")
 

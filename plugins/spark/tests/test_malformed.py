@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
+from amqp_rt_spark.batch import Batch
 from amqp_rt_spark.leasing import LeaseStream
+from amqp_rt_spark.log_streams import LogStream
 from amqp_rt_spark.options import read_options
-from amqp_rt_spark.reading import Batch, LogStream
+from amqp_rt_spark.outlets import Outlet
 from amqp_rt_spark.spooling import SpoolStream
 
 from amqp_rt import Message
@@ -23,7 +25,7 @@ ANNOTATED = Message(message_annotations={"x-opt-note": "n"}).encode_front() + BR
 
 def send(served: Any, address: str) -> None:
     """Two good messages, and bad ones between them, which a broker takes: it looks at their heads only."""
-    out = wire.Outlet(wire.wire(served.endpoint), address, max_in_flight=1, timeout_s=30)
+    out = Outlet(connections.wire(served.endpoint), address, max_in_flight=1, timeout_s=30)
     for payload in (Message(b"one").encode(), BROKEN, ANNOTATED, Message(b"two").encode()):
         out.send(payload)
     out.finish()

@@ -22,12 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
+from amqp_rt_spark.data_loss import DataLost
+from amqp_rt_spark.endpoints import Endpoint
 from amqp_rt_spark.leasing import LeaseStream
+from amqp_rt_spark.log_streams import LogStream
 from amqp_rt_spark.options import Options, read_options
-from amqp_rt_spark.reading import LogStream, StartRemembered
 from amqp_rt_spark.schema import columns_of
 from amqp_rt_spark.spooling import SpoolFile, SpoolStream
+from amqp_rt_spark.streams import StartRemembered
 from amqp_rt_spark.writing import EpochDiffers, Sink, Task, Written, plan_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -269,7 +272,7 @@ def anywhere() -> Iterator[Any]:
             return names
 
         yield broker, url, fresh
-        wire.forget(read_options({"url": url, "address": "x"}, "source").endpoint)
+        connections.forget(read_options({"url": url, "address": "x"}, "source").endpoint)
 
 
 def fill(broker: Any, address: str, first: int, end: int, *, named: bool = True) -> None:
@@ -279,10 +282,10 @@ def fill(broker: Any, address: str, first: int, end: int, *, named: bool = True)
             out.send(Message(str(number), **name))
 
 
-def unsettled(endpoint: wire.Endpoint, queue: str) -> bool:
+def unsettled(endpoint: Endpoint, queue: str) -> bool:
     """Return whether messages of *queue* stay acquired; a killed consumer's are released after a moment."""
     for _ in range(200):
-        if not wire.call(endpoint, queue, "READ")["acquired"]:
+        if not connections.call(endpoint, queue, "READ")["acquired"]:
             return False
         time.sleep(0.01)
     return True
@@ -341,7 +344,7 @@ def lives(
         except DriverEnded:
             if chance.random() < 0.5 or source.mode == "spool":
                 # Also so that its unsettled messages are released.
-                wire.forget(source.endpoint)
+                connections.forget(source.endpoint)
         if life == 0:
             fill(broker, log, MESSAGES // 2, MESSAGES, named=named)
     return sink
@@ -349,7 +352,7 @@ def lives(
 
 def found(url: str, address: str) -> Counter[Any]:
     endpoint = read_options({"url": url, "address": address}, "source").endpoint
-    return Counter(message.body for message in wire.wire(endpoint).browse(address))
+    return Counter(message.body for message in connections.wire(endpoint).browse(address))
 
 
 crashes = st.lists(st.integers(0, 45), max_size=4)
@@ -473,7 +476,7 @@ def test_the_group_is_where_the_query_is(anywhere: Any) -> None:
 
     lives(anywhere[0], url, names, sink, [], 1, shuffle=False)
     endpoint = read_options({"url": url, "address": "x"}, "source").endpoint
-    cursor = wire.call(endpoint, names[0], "CURSOR", group="query")
+    cursor = connections.call(endpoint, names[0], "CURSOR", group="query")
     assert sum(cursor.values()) == MESSAGES
 
 
@@ -490,7 +493,7 @@ def leased(anywhere: Any, ends: list[int], seed: int, **options: Any) -> tuple[C
         return StagedSink(read_options({"url": url, "address": out}, "sink"), source)
 
     lives(broker, url, (queue, out), sink, ends, seed, mode="lease", **options)
-    stats = wire.call(
+    stats = connections.call(
         read_options({"url": url, "address": queue}, "source").endpoint, queue, "READ"
     )
     return found(url, out), stats["available"] + stats["acquired"]
@@ -577,8 +580,8 @@ def test_a_group_has_one_query(anywhere: Any) -> None:
     end = two.latestOffset(start, None)
     spans = two.partitions(start, end)
     # An operator ends the lease.
-    wire.call(two.options.endpoint, queue, "RELEASE-LEASE", group="g")
-    with pytest.raises(wire.DataLost, match=r"the lease has ended: .*no group 'g'"):
+    connections.call(two.options.endpoint, queue, "RELEASE-LEASE", group="g")
+    with pytest.raises(DataLost, match=r"the lease has ended: .*no group 'g'"):
         list(two.read(spans[0]))
     three = LeaseStream(read_options(given_, "source"))
     # With a new checkpoint the messages are read as new ones.
@@ -589,9 +592,9 @@ def test_a_group_has_one_query(anywhere: Any) -> None:
     # The numbers are equal, but the messages are not: requests for the old ones are refused.
     assert later["leases"][queue]["n"] == end["leases"][queue]["n"]
     for refused in (lambda: three.partitions(start, end), lambda: three.latestOffset(end, None)):
-        with pytest.raises(wire.DataLost, match="was released, or has ended after its leaseTtl"):
+        with pytest.raises(DataLost, match="was released, or has ended after its leaseTtl"):
             refused()
-    with pytest.raises(wire.DataLost, match="was released, or has ended, and was opened again"):
+    with pytest.raises(DataLost, match="was released, or has ended, and was opened again"):
         list(two.read(spans[0]))
     with pytest.raises(AmqpError, match="was opened again"):
         two.commit(end)
@@ -635,9 +638,7 @@ class Killed:
         endpoint: Broker that they are connected to.
     """
 
-    def __init__(
-        self, patch: pytest.MonkeyPatch, ends: dict[int, str], endpoint: wire.Endpoint
-    ) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, ends: dict[int, str], endpoint: Endpoint) -> None:
         #: Messages that are in files and were not accepted.
         self.doubtful = 0
         publish = SpoolFile.publish
@@ -648,7 +649,7 @@ class Killed:
             done = end != "before" and publish(file, dry=dry)
             if end is not None:
                 self.doubtful += file.count if done else 0
-                wire.forget(endpoint)
+                connections.forget(endpoint)
                 raise TaskEnded
             return done
 

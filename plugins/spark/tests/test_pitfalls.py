@@ -12,11 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
+from amqp_rt_spark.data_loss import DataLost
 from amqp_rt_spark.java import session
 from amqp_rt_spark.leasing import LeaseStream
+from amqp_rt_spark.log_streams import LogStream
 from amqp_rt_spark.options import moment, read_options
-from amqp_rt_spark.reading import LogStream
 from amqp_rt_spark.writing import Sink, Task
 
 from amqp_rt import sync
@@ -217,8 +218,8 @@ def test_what_of_a_condition_is_taken() -> None:
     datasource = pytest.importorskip("pyspark.sql.datasource")
     if not hasattr(datasource, "Filter"):
         pytest.skip("pyspark 4.0 gives readers no conditions")
+    from amqp_rt_spark.batch import Bounds
     from amqp_rt_spark.filters import push
-    from amqp_rt_spark.reading import Bounds
     from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, IsNotNull, Not, StringContains
 
     def taken(filter_: Filter, *, logs: bool = True) -> Bounds | None:
@@ -370,8 +371,8 @@ def test_retention_keeps_away_from_what_is_planned(hold: str) -> None:
             for _ in range(400):
                 out.send(bytes(2_000))
         if hold == "0":
-            with pytest.raises(wire.DataLost, match="retention was faster"):
+            with pytest.raises(DataLost, match="retention was faster"):
                 [row for span in spans for row in it.read(span)]
         else:
             assert [row[0] for span in spans for row in it.read(span)] == [*range(20)]
-        wire.forget(it.options.endpoint)
+        connections.forget(it.options.endpoint)

@@ -12,21 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
+from amqp_rt_spark.batch import Batch, Bounds
+from amqp_rt_spark.data_loss import DataLost
 from amqp_rt_spark.leasing import LeaseBatch
+from amqp_rt_spark.log_streams import LogStream
+from amqp_rt_spark.offsets import offset_of, positions_of
 from amqp_rt_spark.options import Options, read_options
-from amqp_rt_spark.reading import (
-    Batch,
-    Bounds,
-    LogStream,
-    Snapshot,
-    Span,
-    cut,
-    joined,
-    offset_of,
-    positions_of,
-)
-from amqp_rt_spark.wire import DataLost
+from amqp_rt_spark.spans import Snapshot, Span, cut, joined
 
 from amqp_rt import sync
 from amqp_rt.broker import Log
@@ -257,7 +250,7 @@ def test_logs_that_come_later_are_read_from_their_start(served: Any, begin: str)
     assert found == [("sales.b", b"one"), ("sales.b", b"two")]
     served.send("sales.b", "three")
     assert drained(again, at)[0] == [("sales.b", b"three")]
-    assert wire.call(served.endpoint, "sales.b", "CURSOR", group="g") == {0: 3}
+    assert connections.call(served.endpoint, "sales.b", "CURSOR", group="g") == {0: 3}
 
 
 def test_a_pattern_that_means_nothing_yet(served: Any) -> None:
@@ -287,7 +280,7 @@ def test_more_logs_than_the_broker_lists_at_once() -> None:
         (url,) = broker.listen("amqp://127.0.0.1:0")
         it = like(SimpleNamespace(url=url), "sales.*")
         assert list(it.initialOffset()["logs"]) == [f"sales.{number}" for number in range(5)]
-        wire.forget(it.options.endpoint)
+        connections.forget(it.options.endpoint)
 
 
 def test_a_log_of_a_pattern_that_goes(served: Any) -> None:
@@ -341,7 +334,7 @@ def test_a_queue_is_no_log(served: Any) -> None:
 
 def test_where_a_stream_begins(served: Any) -> None:
     served.send("one", *range(10))
-    it = wire.wire(served.endpoint)
+    it = connections.wire(served.endpoint)
     since = [
         int(message.message_annotations["x-opt-enqueued-time"])
         for _, message in it.read("one", 0, 0, 10)
@@ -402,7 +395,7 @@ def test_retention_that_is_faster_is_noticed_or_let_pass() -> None:
         with pytest.raises(DataLost, match="from 3 to"):
             strict.partitions(strict.initialOffset(), planned)
         assert lax.partitions(lax.initialOffset(), planned) == []
-        wire.forget(lax.options.endpoint)
+        connections.forget(lax.options.endpoint)
 
 
 @pytest.mark.parametrize("group", [{}, {"group": "g"}, {"group": "g", "startingOffsets": "latest"}])
@@ -427,7 +420,7 @@ def test_a_log_that_was_made_again(served: Any, group: dict[str, str]) -> None:
     assert [row[2] for row in rows(lax, lax.partitions(end, later))] == [b"a", b"b"]
     lax.commit(later)
     if group:
-        assert wire.call(lax.options.endpoint, "one", "CURSOR", group="g") == {0: 2}
+        assert connections.call(lax.options.endpoint, "one", "CURSOR", group="g") == {0: 2}
     assert lax.latestOffset(later, EVERYTHING) == later
 
 
@@ -445,7 +438,7 @@ def test_a_store_from_a_backup(tmp_path: Path) -> None:
                 for loss in ("true", "false")
             )
             yield broker, strict, lax
-            wire.forget(strict.options.endpoint)
+            connections.forget(strict.options.endpoint)
 
     def fill(broker: Any, count: int) -> None:
         with broker.local() as peer, peer.sender("one") as out:
@@ -516,7 +509,7 @@ def test_a_hold_ends_with_what_is_read(group: dict[str, str]) -> None:
                 out.send(bytes(2_000))
 
         def first() -> int:
-            (part,) = wire.call(it.options.endpoint, "one", "READ")["partitions"]
+            (part,) = connections.call(it.options.endpoint, "one", "READ")["partitions"]
             return int(part["first"])
 
         it = query()
@@ -543,7 +536,7 @@ def test_a_hold_ends_with_what_is_read(group: dict[str, str]) -> None:
             assert it.latestOffset(later, EVERYTHING) == later
             out.send(b"")
             assert first() > parts(planned, "one")[0]
-        wire.forget(it.options.endpoint)
+        connections.forget(it.options.endpoint)
 
 
 def test_a_hold_that_is_too_long_is_a_warning(
@@ -577,7 +570,7 @@ def test_a_batch_is_between_two_places(served: Any) -> None:
     assert offsets(endingTimestamp="1") == []
     assert offsets(startingTimestamp="1") == list(range(10))
     assert offsets(startingOffsets="latest") == []
-    wire.call(served.endpoint, "one", "SET-CURSOR", {0: 6}, group="g")
+    connections.call(served.endpoint, "one", "SET-CURSOR", {0: 6}, group="g")
     assert offsets(startingOffsets="committed", group="g") == [6, 7, 8, 9]
     with pytest.raises(ValueError, match="endingOffsets names 70"):
         offsets(endingOffsets='{"one": {"0": 70}}')
@@ -624,10 +617,10 @@ def test_queues_and_logs_in_one_batch(served: Any) -> None:
 @pytest.mark.req("K5")
 def test_a_batch_reads_what_a_group_has(served: Any) -> None:
     served.send("in", *range(10), durable=True)
-    wire.call(served.endpoint, "in", "OPEN-LEASE", group="g")
-    wire.call(served.endpoint, "in", "LEASE", group="g", generation=1, count=8)
-    wire.call(served.endpoint, "in", "RETURN-LEASE", [[2, 4]], group="g", generation=1)
-    wire.call(served.endpoint, "in", "ACCEPT-LEASE", group="g", generation=1, to=1)
+    connections.call(served.endpoint, "in", "OPEN-LEASE", group="g")
+    connections.call(served.endpoint, "in", "LEASE", group="g", generation=1, count=8)
+    connections.call(served.endpoint, "in", "RETURN-LEASE", [[2, 4]], group="g", generation=1)
+    connections.call(served.endpoint, "in", "ACCEPT-LEASE", group="g", generation=1, to=1)
     told = options(
         served, address="in", mode="lease", group="g", minPartitions="3", columns="offset"
     )
@@ -639,6 +632,6 @@ def test_a_batch_reads_what_a_group_has(served: Any) -> None:
     with pytest.raises(ValueError, match="needs the option group"):
         LeaseBatch(options(served, address="in", mode="lease"))
     gone = spans[0]
-    wire.call(served.endpoint, "in", "RELEASE-LEASE", group="g")
+    connections.call(served.endpoint, "in", "RELEASE-LEASE", group="g")
     with pytest.raises(AmqpError, match="no group 'g'"):
         list(batch.read(gone))

@@ -13,12 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections, link_ends
+from amqp_rt_spark.batch import Batch
+from amqp_rt_spark.drains import Drain
+from amqp_rt_spark.endpoints import Endpoint
 from amqp_rt_spark.leasing import LeaseStream
+from amqp_rt_spark.link_ends import Window
+from amqp_rt_spark.log_streams import LogStream
 from amqp_rt_spark.options import read_options
-from amqp_rt_spark.reading import Batch, LogStream
+from amqp_rt_spark.outlets import Outlet
 from amqp_rt_spark.spooling import SpoolStream
-from amqp_rt_spark.wire import Endpoint, Window
+from amqp_rt_spark.wire import Wire
 from amqp_rt_spark.writing import Sink, Task
 
 from amqp_rt import Message, sync
@@ -132,15 +137,15 @@ def test_a_spool_takes_its_share_again(
     # The message that has told that there are some is lost with the connection, and waits again.
     broker_process.restart(end)
     spans = stream.partitions(begin, until)
-    take = wire.Drain.take
+    take = Drain.take
     calls = count()
 
-    def taking(drain: wire.Drain, most: int) -> list[Any]:
+    def taking(drain: Drain, most: int) -> list[Any]:
         if next(calls) == 2:
             broker_process.restart(end)
         return take(drain, most)
 
-    monkeypatch.setattr(wire.Drain, "take", taking)
+    monkeypatch.setattr(Drain, "take", taking)
     found = [number for span in spans for number in read(stream, span, {})]
     assert sorted(found) == NUMBERS
     assert broker_process.bodies("in") == []
@@ -176,10 +181,10 @@ def test_at_least_once_is_no_less(broker_process: Any, end: signal.Signals) -> N
 def test_a_broker_that_stays_away_ends_the_task(tmp_path: Path) -> None:
     away = Endpoint("amqp://127.0.0.1:1", retry_s=0.2)
     with pytest.raises(ConnectFailed, match=r"tried again for 0\.2 s \(retryTimeout\)"):
-        wire.call(away, "one", "READ")
+        connections.call(away, "one", "READ")
     for work in (
-        lambda: list(wire.records(away, "one", 0, 0, 1)),
-        lambda: list(wire.browsed(away, "one")),
+        lambda: list(connections.records(away, "one", 0, 0, 1)),
+        lambda: list(connections.browsed(away, "one")),
         lambda: sink(away.url, retryTimeout="200ms").send(rows({}), task()),
     ):
         with pytest.raises(ConnectFailed, match=r"tried again for 0\.2 s"):
@@ -194,7 +199,7 @@ def test_a_browse_that_has_begun_is_not_begun_again(broker_process: Any) -> None
     batch = Batch(source(broker_process.url, "in", mode="browse"))
     broker_process.restart(signal.SIGKILL)
     (span,) = batch.partitions()
-    wire.forget(batch.options.endpoint)
+    connections.forget(batch.options.endpoint)
     with pytest.raises(AmqpError):
         read(batch, span, {50: lambda: broker_process.restart(signal.SIGKILL)})
     # The task is done again.
@@ -353,12 +358,12 @@ def hasty(tmp_path: Path) -> Iterator[Any]:
         broker.declare(Queue("in"), Queue("out"), Log("one", partitions=1))
         (url,) = broker.listen("amqp://127.0.0.1:0")
         for address in ("one", "in"):
-            out = wire.Outlet(wire.wire(Endpoint(url)), address, timeout_s=30)
+            out = Outlet(connections.wire(Endpoint(url)), address, timeout_s=30)
             for number in NUMBERS:
                 out.send(Message(str(number), durable=True).encode())
             out.finish()
         yield SimpleNamespace(url=url, broker=broker)
-        wire.forget(Endpoint(url))
+        connections.forget(Endpoint(url))
 
 
 def be_silent() -> None:
@@ -389,11 +394,11 @@ def test_a_reader_that_is_silent_for_long_goes_on(hasty: Any, mode: str) -> None
 def test_a_writer_that_is_silent_for_long_goes_on(hasty: Any, at: int) -> None:
     """Before its first row, too: it attaches when that is there."""
     it = sink(hasty.url)
-    wire.wire(it.options.endpoint)
+    connections.wire(it.options.endpoint)
     done = it.send(rows({at: be_silent}), task())
     be_silent()
     assert it.publish([done])
-    found = [message.body for message in wire.wire(it.options.endpoint).browse("out")]
+    found = [message.body for message in connections.wire(it.options.endpoint).browse("out")]
     assert found == [str(number) for number in NUMBERS]
     if at:
         # The negative control, and how it was.
@@ -421,16 +426,16 @@ def test_a_slow_function_of_a_user_ends_no_query(spark: Any, hasty: Any) -> None
     found.select(slow("body").alias("body")).write.format("amqp").options(**out).mode(
         "append"
     ).save()
-    bodies = [message.body for message in wire.wire(Endpoint(hasty.url)).browse("out")]
+    bodies = [message.body for message in connections.wire(Endpoint(hasty.url)).browse("out")]
     assert Counter(bodies) == Counter(map(str, NUMBERS))
 
 
 def test_a_sink_attaches_at_its_first_row(served: Any) -> None:
     it = sink(served.url)
-    wire.forget(it.options.endpoint)
+    connections.forget(it.options.endpoint)
 
     def look() -> None:
-        assert not [each for _, each in wire._WIRES if each == it.options.endpoint]
+        assert not [each for _, each in connections._WIRES if each == it.options.endpoint]
 
     it.send(rows({0: look}, 3), task())
     # A task without rows has its part, too.
@@ -453,7 +458,7 @@ def test_who_waits_for_room_for_too_long_is_told_what_to_raise() -> None:
         ) as caught:
             it.send(rows({}), task())
         assert caught.value.condition == "amqp:resource-limit-exceeded"
-        wire.forget(it.options.endpoint)
+        connections.forget(it.options.endpoint)
 
 
 @pytest.mark.req("K3")
@@ -473,7 +478,8 @@ def test_writers_that_find_no_room_wait_for_each_other() -> None:
         with ThreadPoolExecutor() as pool:
             list(pool.map(write, ("one", "two")))
         found = Counter(
-            tuple(message.body.split()[:3]) for message in wire.wire(Endpoint(url)).browse("out")
+            tuple(message.body.split()[:3])
+            for message in connections.wire(Endpoint(url)).browse("out")
         )
         assert found == Counter(
             (name, str(epoch), str(n))
@@ -482,7 +488,7 @@ def test_writers_that_find_no_room_wait_for_each_other() -> None:
             for n in range(8)
         )
         for name in ("", "one", "two"):
-            wire.forget(Endpoint(url, container_id=name))
+            connections.forget(Endpoint(url, container_id=name))
 
 
 @pytest.mark.parametrize(
@@ -513,15 +519,15 @@ def test_a_reader_of_large_records_has_few_on_the_way(
 ) -> None:
     asked: list[int] = []
 
-    class Noted(wire.Window):
+    class Noted(Window):
         @property
         def credit(self) -> int:
             asked.append(super().credit)
             return asked[-1]
 
-    monkeypatch.setattr(wire, "Window", Noted)
+    monkeypatch.setattr(link_ends, "Window", Noted)
     served.send("one", *(bytes(2 * 1_048_576) for _ in range(30)))
-    with wire.Wire(served.endpoint) as it:
+    with Wire(served.endpoint) as it:
         found = it.records("one", 0, 0, 30, selector=selector)
         taken = sum(len(offsets) for offsets, *_ in found)
     assert taken == 30

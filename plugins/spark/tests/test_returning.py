@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
 from amqp_rt_spark.jobs import publishing, returning
 from amqp_rt_spark.jobs.conf import JobConf
 from amqp_rt_spark.jobs.publishing import Pace, short
 from amqp_rt_spark.jobs.returning import Letter, Return, group_of
 from amqp_rt_spark.leasing import leased
 from amqp_rt_spark.options import SOURCE, read_options
-from amqp_rt_spark.reading import Span
+from amqp_rt_spark.spans import Span
 
 from amqp_rt import Message
 from amqp_rt.broker import Queue
@@ -48,7 +48,7 @@ def replay(
 
     def choose() -> list[Letter]:
         options = read_options({"url": served.url, "address": DEAD, "group": group}, SOURCE)
-        state = wire.call(served.endpoint, DEAD, "LEASE-STATE", group=group)
+        state = connections.call(served.endpoint, DEAD, "LEASE-STATE", group=group)
         span = Span(DEAD, 0, state["first"], state["next"], "")
         return [
             Letter(
@@ -99,7 +99,7 @@ def test_an_interruption_anywhere_loses_and_doubles_nothing(
     fill(served, 11)
     expected = Counter(served.bodies(DEAD))
     changing = {"OPEN-LEASE", "LEASE", "RETURN-LEASE", "COMMIT-EPOCH", "ACCEPT-LEASE"}
-    ask = wire.call
+    ask = connections.call
     for fatal in range(1, 60):
         left = [fatal]
 
@@ -121,7 +121,7 @@ def test_an_interruption_anywhere_loses_and_doubles_nothing(
 
         ended = False
         with monkeypatch.context() as broken:
-            broken.setattr(wire, "call", call)
+            broken.setattr(connections, "call", call)
             try:
                 replay(served, lambda body: int(body[1:]) % 5 != 1)
                 ended = True
@@ -132,7 +132,7 @@ def test_an_interruption_anywhere_loses_and_doubles_nothing(
         assert Counter(body for each in there.values() for body in each) == expected, (fatal, there)
         assert all(body[0] == "a" for body in there["a"])
         assert all(body[0] == "b" for body in there["b"])
-        assert wire.call(served.endpoint, DEAD, "READ")["acquired"] == 0
+        assert connections.call(served.endpoint, DEAD, "READ")["acquired"] == 0
         if ended:
             break
         # Once more, with all of them.

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
 from amqp_rt_spark.jobs import publishing
 from amqp_rt_spark.jobs.conf import JobConf
 from amqp_rt_spark.jobs.publishing import Pace
@@ -87,7 +87,7 @@ def test_an_interruption_anywhere_loses_and_doubles_nothing(
     """Each run ends at its third commit: before it is done, or before its answer is heard. Meanwhile
     rows come along."""
     monkeypatch.setattr(publishing, "PIECE_MESSAGES", 3)
-    ask = wire.call
+    ask = connections.call
     runs = 0
     while True:
         left = [3]
@@ -110,7 +110,7 @@ def test_an_interruption_anywhere_loses_and_doubles_nothing(
 
         runs += 1
         with monkeypatch.context() as broken:
-            broken.setattr(wire, "call", call)
+            broken.setattr(connections, "call", call)
             try:
                 send(served, rows_of(20 + runs))
                 break

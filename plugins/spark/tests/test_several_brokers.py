@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
+from amqp_rt_spark.batch import Batch
+from amqp_rt_spark.data_loss import DataLost
+from amqp_rt_spark.endpoints import Endpoint
+from amqp_rt_spark.log_streams import LogStream
 from amqp_rt_spark.options import read_options
-from amqp_rt_spark.reading import Batch, LogStream
 from amqp_rt_spark.schema import columns_of
-from amqp_rt_spark.wire import DataLost
 
 from amqp_rt import sync
 from amqp_rt.broker import Log, Queue
@@ -55,7 +57,7 @@ def pair() -> Iterator[Pair]:
         found = Pair(one, two)
         yield found
         for url in found.urls:
-            wire.forget(wire.Endpoint(url))
+            connections.forget(Endpoint(url))
 
 
 def rows(reader: Any, spans: list[Any], *columns: str) -> list[tuple[Any, ...]]:
@@ -112,7 +114,7 @@ def test_a_stream_goes_on_at_each_of_them(pair: Pair, starting: str) -> None:
     assert found == Counter(f"{name} {number}" for name in ("one", "two") for number in numbers)
     again.commit(last)
     for url in pair.urls:
-        cursor = wire.call(wire.Endpoint(url), "flights", "CURSOR", group="g")
+        cursor = connections.call(Endpoint(url), "flights", "CURSOR", group="g")
         assert sum(cursor.values()) == 20
 
 
@@ -149,16 +151,16 @@ def test_the_lag_is_that_of_each_of_them(pair: Pair) -> None:
     end = through_text(stream.latestOffset(stream.initialOffset(), None))
     pair.send("flights", range(10, 12))
     checkpoint = Checkpoint("q", 0, 0, (end,), (end,))
-    endpoint = wire.Endpoint(pair.urls[0])
+    endpoint = Endpoint(pair.urls[0])
     standings = standings_of(checkpoint, endpoint, "g")
     assert Counter(each.address for each in standings) == dict.fromkeys(end["logs"], 2)
     assert sum(each.behind or 0 for each in standings) == 4
     assert not any(each.trouble for each in standings)
     assert sum(settle_all(standings, endpoint, "g")) == 20
     for url in pair.urls:
-        there = wire.Endpoint(url)
-        assert sum(wire.call(there, "flights", "CURSOR", group="g").values()) == 10
-        wire.forget(there)
+        there = Endpoint(url)
+        assert sum(connections.call(there, "flights", "CURSOR", group="g").values()) == 10
+        connections.forget(there)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
 
 from amqp_rt import Message
 from amqp_rt.broker import Log
@@ -135,7 +135,7 @@ def test_a_stream_goes_on_where_it_was(spark: Any, served: Any, tmp_path: Path) 
         )
         assert (latest["id"], latest["p"]) == (end["id"], end["p"])
     # Of the last batch, too, of which Spark itself says nothing.
-    assert wire.call(served.endpoint, "log", "CURSOR", group="g") == {0: 40, 1: 40}
+    assert connections.call(served.endpoint, "log", "CURSOR", group="g") == {0: 40, 1: 40}
     expected = Counter(f"{round_} {number}" for round_ in range(2) for number in range(40))
     assert Counter(served.bodies("out")) == expected
 
@@ -150,7 +150,7 @@ def test_a_queue_is_consumed_once(spark: Any, served: Any, tmp_path: Path) -> No
         query = sink.trigger(availableNow=True).start()
         assert query.awaitTermination(120)
         assert query.exception() is None
-        state = wire.call(served.endpoint, "in", "READ")
+        state = connections.call(served.endpoint, "in", "READ")
         assert (state["available"], state["acquired"]) == (0, 0)
     assert len(served.bodies("out")) == 60
     assert set(served.bodies("out")) == {
@@ -170,7 +170,7 @@ def test_a_queue_is_streamed_by_files(spark: Any, served: Any, tmp_path: Path) -
         query = sink.trigger(availableNow=True).start()
         assert query.awaitTermination(120)
         assert query.exception() is None
-        state = wire.call(served.endpoint, "in", "READ")
+        state = connections.call(served.endpoint, "in", "READ")
         assert (state["available"], state["acquired"]) == (0, 0)
     assert Counter(served.bodies("out")) == Counter(
         f"{round_} {number}".encode() for round_ in range(2) for number in range(30)
@@ -189,7 +189,7 @@ def test_octet_for_octet(spark: Any, served: Any, tmp_path: Path) -> None:
     copy(spark, served, tmp_path, "copy")
 
     def bare(address: str, partitions: int) -> Counter[bytes]:
-        it = wire.wire(served.endpoint)
+        it = connections.wire(served.endpoint)
         state = it.call(address, "READ")["partitions"]
         return Counter(
             message.bare

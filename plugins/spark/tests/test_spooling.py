@@ -14,10 +14,15 @@ from typing import Any
 
 import foreign_brokers
 import pytest
-from amqp_rt_spark import spooling, wire
+from amqp_rt_spark import connections, spooling
+from amqp_rt_spark.batch import Batch
+from amqp_rt_spark.data_loss import DataLost
+from amqp_rt_spark.drains import Drain
+from amqp_rt_spark.endpoints import Endpoint
 from amqp_rt_spark.leasing import LeaseStream
+from amqp_rt_spark.log_streams import LogStream
 from amqp_rt_spark.options import read_options
-from amqp_rt_spark.reading import Batch, LogStream
+from amqp_rt_spark.outlets import Outlet
 from amqp_rt_spark.spooling import (
     Epoch,
     Plan,
@@ -30,7 +35,6 @@ from amqp_rt_spark.spooling import (
     identities,
     spooled,
 )
-from amqp_rt_spark.wire import DataLost
 from amqp_rt_spark.writing import Sink, Task
 
 from amqp_rt import Message
@@ -193,7 +197,7 @@ def test_files_go_when_they_are_not_needed_any_more(served: Any, tmp_path: Path)
 def test_messages_that_come_again(served: Any, tmp_path: Path) -> None:
     """Others let go of them: they are no doubles, though they say that they come again."""
     served.send("in", *(Message(str(number), message_id=f"m{number}") for number in range(5)))
-    with wire.Drain(wire.wire(served.endpoint), "in") as drain:
+    with Drain(connections.wire(served.endpoint), "in") as drain:
         assert len(drain.take(9)) == 5
     it = stream(served.url, tmp_path)
     start = it.initialOffset()
@@ -201,7 +205,7 @@ def test_messages_that_come_again(served: Any, tmp_path: Path) -> None:
     assert len(batch(it, start, end)) == 5
     # One of another name with the same content, and one of the same name with another content.
     served.send("in", Message("0", message_id="m5"), Message("1", message_id="m0"))
-    with wire.Drain(wire.wire(served.endpoint), "in") as drain:
+    with Drain(connections.wire(served.endpoint), "in") as drain:
         assert len(drain.take(9)) == 2
     later = logged(it, end)
     assert batch(it, end, later) == [b"0", b"1"]
@@ -376,7 +380,7 @@ def test_a_connection_that_ends_before_it_is_kept(
     it = stream(served.url, tmp_path, maxMessagesPerTrigger="9", retryTimeout="0")
     start = it.initialOffset()
     (share,) = it.partitions(start, logged(it, start))
-    monkeypatch.setattr(wire.Drain, "over", True)
+    monkeypatch.setattr(Drain, "over", True)
     with pytest.raises(LinkDetached, match="delivered its messages to others"):
         list(it.read(share))
     monkeypatch.undo()
@@ -403,11 +407,11 @@ def rabbitmq() -> Iterator[Any]:
             endpoint=read_options({"url": url, "address": "x"}, "source").endpoint,
             fresh=lambda: running.address(f"spool{next(numbers)}"),
         )
-        wire.forget(wire.Endpoint(url))
+        connections.forget(Endpoint(url))
 
 
 def put(there: Any, queue: str, *messages: Message) -> None:
-    out = wire.Outlet(wire.wire(there.endpoint), queue, timeout_s=30)
+    out = Outlet(connections.wire(there.endpoint), queue, timeout_s=30)
     for message in messages:
         out.send(message.encode())
     out.finish()
@@ -445,7 +449,7 @@ def test_a_task_on_rabbitmq_ends_before_it_accepts(
 
     def killed(file: SpoolFile, *, dry: bool) -> bool:
         publish(file, dry=dry)
-        wire.forget(rabbitmq.endpoint)
+        connections.forget(rabbitmq.endpoint)
         raise RuntimeError("killed")
 
     monkeypatch.setattr(SpoolFile, "publish", killed)

@@ -122,7 +122,7 @@ def test_keys_choose_partitions(served: Any) -> None:
     it = SpreadSink(read_options(said, "sink"), [*COLUMNS, "key"], streaming=True)
     given = [{"body": str(n), "to": "keyed", "key": str(n % 2)} for n in range(40)]
     it.publish([it.send(given, task())])
-    from amqp_rt_spark.reading import Batch
+    from amqp_rt_spark.batch import Batch
 
     options = {**said, "address": "keyed", "columns": "key,partition"}
     batch = Batch(read_options(options, "source"))

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
-from amqp_rt_spark.wire import DataLost, Endpoint, Outlet, Wire
+from amqp_rt_spark import connections, wire
+from amqp_rt_spark.data_loss import DataLost
+from amqp_rt_spark.endpoints import Endpoint
+from amqp_rt_spark.outlets import Outlet
+from amqp_rt_spark.wire import Wire
 
 from amqp_rt import Message, sync
 from amqp_rt.broker import Log, Queue
@@ -352,13 +355,13 @@ def test_what_is_refused_is_said(served: Any) -> None:
 
 
 def test_a_connection_is_used_again_as_long_as_it_lives(served: Any) -> None:
-    first = wire.wire(served.endpoint)
-    assert wire.wire(served.endpoint) is first
+    first = connections.wire(served.endpoint)
+    assert connections.wire(served.endpoint) is first
     first.connection.drop()
-    second = wire.wire(served.endpoint)
+    second = connections.wire(served.endpoint)
     assert second is not first
     second.connection.drop()
-    assert wire.call(served.endpoint, "one", "READ")["kind"] == "log"
+    assert connections.call(served.endpoint, "one", "READ")["kind"] == "log"
 
 
 def test_logging_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +400,7 @@ def test_an_endpoint_that_makes_no_sense(endpoint: Endpoint, why: str) -> None:
 @pytest.mark.slow
 def test_executors_need_no_event_loop() -> None:
     program = (
-        "import sys, amqp_rt_spark.wire\n"
+        "import sys, amqp_rt_spark.connections, amqp_rt_spark.drains, amqp_rt_spark.outlets\n"
         "print(*({'trio', 'anyio', 'asyncio', 'pyspark', 'pyarrow'} & set(sys.modules)))"
     )
     run = subprocess.run(

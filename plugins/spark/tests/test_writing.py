@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import connections
 from amqp_rt_spark.options import read_options
 from amqp_rt_spark.rows import payload_of
 from amqp_rt_spark.writing import Sink, Task, Written
@@ -40,7 +40,7 @@ def test_a_column_says_which_message_it_is(served: Any, delivery: str) -> None:
 
 def test_artemis_has_a_property_of_its_own(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     options = read_options({"url": "amqp://h", "address": "a", "dedupColumn": "key"}, "sink")
-    there = wire.wire(served.endpoint)
+    there = connections.wire(served.endpoint)
     assert there.named_by == ""
     monkeypatch.setattr(there.engine.peer, "properties", {"product": "apache-activemq-artemis"})
     row = {"body": "a", "key": 7, "application_properties": {"other": 1}}
@@ -99,7 +99,7 @@ def test_how_long_an_answer_may_take(served: Any) -> None:
     assert (it.options.settle_timeout, it.options.connect_timeout) == (0.2, 30)
     with pytest.raises(DeadlineExceeded):
         written(it, ROWS)
-    wire.forget(it.options.endpoint)
+    connections.forget(it.options.endpoint)
 
 
 @pytest.mark.req("K3")

@@ -21,9 +21,9 @@ from pyspark.sql import functions as sql
 from amqp_rt.durations import parse_duration
 from amqp_rt.errors import AmqpError
 
-from .. import wire
+from .. import connections
+from ..logs import log_state, release_hold
 from ..options import SOURCE, read_options
-from ..reading import log_state, release_hold
 from .checkpoints import local_path
 from .conf import Duration, JobConf
 from .report import Report, Table, Text
@@ -148,10 +148,10 @@ def _parts(conf: Audit, address: str, holder: str) -> list[AuditedPartition]:
     state = log_state(read_options(conf.options(address=address), SOURCE), address)
     ends = {number: part.next for number, part in state.parts.items()}
     if conf.group:
-        cursor = wire.call(conf.endpoint, address, "CURSOR", group=conf.group)
+        cursor = connections.call(conf.endpoint, address, "CURSOR", group=conf.group)
         ends = {number: min(int(cursor.get(number, 0)), end) for number, end in ends.items()}
     try:
-        wire.call(
+        connections.call(
             conf.endpoint,
             address,
             "HOLD",

@@ -20,7 +20,7 @@ from amqp_rt.addresses import parse_url
 from amqp_rt.durations import UNITS, parse_duration
 from amqp_rt.errors import ConnectFailed
 
-from ..wire import Endpoint
+from ..endpoints import Endpoint
 
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(s|m|h|d)")
 
@@ -109,7 +109,7 @@ class JobConf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def endpoint(self) -> Endpoint:
-        """The broker's endpoint, for :mod:`amqp_rt_spark.wire`."""
+        """The broker's endpoint, for :mod:`amqp_rt_spark.connections`."""
         return Endpoint(
             url=self.url,
             credentials_file=self.credentials_file,

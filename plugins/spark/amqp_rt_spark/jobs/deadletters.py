@@ -16,7 +16,7 @@ from pyspark.sql import functions as sql
 
 from amqp_rt.errors import AmqpError
 
-from .. import wire
+from .. import connections
 from .conf import JobConf, Rate, per_second
 from .publishing import Pace
 from .report import Plot, Report, Section, Table, Text
@@ -108,7 +108,7 @@ def deadletters(spark: Any, conf: Deadletters) -> Report:
 
 def _kind(conf: Deadletters) -> str:
     try:
-        return str(wire.call(conf.endpoint, conf.address, "READ")["kind"])
+        return str(connections.call(conf.endpoint, conf.address, "READ")["kind"])
     except AmqpError as error:
         if error.condition == "amqp:not-found" and not conf.replay_to:
             # Perhaps a broker without this management; if the queue is missing, browsing raises.
@@ -335,7 +335,7 @@ def _planned(letters: Any, conf: Deadletters) -> Report:
 def _missing(conf: Deadletters, to: str) -> str:
     """Return the reason if no node *to* exists; an empty text if it does, or the answer is unknown."""
     try:
-        wire.call(conf.endpoint, to, "READ")
+        connections.call(conf.endpoint, to, "READ")
     except AmqpError as error:
         if error.condition == "amqp:not-found":
             return "there is no such node"

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from .. import wire
+from .. import connections
+from ..endpoints import Endpoint
 from .checkpoints import read_checkpoint
 from .conf import StreamConf
 from .lag import settle_all, standings_of
@@ -113,7 +114,7 @@ def ingest(spark: SparkSession, conf: Ingest, watch: Watch | None = None) -> Rep
     return _report(conf, form, run)
 
 
-def mode_of(endpoint: wire.Endpoint, addresses: tuple[str, ...]) -> str:
+def mode_of(endpoint: Endpoint, addresses: tuple[str, ...]) -> str:
     """Return the mode in which nodes are read: logs by their offsets, queues by leases.
 
     Raises:
@@ -122,10 +123,11 @@ def mode_of(endpoint: wire.Endpoint, addresses: tuple[str, ...]) -> str:
     """
     try:
         kinds = {
-            address: str(wire.call(endpoint, address, "READ")["kind"]) for address in addresses
+            address: str(connections.call(endpoint, address, "READ")["kind"])
+            for address in addresses
         }
     finally:
-        wire.forget(endpoint)
+        connections.forget(endpoint)
     modes = {"log": "log", "queue": "lease"}
     found = {modes.get(kind) for kind in kinds.values()}
     if len(found) == 1 and (mode := found.pop()) is not None:

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from amqp_rt.errors import AmqpError
 
-from .. import wire
+from .. import connections
+from ..endpoints import Endpoint
 from ..leasing import leased_places
-from ..reading import positions_of
+from ..offsets import positions_of
 from .checkpoints import Checkpoint, read_checkpoint
 from .conf import JobConf
 from .report import Report, Table, Text
@@ -162,7 +163,7 @@ def checkpoint_said(checkpoint: Checkpoint) -> str:
     return f"Query {checkpoint.query}: batch {checkpoint.committed} is done"
 
 
-def standings_of(checkpoint: Checkpoint, endpoint: wire.Endpoint, group: str) -> list[Standing]:
+def standings_of(checkpoint: Checkpoint, endpoint: Endpoint, group: str) -> list[Standing]:
     """Return the progress of a query at each of its nodes, in order.
 
     Raises:
@@ -188,7 +189,7 @@ def standings_of(checkpoint: Checkpoint, endpoint: wire.Endpoint, group: str) ->
 
 
 def _logged(
-    begun: dict[str, Any], done: dict[str, Any], endpoint: wire.Endpoint, group: str
+    begun: dict[str, Any], done: dict[str, Any], endpoint: Endpoint, group: str
 ) -> list[Standing]:
     found = []
     written = positions_of(done) if done else {}
@@ -204,7 +205,7 @@ def _logged(
             ends = {int(part["partition"]): int(part["next"]) for part in state["partitions"]}
             if group:
                 there, name = _place(endpoint, address)
-                given = wire.call(there, name, "CURSOR", group=group)
+                given = connections.call(there, name, "CURSOR", group=group)
                 cursor = {int(part): int(offset) for part, offset in given.items()}
         before = written.get(address, (incarnation, {}))[1]
         for part, end in sorted(parts.items()):
@@ -218,7 +219,7 @@ def _logged(
 
 
 def _leased(
-    begun: dict[str, Any], done: dict[str, Any], endpoint: wire.Endpoint, group: str
+    begun: dict[str, Any], done: dict[str, Any], endpoint: Endpoint, group: str
 ) -> list[Standing]:
     found = []
     written = leased_places(done) if done else {}
@@ -248,26 +249,24 @@ def _leased(
     return found
 
 
-def _place(endpoint: wire.Endpoint, address: str) -> tuple[wire.Endpoint, str]:
+def _place(endpoint: Endpoint, address: str) -> tuple[Endpoint, str]:
     """Return endpoint and name of a node; a query of several brokers names it by its URL."""
     scheme, colon, rest = address.partition("://")
     host, _, name = rest.partition("/")
     return (replace(endpoint, url=f"{scheme}://{host}"), name) if colon else (endpoint, address)
 
 
-def _forget(endpoint: wire.Endpoint, standings: list[Standing]) -> None:
+def _forget(endpoint: Endpoint, standings: list[Standing]) -> None:
     """Drop the connections to the brokers of *standings*."""
     for there in {endpoint, *(_place(endpoint, each.address)[0] for each in standings)}:
-        wire.forget(there)
+        connections.forget(there)
 
 
-def _asked(
-    endpoint: wire.Endpoint, address: str, operation: str, **given: Any
-) -> dict[str, Any] | None:
+def _asked(endpoint: Endpoint, address: str, operation: str, **given: Any) -> dict[str, Any] | None:
     """Call the broker and return its answer, None if the node or the group is unknown."""
     there, name = _place(endpoint, address)
     try:
-        answer: dict[str, Any] = wire.call(there, name, operation, **given)
+        answer: dict[str, Any] = connections.call(there, name, operation, **given)
         return answer
     except AmqpError as error:
         if error.condition != "amqp:not-found":
@@ -276,7 +275,7 @@ def _asked(
 
 
 def settle_all(
-    standings: list[Standing], endpoint: wire.Endpoint, group: str, *, dry_run: bool = False
+    standings: list[Standing], endpoint: Endpoint, group: str, *, dry_run: bool = False
 ) -> list[int]:
     """Settle the written messages of *standings* at the broker; return how many were unsettled for each.
 
@@ -302,8 +301,8 @@ def settle_all(
                 continue
             # Use the current generation: opening the lease would fence off a running query.
             given = {"group": group, "id": each.incarnation}
-            state = wire.call(endpoint, each.address, "LEASE-STATE", **given)
-            wire.call(
+            state = connections.call(endpoint, each.address, "LEASE-STATE", **given)
+            connections.call(
                 endpoint,
                 each.address,
                 "ACCEPT-LEASE",
@@ -314,7 +313,7 @@ def settle_all(
         for (address, incarnation), offsets in cursors.items():
             given = {"group": group, "incarnation": incarnation}
             there, name = _place(endpoint, address)
-            wire.call(there, name, "SET-CURSOR", offsets, **given)
+            connections.call(there, name, "SET-CURSOR", offsets, **given)
     finally:
         _forget(endpoint, standings)
     return counts

@@ -17,7 +17,7 @@ from uuid import uuid4
 from amqp_rt import Message
 from amqp_rt.values import Symbol
 
-from .. import wire
+from .. import connections
 from ..options import Options
 from ..rows import PLACE
 from ..writing import Sink, Task
@@ -81,7 +81,7 @@ class Publisher:
         self._chosen = short(chosen)
         self.next = max(0, self._sink.committed(self._task(0)))
         if self.next and chosen:
-            asked = wire.call(options.endpoint, address, "EPOCH", producer=options.producer)
+            asked = connections.call(options.endpoint, address, "EPOCH", producer=options.producer)
             earlier = asked["query"]
             if earlier and earlier != self._chosen:
                 raise ValueError(

@@ -14,7 +14,7 @@ from msgspec import Meta
 from pyspark.sql import Window
 from pyspark.sql import functions as sql
 
-from .. import wire
+from .. import connections
 from .conf import JobConf, Rate, per_second
 from .publishing import Pace
 from .report import Report, Table, Text
@@ -129,7 +129,7 @@ def _planned(rows: Any, conf: Replay) -> Report:
     table: list[list[Any]] = []
     for row in counted.orderBy("address", "partition").limit(PARTITIONS_MAX).collect():
         asked = producer_of(conf.replay_id, (row.address, row.partition))
-        known = wire.call(conf.endpoint, conf.to, "EPOCH", producer=asked)["epoch"]
+        known = connections.call(conf.endpoint, conf.to, "EPOCH", producer=asked)["epoch"]
         table.append([row.address, row.partition, row["count"], row.first, row.last, max(0, known)])
     total = sum(each[2] for each in table)
     return Report(

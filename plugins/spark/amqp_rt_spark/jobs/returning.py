@@ -23,10 +23,10 @@ from msgspec import Struct
 
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkRefused
 
-from .. import wire
+from .. import connections
 from ..leasing import leased
 from ..options import SOURCE, Options, read_options
-from ..reading import Span
+from ..spans import Span
 from .conf import JobConf
 from .publishing import PIECE_BYTES, Pace, Publisher, replayed, short
 
@@ -64,7 +64,7 @@ def no_way(queue: str, to: str) -> str:
 def waiting(conf: JobConf, queue: str, name: str) -> int:
     """Return how many messages an interrupted replay named *name* has left leased."""
     try:
-        state = wire.call(conf.endpoint, queue, "LEASE-STATE", group=group_of(name))
+        state = connections.call(conf.endpoint, queue, "LEASE-STATE", group=group_of(name))
     except AmqpError:
         return 0
     return int(state["next"]) - int(state["first"])
@@ -138,7 +138,7 @@ class Return:
             state = self._round(state, began=False)
 
     def _call(self, operation: str, body: Any = None, **given: Any) -> dict[str, Any]:
-        found: dict[str, Any] = wire.call(
+        found: dict[str, Any] = connections.call(
             self._conf.endpoint, self._queue, operation, body, group=self._group, **given
         )
         return found

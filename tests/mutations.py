@@ -237,18 +237,18 @@ def _last_first(right: Any) -> Callable[..., int]:
 
 
 def _misses_a_subscriber(right: Any) -> Callable[..., Any]:
-    def reserve(self: Any, entry: Any, verdicts: Any = None) -> Any:
-        found = right(self, entry, verdicts)
+    def reserve(self: Any, entry: Any, matches: Any = None) -> Any:
+        found = right(self, entry, matches)
         return dict(list(found.items())[:1])
 
     return reserve
 
 
 def _keeps_no_backlog(right: Any) -> Callable[..., Any]:
-    def write(self: Any, unit: Unit, entry: Any, verdicts: Any = None) -> Any:
+    def write(self: Any, unit: Unit, entry: Any, matches: Any = None) -> Any:
         was, entry.durable = entry.durable, False
         try:
-            return right(self, unit, entry, verdicts)
+            return right(self, unit, entry, matches)
         finally:
             entry.durable = was
 

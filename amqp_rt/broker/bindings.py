@@ -465,7 +465,7 @@ class Exchanges:
         memory = self._memory
         memory.held -= size
         if memory.waiting:
-            memory.tell()
+            memory.notify_waiting()
 
     def delete(self, name: str, *, if_unused: bool = False) -> list[str]:
         """Delete an exchange and its bindings; return the names of all exchanges thereby deleted.

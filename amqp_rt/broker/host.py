@@ -148,11 +148,11 @@ class BrokerHost:
 
     def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
         """Delay the discharge of the transaction in which *delivery* is posted."""
-        self.transactions.hold(link, delivery)
+        self.transactions.hold_post(link, delivery)
 
-    def let_go_of_post(self, delivery: IncomingDelivery) -> None:
+    def release_post(self, delivery: IncomingDelivery) -> None:
         """Stop delaying the discharge for *delivery*, which was taken or refused."""
-        self.transactions.let_go(delivery)
+        self.transactions.release_post(delivery)
 
     def refuse_post(
         self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected | Released

@@ -153,21 +153,21 @@ class MessageTopic:
         """Bytes of both; a payload counts once for each subscription."""
         return sum(queue.bytes for queue in self._queues.values())
 
-    def hold(self, entry: Entry) -> None:
+    def reserve_room(self, entry: Entry) -> None:
         """Reserve room for *entry*, until its transaction ends or its turn comes."""
         self.memory.held += len(entry.payload)
         self._held += len(entry.payload)
 
-    def let_go(self, entry: Entry) -> None:
-        """Release the room reserved for *entry*: it is put now, or ``room_again`` follows."""
+    def release_room(self, entry: Entry) -> None:
+        """Release the room reserved for *entry*: it is put now, or ``notify_waiting`` follows."""
         if not self.deleted:
             self.memory.held -= len(entry.payload)
             self._held -= len(entry.payload)
 
-    def room_again(self) -> None:
+    def notify_waiting(self) -> None:
         """Notify publishers that wait for room."""
         if self.memory.waiting:
-            self.memory.tell()
+            self.memory.notify_waiting()
 
     def room(self) -> int:
         """Return the number of messages for which the memory of all nodes has room.
@@ -201,7 +201,7 @@ class MessageTopic:
             return
         passing = _Passing(entry, copies, self._identities)
         if self._passing or not self._filters or not self._hand_out_some(passing):
-            self.hold(entry)
+            self.reserve_room(entry)
             self._passing.append(passing)
             self.go_on_later()
 
@@ -253,7 +253,7 @@ class MessageTopic:
                 memory.work -= 1
                 # Ending a slow subscription may delete the topic, and then no message waits.
                 if self._hand_out_some(self._passing[0]) and self._passing:
-                    self.let_go(self._passing.popleft().entry)
+                    self.release_room(self._passing.popleft().entry)
             elif self._swept:
                 memory.work -= _WORK_OF_A_COPY
                 self._swept.pop().sweep()
@@ -321,44 +321,44 @@ class MessageTopic:
         """Whether a subscription has filters."""
         return bool(self._filters)
 
-    def examine(self, entry: Entry, verdicts: dict[int, bool]) -> bool:
+    def examine(self, entry: Entry, matches: dict[int, bool]) -> bool:
         """Let the filters of stored subscriptions examine *entry*, as far as this turn allows.
 
-        Their *verdicts*, by subscription, are for :meth:`reserve`. Return whether there are all.
+        Their *matches*, by subscription, are for :meth:`reserve`. Return whether there are all.
         """
         if self._filters:
             for identity in self.stored:
                 wanted = self._filters.get(identity)
-                if wanted is not None and identity not in verdicts:
+                if wanted is not None and identity not in matches:
                     if self.memory.work <= 0:
                         return False
-                    verdicts[identity] = self._matches(wanted, entry)
+                    matches[identity] = self._matches(wanted, entry)
         return True
 
-    def reserve(self, entry: Entry, verdicts: dict[int, bool] | None = None) -> dict[int, Entry]:
+    def reserve(self, entry: Entry, matches: dict[int, bool] | None = None) -> dict[int, Entry]:
         """Reserve sequence numbers for copies of *entry* in the stored queues whose filters match.
 
-        Return the copies, by subscription. Filters without a verdict examine the message now.
+        Return the copies, by subscription. Filters without a result examine the message now.
         """
         found: dict[int, Entry] = {}
         for identity in self.stored:
             wanted = self._filters.get(identity)
-            matches = wanted is None
+            match = wanted is None
             if wanted is not None:
-                known = None if verdicts is None else verdicts.get(identity)
-                matches = self._matches(wanted, entry) if known is None else known
-            if matches:
+                known = None if matches is None else matches.get(identity)
+                match = self._matches(wanted, entry) if known is None else known
+            if match:
                 found[identity] = copy = entry.again()
                 self._queues[identity].reserve(copy)
         return found
 
-    def withhold(self, copies: dict[int, Entry]) -> None:
+    def cancel_reserved(self, copies: dict[int, Entry]) -> None:
         """Withdraw reserved *copies*, which could not be stored."""
         for identity, copy in copies.items():
             queue = self._queues.get(identity)
             copy.stored = False
             if queue is not None:
-                queue.withhold(copy)
+                queue.cancel_reserved(copy)
 
     def open(self, filters: Any) -> tuple[int, MessageQueue]:
         """Create a subscription without a consumer, which collects messages from now on.
@@ -518,8 +518,8 @@ class TopicLedger:
         self.address = address
         self._journal = journal
         self._topic = topic
-        #: Verdicts of filters on messages that are to be received, by the identity of the entry.
-        self._verdicts: dict[int, dict[int, bool]] = {}
+        #: Results of filters on messages that are to be received, by the identity of the entry.
+        self._filter_matches: dict[int, dict[int, bool]] = {}
 
     @property
     def line(self) -> TopicLedger:
@@ -566,7 +566,7 @@ class TopicLedger:
                 stage = partial(
                     self._stage_held, entry, examined[at], some, done if last else None, note
                 )
-                topic.hold(entry)
+                topic.reserve_room(entry)
                 topic.staging.append(stage)
             topic.go_on_later()
         else:
@@ -583,7 +583,7 @@ class TopicLedger:
 
         def examine() -> bool:
             while left:
-                if not topic.examine(left[0], self._verdicts.setdefault(id(left[0]), {})):
+                if not topic.examine(left[0], self._filter_matches.setdefault(id(left[0]), {})):
                     return True
                 left.popleft()
             return False
@@ -595,14 +595,14 @@ class TopicLedger:
         return True
 
     def forget(self, entries: list[Entry]) -> None:
-        """Forget the verdicts of filters on *entries*, which have been received or are withdrawn."""
+        """Forget the results of filters on *entries*, which have been received or are withdrawn."""
         for entry in entries:
-            self._verdicts.pop(id(entry), None)
+            self._filter_matches.pop(id(entry), None)
 
     def _stage_held(
         self,
         entry: Entry,
-        verdicts: dict[int, bool],
+        matches: dict[int, bool],
         deliveries: list[IncomingDelivery],
         done: Callable[[], None] | None,
         note: Callable[[Unit, list[IncomingDelivery]], None] | None,
@@ -612,11 +612,11 @@ class TopicLedger:
         Return whether this has to be repeated, since filters have not examined it yet.
         """
         topic = self._topic
-        if not topic.examine(entry, verdicts):
+        if not topic.examine(entry, matches):
             return True
         topic.memory.work -= _WORK_OF_A_ROW * len(topic.stored)
-        topic.let_go(entry)
-        self._stage([entry], [verdicts], deliveries, done, note)
+        topic.release_room(entry)
+        self._stage([entry], [matches], deliveries, done, note)
         return False
 
     def _stage(
@@ -643,13 +643,13 @@ class TopicLedger:
         def refused(error: Error) -> None:
             self._journal.log_refused(len(entries), self.address, error, topic.wall())
             for _, copies in staged:
-                topic.withhold(copies)
+                topic.cancel_reserved(copies)
             answer(partial(refuse, error=error))
 
         unit = Unit(refused)
         staged = [
-            (entry, self._write(unit, entry, verdicts))
-            for entry, verdicts in zip(entries, examined, strict=True)
+            (entry, self._write(unit, entry, matches))
+            for entry, matches in zip(entries, examined, strict=True)
         ]
         if note is not None:
             note(unit, deliveries)
@@ -666,7 +666,7 @@ class TopicLedger:
         topic = self._topic
         topic.pending += 1
         unit = self._journal.loose
-        copies = self._write(unit, entry, self._verdicts.get(id(entry)))
+        copies = self._write(unit, entry, self._filter_matches.get(id(entry)))
 
         def kept() -> None:
             topic.pending -= 1
@@ -674,15 +674,15 @@ class TopicLedger:
 
         def undo() -> None:
             topic.pending -= 1
-            topic.withhold(copies)
+            topic.cancel_reserved(copies)
 
         unit.then(kept, undo, topic)
 
     def _write(
-        self, unit: Unit, entry: Entry, verdicts: dict[int, bool] | None = None
+        self, unit: Unit, entry: Entry, matches: dict[int, bool] | None = None
     ) -> dict[int, Entry]:
         topic = self._topic
-        copies = topic.reserve(entry, verdicts)
+        copies = topic.reserve(entry, matches)
         if entry.durable and copies:
             # The same fields for all copies.
             head = head_of(entry.again())

@@ -110,7 +110,7 @@ class Transaction:
         #: Whether the discharge has arrived: no work is added any more.
         self.is_discharged = False
         #: Number of posts that arrived before the discharge and cannot be taken yet.
-        self._coming = 0
+        self._held_posts = 0
         #: Performs the discharge when these have been taken or refused.
         self._end: Callable[[], None] | None = None
         self._journal = journal
@@ -137,7 +137,7 @@ class Transaction:
         are on the disk: the unit that is written at the discharge makes it a message.
         """
         if entry.sequence < 0:
-            inlet.node.hold(entry)
+            inlet.node.reserve_room(entry)
         if inlet.ledger is not None:
             self._copies += inlet.ledger.copies - 1
         waits = delivery.second and not delivery.settled
@@ -151,7 +151,7 @@ class Transaction:
             self.fail(f"a settled message was refused: {why}")
         delivery.settle(TransactionalState(self.id, outcome))
 
-    def takes(self, subscription: Subscription, outcome: Any) -> bool:
+    def may_retire(self, subscription: Subscription, outcome: Any) -> bool:
         """Return whether a delivery may be retired with *outcome*; if not, fail the transaction."""
         if self.error is not None:
             return False
@@ -169,7 +169,7 @@ class Transaction:
         """Note that *subscription* acquires in the transaction until its discharge (§4.4.3)."""
         self._acquiring[subscription] = None
 
-    def hears(self, enlisted: Enlisted) -> bool:
+    def on_disposition(self, enlisted: Enlisted) -> bool:
         """Handle a later disposition of a delivery; return False if it is outside the transaction.
 
         In that case all transactions of the control link are rolled back, because work of a
@@ -200,7 +200,7 @@ class Transaction:
             return False
         return True
 
-    def keeps(self, enlisted: Enlisted) -> bool:
+    def on_link_ended(self, enlisted: Enlisted) -> bool:
         """Note that the link of a delivery has ended; return whether its outcome comes from here."""
         if enlisted.outcome is None and not (self.is_discharged or self.over):
             del self._work[enlisted]
@@ -214,22 +214,22 @@ class Transaction:
         """Stop adding work, and call *end* once each post so far has been taken or refused."""
         self.is_discharged = True
         self._stop_acquiring()
-        if self._coming:
+        if self._held_posts:
             self._end = end
         else:
             end()
 
-    def hold(self) -> None:
-        """Delay the discharge for a post; :meth:`let_go` follows."""
-        self._coming += 1
+    def hold_discharge(self) -> None:
+        """Delay the discharge for a post; :meth:`release_discharge` follows."""
+        self._held_posts += 1
 
-    def let_go(self) -> None:
+    def release_discharge(self) -> None:
         """Stop delaying the discharge for a post, which was taken or refused."""
-        self._coming -= 1
-        if not self._coming:
-            self._carry_on()
+        self._held_posts -= 1
+        if not self._held_posts:
+            self._answer_discharge()
 
-    def _carry_on(self) -> None:
+    def _answer_discharge(self) -> None:
         end, self._end = self._end, None
         if end is not None:
             end()
@@ -245,7 +245,7 @@ class Transaction:
         if self.error is None and not self.over:
             self.error = Error(condition, description)
             self.roll_back()
-            self._carry_on()
+            self._answer_discharge()
 
     def roll_back(self) -> None:
         """Undo all work (§4.4.4).
@@ -256,9 +256,9 @@ class Transaction:
         """
         posts, self._posts = self._posts, []
         for inlet, entry, _ in posts:
-            self._let_go(inlet, entry)
+            self._release_room(inlet, entry)
         for inlet in dict.fromkeys(inlet for inlet, _, _ in posts):
-            inlet.node.room_again()
+            inlet.node.notify_waiting()
         work, self._work = self._work, {}
         self._stop_acquiring()
         concluded: dict[DistributionNode, list[Enlisted]] = {}
@@ -278,7 +278,7 @@ class Transaction:
             concluded.setdefault(subscription.node, []).append(enlisted)
         for node, each in concluded.items():
             node.conclude_left(each, self._conclude_rolled_back)
-        self._tell(work)
+        self._finish_outcomes(work)
 
     def commit(self, done: Callable[[Error | None], None]) -> None:
         """Commit, and call *done* after that.
@@ -303,7 +303,7 @@ class Transaction:
             if left:
                 return
             try:
-                if lines and self._has_outgrown():
+                if lines and self._is_too_large():
                     self.roll_back()
                     done(Error(_ROLLBACK, _OUTGROWN))
                 else:
@@ -328,7 +328,7 @@ class Transaction:
         """Commit now; *places* are the destinations of the posts."""
         # Destination → whether it detects duplicates, determined once and not for each post.
         inlets = {inlet: inlet.intake.duplicates is not None for inlet in places}
-        obstacle = self._obstacle(inlets)
+        obstacle = self._find_error(inlets)
         if obstacle is not None:
             self.roll_back()
             done(Error(_ROLLBACK, obstacle))
@@ -340,7 +340,7 @@ class Transaction:
         else:
             self._commit_stored(self._journal, inlets, done)
 
-    def _obstacle(self, inlets: dict[Inlet, bool]) -> str | None:
+    def _find_error(self, inlets: dict[Inlet, bool]) -> str | None:
         """Return why posts to *inlets* cannot be put, None if they can."""
         if any(inlet.node.deleted for inlet in inlets):
             return "a node to which a message was posted has been deleted"
@@ -364,8 +364,8 @@ class Transaction:
             queue.gather()
         try:
             for inlet, entry, _ in self._posts:
-                if inlets[inlet] and self._comes_again(inlet, entry, arrived):
-                    self._give_room(inlet, entry)
+                if inlets[inlet] and self._is_duplicate(inlet, entry, arrived):
+                    self._cancel_post(inlet, entry)
                 else:
                     self._put(inlet, entry)
         finally:
@@ -377,15 +377,15 @@ class Transaction:
     def _commit_stored(
         self, journal: Journal, inlets: dict[Inlet, bool], done: Callable[[Error | None], None]
     ) -> None:
-        """Write posts and verdicts as one unit of *journal*; they take effect when it is stored."""
+        """Write posts and outcomes as one unit of *journal*; they take effect when it is stored."""
         # Verdicts on stored messages: written now, and applied when that is stored.
-        verdicts: dict[Enlisted, int] = {}
+        results: dict[Enlisted, int] = {}
         before: dict[Enlisted, Entry] = {}
 
         def refused(error: Error) -> None:
             unit.undo()
             for enlisted, entry in before.items():
-                enlisted.subscription.node.reprieve(enlisted.entry, entry)
+                enlisted.subscription.node.revert_outcome(enlisted.entry, entry)
             self._posts.clear()
             self.roll_back()
             why = f"it cannot be kept: {error.description or error.condition}"
@@ -401,7 +401,9 @@ class Transaction:
                 entry = enlisted.entry
                 if enlisted.outcome is not None and entry.stored:
                     before[enlisted] = copy(entry)
-                    verdicts[enlisted] = node.judge(enlisted.subscription, entry, enlisted.outcome)
+                    results[enlisted] = node.record_outcome(
+                        enlisted.subscription, entry, enlisted.outcome
+                    )
                     if unit.letters > letters_max:
                         break
         if unit.letters > letters_max:
@@ -413,7 +415,7 @@ class Transaction:
                 )
             )
             return
-        unit.then(partial(self._finish, verdicts, done))
+        unit.then(partial(self._finish, results, done))
         journal.add(unit)
 
     def _write_posts(self, unit: Unit, inlets: dict[Inlet, bool]) -> None:
@@ -423,21 +425,21 @@ class Transaction:
         received: dict[QueueLedger, list[Entry]] = {}
         for inlet, entry, _ in self._posts:
             ledger = inlet.ledger
-            if inlets[inlet] and self._comes_again(inlet, entry, arrived):
-                give_room = partial(self._give_room, inlet, entry)
+            if inlets[inlet] and self._is_duplicate(inlet, entry, arrived):
+                give_room = partial(self._cancel_post, inlet, entry)
                 unit.then(give_room, give_room, inlet.intake.node)
             elif ledger is None:
                 unit.then(
                     partial(self._put, inlet, entry),
-                    partial(self._give_room, inlet, entry),
+                    partial(self._cancel_post, inlet, entry),
                     inlet.intake.node,
                 )
             elif (stored := ledger.pieces) is None:
                 # Links to one log have a ledger each, and its records are in the order of the posts.
-                inlet.node.let_go(entry)
+                inlet.node.release_room(entry)
                 ledger.receive([entry])
             elif entry.sequence < 0:
-                inlet.node.let_go(entry)
+                inlet.node.release_room(entry)
                 received.setdefault(stored, []).append(entry)
             else:
                 # It arrived in pieces, which are stored.
@@ -447,7 +449,7 @@ class Transaction:
         for each in arrived.values():
             each.note(unit)
 
-    def _has_outgrown(self) -> bool:
+    def _is_too_large(self) -> bool:
         """Return whether new durable subscriptions of its topics make the transaction too large.
 
         Each copy counts as a post: writing too many at once would take too long.
@@ -467,7 +469,7 @@ class Transaction:
         first = duplicates.find(duplicates.identify(entry))
         return first is not None and first.pending
 
-    def _comes_again(self, inlet: Inlet, entry: Entry, arrived: dict[Duplicates, Arrived]) -> bool:
+    def _is_duplicate(self, inlet: Inlet, entry: Entry, arrived: dict[Duplicates, Arrived]) -> bool:
         """Return whether *entry* is a duplicate and must not be put; if not, remember it."""
         duplicates = inlet.intake.duplicates
         identity = None if duplicates is None else duplicates.identify(entry)
@@ -481,31 +483,31 @@ class Transaction:
         return False
 
     def _put(self, inlet: Inlet, entry: Entry) -> None:
-        inlet.node.let_go(entry)
+        inlet.node.release_room(entry)
         inlet.node.put(entry)
 
-    def _give_room(self, inlet: Inlet, entry: Entry) -> None:
-        self._let_go(inlet, entry)
-        inlet.node.room_again()
+    def _cancel_post(self, inlet: Inlet, entry: Entry) -> None:
+        self._release_room(inlet, entry)
+        inlet.node.notify_waiting()
 
-    def _let_go(self, inlet: Inlet, entry: Entry) -> None:
+    def _release_room(self, inlet: Inlet, entry: Entry) -> None:
         """Release the room of a post that is not put."""
         stored = None if inlet.ledger is None else inlet.ledger.pieces
         if entry.sequence >= 0 and stored is not None:
             # It arrived in pieces, which are stored.
             stored.cancel(entry)
         else:
-            inlet.node.let_go(entry)
+            inlet.node.release_room(entry)
 
-    def _finish(self, verdicts: dict[Enlisted, int], done: Callable[[Error | None], None]) -> None:
+    def _finish(self, results: dict[Enlisted, int], done: Callable[[Error | None], None]) -> None:
         """Complete the commit, after the unit was stored and the posts were put."""
         try:
-            self._carry_out(verdicts)
+            self._apply(results)
         finally:
             # An error of a queue in a retirement changes nothing: the transaction is committed.
             done(None)
 
-    def _carry_out(self, verdicts: dict[Enlisted, int]) -> None:
+    def _apply(self, results: dict[Enlisted, int]) -> None:
         # Deliveries refer to their transaction and their link: a cycle would keep both in memory.
         posts, self._posts = self._posts, []
         work, self._work = self._work, {}
@@ -521,7 +523,7 @@ class Transaction:
                 _accept(delivery)
         else:
             self._do_in_turns(_accepting(waiting))
-        retire = partial(self._retire_or_log, verdicts)
+        retire = partial(self._retire_or_log, results)
         if len(work) <= _FEW:
             for enlisted in work:
                 retire(enlisted)
@@ -535,24 +537,24 @@ class Transaction:
                     retired.setdefault(enlisted.subscription.node, []).append(enlisted)
             for node, some in retired.items():
                 node.conclude_left(some, retire)
-        self._tell(work)
+        self._finish_outcomes(work)
 
-    def _retire_or_log(self, verdicts: dict[Enlisted, int], enlisted: Enlisted) -> None:
+    def _retire_or_log(self, results: dict[Enlisted, int], enlisted: Enlisted) -> None:
         """Retire one delivery; with a journal, an error takes only its node out of service."""
         try:
-            self._retire(enlisted, verdicts.get(enlisted))
+            self._retire(enlisted, results.get(enlisted))
         except Exception as error:
             journal = self._journal
             if journal is None:
                 raise
             journal.on_fault(enlisted.subscription.node, error)
 
-    def _retire(self, enlisted: Enlisted, verdict: int | None) -> None:
+    def _retire(self, enlisted: Enlisted, result: int | None) -> None:
         """Apply the outcome of one delivery, after the transaction was stored."""
         outcome = enlisted.outcome
         node = enlisted.subscription.node
-        if verdict is not None:
-            node.carry_out(enlisted.entry, verdict)
+        if result is not None:
+            node.apply_outcome(enlisted.entry, result)
             self._answer(enlisted, outcome)
         elif outcome is not None:
             self._conclude(enlisted, outcome)
@@ -576,7 +578,7 @@ class Transaction:
         if not (delivery.settled or enlisted.left):
             delivery.settle(outcome)
 
-    def _tell(self, work: dict[Enlisted, None]) -> None:
+    def _finish_outcomes(self, work: dict[Enlisted, None]) -> None:
         journal = self._journal
         for node in dict.fromkeys(enlisted.subscription.node for enlisted in work):
             try:
@@ -619,7 +621,7 @@ class Transactions:
         self._open: dict[tuple[Any, bytes], Transaction] = {}
         #: Posts that have arrived and cannot be taken yet, with their transactions, whose discharges
         #: wait for them.
-        self._coming: dict[IncomingDelivery, Transaction] = {}
+        self._held_posts: dict[IncomingDelivery, Transaction] = {}
         self._sessions: Counter[Any] = Counter()
         self._last = 0
 
@@ -646,29 +648,29 @@ class Transactions:
         state = delivery.state
         if type(state) is not TransactionalState:
             return None
-        found = self._coming.get(delivery)
+        found = self._held_posts.get(delivery)
         if found is not None:
             return None if found.over else found
         return self.find(link.connection, state.txn_id)
 
-    def hold(self, link: ReceivingLink, delivery: IncomingDelivery) -> bool:
+    def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> bool:
         """Delay the discharge for *delivery*, which has arrived and cannot be taken yet.
 
-        Return whether it is posted in a transaction and was not delayed before; then :meth:`let_go`
+        Return whether it is posted in a transaction and was not delayed before; then :meth:`release_post`
         follows.
         """
         transaction = self.find_for(link, delivery)
-        if transaction is None or delivery in self._coming:
+        if transaction is None or delivery in self._held_posts:
             return False
-        self._coming[delivery] = transaction
-        transaction.hold()
+        self._held_posts[delivery] = transaction
+        transaction.hold_discharge()
         return True
 
-    def let_go(self, delivery: IncomingDelivery) -> None:
+    def release_post(self, delivery: IncomingDelivery) -> None:
         """Stop delaying the discharge for *delivery*, which was taken, refused or dropped."""
-        transaction = self._coming.pop(delivery, None)
+        transaction = self._held_posts.pop(delivery, None)
         if transaction is not None:
-            transaction.let_go()
+            transaction.release_discharge()
 
     def declare(self, control: CoordinatorEndpoint) -> Transaction | Error:
         """Create a transaction; return an error if the session has too many."""

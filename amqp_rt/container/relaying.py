@@ -186,7 +186,7 @@ class Relay:
             for each in batch:
                 if _is_posted(each):
                     for host in self._home.hosts:
-                        host.let_go_of_post(each)
+                        host.release_post(each)
         if self._over:
             self._leave(target, None, closed=True)
         else:

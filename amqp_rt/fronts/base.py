@@ -624,9 +624,9 @@ class Host(Protocol):
 
     def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
         """Let the discharge of the transaction that *delivery* is posted in, if it is one of this host,
-        wait for *delivery*, which cannot be handed over yet; :meth:`let_go_of_post` follows."""
+        wait for *delivery*, which cannot be handed over yet; :meth:`release_post` follows."""
 
-    def let_go_of_post(self, delivery: IncomingDelivery) -> None:
+    def release_post(self, delivery: IncomingDelivery) -> None:
         """End the wait for *delivery*, which was handed over or refused."""
 
     def refuse_post(

@@ -64,13 +64,13 @@ class OneMessage:
         self.counts.enqueued += 1
         self.entry = entry
 
-    def hold(self, entry: Entry) -> None:
+    def reserve_room(self, entry: Entry) -> None:
         """Reserve nothing."""
 
-    def let_go(self, entry: Entry) -> None:
+    def release_room(self, entry: Entry) -> None:
         """Reserve nothing."""
 
-    def room_again(self) -> None:
+    def notify_waiting(self) -> None:
         """Reserve nothing."""
 
     def delete(self) -> None:

@@ -127,7 +127,7 @@ class KindModel(RuleBasedStateMachine):
         if self.latest.get(item.key) is item:
             del self.latest[item.key]
 
-    def bury(self, item: Item) -> None:
+    def dead_letter(self, item: Item) -> None:
         self.dead.append(item.place)
         self.gone(item)
 
@@ -140,7 +140,7 @@ class KindModel(RuleBasedStateMachine):
             self.available.remove(item)
             if item.expires > self.now:
                 return item
-            self.bury(item)
+            self.dead_letter(item)
 
     def deliver(self) -> None:
         for level in sorted(self.rings, reverse=True):
@@ -188,7 +188,7 @@ class KindModel(RuleBasedStateMachine):
             while self.available and self.count() > 4:
                 item = min(self.available, key=self.rank)
                 self.available.remove(item)
-                self.bury(item)
+                self.dead_letter(item)
 
     def count(self) -> int:
         held = sum(len(consumer.held) for consumer in self.consumers)
@@ -203,7 +203,7 @@ class KindModel(RuleBasedStateMachine):
         if kind == "not here":
             item.avoid.add(consumer)
         if kind == "reject" or item.attempts >= self.options.get("max_attempts", 1_000):
-            self.bury(item)
+            self.dead_letter(item)
         elif item.replaced:
             self.dropped += 1
         else:
@@ -345,7 +345,7 @@ class KindModel(RuleBasedStateMachine):
         for place in self.bodies("dead")[len(self.dead) :]:
             item = expired.pop(place)
             self.available.remove(item)
-            self.bury(item)
+            self.dead_letter(item)
         if self.available:
             assert min(self.available, key=self.rank).expires > self.now
 

@@ -102,11 +102,11 @@ async def due_message(world: World) -> None:
 async def expired_message(world: World) -> None:
     """Fail in the sweep: when a message has expired."""
 
-    def bury(*args: Any) -> bool:
+    def fails(*args: Any) -> bool:
         raise ZeroDivisionError("a bug")
 
     await world.fill("a", ttl_s=5)
-    world.held.bury = bury
+    world.held.dead_letter = fails
     await trio.sleep(10)
 
 
@@ -252,7 +252,7 @@ async def swept_log(world: World) -> None:
         raise ZeroDivisionError("a bug")
 
     await world.fill("a")
-    world.held.tell_of_room = tell
+    world.held.notify_waiting = tell
     await trio.sleep(3)
 
 

@@ -168,7 +168,7 @@ class Side:
         self.time = Time()
         self.memory = Memory(options.pop("memory"))
         self.queue = module.MessageQueue(
-            self.memory, self.time.wall, self.bury, monotonic=self.time.monotonic, **options
+            self.memory, self.time.wall, self.dead_letter, monotonic=self.time.monotonic, **options
         )
         self.queue.on_room = partial(self.log.append, "room")
         self.queue.on_unfinished = partial(self.log.append, "unfinished")
@@ -192,8 +192,8 @@ class Side:
     def note(self, *what: Any) -> None:
         self.log.append(what)
 
-    def bury(self, entry: Entry, reason: str, error: Any) -> bool:
-        self.note("buried", entry.payload, reason, error)
+    def dead_letter(self, entry: Entry, reason: str, error: Any) -> bool:
+        self.note("dead-lettered", entry.payload, reason, error)
         return reason != "max-attempts"
 
     def feed(self, subscription: Subscription, delivery: Any, entry: Entry) -> None:
@@ -234,16 +234,16 @@ class Side:
         self.commit()
         entry = Entry(payload, OPAQUE)
         self.queue.reserve(entry)
-        self.queue.withhold(entry)
+        self.queue.cancel_reserved(entry)
 
     def hold(self, payload: bytes, put: bool) -> None:
         entry = Entry(payload, OPAQUE)
-        self.queue.hold(entry)
-        self.queue.let_go(entry)
+        self.queue.reserve_room(entry)
+        self.queue.release_room(entry)
         if put and self.queue.ledger is None:
             self.queue.put(entry)
         else:
-            self.queue.room_again()
+            self.queue.notify_waiting()
 
     def gather(self, payloads: list[bytes]) -> None:
         if self.queue.ledger is None:

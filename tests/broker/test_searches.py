@@ -556,4 +556,4 @@ async def test_filters_of_durable_subscriptions_examine_posts_in_turns(fails: bo
         assert bodies == ([] if fails else named(0, 19))
         ledger = world.host.space().find("t").ledger
         assert isinstance(ledger, TopicLedger)
-        assert not ledger._verdicts
+        assert not ledger._filter_matches

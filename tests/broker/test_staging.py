@@ -613,7 +613,7 @@ async def test_who_waits_for_memory_goes_on_when_there_is_some() -> None:
             await trio.testing.wait_all_tasks_blocked()
             assert out.link.credit == 0
             memory.held -= taken
-            memory.tell()
+            memory.notify_waiting()
             await out.send("a")
             # A sender with credit may use it when memory becomes scarce, as long as there is some.
             memory.held += memory.limit - memory.held - 1_000

@@ -682,7 +682,7 @@ class QueueLedger:
             unit.undo()
             for entry in entries:
                 entry.stored = False
-                self._queue.withhold(entry)
+                self._queue.cancel_reserved(entry)
             for delivery in deliveries:
                 refuse(delivery, error)
             if done is not None:
@@ -715,7 +715,7 @@ class QueueLedger:
         def undo() -> None:
             for entry in entries:
                 entry.stored = False
-                queue.withhold(entry)
+                queue.cancel_reserved(entry)
 
         unit.then(put, undo, queue)
 

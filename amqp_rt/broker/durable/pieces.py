@@ -77,10 +77,10 @@ class Arrival:
             return
         if not self._over:
             # A discharge that arrives while the rest is written is to follow the message.
-            transactions.hold(self._link, delivery)
+            transactions.hold_post(self._link, delivery)
         self._take_more()
         if self._over:
-            transactions.let_go(delivery)
+            transactions.release_post(delivery)
 
     def _take_more(self) -> None:
         delivery = self._delivery

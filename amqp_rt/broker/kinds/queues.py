@@ -90,7 +90,7 @@ class QueueNode(Node):
     def _apply(self) -> None:
         """Apply the declaration to the queue, its intake and its senders."""
         declared, queue = self.declared, self.held
-        queue.bury = partial(self.space.dead_letters.move, declared)
+        queue.dead_letter = partial(self.space.dead_letters.move, declared)
         queue.max_deliveries = declared.deliveries_max
         queue.max_attempts = declared.max_attempts or 0
         queue.length_max = declared.length_max or 0

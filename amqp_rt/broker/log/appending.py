@@ -77,19 +77,19 @@ class Entrance:
             for partition, records in self.records([entry]).items():
                 self.log.extend(partition, records)
 
-    def hold(self, entry: Entry) -> None:
+    def reserve_room(self, entry: Entry) -> None:
         """Reserve room for *entry*, which may follow when its transaction is discharged."""
         self.reserve(entry)
 
-    def let_go(self, entry: Entry) -> None:
-        """Release the room of *entry*, which is put now, or :meth:`room_again` follows."""
+    def release_room(self, entry: Entry) -> None:
+        """Release the room of *entry*, which is put now, or :meth:`notify_waiting` follows."""
         size = len(entry.payload) + RECORD_COST
         self.log.pending -= size
         self.log.memory.held -= size
 
-    def room_again(self) -> None:
+    def notify_waiting(self) -> None:
         """Notify the waiting senders of room."""
-        self.log.tell_of_room()
+        self.log.notify_waiting()
 
     def wants(self, entry: Entry) -> bool:
         """Return True: even messages that are not durable are stored, so that offsets have no gaps."""
@@ -187,7 +187,7 @@ class Appending:
     def accept(self) -> None:
         """Accept the deliveries that brought the records, which are on the disk."""
         self._answer(accept)
-        self.log.tell_of_room()
+        self.log.notify_waiting()
 
     def refused(self, error: Error) -> None:
         """Drop the records, which cannot be stored, and refuse their deliveries."""
@@ -204,7 +204,7 @@ class Appending:
         self._give_room()
         for partition in self.records:
             partition.planned()
-        self.log.tell_of_room()
+        self.log.notify_waiting()
 
     def _give_room(self) -> None:
         self.log.pending -= self.size

@@ -171,12 +171,12 @@ class MessageLog:
             and self.pending + size <= self.limits.queue_bytes_max
         )
 
-    def tell_of_room(self) -> None:
+    def notify_waiting(self) -> None:
         """Notify the waiting senders of room."""
         if self.awaited:
             self.on_room()
         if self.memory.waiting:
-            self.memory.tell()
+            self.memory.notify_waiting()
 
     # --- Appending ---
 
@@ -272,7 +272,7 @@ class MessageLog:
                 self._shorten(partition, first, bytes_)
             dropped += partition.first - before
             self.counts.dropped += partition.first - before
-        self.tell_of_room()
+        self.notify_waiting()
         return dropped
 
     def _shorten(self, partition: Partition, first: int, bytes_: int) -> None:
@@ -280,7 +280,7 @@ class MessageLog:
         if first > partition.first and not self.deleted:
             partition.first, partition.bytes = first, bytes_
             partition.forget_before(first)
-            self.tell_of_room()
+            self.notify_waiting()
 
     def gather(
         self,
@@ -331,7 +331,7 @@ class MessageLog:
                 self._trim(partition)
             elif self.memory.scarce:
                 self._evict(partition)
-        self.tell_of_room()
+        self.notify_waiting()
 
     def delete(self) -> None:
         """Mark the log as deleted, release its memory and remove its readers."""

@@ -44,7 +44,7 @@ class Memory:
         if self.scarce:
             self.waiting[who] = on_room
 
-    def tell(self) -> None:
+    def notify_waiting(self) -> None:
         """Call the waiting callbacks as long as there is room."""
         for who in list(self.waiting):
             if self.scarce:

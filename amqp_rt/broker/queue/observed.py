@@ -59,9 +59,9 @@ class ObservedQueue(MessageQueue):
             self._note_outcome(subscription, entry, outcome)
         super().conclude(subscription, entry, outcome)
 
-    def judge(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
+    def record_outcome(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
         self._note_outcome(subscription, entry, outcome)
-        return super().judge(subscription, entry, outcome)
+        return super().record_outcome(subscription, entry, outcome)
 
     def _note_outcome(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
         reason = ""
@@ -70,13 +70,13 @@ class ObservedQueue(MessageQueue):
         event = _OUTCOMES[type(outcome)]
         self.watch.note(event, entry, entry.sequence, subscription.link, reason)
 
-    def carry_out(self, entry: Entry, verdict: int) -> None:
+    def apply_outcome(self, entry: Entry, result: int) -> None:
         if not self.deleted:
-            if verdict == DEAD_LETTERED:
+            if result == DEAD_LETTERED:
                 self.watch.note(DEAD_LETTER, entry, entry.sequence, None, "")
-            elif verdict == DROPPED:
+            elif result == DROPPED:
                 self.watch.note(DROP, entry, entry.sequence, None, "")
-        super().carry_out(entry, verdict)
+        super().apply_outcome(entry, result)
 
     def _give_up(self, entry: Entry, reason: str, error: Error | None) -> None:
         if reason == EXPIRED:

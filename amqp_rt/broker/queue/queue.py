@@ -46,7 +46,7 @@ _COUNT_MAX: Final = 0xFFFF_FFFF
 
 #: Messages that may arrive while there is no time to drop those that they replace.
 _UNSHED_MAX: Final = 1_000
-#: Verdicts on a message whose delivery has ended.
+#: Results of outcomes: what happens to a message whose delivery has ended.
 _ACCEPTED: Final = 0
 _REQUEUED: Final = 1
 DEAD_LETTERED: Final = 2
@@ -68,7 +68,7 @@ class MessageQueue(DistributionNode):
     Args:
         memory: Shared memory account.
         wall: The wall clock, for times to live.
-        bury: Dead-letters a message that is given up: called with the entry, the reason and the
+        dead_letter: Dead-letters a message that is given up: called with the entry, the reason and the
             consumer's error. Returns False if there is no dead-letter address; the message is then
             dropped.
         max_deliveries: Failed deliveries (``delivery-count``) after which a message is given up.
@@ -94,7 +94,7 @@ class MessageQueue(DistributionNode):
         self,
         memory: Memory,
         wall: Callable[[], float],
-        bury: Callable[[Entry, str, Error | None], bool],
+        dead_letter: Callable[[Entry, str, Error | None], bool],
         *,
         max_deliveries: int = 0,
         max_attempts: int = 0,
@@ -119,7 +119,7 @@ class MessageQueue(DistributionNode):
         self.last_value = last_value
         self.memory = memory
         self.wall = wall
-        self.bury = bury
+        self.dead_letter = dead_letter
         self.max_deliveries = max_deliveries
         self.max_attempts = max_attempts
         self.length_max = length_max
@@ -239,22 +239,22 @@ class MessageQueue(DistributionNode):
             self.length_max > 0 and self.available + self.acquired + self.delayed > self.length_max
         )
 
-    def hold(self, entry: Entry) -> None:
+    def reserve_room(self, entry: Entry) -> None:
         """Reserve room for *entry*, without a sequence number, until its transaction ends."""
         size = len(entry.payload)
         self.bytes += size
         self.memory.held += size
         self.held += 1
 
-    def let_go(self, entry: Entry) -> None:
-        """Free the room of a held *entry*, which is put now, or ``room_again`` follows."""
+    def release_room(self, entry: Entry) -> None:
+        """Free the room of a held *entry*, which is put now, or ``notify_waiting`` follows."""
         if not self.deleted:
             size = len(entry.payload)
             self.bytes -= size
             self.memory.held -= size
             self.held -= 1
 
-    def room_again(self) -> None:
+    def notify_waiting(self) -> None:
         """Notify those that wait for room."""
         self.freed = True
         self.notify_room()
@@ -264,7 +264,7 @@ class MessageQueue(DistributionNode):
     def reserve(self, entry: Entry) -> None:
         """Reserve a sequence number and room for *entry*.
 
-        :meth:`put` or :meth:`withhold` follows, in order.
+        :meth:`put` or :meth:`cancel_reserved` follows, in order.
         """
         entry.sequence = self.place_next
         self.place_next += 1
@@ -277,7 +277,7 @@ class MessageQueue(DistributionNode):
         self.memory.held += size
         self.pending += 1
 
-    def withhold(self, entry: Entry) -> None:
+    def cancel_reserved(self, entry: Entry) -> None:
         """Withdraw a reserved *entry*."""
         if self.deleted:
             return
@@ -597,12 +597,12 @@ class MessageQueue(DistributionNode):
             self.counts.accepted += 1
             self.archive(entry)
         else:
-            self.carry_out(entry, self.judge(subscription, entry, outcome))
+            self.apply_outcome(entry, self.record_outcome(subscription, entry, outcome))
 
-    def judge(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
-        """Return the verdict of *outcome* on *entry*, and record it in the entry and in the ledger.
+    def record_outcome(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
+        """Record *outcome* in *entry* and in the ledger; return its result for the message.
 
-        The message is not visible to others before :meth:`carry_out`. If it is removed from the
+        The message is not visible to others before :meth:`apply_outcome`. If it is removed from the
         queue, it is removed from the ledger here, and its dead letter, if any, is added there.
         """
         ledger = self.ledger
@@ -649,36 +649,36 @@ class MessageQueue(DistributionNode):
                 return _FAILED if failed else _REQUEUED
         # The dead letter is written before the message is removed, in the same commit.
         self.memory.work -= WORK_OF_AN_END
-        verdict = DEAD_LETTERED if self.bury(entry, reason, error) else DROPPED
+        result = DEAD_LETTERED if self.dead_letter(entry, reason, error) else DROPPED
         if ledger is not None:
             ledger.remove(entry)
             entry.stored = False
-        return verdict
+        return result
 
-    def carry_out(self, entry: Entry, verdict: int) -> None:
-        """Apply the verdict to an acquired *entry*; ``concluded`` follows."""
+    def apply_outcome(self, entry: Entry, result: int) -> None:
+        """Apply the *result* of an outcome to the acquired *entry*; ``concluded`` follows."""
         if self.deleted:
             return
         self.acquired -= 1
         counts = self.counts
-        if verdict == _REQUEUED:
+        if result == _REQUEUED:
             counts.requeued += 1
             self.put_back(entry)
             return
-        if verdict == _FAILED:
+        if result == _FAILED:
             counts.requeued += 1
             self.timing.pause(entry)
             return
-        if verdict == _ACCEPTED:
+        if result == _ACCEPTED:
             counts.accepted += 1
-        elif verdict == DEAD_LETTERED:
+        elif result == DEAD_LETTERED:
             counts.dead_lettered += 1
         else:
             counts.dropped += 1
         self.archive(entry)
 
-    def reprieve(self, entry: Entry, before: Entry) -> None:
-        """Restore *entry* to its state *before* the verdict, which the ledger has refused."""
+    def revert_outcome(self, entry: Entry, before: Entry) -> None:
+        """Restore *entry* to its state *before* the outcome, which the ledger has refused."""
         if not self.deleted:
             self._grow(len(before.payload) - len(entry.payload))
         entry.payload = before.payload
@@ -791,7 +791,7 @@ class MessageQueue(DistributionNode):
     def _give_up(self, entry: Entry, reason: str, error: Error | None) -> None:
         # The dead letter is written before the message is removed, in the same commit.
         self.memory.work -= WORK_OF_AN_END
-        if self.bury(entry, reason, error):
+        if self.dead_letter(entry, reason, error):
             self.counts.dead_lettered += 1
         else:
             self.counts.dropped += 1
@@ -808,7 +808,7 @@ class MessageQueue(DistributionNode):
             if self.awaited:
                 self.on_room()
             if self.memory.waiting:
-                self.memory.tell()
+                self.memory.notify_waiting()
 
     @property
     def in_order(self) -> bool:
@@ -881,5 +881,5 @@ class MessageQueue(DistributionNode):
         self.timing.clear()
         self.turns.clear()
         if self.memory.waiting:
-            self.memory.tell()
+            self.memory.notify_waiting()
         self.deferred.free_some()

@@ -38,16 +38,16 @@ class DistributionNode:
         """Apply *outcome* to *entry*, whose delivery ended; ``concluded`` follows after a batch."""
         raise NotImplementedError
 
-    def judge(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
-        """Return the verdict of *outcome* on *entry*, a stored message, and store it."""
+    def record_outcome(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
+        """Record *outcome* of *entry*, a stored message, and store it; return its result."""
         raise NotImplementedError
 
-    def carry_out(self, entry: Entry, verdict: int) -> None:
-        """Apply the verdict to *entry*; ``concluded`` follows."""
+    def apply_outcome(self, entry: Entry, result: int) -> None:
+        """Apply the *result* of an outcome to *entry*; ``concluded`` follows."""
         raise NotImplementedError
 
-    def reprieve(self, entry: Entry, before: Entry) -> None:
-        """Restore *entry* to its state *before* the verdict, which could not be stored."""
+    def revert_outcome(self, entry: Entry, before: Entry) -> None:
+        """Restore *entry* to its state *before* the outcome, which could not be stored."""
         raise NotImplementedError
 
     def claim(self, subscription: Subscription, sequence: int) -> Entry | None:
@@ -262,7 +262,7 @@ class Subscription:
         if transaction is None:
             link.detach(_UNKNOWN)
             return False
-        if not transaction.takes(self, state.outcome):
+        if not transaction.may_retire(self, state.outcome):
             return False
         self.transacted = True
         delivery.state = state
@@ -279,7 +279,7 @@ class Subscription:
             entry = delivery.context
             if not isinstance(entry, Entry):
                 # The delivery has its outcome already, or depends on a transaction.
-                if not isinstance(entry, Enlisted) or entry.transaction.hears(entry):
+                if not isinstance(entry, Enlisted) or entry.transaction.on_disposition(entry):
                     continue
                 entry = delivery.context
                 if not isinstance(entry, Entry):
@@ -345,7 +345,7 @@ class Subscription:
             for delivery in link.unsettled:
                 entry = delivery.context
                 if isinstance(entry, Enlisted):
-                    if entry.transaction.keeps(entry):
+                    if entry.transaction.on_link_ended(entry):
                         # The transaction decides the outcome, and the peer need not learn it.
                         memory.pop(delivery.tag, None)
                         continue
@@ -426,7 +426,9 @@ class Subscription:
         if self.transacted:
             for delivery in link.unsettled:
                 enlisted = delivery.context
-                if isinstance(enlisted, Enlisted) and not enlisted.transaction.keeps(enlisted):
+                if isinstance(enlisted, Enlisted) and not enlisted.transaction.on_link_ended(
+                    enlisted
+                ):
                     delivery.context = enlisted.entry
         # Deliveries refer to their link: remove the cycle here too.
         left, link.unsettled = link.unsettled, []

@@ -83,7 +83,7 @@ class StagingArea:
             # Messages smaller than assumed leave room, too.
             self.on_room()
         if size < 0 and not stage.number:
-            self.memory.tell()
+            self.memory.notify_waiting()
 
     def note_batch(self, size: int) -> None:
         """Compute credit for batches of *size* bytes: one delivery takes as much room."""
@@ -132,13 +132,13 @@ class MessageStage:
         """Return whether there is room for *size* bytes."""
         return self.area.fits(size, volatile=not self.number)
 
-    def hold(self, entry: Entry) -> None:
+    def reserve_room(self, entry: Entry) -> None:
         """Do nothing: these links take part in no transaction."""
 
-    def let_go(self, entry: Entry) -> None:
+    def release_room(self, entry: Entry) -> None:
         """Do nothing: these links take part in no transaction."""
 
-    def room_again(self) -> None:
+    def notify_waiting(self) -> None:
         """Do nothing: these links take part in no transaction."""
 
     # --- IntakeLedger ---

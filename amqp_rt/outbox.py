@@ -41,7 +41,7 @@ from .container.deliveries import Delivery
 from .container.links import Owner
 from .container.sending import Receipt, Sender, make_message, refusal
 from .errors import AmqpError, LocalProtocolError
-from .fronts.base import RCV_SECOND, SendingLink
+from .fronts.base import RCV_SECOND, OutgoingDelivery, SendingLink
 from .limits import check_seconds
 from .message import Message
 from .outcomes import RELEASED, Accepted, Error, Outcome, Received, Rejected
@@ -576,7 +576,7 @@ class _Link(Sender):
         """Send messages that the peer does not know again, except those that have an outcome."""
         super()._again([each for each in receipts if self._numbers.get(each) not in self.heard])
 
-    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         for each in deliveries:
             state = each.state
             if state is not None and not isinstance(state, Received):

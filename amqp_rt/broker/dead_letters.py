@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from ..addresses import EXCHANGES
 from ..errors import AmqpError, DecodeError
@@ -17,7 +17,7 @@ from .entries import Entry, Moves, dead_letter, moves_after
 from .expiry import AUTOMATIC
 from .filtering.views import MessageView
 from .nodes import Queue
-from .producers import Inlet
+from .producers import Inlet, IntakeLedger
 from .queue.accounts import WORK_OF_A_LETTER
 from .services import Services
 
@@ -44,7 +44,7 @@ class Recipient(Protocol):
     """Node that may get dead letters."""
 
     #: Stores durable messages; None if the node stores none.
-    ledger: Any
+    ledger: IntakeLedger | None
     inlet: Inlet
 
     @property

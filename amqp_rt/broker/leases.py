@@ -27,7 +27,7 @@ from msgspec import Struct
 from ..clock import Clock
 from ..errors import AmqpError, LocalProtocolError
 from ..events import Peer
-from ..fronts.base import Payload, SendingLink
+from ..fronts.base import OutgoingDelivery, Payload, SendingLink
 from ..limits import Limits
 from ..message import MESSAGE_FORMAT
 from ..outcomes import ACCEPTED, RELEASED, Error, Modified
@@ -602,7 +602,9 @@ class Leases:
         for delivery in done:
             delivery.state = outcome
             delivery.remote_settled = True
-        lease.subscription.on_outcomes(lease.subscription.link, done)
+        # They have only the attributes that a subscription uses.
+        settled: list[Any] = [*done]
+        lease.subscription.on_outcomes(lease.subscription.link, settled)
 
     def _forget(self, lease: Lease) -> None:
         """End *lease* and release its messages, of a large number some in each turn."""
@@ -697,10 +699,9 @@ class LeaseReader:
         self._lease = lease
         self._at = begin
         self._end = end
-        self.link: Any = None
 
     def on_attached(self, link: SendingLink) -> None:
-        self.link = link
+        """Do nothing: messages are sent when there is credit."""
 
     def on_credit(self, link: SendingLink) -> None:
         lease = self._lease
@@ -728,7 +729,7 @@ class LeaseReader:
         if self._at >= self._end:
             link.drained()
 
-    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """Do nothing: the messages are sent settled."""
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:

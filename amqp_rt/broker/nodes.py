@@ -20,7 +20,7 @@ from msgspec import Struct
 from ..addresses import EXCHANGES
 from ..codec.composites import from_described
 from ..errors import DecodeError
-from ..fronts.base import RCV_SECOND, SND_SETTLED, SND_UNSETTLED, Link
+from ..fronts.base import RCV_SECOND, SND_SETTLED, SND_UNSETTLED, Link, LinkConnection
 from ..limits import DEFAULT_LIMITS, Limits, check_seconds
 from ..outcomes import (
     ACCEPTED,
@@ -478,7 +478,7 @@ def answer(
     *,
     sending: bool,
     lifetime: Lifetime | None = None,
-    owner: Any = None,
+    owner: LinkConnection | None = None,
     means: Means = _PLAIN,
     address: str | None = None,
     now: float = 0.0,

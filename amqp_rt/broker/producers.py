@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from ..errors import DecodeError, WouldBlock
 from ..events import Peer
@@ -111,6 +111,22 @@ class IntakeLedger(Protocol):
     ) -> None: ...
 
     def receive(self, entries: list[Entry]) -> None: ...
+
+
+class TargetKeeper(Protocol):
+    """Terminus of links that send to a node, which remembers the outcomes of their messages."""
+
+    def attached(self, link: ReceivingLink) -> None:
+        """Record that *link* is attached."""
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Call *call* when new messages may arrive."""
+
+    def delivered(self, deliveries: list[IncomingDelivery]) -> None:
+        """Remember the outcomes of *deliveries*, of some once they have one."""
+
+    def left(self, link: ReceivingLink, closed: bool) -> object:
+        """Record that *link* has ended."""
 
 
 #: Returns the reason for which a message of a peer is rejected, or None.
@@ -233,7 +249,7 @@ class Inlet:
         else:
             self.node.put(entry)
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:  # noqa: C901
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:  # noqa: C901
         """Put valid messages and reject the others, settling in order.
 
         A message that breaks a rule of the link, or is in an unknown transaction, detaches the
@@ -364,10 +380,10 @@ class Inlet:
     def on_attached(self, link: ReceivingLink) -> None:
         """Do nothing: credit is granted elsewhere."""
 
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Do nothing: messages arrive complete."""
 
-    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Do nothing: our outcome stands, even if the sender differs (Part 2 §2.6.12)."""
 
     def on_flow(self, link: ReceivingLink) -> None:
@@ -382,6 +398,8 @@ class Producer(Inlet):
 
     #: Whether deliveries may hold something else than one message, even if none is streamed.
     mixed = False
+    #: Its link, from the attach on.
+    link: ReceivingLink
 
     def __init__(
         self,
@@ -409,7 +427,6 @@ class Producer(Inlet):
             on_expiring=on_expiring,
             check=check,
         )
-        self.link: Any = None
         #: The link's present credit, and its credit after the last grant.
         self.promised = 0
         self.granted = 0
@@ -419,9 +436,8 @@ class Producer(Inlet):
         #: such.
         self.early = door.limits.early_deliveries_max > 0
         self.unpromised = False
-        #: Terminus whose endpoint this is, an object with ``attached(link)``, ``when_ready(call)``,
-        #: ``delivered(deliveries)`` and ``left(link, closed)``; None if the terminus is not kept.
-        self.keeper: Any = None
+        #: Terminus whose endpoint this is; None if the terminus is not kept.
+        self.keeper: TargetKeeper | None = None
         #: Functions called when the link has ended, if the terminus is not kept.
         self.on_left: list[Callable[[], None]] = []
 
@@ -441,7 +457,7 @@ class Producer(Inlet):
         if self.link.attached:
             self.intake.opened(self)
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         # Count the credit as used before the messages themselves take room.
         self.unpromised = self.early and len(deliveries) > self.promised
         self.intake.used(self)
@@ -453,9 +469,9 @@ class Producer(Inlet):
             self.keeper.delivered([delivery for delivery in deliveries if delivery.complete])
         self.intake.top_up(self)
 
-    def _deliver_mixed(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def _deliver_mixed(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Process *deliveries* of which some may be other than one message that has arrived complete."""
-        single: list[Any] = []
+        single: list[IncomingDelivery] = []
         for delivery in deliveries:
             if self._is_single(delivery):
                 single.append(delivery)
@@ -469,16 +485,16 @@ class Producer(Inlet):
         if single:
             super().deliver(link, single)
 
-    def _is_single(self, delivery: Any) -> bool:
+    def _is_single(self, delivery: IncomingDelivery) -> bool:
         """Return whether *delivery* is one message that arrives complete."""
         return not delivery.streamed
 
-    def _deliver_other(self, link: ReceivingLink, delivery: Any) -> bool:
+    def _deliver_other(self, link: ReceivingLink, delivery: IncomingDelivery) -> bool:
         """Begin with a message too large to arrive complete; return whether the link continues."""
         pieces.take(self, link, delivery)
         return True
 
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Continue with large messages of which more has arrived, or that were aborted."""
         pieces.go_on(deliveries)
         if self.keeper is not None:

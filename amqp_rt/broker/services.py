@@ -11,7 +11,7 @@ from ..annotations import AnnotationPolicy
 from ..clock import Clock
 from ..errors import AmqpError
 from ..events import Peer
-from ..fronts.base import ReceivingEndpoint, ReceivingLink
+from ..fronts.base import LinkConnection, ReceivingEndpoint, ReceivingLink
 from ..limits import Limits
 from ..loglimit import LogLimiter
 from ..outcomes import Error
@@ -120,7 +120,7 @@ class Services:
         self.number = 1
         #: Number of nodes in all virtual hosts, and of dynamic nodes by connection.
         self.node_count = 0
-        self.dynamic: Counter[Any] = Counter()
+        self.dynamic: Counter[LinkConnection] = Counter()
         #: Nodes for the periodic sweep: those that may hold messages with a time to live, and dynamic
         #: ones to be deleted once they are empty or without links, as their lifetimes require.
         self.expiring: dict[Any, None] = {}

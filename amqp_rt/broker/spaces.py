@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from ..errors import AmqpError, LocalProtocolError
-from ..fronts.base import SENDER
+from ..fronts.base import SENDER, Link, LinkConnection
 from ..outcomes import Error
 from ..security.access import reserved
 from .dead_letters import DeadLetters, leads_to_an_exchange
@@ -180,7 +180,11 @@ class VirtualHost:
         self._make_dead_letter_queue(declared)
 
     def declare_transient(
-        self, declared: Declaration, owner: Any = None, *, reserved: Any = None
+        self,
+        declared: Declaration,
+        owner: LinkConnection | None = None,
+        *,
+        reserved: LinkConnection | None = None,
     ) -> None:
         """Create a node that is not stored, and accepts durable messages nevertheless.
 
@@ -232,7 +236,9 @@ class VirtualHost:
         self._redeclare(node, declared)
         self._make_dead_letter_queue(declared)
 
-    def adopt(self, declared: Declaration, *, durable: bool, reserved: Any = None) -> None:
+    def adopt(
+        self, declared: Declaration, *, durable: bool, reserved: LinkConnection | None = None
+    ) -> None:
         """Give the implicit node of that name its first declaration; its messages and links stay.
 
         The node stays in the store even if it is not *durable*, so that dead letters outlive a restart;
@@ -286,7 +292,7 @@ class VirtualHost:
     def make(
         self,
         declared: Declaration,
-        owner: Any = None,
+        owner: LinkConnection | None = None,
         number: int = 0,
         *,
         transient: bool = False,
@@ -489,7 +495,7 @@ class VirtualHost:
         """
         return [link for link in self.get(name).links() if link.role == SENDER]
 
-    def watch_consumers(self, name: str, on_left: Callable[[Any], None]) -> None:
+    def watch_consumers(self, name: str, on_left: Callable[[Link], None]) -> None:
         """Call *on_left* with the link of each consumer that leaves the node.
 
         Raises:

@@ -30,6 +30,7 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
 from .durable.journal import Journal, QueueLedger, Unit, accept, refuse
 from .entries import Entry, head_of
+from .filtering.filters import FilterSet
 from .queue.accounts import WORK_OF_AN_END, Counts, Memory
 from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
@@ -106,7 +107,7 @@ class MessageTopic:
         #: Subscription → its queue.
         self._queues: dict[int, MessageQueue] = {}
         #: Subscription → its filters, if it has any.
-        self._filters: dict[int, Any] = {}
+        self._filters: dict[int, FilterSet] = {}
         #: Durable subscription → the number of its queue in the store.
         self.stored: dict[int, int] = {}
         #: Subscription → function called with the error when it is ended because its backlog is
@@ -310,7 +311,7 @@ class MessageTopic:
         for identity in slow:
             self._give_up(identity)
 
-    def _matches(self, wanted: Any, entry: Entry) -> bool:
+    def _matches(self, wanted: FilterSet, entry: Entry) -> bool:
         """Return whether the filters *wanted* match *entry*, and count the work of that."""
         matches: bool = wanted.matches(entry, entry.publisher)
         self.memory.work -= wanted.work
@@ -360,7 +361,7 @@ class MessageTopic:
             if queue is not None:
                 queue.cancel_reserved(copy)
 
-    def open(self, filters: Any) -> tuple[int, MessageQueue]:
+    def open(self, filters: FilterSet | None) -> tuple[int, MessageQueue]:
         """Create a subscription without a consumer, which collects messages from now on.
 
         Args:
@@ -412,7 +413,7 @@ class MessageTopic:
         default_outcome: Any,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
-        filters: Any = None,
+        filters: FilterSet | None = None,
     ) -> Subscription:
         """Create a subscription for one link, which gets the messages put from now on."""
         identity, _ = self.open(filters)

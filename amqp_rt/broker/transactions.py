@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..codec.composites import from_described
 from ..errors import AmqpError, DecodeError
-from ..fronts.base import IncomingDelivery, ReceivingLink
+from ..fronts.base import IncomingDelivery, LinkConnection, LinkSession, ReceivingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..outcomes import ACCEPTED, RELEASED, Error, Received, Rejected, Released, rejected
@@ -618,11 +618,11 @@ class Transactions:
         self.monotonic = monotonic
         self.limits = limits
         #: Connection and id → open transaction, oldest first.
-        self._open: dict[tuple[Any, bytes], Transaction] = {}
+        self._open: dict[tuple[LinkConnection, bytes], Transaction] = {}
         #: Posts that have arrived and cannot be taken yet, with their transactions, whose discharges
         #: wait for them.
         self._held_posts: dict[IncomingDelivery, Transaction] = {}
-        self._sessions: Counter[Any] = Counter()
+        self._sessions: Counter[LinkSession] = Counter()
         self._last = 0
 
     def __len__(self) -> int:
@@ -636,7 +636,7 @@ class Transactions:
             max_message_size=_MESSAGE_MAX,
         )
 
-    def find(self, connection: Any, txn_id: object) -> Transaction | None:
+    def find(self, connection: LinkConnection, txn_id: object) -> Transaction | None:
         """Return transaction *txn_id* of *connection*; None if it is unknown or discharged."""
         if not isinstance(txn_id, bytes):
             return None
@@ -729,7 +729,7 @@ class CoordinatorEndpoint:
     def on_attached(self, link: ReceivingLink) -> None:
         link.grant(_CREDIT)
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         for delivery in deliveries:
             if not link.attached:
                 return
@@ -821,10 +821,10 @@ class CoordinatorEndpoint:
             self._transactions.forget(transaction)
             transaction.drop()
 
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Do nothing: only complete messages are handled."""
 
-    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Do nothing: an answer needs no confirmation."""
 
     def on_flow(self, link: ReceivingLink) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ..fronts.base import (
+    LinkConnection,
     ProtocolEngine,
     ReceivingEndpoint,
     SendingEndpoint,
@@ -84,7 +85,7 @@ class EngineSession(Protocol):
         """End the session and its links."""
 
 
-class ConnectionEngine(ServerEngine, Protocol):
+class ConnectionEngine(ServerEngine, LinkConnection, Protocol):
     """Engine of a connection, opened by either side."""
 
     def begin(self, *, window: int | None = None, window_bytes: int | None = None) -> EngineSession:

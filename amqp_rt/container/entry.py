@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 import trio
@@ -15,7 +15,7 @@ import trio
 from ..addresses import parse_url
 from ..errors import AmqpError, ConnectFailed, printable
 from ..events import LoginRequested, Peer
-from ..fronts.base import Front, ServerOptions, Topology
+from ..fronts.base import Front, LinkConnection, ServerOptions, Topology
 from ..loglimit import error_text
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
@@ -136,7 +136,7 @@ class ConnectionEntry:
         )
         #: Factory of the topology in which peers declare, for protocols with declarations; None if
         #: peers may not declare.
-        self.topology: Callable[[Peer, Any], Topology] | None = None
+        self.topology: Callable[[Peer, LinkConnection], Topology] | None = None
         #: Connections by engine.
         self._accepted: dict[object, Connection] = {}
         #: Called when the peer of an engine is authenticated, which makes it count as known.

@@ -97,7 +97,7 @@ class SourceFeed:
         self._drain_soon()
         self._wake()
 
-    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         for each in deliveries:
             if each.remote_settled or not isinstance(each.state, Received | None):
                 each.settle()

@@ -575,7 +575,7 @@ class Receiver(LinkHandle, DeliveryHolder):
         if not self._stopped:
             window.opened()
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Queue messages that have arrived, or on a streaming receiver have begun."""
         if self.closed or self._error is not None:
             for each in deliveries:
@@ -594,13 +594,13 @@ class Receiver(LinkHandle, DeliveryHolder):
             # If messages use all of the credit of a drain, no flow follows.
             self.changes.unpark_all()
 
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Pass on further data of streamed messages."""
         for each in deliveries:
             if isinstance(each.context, StreamedBody):
                 each.context.stream.on_data()
 
-    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Handle deliveries settled by the sender: outcomes in transactions are final then."""
         for each in deliveries:
             if each.settled and type(each.local_state) is TransactionalState:

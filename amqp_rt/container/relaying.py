@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..addresses import address_of
 from ..errors import DecodeError
@@ -35,15 +34,15 @@ class Forward:
     def on_attached(self, link: ReceivingLink) -> None:
         self._window.opened()
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         self._window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
         for each in deliveries:
             self._reply_link.forward(each, self._window)
 
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Do nothing: the link is not streaming."""
 
-    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Do nothing: the message has been forwarded already."""
 
     def on_flow(self, link: ReceivingLink) -> None:
@@ -98,7 +97,7 @@ class Relay:
         self._relays.add(self)
         self._window.opened()
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         batches: dict[str, list[IncomingDelivery]] = {}
         for each in deliveries:
             try:
@@ -240,10 +239,10 @@ class Relay:
         else:
             delivery.settle(Rejected(told))
 
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Do nothing: the link is not streaming."""
 
-    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         if any(target.waiting for target in self._targets.values()):
             settled = set(deliveries)
             for target in self._targets.values():

@@ -28,6 +28,7 @@ from ..fronts.base import (
     SND_SETTLED,
     SND_UNSETTLED,
     IncomingDelivery,
+    OutgoingDelivery,
     ReceivingEndpoint,
     ReceivingLink,
     SendingLink,
@@ -106,7 +107,7 @@ class ReplyLink:
         if self._flushed is not None and not pending and link.writable:
             self._flushed.set()
 
-    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         for each in deliveries:
             if each.remote_settled or not isinstance(each.state, Received | None):
                 each.settle()
@@ -265,10 +266,13 @@ class _HostReply:
         self.tag = b""
         self.message_format = MESSAGE_FORMAT
         self.settled = True
+        self.second = False
         self.state: Any = None
+        self.local_state: Any = None
         self.payload = payload
         self.complete = True
         self.aborted = False
+        self.streamed = False
         self.context: Any = None
 
     def read_chunks(self) -> list[bytes]:

@@ -135,14 +135,14 @@ class _ReplyLink(LinkHandle):
         self._window = CreditWindow(link, messages=self._credit)
         self._window.opened()
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Process replies that have arrived."""
         raise NotImplementedError
 
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Do nothing: replies are not streamed."""
 
-    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Do nothing: we settle first."""
 
     def on_flow(self, link: ReceivingLink) -> None:
@@ -158,7 +158,7 @@ class _Replies(_ReplyLink):
         super().__init__(session, name, _REPLY_CREDIT)
         self.calls: dict[str, _Call] = {}
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Pass arrived replies to their calls, and drop those without one."""
         window = self._window
         size = sum([len(each.payload) for each in deliveries])
@@ -200,7 +200,7 @@ class _Parts(_ReplyLink):
         self.call: _Call | None = None
         self._inbox: deque[IncomingDelivery] = deque()
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Queue parts that have arrived, and wake the reader."""
         if self._window is not None:
             self._window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))

@@ -777,7 +777,7 @@ class Sender(LinkHandle):
         if self.changes:
             self.changes.unpark_all()
 
-    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """Handle states that the receiver has sent for these messages."""
         for each in deliveries:
             state = each.state

@@ -274,7 +274,7 @@ class Inbox:
             self.workers.shared.add(link)
             self.workers.rotate_unused_credit()
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         for each in deliveries:
             if type(each.state) is TransactionalState:
                 # The effects of a handler cannot be rolled back, and it must not run before the
@@ -299,12 +299,12 @@ class Inbox:
         if self.waiting:
             self.workers.put(self)
 
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         for each in deliveries:
             if isinstance(each.context, ByteStream):
                 each.context.on_data()
 
-    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Cancel the handlers of requests that their callers have settled, which abandons them."""
         for each in deliveries:
             given_up(each)

@@ -102,7 +102,7 @@ class Engine:
         self.theirs = Half(CONNECTION, START, ours=False)
         self.sessions: dict[int, Session] = {}
         #: Called once after the connection has ended, after its sessions.
-        self.followers: dict[Any, Callable[[], None]] = {}
+        self.followers: dict[object, Callable[[], None]] = {}
         #: The peer's max-frame-size, as far as we use it.
         self.frame_size_out: int = FRAME_SIZE_MIN
         self.output_size: int = 0

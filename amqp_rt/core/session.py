@@ -72,7 +72,7 @@ class Session:
         #: Why the session ended, if known; set before its links are notified.
         self.error: Error | None = None
         #: Called once after the session has ended and its links have been notified.
-        self.followers: dict[Any, Callable[[], None]] = {}
+        self.followers: dict[object, Callable[[], None]] = {}
         self.properties: Mapping[object, object] = {}
         #: Bytes that the peer's begin adds to ``Engine.kept``.
         self.kept: int = 0

@@ -93,6 +93,30 @@ class OutgoingDelivery(Protocol):
         """Settle, with a disposition to the peer if it has not settled already."""
 
 
+class LinkCarrier(Protocol):
+    """Session or connection that carries links."""
+
+    #: Functions that are called when it ends, after its links have been notified; by the objects
+    #: that follow it.
+    followers: dict[object, Callable[[], None]]
+
+
+class LinkSession(LinkCarrier, Protocol):
+    """Session of links."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the session has ended."""
+
+
+class LinkConnection(LinkCarrier, Protocol):
+    """Connection of links."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the connection has ended."""
+
+
 class Link(Protocol):
     """Base of sending and receiving links. Before ``accept`` the values are the peer's."""
 
@@ -110,11 +134,6 @@ class Link(Protocol):
     desired_capabilities: tuple[str, ...]
     #: Both sides are attached.
     attached: bool
-    #: The protocol's session object, shared by the links of a session, and its connection. They
-    #: have ended if ``session.ended`` or ``connection.over`` is true; functions in ``followers`` of
-    #: either are called when it ends, after its links have been notified.
-    session: Any
-    connection: Any
     #: Deliveries that were unsettled when the link ended, for use in ``on_detached``.
     unsettled: list[Any]
     #: The peer's unsettled map for a link of this name, until both sides are attached; None if the
@@ -134,6 +153,14 @@ class Link(Protocol):
     incomplete: bool
     #: Free for use by the link's owner.
     context: Any
+
+    @property
+    def session(self) -> LinkSession:
+        """Session, shared by its links."""
+
+    @property
+    def connection(self) -> LinkConnection:
+        """Connection of the session."""
 
     def refuse(self, error: Error) -> None:
         """Answer an attach request with a null terminus, then detach (Part 2 §2.6.3)."""
@@ -270,13 +297,13 @@ class ReceivingEndpoint(Protocol):
     def on_attached(self, link: ReceivingLink) -> None:
         """Handle the attach of both sides; ``source``, ``target`` and modes are the agreed ones."""
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Handle complete messages, in order; on a streaming link messages that have begun."""
 
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Handle streamed messages that have new chunks, have ended or were aborted."""
 
-    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Handle unsettled deliveries that the sender has settled, or whose state it changed."""
 
     def on_flow(self, link: ReceivingLink) -> None:
@@ -300,7 +327,7 @@ class SendingEndpoint(Protocol):
     def on_credit(self, link: SendingLink) -> None:
         """Handle new credit or room, the start of a drain, or the request for an echo."""
 
-    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """Handle deliveries that the peer has settled, or whose state it changed.
 
         Deliveries settled by the peer are settled here too by the time of the call.
@@ -531,7 +558,7 @@ class ServerOptions(Struct, kw_only=True):
     properties: Mapping[object, object] = {}
     #: Returns the topology that the peer of a connection may change, called once its virtual host
     #: is known; None if nothing can be declared.
-    topology: Callable[[Peer, Any], Topology] | None = None
+    topology: Callable[[Peer, LinkConnection], Topology] | None = None
 
 
 class Front(Protocol):

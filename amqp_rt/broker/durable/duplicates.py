@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from ...errors import DecodeError
+from ...fronts.base import IncomingDelivery
 from ...limits import DEFAULT_LIMITS, Limits
 from ...message import MESSAGE_FORMAT
 from ...outcomes import ACCEPTED, Error, rejected
@@ -50,7 +51,7 @@ class Arrived:
         self.key: bytes | None = None
         #: Deliveries of duplicates to be settled once it is known whether the originals are kept;
         #: None when it is.
-        self._waiting: list[Any] | None = []
+        self._waiting: list[IncomingDelivery] | None = []
 
     @property
     def pending(self) -> bool:
@@ -93,7 +94,7 @@ class Arrived:
             else:
                 delivery.settle(_FIRST_REFUSED)
 
-    def answer(self, delivery: Any) -> None:
+    def answer(self, delivery: IncomingDelivery) -> None:
         """Accept *delivery*, a duplicate of one of these messages, as soon as they are kept."""
         if self._waiting is None:
             delivery.settle(ACCEPTED)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...codec.sections import walk_front
 from ...errors import DecodeError
@@ -277,13 +277,13 @@ class Arrival:
             self._ledger.cancel(entry)
 
 
-def take(producer: Producer, link: ReceivingLink, delivery: Any) -> None:
+def take(producer: Producer, link: ReceivingLink, delivery: IncomingDelivery) -> None:
     """Begin to receive a large message."""
     delivery.context = Arrival(producer, link, delivery)
     delivery.context.go_on()
 
 
-def go_on(deliveries: list[Any]) -> None:
+def go_on(deliveries: list[IncomingDelivery]) -> None:
     """Continue with large messages of which more has arrived, or that were aborted."""
     for delivery in deliveries:
         if isinstance(delivery.context, Arrival):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Protocol, Self
 from msgspec import Struct
 
 from ...errors import AmqpError
-from ...fronts.base import SendingLink
+from ...fronts.base import Link, LinkConnection, SendingLink
 from ...limits import Limits
 from ...outcomes import Error
 from ...termini import DeleteOnClose, DeleteOnNoLinksOrMessages, DeleteOnNoMessages
@@ -127,7 +127,7 @@ class Node:
         ledger: IntakeLedger | None = None,
         *,
         number: int = 0,
-        owner: Any = None,
+        owner: LinkConnection | None = None,
         volatile: bool = False,
         ttl_s: float | None = None,
         check: Check | None = None,
@@ -158,9 +158,9 @@ class Node:
         self.lifetime: Lifetime | None = None
         self.abandoned = False
         #: The only connection that may receive from the node; None for any.
-        self.reserved: Any = None
+        self.reserved: LinkConnection | None = None
         #: Called with the link of each consumer that has left.
-        self.on_left: Callable[[Any], None] | None = None
+        self.on_left: Callable[[Link], None] | None = None
         #: Whether the node was restored, or created for dead letters or on its first use, and has
         #: not been declared since.
         self.found = False
@@ -176,7 +176,14 @@ class Node:
 
     @classmethod
     def make(
-        cls, space: Space, declared: Any, *, number: int, owner: Any, transient: bool, new: bool
+        cls,
+        space: Space,
+        declared: Any,
+        *,
+        number: int,
+        owner: LinkConnection | None,
+        transient: bool,
+        new: bool,
     ) -> Self:
         """Create a node.
 

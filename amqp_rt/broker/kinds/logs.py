@@ -12,7 +12,7 @@ import trio
 
 from ...batches import RECORD_BATCHES
 from ...errors import AmqpError
-from ...fronts.base import SendingLink
+from ...fronts.base import LinkConnection, SendingLink
 from ...limits import Limits
 from ...outcomes import Error
 from ...stores.base import SEQUENCE_MAX
@@ -46,7 +46,14 @@ class LogNode(Node):
 
     @classmethod
     def make(
-        cls, space: Space, declared: Log, *, number: int, owner: Any, transient: bool, new: bool
+        cls,
+        space: Space,
+        declared: Log,
+        *,
+        number: int,
+        owner: LinkConnection | None,
+        transient: bool,
+        new: bool,
     ) -> Self:
         services = space.services
         log = MessageLog(

@@ -11,6 +11,7 @@ import trio
 
 from ...errors import AmqpError
 from ...events import Peer
+from ...fronts.base import LinkConnection
 from ...outcomes import Error, Rejected
 from ...values import Int
 from ..claims import check_claims
@@ -40,7 +41,14 @@ class QueueNode(Node):
 
     @classmethod
     def make(
-        cls, space: Space, declared: Queue, *, number: int, owner: Any, transient: bool, new: bool
+        cls,
+        space: Space,
+        declared: Queue,
+        *,
+        number: int,
+        owner: LinkConnection | None,
+        transient: bool,
+        new: bool,
     ) -> Self:
         services = space.services
         limits, clock = services.limits, services.clock

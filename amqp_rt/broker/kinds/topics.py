@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 from ...errors import AmqpError
+from ...fronts.base import LinkConnection
 from ...outcomes import Error
 from ...termini import Source
 from ..durable.journal import Journal, Unit
@@ -33,7 +34,14 @@ class TopicNode(Node):
 
     @classmethod
     def make(
-        cls, space: Space, declared: Topic, *, number: int, owner: Any, transient: bool, new: bool
+        cls,
+        space: Space,
+        declared: Topic,
+        *,
+        number: int,
+        owner: LinkConnection | None,
+        transient: bool,
+        new: bool,
     ) -> Self:
         services = space.services
         watch = None

@@ -15,7 +15,7 @@ Records are stored as they arrived. Their time to live is ignored: the log's ret
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -24,6 +24,7 @@ from ...limits import DEFAULT_LIMITS, Limits
 from ..durable.facts import Era
 from ..durable.journal import Unit
 from ..entries import Entry
+from ..filtering.filters import FilterSet
 from ..filtering.positions import Position
 from ..queue.accounts import Counts, Memory
 from .appending import Appending, Entrance
@@ -351,7 +352,7 @@ class MessageLog:
         position: Position | None,
         *,
         settled: bool = False,
-        filters: Any = None,
+        filters: FilterSet | None = None,
         batches: bool = False,
     ) -> LogReader:
         """Return a new reader of *partitions*, from *position* in each of them; by default from the

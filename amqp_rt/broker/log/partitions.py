@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from ...fronts.base import SendingLink
 from ...stores.base import Batch
 from ..queue.accounts import Memory
 from .records import RECORD_COST, Block, Record, chunk_of, size_of
@@ -20,7 +21,7 @@ _CHUNK_BYTES: Final = 1024 * 1024
 class WaitingReader(Protocol):
     """Reader that waits for records, of a partition or from the store."""
 
-    link: Any
+    link: SendingLink | None
     #: Whether it has been removed from its log.
     left: bool
 

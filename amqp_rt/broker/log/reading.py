@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...batches import RECORD_BATCH, RECORD_HEAD
 from ...codec.sections import walk_head
 from ...errors import LocalProtocolError
-from ...fronts.base import Payload, SendingLink
+from ...fronts.base import OutgoingDelivery, Payload, SendingLink
 from ...message import MESSAGE_FORMAT
 from ...outcomes import Accepted, Error, Modified, Rejected, Released
 from ...transactions import TransactionalState
 from ..entries import Entry, entry_of
+from ..filtering.filters import FilterSet
 from .annotations import dress
 from .partitions import BLOCK_RECORDS, Partition, ReaderPlace
 from .records import Block, Record
@@ -38,7 +39,7 @@ class LogReader:
         log: MessageLog,
         *,
         settled: bool = False,
-        filters: Any = None,
+        filters: FilterSet | None = None,
         batches: bool = False,
     ) -> None:
         self.log = log
@@ -47,7 +48,7 @@ class LogReader:
         #: Whether it is sent batches of records.
         self.batches = batches
         self.places: list[ReaderPlace] = []
-        self.link: Any = None
+        self.link: SendingLink | None = None
         self.serving = False
         #: Whether it has been removed from the log.
         self.left = False
@@ -74,7 +75,7 @@ class LogReader:
                 if filtered and log.memory.work <= 0:
                     break
                 place = places[0]
-                looked = self._read(place, looks if self.batches else min(looks, _RUN))
+                looked = self._read(link, place, looks if self.batches else min(looks, _RUN))
                 idle = 0 if looked else idle + 1
                 looks -= looked
                 if len(places) > 1:
@@ -99,12 +100,11 @@ class LogReader:
         ):
             link.drained()
 
-    def _read(self, place: ReaderPlace, count: int) -> int:
-        """Examine up to *count* records at *place*; return their number."""
+    def _read(self, link: SendingLink, place: ReaderPlace, count: int) -> int:
+        """Examine up to *count* records at *place*, for *link*; return their number."""
         found = self._find(place)
         if found is None:
             return 0
-        link = self.link
         block, index = found
         records = block.records
         if index >= len(records):
@@ -113,13 +113,13 @@ class LogReader:
         start = index
         end = min(len(records), index + count)
         if self.batches:
-            index = self.give_batch(place, block, index, end)
+            index = self.give_batch(link, place, block, index, end)
             place.offset = block.offset + index
             return index - start
         while index < end and link.credit > 0 and link.writable:
             record = records[index]
             if record.time_ms >= place.since_ms and not self.give(
-                place.partition, block.offset + index, record
+                link, place.partition, block.offset + index, record
             ):
                 break
             index += 1
@@ -144,33 +144,34 @@ class LogReader:
         storage.ask(self.log, self, place)
         return None
 
-    def give(self, partition: Partition, offset: int, record: Record) -> bool:
-        """Send *record* if the filters match.
+    def give(self, link: SendingLink, partition: Partition, offset: int, record: Record) -> bool:
+        """Send *record* on *link* if the filters match.
 
         Return False if the link cannot continue, or the filters have to wait for the next turn.
         """
         payload = dress(partition.index, offset, record)
-        if self.filters is not None:
+        filters = self.filters
+        if filters is not None:
             if self.log.memory.work <= 0:
                 return False
-            if not self._wants(record, payload):
+            if not self._wants(filters, record, payload):
                 return True
-        link = self.link
         try:
             link.send(payload, None, settled=self.settled, message_format=record.message_format)
         except LocalProtocolError as error:
-            self._not_sent(error)
+            self._not_sent(link, error)
             return False
         self.log.counts.delivered += 1
         return True
 
-    def give_batch(self, place: ReaderPlace, block: Block, start: int, end: int) -> int:
+    def give_batch(
+        self, link: SendingLink, place: ReaderPlace, block: Block, start: int, end: int
+    ) -> int:
         """Send records of *block* with indexes from *start* to before *end* in one message: as many as
         fit and match the filters. Return the index of the first one not examined.
 
         A record that is too large for a batch is sent alone.
         """
-        link = self.link
         bound = self.log.limits.log_batch_bytes_max
         if link.max_message_size:
             bound = min(bound, link.max_message_size)
@@ -183,7 +184,7 @@ class LogReader:
                 break
             payload, time_ms = record.payload, record.time_ms
             if time_ms >= since_ms and (
-                filters is None or self._wants(record, dress(partition, offset, record))
+                filters is None or self._wants(filters, record, dress(partition, offset, record))
             ):
                 octets = len(payload)
                 size += head_size + octets
@@ -196,25 +197,25 @@ class LogReader:
             try:
                 link.send(b"".join(pieces), None, settled=self.settled, message_format=RECORD_BATCH)
             except LocalProtocolError as error:
-                self._not_sent(error)
+                self._not_sent(link, error)
                 return start
             self.log.counts.delivered += len(pieces) // 2
         return offset - block.offset
 
-    def _not_sent(self, error: LocalProtocolError) -> None:
-        """Detach the link, whose peer does not accept messages of this size."""
-        if self.link.attached:
+    def _not_sent(self, link: SendingLink, error: LocalProtocolError) -> None:
+        """Detach *link*, whose peer does not accept messages of this size."""
+        if link.attached:
             # Skipping the record would look as if it had never existed.
-            self.link.detach(Error("amqp:link:message-size-exceeded", error.description))
+            link.detach(Error("amqp:link:message-size-exceeded", error.description))
 
-    def _wants(self, record: Record, payload: Payload) -> bool:
+    def _wants(self, filters: FilterSet, record: Record, payload: Payload) -> bool:
         whole = payload if isinstance(payload, bytes) else b"".join(payload)
         if record.message_format == MESSAGE_FORMAT:
             entry = entry_of(whole, walk_head(whole))
         else:
             entry = Entry(whole, record.message_format)
-        wanted = bool(self.filters.matches(entry, record.publisher))
-        self.log.memory.work -= self.filters.work + len(whole) // _COPIED
+        wanted = filters.matches(entry, record.publisher)
+        self.log.memory.work -= filters.work + len(whole) // _COPIED
         return wanted
 
     # --- Callbacks of the link (fronts.base.SendingEndpoint) ---
@@ -228,7 +229,7 @@ class LogReader:
         else:
             self.serve()
 
-    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """Settle *deliveries* with the peer's outcomes, which do not change the log (§3.5.2)."""
         for delivery in deliveries:
             if not delivery.settled and type(delivery.state) in _TERMINAL:

@@ -103,7 +103,8 @@ class LogStorage:
             )
         except AmqpError as error:
             _log.error("a log cannot be read: %s", error)
-            reader.link.detach(Error.of(error))
+            if reader.link is not None:
+                reader.link.detach(Error.of(error))
             return
         place.fetching = place.seeking = False
         if reader.left:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import LocalProtocolError
 from ...limits import DEFAULT_LIMITS, Limits
@@ -40,6 +40,9 @@ from .shelf import Shelf
 from .subscriptions import Browser, DistributionNode, Subscription
 from .timing import SWEPT, Timing
 from .turns import Turns
+
+if TYPE_CHECKING:
+    from ..filtering.filters import FilterSet
 
 #: The header's ``delivery-count`` is a uint; a sender may begin with its highest value.
 _COUNT_MAX: Final = 0xFFFF_FFFF
@@ -446,7 +449,7 @@ class MessageQueue(DistributionNode):
         default_outcome: Any,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
-        filters: Any = None,
+        filters: FilterSet | None = None,
         priority: int = 0,
         exclusive: bool = False,
     ) -> Subscription:
@@ -478,7 +481,7 @@ class MessageQueue(DistributionNode):
             return exclusive or self.exclusive or consumer.exclusive
         return False
 
-    def browse(self, *, settled: bool = False, filters: Any = None) -> Browser:
+    def browse(self, *, settled: bool = False, filters: FilterSet | None = None) -> Browser:
         """Return a new browser of messages available now and arriving later (§3.5.7 *copy*)."""
         self._identities += 1
         older = sorted(self.shelf.older(), reverse=True)

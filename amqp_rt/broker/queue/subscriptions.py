@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...events import Peer
-from ...fronts.base import SendingLink
+from ...fronts.base import OutgoingDelivery, SendingLink
 from ...outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, Released
 from ...transactions import TransactionalState
 from ...unsettled import Unsettled, UnsettledMap
 from ..entries import Entry
 from .groups import Groups
+
+if TYPE_CHECKING:
+    from ..filtering.filters import FilterSet
 
 #: The four standard outcomes.
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
@@ -159,7 +162,7 @@ class Subscription:
         default_outcome: Any,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
-        filters: Any = None,
+        filters: FilterSet | None = None,
         cursor: int = 0,
         groups: Groups | None = None,
         priority: int = 0,
@@ -272,7 +275,7 @@ class Subscription:
         transaction.enlist(enlisted)
         return True
 
-    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         node = self.node
         later: list[Any] = []
         for delivery in deliveries:
@@ -465,7 +468,7 @@ class Browser(Subscription):
         backlog: list[int],
         cursor: int,
         settled: bool = False,
-        filters: Any = None,
+        filters: FilterSet | None = None,
     ) -> None:
         super().__init__(
             node, identity, default_outcome=None, settled=settled, filters=filters, cursor=cursor
@@ -476,7 +479,7 @@ class Browser(Subscription):
         link.detach(Error("amqp:not-implemented", "a browser acquires nothing"))
         return False
 
-    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """Settle the deliveries; the message is unaffected and not sent again (§3.5.2)."""
         for delivery in deliveries:
             state = delivery.state

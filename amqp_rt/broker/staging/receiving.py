@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...batches import MESSAGE_BATCH, read_messages
 from ...errors import DecodeError
-from ...fronts.base import ReceivingLink
+from ...fronts.base import IncomingDelivery, ReceivingLink
 from ...message import MESSAGE_FORMAT
 from ...outcomes import ACCEPTED, Error, Received, Rejected
 from ..entries import Entry, Unwelcome
@@ -23,10 +21,10 @@ class StagingProducer(Producer):
     node: MessageStage
     mixed = True
 
-    def _is_single(self, delivery: Any) -> bool:
+    def _is_single(self, delivery: IncomingDelivery) -> bool:
         return bool(delivery.message_format != MESSAGE_BATCH)
 
-    def _deliver_other(self, link: ReceivingLink, delivery: Any) -> bool:
+    def _deliver_other(self, link: ReceivingLink, delivery: IncomingDelivery) -> bool:
         """Stage the messages of a batch, or refuse all of them; return whether the link continues."""
         stage = self.node
         if delivery.state is not None and type(delivery.state) is not Received:
@@ -88,7 +86,9 @@ class StagingProducer(Producer):
         stage.stage(entries, [delivery])
         return True
 
-    def _refuse_batch(self, link: ReceivingLink, delivery: Any, refusal: Rejected) -> None:
+    def _refuse_batch(
+        self, link: ReceivingLink, delivery: IncomingDelivery, refusal: Rejected
+    ) -> None:
         if delivery.settled:
             self._log_drop(delivery.payload, delivery.message_format, link, refusal.error)
         delivery.settle(refusal)

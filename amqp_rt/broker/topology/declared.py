@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from ...fronts.base import QueueDeclaration
+from ...fronts.base import LinkConnection, QueueDeclaration
 from ..bindings import Binding, Exchanges, RoutingTable, size_of
 from ..host import BrokerHost
 from ..spaces import VirtualHost
@@ -18,7 +18,7 @@ class DeclaredQueue(Struct):
     """Declaration of a queue; for an exclusive one, the only connection that may use it."""
 
     declared: QueueDeclaration
-    owner: Any = None
+    owner: LinkConnection | None = None
     #: Seconds without use after which it is deleted (``x-expires``), and time of its last use.
     expires_s: float | None = None
     used_at: float = 0.0
@@ -66,7 +66,9 @@ class DeclaredSpace:
 
     # --- Queues that are deleted automatically ---
 
-    def register(self, name: str, declared: QueueDeclaration, owner: Any = None) -> DeclaredQueue:
+    def register(
+        self, name: str, declared: QueueDeclaration, owner: LinkConnection | None = None
+    ) -> DeclaredQueue:
         """Register the declaration of queue *name*, whose node exists."""
         expires = declared.arguments.get("x-expires")
         self.host.memory.held += size_of(declared.arguments)

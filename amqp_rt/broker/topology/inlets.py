@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Container, Generator
-from typing import Any, Final
+from typing import Final
 
 from ...errors import AmqpError
-from ...fronts.base import ReceivingEndpoint, ReceivingLink
+from ...fronts.base import IncomingDelivery, ReceivingEndpoint, ReceivingLink
 from ...loglimit import LogLimiter
 from ...message import Message
 from ...outcomes import RELEASED, Error, Rejected, Released, rejected
@@ -44,14 +44,14 @@ class ExchangeInlet:
         self._name = name
         self._key = key
         #: Deliveries that wait for their turn, and the remaining work on the current one.
-        self._waiting: deque[tuple[ReceivingLink, Any]] = deque()
+        self._waiting: deque[tuple[ReceivingLink, IncomingDelivery]] = deque()
         self._work: Generator[int, None, None] | None = None
 
     def on_attached(self, link: ReceivingLink) -> None:
         """Grant a fixed credit: queues without room refuse, as room in all cannot be promised."""
         link.grant(_WINDOW)
 
-    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Put each message into all its queues; release those without a queue.
 
         Long work continues in later turns, and later deliveries wait for it.
@@ -65,7 +65,7 @@ class ExchangeInlet:
             self.resume()
         self.on_flow(link)
 
-    def _deliver_now(self, link: ReceivingLink, delivery: Any) -> None:
+    def _deliver_now(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
         """Handle a post of a transaction at once, since the discharge may precede the next turn.
 
         A message with more work than one turn allows is refused before any queue gets it.
@@ -102,7 +102,9 @@ class ExchangeInlet:
                     return
             self._work = None
 
-    def _route(self, delivery: Any, names: dict[str, None]) -> Generator[int, None, None]:
+    def _route(
+        self, delivery: IncomingDelivery, names: dict[str, None]
+    ) -> Generator[int, None, None]:
         """Add to *names* the queues to which the exchange routes a message of AMQP 1.0.
 
         Without a key in the address, the routing key is the message's subject. Yields the work done
@@ -116,7 +118,9 @@ class ExchangeInlet:
         headers = message.application_properties
         yield from self._space.exchanges.routing(self._name, keys, headers, names)
 
-    def _spread(self, link: ReceivingLink, delivery: Any) -> Generator[int, None, None]:
+    def _spread(
+        self, link: ReceivingLink, delivery: IncomingDelivery
+    ) -> Generator[int, None, None]:
         """Put a message into its queues; yield the work done since the last step, in frames."""
         names: dict[str, None] = {}
         with Deletions(self._space) as gone:
@@ -128,12 +132,14 @@ class ExchangeInlet:
                 return
             yield from self._hand_out(link, delivery, names, gone)
 
-    def _settle(self, link: ReceivingLink, delivery: Any, outcome: Rejected | Released) -> None:
+    def _settle(
+        self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected | Released
+    ) -> None:
         """Settle *delivery*, which no queue takes; in a transaction by its rules."""
         if not self._host.refuse_post(link, delivery, outcome):
             delivery.settle(outcome)
 
-    def _refuse(self, link: ReceivingLink, delivery: Any, error: Exception) -> None:
+    def _refuse(self, link: ReceivingLink, delivery: IncomingDelivery, error: Exception) -> None:
         """Reject *delivery*, which cannot be routed because of *error*."""
         if not isinstance(error, AmqpError):
             # Exchange types of the application, for example, may raise any exception.
@@ -153,7 +159,11 @@ class ExchangeInlet:
         self._settle(link, delivery, Rejected(Error.of(error)))
 
     def _hand_out(
-        self, link: ReceivingLink, delivery: Any, names: dict[str, None], gone: Container[str]
+        self,
+        link: ReceivingLink,
+        delivery: IncomingDelivery,
+        names: dict[str, None],
+        gone: Container[str],
     ) -> Generator[int, None, None]:
         host = self._host
         found: list[tuple[str, ReceivingEndpoint]] = []
@@ -189,10 +199,10 @@ class ExchangeInlet:
                 if not at % _QUEUES_OF_A_STEP:
                     yield 5 * _QUEUES_OF_A_STEP
 
-    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Do nothing: only complete messages are handled."""
 
-    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Do nothing: the outcome is final."""
 
     def on_flow(self, link: ReceivingLink) -> None:

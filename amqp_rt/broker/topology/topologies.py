@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from ...errors import AmqpError
 from ...events import Peer
-from ...fronts.base import ReceivingEndpoint, ReceivingLink
+from ...fronts.base import LinkConnection, ReceivingEndpoint, ReceivingLink
 from ...loglimit import LogLimiter
 from ...outcomes import Error
 from ...security.access import Decide
@@ -72,7 +72,7 @@ class Topologies:
         host.services.on_deleted = self._deleted
         host.services.ways = self
 
-    def of(self, peer: Peer, connection: Any) -> Topology:
+    def of(self, peer: Peer, connection: LinkConnection) -> Topology:
         """Return the topology for *peer* on *connection*, whose virtual host has to be known."""
         return Topology(self, peer, connection)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -12,6 +12,7 @@ from ...errors import AmqpError
 from ...events import Peer
 from ...fronts.base import (
     Exchange,
+    LinkConnection,
     QueueDeclaration,
     QueueState,
     ReceivingEndpoint,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 class Topology:
     """Topology as one peer may see and change it (:class:`~amqp_rt.fronts.base.Topology`)."""
 
-    def __init__(self, topologies: Topologies, peer: Peer, connection: Any) -> None:
+    def __init__(self, topologies: Topologies, peer: Peer, connection: LinkConnection) -> None:
         self._all = topologies
         self._host = topologies.host
         self._peer = peer

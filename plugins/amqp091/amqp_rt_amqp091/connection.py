@@ -78,7 +78,7 @@ class Connection:
         self.stage = stage
         #: Whether the channels have ended.
         self.over = False
-        self.followers: dict[Any, Callable[[], None]] = {}
+        self.followers: dict[object, Callable[[], None]] = {}
         #: The method being handled, whose class and number a close for its fault has to name.
         self.context: m.Method | None = None
         self.output_size = 0

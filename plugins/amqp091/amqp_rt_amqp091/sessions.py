@@ -41,6 +41,11 @@ class ServerConnection(Protocol):
     ways: dict[tuple[int, bytes, bytes], list[Way]]
     #: Consumers of direct replies, by address.
     replies: dict[str, Reply]
+    #: Functions that are called when the connection ends, by the objects that follow it.
+    followers: dict[object, Callable[[], None]]
+
+    @property
+    def over(self) -> bool: ...
 
     @property
     def peer(self) -> Peer: ...
@@ -131,7 +136,7 @@ class Session:
         self.ended = False
         self.links: set[Link] = set()
         #: Functions to call when the channel has ended, by the object that waits for that.
-        self.followers: dict[Any, Callable[[], None]] = {}
+        self.followers: dict[object, Callable[[], None]] = {}
 
     def write(self, method: m.Method) -> None:
         """Send a method."""

@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import entry_points
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -16,10 +15,10 @@ import trio
 
 from ..addresses import AddressError, Wildcards
 from ..clock import Clock
+from ..container.blocks import TrioBlock
 from ..container.connections import Connection
 from ..container.container import Container
 from ..container.entry import SaslPolicy
-from ..container.loops import require_trio
 from ..container.permissions import Authorize
 from ..container.routes import Context, Route
 from ..errors import AmqpError
@@ -53,7 +52,7 @@ from .topology.arguments import QueueType
 from .topology.topologies import Topologies
 
 
-class Broker:
+class Broker(TrioBlock):
     """Embedded broker: queues, topics and logs, beside the nodes of an application.
 
     ::
@@ -108,6 +107,8 @@ class Broker:
             (:class:`~amqp_rt.fronts.base.QueueDeclaration`) to a ``Queue`` or a ``Log``.
     """
 
+    _public_name = "Broker"
+
     def __init__(
         self,
         name: str = "broker",
@@ -141,6 +142,7 @@ class Broker:
         exchange_types: Mapping[str, Callable[[], RoutingTable]] | None = None,
         queue_types: Mapping[str, QueueType] | None = None,
     ) -> None:
+        super().__init__()
         self.container = container or Container(
             name,
             nodes=nodes,
@@ -199,7 +201,6 @@ class Broker:
             add_epochs(self.management, self.host.staging)
             add_leases(self.management, self.host.leases)
             self.container.rpc(ADDRESS)(self._answer)
-        self._running: AbstractAsyncContextManager[Self] | None = None
 
     async def _answer(self, message: Message, context: Context) -> Message:
         assert self.management is not None
@@ -473,20 +474,6 @@ class Broker:
         await log.hold(holder, offsets, for_s, incarnation=incarnation)
 
     # --- lifetime ------------------------------------------------------------------------
-
-    async def __aenter__(self) -> Self:
-        require_trio("Broker")
-        self._running = self._run()
-        return await self._running.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        assert self._running is not None
-        return await self._running.__aexit__(kind, error, trace)
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[Self]:

@@ -25,7 +25,6 @@ from contextlib import (
 )
 from math import inf
 from os import PathLike
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import trio
@@ -55,13 +54,13 @@ from ..security.mechanisms import (
 )
 from ..security.tokens import Cbs
 from .attaching import Attaching
+from .blocks import TrioBlock
 from .connections import Connection
 from .consuming import consume
 from .declaring import NodeDecorator, RpcDecorator, SourceDecorator, declared
 from .entry import ConnectionEntry, SaslPolicy
 from .home import Feed
 from .links import fresh
-from .loops import require_trio
 from .nodes import Nodes
 from .permissions import Authorize, Permissions
 from .raising import OnError
@@ -83,7 +82,7 @@ Hook: TypeAlias = Callable[[], Any]
 CLOSE_GRACE_S: Final = 5.0
 
 
-class Container:
+class Container(TrioBlock):
     """Nodes at addresses, with the tasks, listeners and connections that serve them.
 
     ::
@@ -134,6 +133,8 @@ class Container:
             :mod:`amqp_rt.net.traces.recording`. The files contain messages, but no passwords.
     """
 
+    _public_name = "Container"
+
     def __init__(
         self,
         name: str,
@@ -160,6 +161,7 @@ class Container:
         fronts: Sequence[Front] = (),
         trace: str | PathLike[str] | None = None,
     ) -> None:
+        super().__init__()
         self.name = name
         self.limits = limits
         self.on_error = on_error
@@ -214,7 +216,6 @@ class Container:
         #: Cause of the end of :meth:`serve`, unless :meth:`stop` ends it.
         self._failure: AmqpError | None = None
         self.stopping = False
-        self._running: AbstractAsyncContextManager[Self] | None = None
         if cbs is not None:
             self.rpc(CBS)(self.entry.answer_cbs)
         self.add(*nodes)
@@ -349,22 +350,6 @@ class Container:
         if not self._stopped.is_set():
             self._failure = error
             self._stopped.set()
-
-    async def __aenter__(self) -> Self:
-        require_trio("Container")
-        if self._running is not None:
-            raise RuntimeError(f"{self!r} has been entered before: make another")
-        self._running = self._run()
-        return await self._running.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        assert self._running is not None
-        return await self._running.__aexit__(kind, error, trace)
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[Self]:

@@ -492,3 +492,15 @@ async def test_a_handler_that_shadows_a_node_of_the_store_leaves_a_warning(
         pass
     (line,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert line.startswith("node shadowed: queue 'jobs' of the store: the handler ")
+
+
+async def test_a_broker_is_entered_once() -> None:
+    broker = Broker("b")
+    async with broker:
+        with pytest.raises(
+            RuntimeError, match=re.escape(f"{broker!r} has been entered before: make another")
+        ):
+            await broker.__aenter__()
+        await broker.declare(Queue("q"))
+    with pytest.raises(RuntimeError, match="has been entered before"):
+        await broker.__aenter__()

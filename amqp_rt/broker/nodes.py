@@ -602,6 +602,28 @@ def _delivery_mode(link: Link, possible: list[str]) -> dict[object, object] | Er
     return found or None
 
 
+def _guarantee(
+    link: Link, source: Source, *, shared: bool
+) -> tuple[int, dict[object, object] | None] | Error:
+    """Return the settle mode of *link*, which sends from *source*, and its properties for the delivery guarantee."""
+    settle_mode = SND_SETTLED if link.snd_settle_mode == SND_SETTLED else SND_UNSETTLED
+    delivery_modes = [AT_LEAST_ONCE]
+    if settle_mode == SND_SETTLED:
+        delivery_modes = [AT_MOST_ONCE]
+    else:
+        if link.snd_settle_mode != SND_UNSETTLED:
+            # The peer left the settle mode to us.
+            delivery_modes.append(AT_MOST_ONCE)
+        if outlives_connection(source) and not shared and link.rcv_settle_mode == RCV_SECOND:
+            delivery_modes.append(EXACTLY_ONCE)
+    properties = _delivery_mode(link, delivery_modes)
+    if isinstance(properties, Error):
+        return properties
+    if properties is not None and AT_MOST_ONCE in properties.values():
+        settle_mode = SND_SETTLED
+    return settle_mode, properties
+
+
 def _consumer(
     link: Link,
     declared: Declaration,
@@ -677,21 +699,10 @@ def _consumer(
         outcomes=outcomes,
         capabilities=tuple(capabilities),
     )
-    settle_mode = SND_SETTLED if link.snd_settle_mode == SND_SETTLED else SND_UNSETTLED
-    delivery_modes = [AT_LEAST_ONCE]
-    if settle_mode == SND_SETTLED:
-        delivery_modes = [AT_MOST_ONCE]
-    else:
-        if link.snd_settle_mode != SND_UNSETTLED:
-            # The peer left the settle mode to us.
-            delivery_modes.append(AT_MOST_ONCE)
-        if outlives_connection(source) and not shared and link.rcv_settle_mode == RCV_SECOND:
-            delivery_modes.append(EXACTLY_ONCE)
-    properties = _delivery_mode(link, delivery_modes)
-    if isinstance(properties, Error):
-        return properties
-    if properties is not None and AT_MOST_ONCE in properties.values():
-        settle_mode = SND_SETTLED
+    guarantee = _guarantee(link, source, shared=shared)
+    if isinstance(guarantee, Error):
+        return guarantee
+    settle_mode, properties = guarantee
     return Terms(
         source=source,
         target=link.target if isinstance(link.target, Target) else None,

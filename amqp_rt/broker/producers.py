@@ -249,7 +249,7 @@ class Inlet:
         else:
             self.node.put(entry)
 
-    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:  # noqa: C901
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Put valid messages and reject the others, settling in order.
 
         A message that breaks a rule of the link, or is in an unknown transaction, detaches the
@@ -257,18 +257,7 @@ class Inlet:
         """
         node = self.node
         if node.deleted:
-            # A relay may use the address for longer than the node exists.
-            successor = self.successor()
-            if isinstance(successor, Inlet):
-                successor.deliver(link, deliveries)
-                return
-            gone = _GONE if successor is None else Rejected(successor)
-            for delivery in deliveries:
-                under = self.transaction_of(link, delivery)
-                if under is None:
-                    delivery.settle(gone)
-                else:
-                    under.refuse(delivery, gone)
+            self._deliver_onward(link, deliveries)
             return
         admit = self.door.admit
         ledger = self.ledger
@@ -354,6 +343,21 @@ class Inlet:
             ledger.stage(durable, waiting, end, self._noting(pending))
         elif end is not None:
             end()
+
+    def _deliver_onward(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        """Deliver to the node that has taken the place of a deleted one, or reject the messages."""
+        # A relay may use the address for longer than the node exists.
+        successor = self.successor()
+        if isinstance(successor, Inlet):
+            successor.deliver(link, deliveries)
+            return
+        gone = _GONE if successor is None else Rejected(successor)
+        for delivery in deliveries:
+            under = self.transaction_of(link, delivery)
+            if under is None:
+                delivery.settle(gone)
+            else:
+                under.refuse(delivery, gone)
 
     def _noting(
         self, arrived: Arrived | None

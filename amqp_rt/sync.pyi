@@ -46,7 +46,16 @@ from amqp_rt.termini import Source, Target
 
 __all__ = ["Broker", "Container", "connect"]
 
-class Container:
+class TrioBlock:
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None: ...
+
+class Container(TrioBlock):
     source: SourceDecorator
     rpc: RpcDecorator
     node: NodeDecorator
@@ -94,13 +103,6 @@ class Container:
     def wait_ready(self) -> None: ...
     def stop(self) -> None: ...
     def serve(self) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None: ...
     def listen(self, *urls: str) -> list[str]: ...
     def connect(
         self, urls: str | Sequence[str] | None = ..., **options: Any
@@ -354,7 +356,7 @@ class Transaction:
         trace: TracebackType | None,
     ) -> None: ...
 
-class Broker:
+class Broker(TrioBlock):
     def __init__(
         self,
         name: str = ...,
@@ -436,13 +438,6 @@ class Broker:
         incarnation: str | None = ...,
         virtual_host: str = ...,
     ) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None: ...
     def listen(self, *urls: str) -> list[str]: ...
     def serve(self) -> None: ...
     def stop(self) -> None: ...

@@ -17,6 +17,7 @@ STUB = ROOT / "amqp_rt" / "sync.pyi"
 
 #: Module → its classes whose objects threads may hold.
 CLASSES = {
+    "container.blocks": ["TrioBlock"],
     "container.container": ["Container"],
     "container.connections": ["Session", "Connection"],
     "container.links": ["LinkHandle"],
@@ -52,6 +53,8 @@ PUBLIC = {
     "Receiver": {"start"},
     "Receipt": {"done", "withdraw"},
 }
+#: Base classes that the stub keeps.
+BASES = frozenset({"LinkHandle", "TrioBlock"})
 DUNDERS = {
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
@@ -116,7 +119,7 @@ def reduced(node: ast.ClassDef) -> ast.ClassDef:
         if overloads and before.name == each.name and not is_overload(each):
             continue
         body.append(signature(each))
-    bases = [base for base in node.bases if isinstance(base, ast.Name) and base.id == "LinkHandle"]
+    bases = [base for base in node.bases if isinstance(base, ast.Name) and base.id in BASES]
     for name in ("node", "rpc", "source"):
         if node.name == "Container":
             kind = ast.Name(f"{name.capitalize()}Decorator", ast.Load())

@@ -120,7 +120,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 #: Tests that take longer belong out of the quick loop, ``pytest -m "not slow"``.
-_SLOW_S = 1.5
+_SLOW_S = 1.0
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -121,6 +121,7 @@ def test_any_text_is_a_pattern_or_a_fault(pattern: str, address: str) -> None:
         pass
 
 
+@pytest.mark.slow
 @given(st.lists(plain_text.filter(lambda text: "/" not in text), min_size=1, max_size=4))
 def test_captures_give_back_what_was_put_in(parts: list[str]) -> None:
     names = [f"n{index}" for index in range(len(parts))]

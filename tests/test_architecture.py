@@ -219,6 +219,7 @@ def plugin_modules() -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
+@pytest.mark.slow
 def test_layers_only_look_down() -> None:
     found = [
         complaint
@@ -332,6 +333,7 @@ def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
     return [set(group) for group in groups]
 
 
+@pytest.mark.slow
 def test_no_import_cycle_spans_more_than_three_modules() -> None:
     found = [group for group in cycles(import_graph()) if len(group) > 3]
     longer = [sorted(group) for group in found if not any(group <= known for known in CYCLES)]
@@ -370,6 +372,7 @@ def test_importing_the_engines_imports_no_io(name: str) -> None:
     assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
 
 
+@pytest.mark.slow
 def test_plugins_import_public_names_only() -> None:
     found = []
     for module, path in plugin_modules():
@@ -408,6 +411,7 @@ def _sizes(parent: ast.AST, name: str) -> Iterator[tuple[str, str]]:
         yield name, f"{methods} methods, at most {METHODS_MAX}"
 
 
+@pytest.mark.slow
 def test_modules_classes_and_functions_fit_a_readers_mind() -> None:
     found = dict(
         each
@@ -447,6 +451,7 @@ def class_names(paths: Iterable[Path]) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_one_class_name_is_one_class() -> None:
     several: dict[str, list[str]] = {}
     for root in (PACKAGE, *ROOT.glob("plugins/*/amqp_rt_*/")):
@@ -494,6 +499,7 @@ def _mutable(value: ast.expr | None) -> bool:
     return isinstance(value, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp))
 
 
+@pytest.mark.slow
 def test_modules_hold_no_state() -> None:
     found = [
         f"{module}:{line}: {complaint}"
@@ -520,6 +526,7 @@ def test_state_is_found(source: str, count: int) -> None:
     assert len(list(state(source))) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=lambda folder: folder.name)
 def test_compiled_modules_ask_nothing_that_mypyc_drops(folder: Path) -> None:
     """Compiled modules have no class keywords such as a Struct's gc, frozen or kw_only: mypyc ignores them.
@@ -560,6 +567,7 @@ def texts() -> Iterator[Path]:
             yield path
 
 
+@pytest.mark.slow
 def test_banned_words() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {match.group()!r}: {instead}"

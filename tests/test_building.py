@@ -89,12 +89,14 @@ def note(folder: Path) -> str:
     return (folder / "built" / "tiny" / "not_compiled.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_plain_build_says_that_it_was_asked_for(tiny: Path) -> None:
     assert build(tiny, AMQP_RT_COMPILE="0").returncode == 0
     assert note(tiny) == "AMQP_RT_COMPILE was 0 when it was built\n"
     assert (tiny / "built" / "tiny" / "hot.py").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="CC names the compiler on POSIX only")
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "no-such-compiler -pthread"])
 def test_without_a_compiler_the_build_goes_on_and_says_why(tiny: Path, compiler: str) -> None:
@@ -111,6 +113,7 @@ def test_a_build_that_has_to_compile_fails_without_a_compiler(tiny: Path) -> Non
     assert "no C compiler: 'no-such-compiler' was not found" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_mypyc_cannot_compile_is_named(tiny: Path) -> None:
     (tiny / "tiny" / "hot.py").write_text(
         "def twice(value: int) -> str:\n    return value + value\n"
@@ -122,6 +125,7 @@ def test_what_mypyc_cannot_compile_is_named(tiny: Path) -> None:
     assert told.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="CC names the compiler on POSIX only")
 def test_packages_that_are_absent_do_not_matter_and_nothing_is_compiled_by_halves(
     tiny: Path,
@@ -140,6 +144,7 @@ def test_packages_that_are_absent_do_not_matter_and_nothing_is_compiled_by_halve
     assert not list(tiny.glob("built/**/*.so"))
 
 
+@pytest.mark.slow
 def test_a_module_in_c_is_compiled_for_all_versions(tiny: Path) -> None:
     (tiny / "pyproject.toml").write_text(C_PROJECT)
     (tiny / "tiny" / "_fast.c").write_text(C)
@@ -153,6 +158,7 @@ def test_a_module_in_c_is_compiled_for_all_versions(tiny: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=tiny / "built", check=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "environ", "why"),
     [
@@ -174,6 +180,7 @@ def test_without_a_module_in_c_the_build_goes_on_and_says_why(
     assert not list(tiny.glob("built/**/*.so"))
 
 
+@pytest.mark.slow
 def test_a_source_distribution_has_the_modules_in_c(tiny: Path) -> None:
     (tiny / "pyproject.toml").write_text(C_PROJECT)
     (tiny / "tiny" / "_fast.c").write_text(C)
@@ -195,6 +202,7 @@ def test_the_version_tells_the_form_and_the_reason(
     assert form_of("tiny") == "compiled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("distribution", "pythons"),
     [

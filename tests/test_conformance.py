@@ -114,6 +114,7 @@ def functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, lis
             yield from functions(each.body, f"{prefix}{each.name}::")
 
 
+@pytest.mark.slow
 def test_marks_and_claims_name_tests() -> None:
     found: set[str] = set()
     for folder in (ROOT / "tests", *ROOT.glob("plugins/*/tests")):

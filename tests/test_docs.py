@@ -243,6 +243,7 @@ def test_a_block_that_would_not_run_is_refused(info: str) -> None:
         blocks(f"```{info}\nx\n```\n")
 
 
+@pytest.mark.slow
 def test_the_page_of_errors_names_each_condition() -> None:
     source = "\n".join(path.read_text("utf-8") for path in (ROOT / "amqp_rt").rglob("*.py"))
     used = set(re.findall(r'"(amqp:(?:connection:|session:|link:|transaction:)?[a-z-]+)"', source))

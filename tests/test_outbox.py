@@ -248,6 +248,7 @@ async def test_killed_at_every_step(tmp_path: Path, long_run: bool) -> None:
             await settle(database)
 
 
+@pytest.mark.slow
 @pytest.mark.req("R14")
 async def test_objects_of_sqlalchemy_and_messages_happen_together() -> None:
     orm = pytest.importorskip("sqlalchemy.orm")

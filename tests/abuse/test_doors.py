@@ -272,6 +272,7 @@ ROWS: dict[str, Row] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE18", "L6", "X3", "T9")
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(

@@ -564,6 +564,7 @@ SAID: dict[str, Said] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE18", "L6", "X3", "T9")
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", SAID)

@@ -431,6 +431,7 @@ STEPS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.req("N11")
 @given(st.lists(STEPS, max_size=30))
 def test_routing_is_what_a_list_of_bindings_says(steps: list[Any]) -> None:

@@ -14,6 +14,7 @@ from amqp_rt.broker import Queue
 from amqp_rt.broker.clocks import RunClock
 
 
+@pytest.mark.slow
 @pytest.mark.req("B16")
 async def test_times_to_live_and_locks_follow_a_virtual_clock(autojump_clock: Any) -> None:
     async with Broker() as broker, broker.local() as peer:

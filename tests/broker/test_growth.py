@@ -130,6 +130,7 @@ def test_a_browser_far_behind() -> None:
     assert look(4_000) <= 1.05 * look(300)
 
 
+@pytest.mark.slow
 @pure
 def test_nodes() -> None:
     def hop(nodes: int) -> int:

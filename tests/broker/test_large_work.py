@@ -420,6 +420,7 @@ async def test_neither_do_the_anonymous_terminus_and_dynamic_nodes() -> None:
 # --- All of it together ---
 
 
+@pytest.mark.slow
 @pytest.mark.req("R4", "R7", "B7", "B24")
 @pytest.mark.parametrize("seed", range(10))
 async def test_whatever_transactions_do_each_message_ends_once(seed: int) -> None:

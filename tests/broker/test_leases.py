@@ -223,6 +223,7 @@ async def test_a_queue_takes_its_leases_along() -> None:
         assert await ask(peer, "LEASE-STATE") == "amqp:not-found"
 
 
+@pytest.mark.slow
 async def test_what_is_not_wanted_goes_back(kept_or_not: Callable[[], Store | None]) -> None:
     async with Broker(store=kept_or_not()) as broker, broker.local() as peer:
         await broker.declare(Queue("work"))

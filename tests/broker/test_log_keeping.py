@@ -195,6 +195,7 @@ async def test_one_batch_is_one_chunk_of_each_partition() -> None:
         assert Message.decode(records[0].payload).body == 0
 
 
+@pytest.mark.slow
 @pytest.mark.req("K4")
 async def test_retention_in_the_store(store: Store) -> None:
     wall = Wall()

@@ -191,6 +191,7 @@ async def test_a_node_that_is_deleted_while_messages_are_moved(delete: str) -> N
         await world.settle()
 
 
+@pytest.mark.slow
 @pytest.mark.req("K8", "B24")
 async def test_the_journal_hears_of_each_message_that_is_purged_or_moved() -> None:
     options = LifeCycles(per_second=100_000)
@@ -221,6 +222,7 @@ async def test_the_journal_hears_of_each_message_that_is_purged_or_moved() -> No
         assert (stats.available, stats.bytes, stats.dropped) == (0, 0, 400)
 
 
+@pytest.mark.slow
 @pytest.mark.req("B17", "B24")
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_a_ring_drops_the_oldest_and_not_what_was_taken_out_of_turn(
@@ -249,6 +251,7 @@ async def test_a_ring_drops_the_oldest_and_not_what_was_taken_out_of_turn(
         assert await seen(world) == list(range(here + 50, 150))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 async def test_a_ring_keeps_the_newest_whatever_is_taken_and_given_back(seed: int) -> None:
     chance = random.Random(seed)

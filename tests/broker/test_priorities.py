@@ -68,6 +68,7 @@ def test_a_browser_sees_what_comes_later_once() -> None:
     assert browser.bodies == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 @pytest.mark.req("M6", "B6")
 @given(
     st.sampled_from([2, 3, 7, 10]),

@@ -566,6 +566,7 @@ async def test_there_is_a_bound_to_what_is_said_of_epochs() -> None:
         assert await commit(peer, [], epoch=1, write="third") is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [400, 1_000, 6_000])
 async def test_who_stages_waits_for_room_and_is_not_refused(
     kept_or_not: Callable[[], Store | None], size: int
@@ -797,6 +798,7 @@ async def test_what_was_decided_is_published_after_a_restart(
         assert store.facts("epoch-stage") == []
 
 
+@pytest.mark.slow
 async def test_a_crash_after_any_commit_loses_nothing_and_doubles_nothing() -> None:
     store = Photographed()
     expected = []

@@ -692,6 +692,7 @@ def test_a_topic_may_be_deleted_because_a_slow_subscriber_is_given_up() -> None:
     assert world.host.memory.held == 0
 
 
+@pytest.mark.slow
 @pytest.mark.req("B5")
 def test_messages_that_wait_to_be_handed_out_are_bounded() -> None:
     world = World(Topic("t", backlog_max=20), limits=WIDE)
@@ -954,6 +955,7 @@ def retiring(world: World, outcome: Outcome) -> tuple[Posting, Receiving]:
     return posted, receiver
 
 
+@pytest.mark.slow
 @pytest.mark.req("R4", "B5")
 @pytest.mark.parametrize("end", [None, end_by_detach, end_by_end, end_by_loss])
 @pytest.mark.parametrize("outcome", [ACCEPTED, RELEASED, rejected("no")], ids=str)
@@ -1047,6 +1049,7 @@ async def test_a_large_transaction_is_written_in_turns_and_seen_when_it_is_kept(
             assert said.state == ACCEPTED
 
 
+@pytest.mark.slow
 @pytest.mark.req("R3", "B7")
 @pytest.mark.parametrize("kept", [False, True])
 async def test_a_crash_leaves_all_of_a_large_transaction_or_nothing(kept: bool) -> None:

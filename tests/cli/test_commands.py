@@ -48,6 +48,7 @@ def test_the_version_tells_whether_it_is_compiled(module: str) -> None:
     assert [line for line in plugins if line.startswith("amqp-rt-spark, version ")], done.stdout
 
 
+@pytest.mark.slow
 def test_the_ready_line_tells_where_and_who(broker: Served) -> None:
     assert set(broker.ready) == {"listeners", "pid"}
     assert broker.ready["pid"] == broker.process.pid
@@ -160,6 +161,7 @@ def test_the_most_specific_pattern_makes_the_node(broker: Served) -> None:
     assert kinds["news"] == "topic"
 
 
+@pytest.mark.slow
 def test_too_few_messages_in_time_is_exit_code_1(broker: Served) -> None:
     done = amqp_rt("receive", "orders-empty", "--count", "1", "--timeout", "0.2", url=broker.url)
     assert done.returncode == 1
@@ -225,6 +227,7 @@ def test_logs_and_durable_queues_too(tmp_path: Path) -> None:
         served.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -310,6 +313,7 @@ def test_a_users_mistake_is_one_sentence(arguments: list[str], sentence: str) ->
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_help_teaches() -> None:
     for arguments in (
         [],
@@ -341,6 +345,7 @@ other = 5
 """
 
 
+@pytest.mark.slow
 def test_an_applications_nodes_and_a_brokers_queues_at_one_listener(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APPLICATION)
     served = Served("app.py:container", "--node", "queue:work", cwd=tmp_path)
@@ -360,6 +365,7 @@ def test_an_applications_nodes_and_a_brokers_queues_at_one_listener(tmp_path: Pa
     assert f"{tmp_path}/app.py:container?" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE2")
 def test_users_log_in_and_others_do_not(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("fr om file\n")
@@ -384,6 +390,7 @@ def test_users_log_in_and_others_do_not(tmp_path: Path) -> None:
     assert "from-env" not in errors
 
 
+@pytest.mark.slow
 def test_the_password_may_come_from_standard_input() -> None:
     process = subprocess.Popen(
         [*COMMAND, "serve", "--listen", "amqp://127.0.0.1:0", "--user", "ada:-"],
@@ -404,6 +411,7 @@ def test_the_password_may_come_from_standard_input() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_logs_go_to_standard_error_as_json_if_wanted() -> None:
     served = Served("--user", "ada:pw", "--log-format", "json", "--log-level", "debug")
     amqp_rt("send", "--url", served.url.replace("amqp://", "amqp://ada:bad@"), "x", "y")
@@ -414,6 +422,7 @@ def test_logs_go_to_standard_error_as_json_if_wanted() -> None:
     assert all({"time", "level", "logger", "message"} <= set(entry) for entry in entries)
 
 
+@pytest.mark.slow
 @pytest.mark.req("A10")
 def test_sigterm_lets_running_work_finish(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
@@ -439,6 +448,7 @@ def test_sigterm_lets_running_work_finish(tmp_path: Path) -> None:
     assert served.process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_the_waiting(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
         "import trio\n"
@@ -469,6 +479,7 @@ def test_a_second_signal_stops_the_waiting(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE7", "SE8", "L7")
 def test_tls_from_the_command_line(tmp_path: Path) -> None:
     known = certificates()
@@ -498,6 +509,7 @@ def test_tls_from_the_command_line(tmp_path: Path) -> None:
     assert "the certificates were read again" in errors
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE7", "SE2")
 def test_mutual_tls_from_the_command_line() -> None:
     known = certificates()
@@ -517,6 +529,7 @@ def test_mutual_tls_from_the_command_line() -> None:
         assert served.stop()[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE2", "SE3")
 def test_users_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "users"
@@ -549,6 +562,7 @@ def test_users_of_a_file(tmp_path: Path) -> None:
     assert "line 1: expected NAME:scrypt" in amqp_rt("user", "list", str(path)).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.req("O5")
 def test_connections_leave_traces(tmp_path: Path) -> None:
     served = Served("--trace", str(tmp_path / "traces"), "--auto-create", "queue:*")
@@ -576,6 +590,7 @@ def greeting(url: str, header: bytes) -> bytes:
         return said
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE6")
 def test_options_of_a_file(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
@@ -599,6 +614,7 @@ def test_options_of_a_file(tmp_path: Path) -> None:
     assert "s3cret" not in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -624,6 +640,7 @@ def test_a_mistake_in_a_file_of_options_has_its_line(
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE6")
 def test_a_broker_without_sasl() -> None:
     served = Served("--sasl", "off", "--node", "queue:work")
@@ -640,6 +657,7 @@ def test_a_broker_without_sasl() -> None:
         served.stop()
 
 
+@pytest.mark.slow
 def test_help_names_every_command_and_imports_none() -> None:
     told = ok("--help")
     for name in ("serve", "send", "receive", "request", "node", "store", "user", "trace"):
@@ -662,6 +680,7 @@ def test_what_was_meant_by_a_misspelt_command() -> None:
     assert done.stderr.endswith("Error: No such command 'snd'; did you mean 'send'?\n")
 
 
+@pytest.mark.slow
 def test_a_plugin_adds_a_command(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "import click\n"

@@ -125,6 +125,7 @@ def test_closing_takes_back_what_was_not_used() -> None:
     assert link.credit == 0
 
 
+@pytest.mark.slow
 @given(
     slots=st.integers(0, 5),
     prefetch=st.integers(1, 20),

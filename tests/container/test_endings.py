@@ -68,6 +68,7 @@ async def use(peer: Connection, *, dynamic: bool) -> None:
         await peer.sender("q/$nowhere").wait_attached()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["close", "cut", "by the broker"])
 @pytest.mark.parametrize("door", DOORS)
 async def test_nothing_of_a_connection_waits_for_the_collector(

@@ -525,6 +525,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(json_values, st.sampled_from([None, JSON, "application/msgpack", AMQP_VALUE]))
 def test_any_value_comes_back(value: Any, content_type: str | None) -> None:
     assert decode_payload(sent(value, content_type), Any) == value
@@ -537,6 +538,7 @@ KINDS: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.req("A3", "T9")
 @given(values, st.sampled_from(KINDS))
 def test_any_amqp_value_is_a_payload_or_a_decode_error(value: Any, kind: Any) -> None:

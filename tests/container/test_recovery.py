@@ -1018,6 +1018,7 @@ async def test_nodes_of_ours_are_reached_over_the_next_connection_too(
     assert got == ["m0", "m1"]
 
 
+@pytest.mark.slow
 def test_connecting_is_a_public_name() -> None:
     # In a process of its own: nothing else is loaded yet.
     code = "import amqp_rt; print(amqp_rt.connect.__module__)"

@@ -194,6 +194,7 @@ async def test_replies_find_their_calls_in_any_order() -> None:
         assert len(node.far.links) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.req("A6", "A8")
 async def test_the_deadline_travels_and_giving_up_is_told(
     autojump_clock: trio.testing.MockClock,
@@ -390,6 +391,7 @@ async def test_calls_to_many_addresses_at_once_do_not_detach_the_senders_of_each
     assert sorted(answers) == sorted(map(str, range(count)))
 
 
+@pytest.mark.slow
 async def test_senders_of_calls_are_kept_within_bounds() -> None:
     node = Node(echoing)
     async with connected(node.far) as peer:

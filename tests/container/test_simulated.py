@@ -61,6 +61,7 @@ async def trading(net: Simulation, options: dict[str, Any], **kept: Any) -> Deli
     return ledger
 
 
+@pytest.mark.slow
 @pytest.mark.req("A23", "X24", "X25", "B13")
 @amqp_faults(cut_after_frames=range(1, 400), kill_at_commits=range(1, 100), seed=3)
 async def test_exactly_once(net: Simulation) -> None:
@@ -69,6 +70,7 @@ async def test_exactly_once(net: Simulation) -> None:
     assert ledger.settled == ledger.acknowledged == set(ledger.sent)
 
 
+@pytest.mark.slow
 @pytest.mark.req("A23", "B7")
 @amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=4)
 async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
@@ -77,6 +79,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
     await trading(net, {})
 
 
+@pytest.mark.slow
 @pytest.mark.req("A23", "R1")
 @amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=5)
 async def test_a_transaction_is_whole_or_nothing(net: Simulation) -> None:
@@ -93,6 +96,7 @@ async def test_a_transaction_is_whole_or_nothing(net: Simulation) -> None:
     ledger.check([*await auditor.read("from"), *await auditor.read("to")])
 
 
+@pytest.mark.slow
 @pytest.mark.req("A23", "B27")
 @amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=6)
 async def test_a_log_has_what_was_acknowledged_in_its_order(net: Simulation) -> None:
@@ -104,6 +108,7 @@ async def test_a_log_has_what_was_acknowledged_in_its_order(net: Simulation) -> 
     ledger.check(await Client(net, "auditor").read("log", filter=start))
 
 
+@pytest.mark.slow
 @pytest.mark.req("A23", "B13", "Z11", "B7")
 @amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=7)
 async def test_what_is_sent_again_under_its_id_is_there_once(net: Simulation) -> None:

@@ -92,6 +92,7 @@ def sizes_of(conversation: dict[str, Any], side: str, *, every: bool) -> list[in
     return [size for size in range(1, longest) if every or size < 24]
 
 
+@pytest.mark.slow
 @pytest.mark.req("X3", "X5")
 @pytest.mark.parametrize(("name", "side"), SIDES)
 def test_where_the_octets_are_cut_makes_no_difference(name: str, side: str, long_run: bool) -> None:

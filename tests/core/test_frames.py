@@ -239,6 +239,7 @@ def slow_disposition(data: bytes, at: int, end: int) -> object:
     return read_composite(Reader(data, at, end, DEFAULT_LIMITS), Disposition)
 
 
+@pytest.mark.slow
 @pytest.mark.req("X3", "T1", "T7")
 @given(lists(transfers, 0x14), st.binary(max_size=5), st.binary(max_size=5), st.booleans())
 def test_transfers_are_read_fast_as_slow(
@@ -256,6 +257,7 @@ def test_transfers_are_read_fast_as_slow(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.req("X3", "T1", "T7")
 @given(lists(dispositions, 0x15), st.binary(max_size=5), st.binary(max_size=5), st.booleans())
 def test_dispositions_are_read_fast_as_slow(
@@ -387,6 +389,7 @@ STATES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.req("X21")
 @pytest.mark.parametrize("state", STATES)
 @given(u16, st.booleans(), u32, u32, st.booleans())

@@ -787,6 +787,7 @@ def test_unfinished_messages_of_a_connection_are_bounded_together() -> None:
 # --- streaming -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.req("X19", "X11")
 def test_a_message_of_a_gibibyte_passes_in_bounded_memory() -> None:
     received = 0

@@ -202,6 +202,7 @@ def test_a_stream_that_nobody_reads_is_let_go_with_its_link(how: str) -> None:
     check(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.req("X8", "X12")
 def test_links_and_sessions_that_come_and_go_leave_nothing() -> None:
     engine = opened()

@@ -61,6 +61,7 @@ def other_installation() -> str:
     pytest.skip(reasons[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.req("X5", "T1")
 def test_a_run_depends_on_nothing_but_the_octets() -> None:
     assert differences(digests(sys.executable, "1"), digests(sys.executable, "2")) == []

@@ -48,6 +48,7 @@ def survive(data: bytes) -> None:
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.req("T1", "T2", "T3", "T4", "T5", "T6")
 @given(values)
 def test_every_value_comes_back_as_it_was(value: object) -> None:
@@ -84,12 +85,14 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.req("T9")
 @given(damaged())
 def test_damaged_values_are_a_value_or_a_decode_error(data: bytes) -> None:
     survive(data)
 
 
+@pytest.mark.slow
 @pytest.mark.req("T9")
 @given(damaged())
 def test_what_can_be_read_can_be_skipped_and_sent_again(data: bytes) -> None:
@@ -105,6 +108,7 @@ def test_what_can_be_read_can_be_skipped_and_sent_again(data: bytes) -> None:
     assert same(again, value) or encode(again) == encode(value)
 
 
+@pytest.mark.slow
 @pytest.mark.req("T7", "T9")
 @given(st.sampled_from(CODES), st.lists(values, max_size=16), st.data())
 def test_composites_of_wrong_fields_are_decode_errors(

@@ -120,6 +120,7 @@ def framed(draw: st.DrawFn) -> bytes:
     return struct.pack(">IBBH", max(0, size), doff, kind, draw(st.integers(0, 4))) + body
 
 
+@pytest.mark.slow
 @pytest.mark.req(*REQUIREMENTS)
 @given(
     st.sampled_from(sorted(PROGRAMS)),
@@ -277,6 +278,7 @@ pieces = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.req("X5", *REQUIREMENTS)
 @given(
     st.sampled_from(sorted(PROGRAMS)),
@@ -328,6 +330,7 @@ working = st.builds(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.req("X5", "X10", "X15", "X21", *REQUIREMENTS)
 @given(
     st.booleans(),
@@ -408,6 +411,7 @@ def test_conversations_with_damage(conversation: tuple[str, bytes], sasl: bool, 
     feed(program, data, size)
 
 
+@pytest.mark.slow
 @pytest.mark.req("X3", "X5", "X26")
 @given(
     st.sampled_from(sorted(PROGRAMS)),

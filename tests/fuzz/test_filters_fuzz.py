@@ -257,6 +257,7 @@ def entry_of(properties: Properties) -> Entry:
 LENIENT = Dialect("lenient", "jms", False, True, False, False, True)
 
 
+@pytest.mark.slow
 @pytest.mark.req("M29")
 @pytest.mark.parametrize("dialect", [LENIENT, QPID, FILTEX], ids=lambda dialect: dialect.name)
 @given(data=st.data())
@@ -331,6 +332,7 @@ SETS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.req("M28", "SE18")
 @given(asked=SETS, log=st.booleans(), payload=st.one_of(st.binary(), st.just(FULL.payload)))
 def test_any_set_and_any_message(asked: dict[Any, object], log: bool, payload: bytes) -> None:

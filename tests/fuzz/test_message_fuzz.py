@@ -129,6 +129,7 @@ def stream(payload: bytes) -> None:
         reader.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.req("T9", "M1")
 @given(st.binary(max_size=80) | messages())
 def test_any_bytes_are_a_message_or_a_decode_error(payload: bytes) -> None:
@@ -139,6 +140,7 @@ def test_any_bytes_are_a_message_or_a_decode_error(payload: bytes) -> None:
             assert 0 < len(error.description) < 300  # noqa: PT017
 
 
+@pytest.mark.slow
 @pytest.mark.req("M1", "M2", "M12")
 @given(fields, bodies)
 def test_any_message_comes_back_from_the_wire(
@@ -169,6 +171,7 @@ def whole(body: tuple[Any, Any]) -> Any:
     return b"".join(body[0]) if body[1] == "data" else body[0]
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=4), fields, st.integers(1, 100))
 def test_any_message_of_data_streams(
     chunks: list[bytes], fields: dict[str, Any], size: int
@@ -182,6 +185,7 @@ def test_any_message_of_data_streams(
     assert reader.finish().properties == Message.decode(payload).properties
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(sorted(FIELDS)), values, max_size=4), values)
 def test_whatever_is_said_is_sent_or_refused(fields: dict[str, Any], body: Any) -> None:
     try:

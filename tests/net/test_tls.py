@@ -610,6 +610,7 @@ class Doubling:
             self.out += b"."
 
 
+@pytest.mark.slow
 @pytest.mark.req("L1")
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 1_000, 1_000_000])
 def test_what_has_not_left_is_not_counted_as_sent(width: int) -> None:

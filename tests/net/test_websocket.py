@@ -400,6 +400,7 @@ async def test_messages_are_bounded(
         await trio.aclose_forcefully(stream)
 
 
+@pytest.mark.slow
 @pytest.mark.req("L2", "SE18")
 @pytest.mark.parametrize("above", [0, 1])
 @pytest.mark.parametrize("kind", ["empty fragments", "small fragments", "pings"])
@@ -440,6 +441,7 @@ async def test_frames_that_make_no_message_are_bounded(
     assert close_code(client, await everything(theirs)) == 1009
 
 
+@pytest.mark.slow
 @pytest.mark.req("L2", "SE18")
 async def test_a_stranger_costs_little_memory(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery

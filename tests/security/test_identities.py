@@ -208,6 +208,7 @@ def loaded(path: Path) -> Users:
     return users
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE2", "SE3")
 def test_changes_go_to_the_file(tmp_path: Path) -> None:
     path = tmp_path / "users"

@@ -187,6 +187,7 @@ SAID = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.req(*REQUIREMENTS)
 @pytest.mark.parametrize("mode", matrix.MODES)
 @pytest.mark.parametrize("transport", matrix.TRANSPORTS)
@@ -438,6 +439,7 @@ async def outcome(shop: Broker, name: str, operation: Operation, peer: Connectio
     return matrix.ALLOWED
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE5", "SE11", "SE17", "SE18", "G2")
 @pytest.mark.parametrize(
     ("protocol", "transport", "source"),

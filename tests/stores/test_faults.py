@@ -678,6 +678,7 @@ def test_each_step_of_a_rescue_is_on_the_disk_before_what_relies_on_it(
 # -- copies ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_backup_is_taken_while_a_store_is_written(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, COMMITTER, tmp_path / "store"], stdout=subprocess.PIPE

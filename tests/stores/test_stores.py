@@ -29,6 +29,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return MAKERS[request.param](tmp_path / "store")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
 def test_store(store: Store, check: Callable[[Store], None]) -> None:
     assert store.open() == OpenResult(clean=True)
@@ -251,6 +252,7 @@ class Model(RuleBasedStateMachine):
         assert store.facts("kind") == sorted((key, value) for (_, key), value in self.facts.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_random_batches(name: str, tmp_path: Path, long_run: bool) -> None:
     made: list[Path] = []

@@ -136,6 +136,7 @@ class NativeClient:
         self.failed = self.failed or error is not None
 
 
+@pytest.mark.slow
 @pytest.mark.req("U1")
 @pytest.mark.parametrize("check", FRONT_CHECKS, ids=lambda check: check.__name__)
 def test_our_front_is_one(check: Callable[[FrontWorld], None]) -> None:
@@ -336,6 +337,7 @@ def through(endpoint: type[Proxy]) -> type[Engine]:
     return type(endpoint.__name__, (WrongLinks,), {"link": Between})
 
 
+@pytest.mark.slow
 @pytest.mark.req("U1")
 @pytest.mark.parametrize(
     ("engine", "found"),

@@ -30,6 +30,7 @@ def passed(project: pytest.Pytester, count: int, *arguments: str) -> None:
     result.assert_outcomes(passed=count)
 
 
+@pytest.mark.slow
 @pytest.mark.req("A21", "A22", "L4")
 def test_plain_tests_in_virtual_time(project: pytest.Pytester) -> None:
     project.makepyfile(
@@ -99,6 +100,7 @@ def test_plain_tests_in_virtual_time(project: pytest.Pytester) -> None:
     passed(project, 6, "-p", "no:anyio", "-p", "no:asyncio", "-p", "no:trio")
 
 
+@pytest.mark.slow
 @pytest.mark.req("A22")
 def test_trio_tests_get_virtual_time(project: pytest.Pytester) -> None:
     project.makepyfile(
@@ -129,6 +131,7 @@ def test_trio_tests_get_virtual_time(project: pytest.Pytester) -> None:
     passed(project, 3)
 
 
+@pytest.mark.slow
 def test_virtual_time_is_not_for_asyncio(project: pytest.Pytester) -> None:
     project.makepyfile(
         """
@@ -156,6 +159,7 @@ BROKER = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.req("A21", "P7")
 def test_a_broker_for_plain_tests(project: pytest.Pytester) -> None:
     project.makepyfile(
@@ -207,6 +211,7 @@ def test_a_broker_for_plain_tests(project: pytest.Pytester) -> None:
     passed(project, 5, "-p", "no:anyio", "-p", "no:asyncio", "-p", "no:trio")
 
 
+@pytest.mark.slow
 @pytest.mark.req("A21", "A22")
 def test_time_moves_messages_and_not_connections(project: pytest.Pytester) -> None:
     project.makepyfile(
@@ -259,6 +264,7 @@ def test_time_moves_messages_and_not_connections(project: pytest.Pytester) -> No
     passed(project, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.req("A21")
 def test_a_broker_for_tests_in_event_loops(project: pytest.Pytester) -> None:
     project.makepyfile(
@@ -305,6 +311,7 @@ def test_a_broker_for_tests_in_event_loops(project: pytest.Pytester) -> None:
     passed(project, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.req("A21")
 @pytest.mark.parametrize("statement", ["", "def test_it(): pass"])
 def test_who_does_not_use_it_does_not_pay(project: pytest.Pytester, statement: str) -> None:
@@ -323,6 +330,7 @@ def test_who_does_not_use_it_does_not_pay(project: pytest.Pytester, statement: s
     result.stdout.re_match_lines([r".*loaded:\s*$"])
 
 
+@pytest.mark.slow
 def test_the_plug_in_module_imports_pytest_only() -> None:
     program = (
         "import sys, amqp_rt.testing.plugin as found; "
@@ -334,6 +342,7 @@ def test_the_plug_in_module_imports_pytest_only() -> None:
     assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
 
 
+@pytest.mark.slow
 def test_a_client_that_hangs_does_not_delay_the_end(project: pytest.Pytester) -> None:
     project.makepyfile(
         """

@@ -55,6 +55,7 @@ async def recorded(amqp: VirtualAmqp, folder: Path) -> Trace:
 # --- playing again -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.req("O5", "A22")
 async def test_the_client_is_played_to_a_broker(amqp: VirtualAmqp, tmp_path: Path) -> None:
     trace = await recorded(amqp, tmp_path)
@@ -71,6 +72,7 @@ async def test_the_client_is_played_to_a_broker(amqp: VirtualAmqp, tmp_path: Pat
     assert trio.current_time() - began >= 3600
 
 
+@pytest.mark.slow
 @pytest.mark.req("O5")
 async def test_a_broker_that_does_otherwise_is_told_of(amqp: VirtualAmqp, tmp_path: Path) -> None:
     trace = await recorded(amqp, tmp_path)
@@ -83,6 +85,7 @@ async def test_a_broker_that_does_otherwise_is_told_of(amqp: VirtualAmqp, tmp_pa
     assert any("instead of disposition" in each for each in played.differences)
 
 
+@pytest.mark.slow
 @pytest.mark.req("O5", "A22")
 async def test_the_server_is_played_to_a_client(amqp: VirtualAmqp, tmp_path: Path) -> None:
     trace = await recorded(amqp, tmp_path)
@@ -106,6 +109,7 @@ async def test_the_server_is_played_to_a_client(amqp: VirtualAmqp, tmp_path: Pat
     assert played[0].differences == []
 
 
+@pytest.mark.slow
 async def test_a_stream_that_ends_early(amqp: VirtualAmqp, tmp_path: Path) -> None:
     trace = await recorded(amqp, tmp_path)
     ours, theirs = memory_stream_pair()
@@ -236,6 +240,7 @@ def test_the_command_draws(file: Path, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 @pytest.mark.req("O5")
 @pytest.mark.parametrize(
     ("change", "says"),

@@ -308,6 +308,7 @@ def test_seeds_of_a_market(long_run: bool) -> None:
     check_seeds(market, range(2_000 if long_run else 40))
 
 
+@pytest.mark.slow
 @pytest.mark.req("A23", "B7")
 @pytest.mark.parametrize(
     ("scenario", "seed", "faults"),

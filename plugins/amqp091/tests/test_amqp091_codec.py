@@ -187,6 +187,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.req("N4")
 @given(st.dictionaries(st.text(min_size=1, max_size=30), VALUES, max_size=5))
 def test_tables_come_back_as_they_went(table: dict[str, object]) -> None:
@@ -311,6 +312,7 @@ def test_fixed_octets(frames: Any) -> None:
     assert bytes.fromhex(frames["heartbeat_frame"]) == HEARTBEAT_FRAME == frame(HEARTBEAT, 0, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.req("N2")
 @given(
     st.lists(st.tuples(st.sampled_from([1, 2, 3, 8]), st.integers(0, 9), st.binary())), st.data()

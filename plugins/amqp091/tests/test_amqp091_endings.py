@@ -132,6 +132,7 @@ def is_closed(client: Client) -> None:
 ENDS = [closes, closes_the_channel, is_lost, falls_silent, is_closed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("use", USES, ids=lambda each: each.__name__)
 def test_nothing_of_a_connection_waits_for_the_collector(
@@ -158,6 +159,7 @@ def test_nothing_of_a_connection_waits_for_the_collector(
     assert [name for name, each in refs.items() if each() is not None] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["close", "cut", "by the broker"])
 async def test_nothing_of_a_connection_over_tcp_waits_for_the_collector(end: str) -> None:
     async with Broker(fronts=[Front()], volatile=True, users={"ada": "pw"}) as broker:

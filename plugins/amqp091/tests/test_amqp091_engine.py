@@ -653,6 +653,7 @@ def test_any_octets_end_in_order(data: bytes, stage: int) -> None:
     assert client.engine.finished
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.integers(0, 2), st.binary(max_size=60))))
 def test_any_frames_end_in_order(frames: list[tuple[int, int, bytes]]) -> None:
     client = World().connect()

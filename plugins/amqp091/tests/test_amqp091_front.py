@@ -156,6 +156,7 @@ class ByHand:
             self.closed = True
 
 
+@pytest.mark.slow
 @pytest.mark.req("U1")
 @pytest.mark.parametrize("check", FRONT_CHECKS, ids=lambda check: check.__name__)
 def test_the_front_is_one(check: Callable[[FrontWorld], None]) -> None:

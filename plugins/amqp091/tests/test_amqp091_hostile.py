@@ -168,6 +168,7 @@ def say(client: Client, what: Any) -> None:
         client.say(1, what)
 
 
+@pytest.mark.slow
 @pytest.mark.req("N7")
 @given(st.lists(_SAID, max_size=12))
 def test_any_methods_with_any_fields(said: list[Any]) -> None:

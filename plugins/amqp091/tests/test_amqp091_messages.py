@@ -94,6 +94,7 @@ def typed(value: Any) -> Any:
     return (type(value).__name__, value)
 
 
+@pytest.mark.slow
 @pytest.mark.req("N19")
 @given(
     st.fixed_dictionaries({}, optional=_PROPERTIES).map(lambda said: BasicProperties(**said)),
@@ -245,6 +246,7 @@ _NAMES = (
 _LONG = _TEXT | st.just("long" * 80)
 
 
+@pytest.mark.slow
 @pytest.mark.req("N19")
 @given(
     annotations=st.dictionaries(_NAMES.map(lambda n: Symbol(n.replace("\u20ac", "e"))), values),
@@ -308,6 +310,7 @@ def test_sections_are_taken_for_such_only_if_they_are_a_body(body: bytes) -> Non
 # --- The short way --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     st.fixed_dictionaries({}, optional=_PROPERTIES).map(lambda said: BasicProperties(**said)),
     st.binary(max_size=9000),

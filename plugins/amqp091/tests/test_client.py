@@ -264,6 +264,7 @@ async def test_whom_a_certificate_names() -> None:
     assert set(users) == {("ada", "EXTERNAL")}
 
 
+@pytest.mark.slow
 @pytest.mark.req("N9")
 async def test_a_new_secret_is_judged_by_who_judged_the_first() -> None:
     """``connection.update-secret``: tokens that expire are renewed on the connection."""

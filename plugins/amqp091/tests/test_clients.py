@@ -93,6 +93,7 @@ async def test_kombu_on_py_amqp(served: Any) -> None:
     await served.run(client, served.port)
 
 
+@pytest.mark.slow
 async def test_celery_with_tasks_retries_and_chords(served: Any, tmp_path: Path) -> None:
     pytest.importorskip("celery")
     pytest.importorskip("sqlalchemy")
@@ -327,6 +328,7 @@ async def test_pika_and_1_0_talk_to_the_same_queues(served: Any) -> None:
     ]
 
 
+@pytest.mark.slow
 async def test_a_broker_of_the_command_line(tmp_path: Path) -> None:
     pika = pytest.importorskip("pika")
 

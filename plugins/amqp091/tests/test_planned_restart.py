@@ -39,6 +39,7 @@ def broker(tmp_path: Path) -> Iterator[Restarted]:
     running.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.req("A10", "N13")
 def test_pika_hears_320_and_comes_back(broker: Restarted) -> None:
     pika = pytest.importorskip("pika")
@@ -88,6 +89,7 @@ def test_pika_hears_320_and_comes_back(broker: Restarted) -> None:
     assert cancelled == []
 
 
+@pytest.mark.slow
 @pytest.mark.req("A10", "N13")
 def test_aio_pika_comes_back_by_itself(broker: Restarted) -> None:
     aio_pika = pytest.importorskip("aio_pika")

@@ -507,6 +507,7 @@ def size(path: Path) -> int:
     return sum(path.with_name(path.name + each).stat().st_size for each in ("", "-wal"))
 
 
+@pytest.mark.slow
 @pytest.mark.req("B7", "B26")
 @pytest.mark.parametrize("how", ["fanout", "CC", "BCC"])
 async def test_a_body_in_many_queues_is_there_once(tmp_path: Path, how: str) -> None:

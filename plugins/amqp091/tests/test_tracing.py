@@ -88,6 +88,7 @@ def test_secrets_are_masked(tmp_path: Path, said: bytes, drawn: str, piece: int)
     assert drawn in "\n".join(rung.text for rung in rungs(trace))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_what_is_not_secret_is_kept_as_it_is(tmp_path: Path, piece: int) -> None:
     begin = PROTOCOL_HEADER + start_ok("ANONYMOUS", b"")

@@ -371,6 +371,7 @@ def finish(world: World) -> None:
         world.host.turns.run_pending()
 
 
+@pytest.mark.slow
 @pytest.mark.req("N19")
 @pytest.mark.parametrize("turns", range(6))
 @pytest.mark.parametrize("change", ["delete", "declare again", "bind", "unbind"])
@@ -396,6 +397,7 @@ def test_queues_come_and_go_between_the_turns_of_a_message_of_1_0(change: str, t
         assert world.stats(f"q{number}").available == 2
 
 
+@pytest.mark.slow
 @pytest.mark.req("N19")
 @pytest.mark.parametrize("turns", range(0, 12, 2))
 @pytest.mark.parametrize("queue", ["q0", "q100", "q199"])
@@ -416,6 +418,7 @@ def test_a_queue_declared_again_between_turns_is_not_bound_any_more(queue: str, 
         assert not over
 
 
+@pytest.mark.slow
 @pytest.mark.req("N11")
 @pytest.mark.parametrize("turns", range(0, 60, 14))
 @pytest.mark.parametrize("queue", ["q0", "q299"])

@@ -209,6 +209,7 @@ def test_a_browse_that_has_begun_is_not_begun_again(broker_process: Any) -> None
 # --- A connection that is cut --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2", "K5")
 @pytest.mark.parametrize("mode", ["log", "lease"])
 def test_a_reader_goes_on_wherever_it_is_cut(served: Any, relay: Any, mode: str) -> None:

@@ -31,7 +31,12 @@ NO_MORE_WORK: Final = Error(
 
 
 class DistributionNode:
-    """Interface of a node to its subscriptions, which alone call these methods."""
+    """Interface of a node to its subscriptions, which alone call these methods.
+
+    A node in plain Python has the same methods without this base: this module is compiled, and classes
+    that are not compiled cannot inherit from it. If it stores no messages, it needs neither those for
+    recorded outcomes nor :meth:`claim` and :meth:`left`.
+    """
 
     def serve(self, subscription: Subscription) -> None:
         """Send available messages to a subscription that has got credit or room."""
@@ -140,7 +145,7 @@ class Subscription:
     """Consumer that takes messages from its node (distribution-mode *move*).
 
     Args:
-        node: Source of the messages.
+        node: Source of the messages, with the methods of :class:`DistributionNode`.
         identity: Number that no other subscription of the node ever has.
         default_outcome: Outcome of deliveries that end without one (§3.5.3).
         outcomes: Outcome types that the link may use, None for all four.
@@ -156,7 +161,7 @@ class Subscription:
 
     def __init__(
         self,
-        node: DistributionNode,
+        node: Any,
         identity: int,
         *,
         default_outcome: Any,

@@ -576,7 +576,7 @@ class Transaction:
         delivery = enlisted.delivery
         delivery.context = outcome
         if not (delivery.settled or enlisted.left):
-            delivery.settle(outcome)
+            enlisted.subscription.node.settle(delivery, enlisted.entry, outcome)
 
     def _finish_outcomes(self, work: dict[Enlisted, None]) -> None:
         journal = self._journal

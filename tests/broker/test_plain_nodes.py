@@ -12,7 +12,7 @@ from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Error, Outcome, Rejected
 from amqp_rt.termini import Coordinator, Source
 from amqp_rt.testing.pairs import Joined, Recorder
-from amqp_rt.transactions import TransactionalState
+from amqp_rt.transactions import Declare, Declared, Discharge, TransactionalState
 
 TOO_LATE = Rejected(Error("x:too-late"))
 
@@ -80,5 +80,23 @@ def test_a_node_in_plain_python_settles_deliveries_in_its_own_way() -> None:
     joined, _, delivery = received(node)
     assert delivery.tag == b"its own tag"
     updated(joined, delivery, ACCEPTED)
+    assert node.outcomes == [ACCEPTED]
+    assert delivery.state == TOO_LATE
+
+
+def test_it_settles_deliveries_of_a_transaction_too() -> None:
+    node = OneEntry()
+    joined, session, delivery = received(node)
+    control = session.attach_sender("c", Recorder(), source=Source(), target=Coordinator())
+    joined.pump()
+    declaring = control.send(Message(Declare()).encode())
+    joined.pump()
+    assert isinstance(declaring.state, Declared)
+    txn_id = declaring.state.txn_id
+    updated(joined, delivery, TransactionalState(txn_id, ACCEPTED))
+    assert node.outcomes == []
+    discharging = control.send(Message(Discharge(txn_id, fail=False)).encode())
+    joined.pump()
+    assert discharging.state == ACCEPTED
     assert node.outcomes == [ACCEPTED]
     assert delivery.state == TOO_LATE

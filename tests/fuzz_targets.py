@@ -20,7 +20,7 @@ from hostile import PROGRAMS
 
 from amqp_rt.addresses import parse_url
 from amqp_rt.bodies import BodyReader
-from amqp_rt.broker.entries import Door
+from amqp_rt.broker.entries import EntryFactory
 from amqp_rt.broker.filtering.selectors import FILTEX, JMS, QPID, InvalidFilter, compile_selector
 from amqp_rt.broker.filtering.views import Exhausted, MessageView
 from amqp_rt.codec.primitives import Reader
@@ -171,7 +171,7 @@ async def _websocket(data: bytes) -> None:
 
 
 _PROPERTIES: Final = {"a": "x" * 4_096, "b1": 5, "c": True}
-_ENTRY: Final = Door("fuzz").admit(
+_ENTRY: Final = EntryFactory("fuzz").make_entry(
     Message("body", subject="s" * 100, application_properties=_PROPERTIES).encode(), 0, 0.0
 )
 

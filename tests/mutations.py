@@ -199,7 +199,7 @@ def _loses_a_post(right: Any) -> Callable[..., None]:
 def _keeps_a_post(right: Any) -> Callable[..., None]:
     def roll_back(self: Any) -> None:
         for inlet, entry, _ in self._posts[:1]:
-            inlet.take(entry.again())
+            inlet.take(entry.copy_for_node())
         right(self)
 
     return roll_back
@@ -299,7 +299,7 @@ MUTATIONS: Final = (
     Mutation("a topic misses a subscriber", _LOST, market, MessageTopic, "reserve", _misses_a_subscriber),
     Mutation("an expired message is dropped", _LOST, market, DeadLetters, "move", _false, seed=9),
     Mutation("what is consumed stays on the disk", _SETTLED, trade, QueueLedger, "remove", _nothing, _kills_late),
-    Mutation("a kept source forgets what it had in hand", _SETTLED, trade, KeptSource, "recall", _false, _kills_late, seed=1),
+    Mutation("a kept source forgets what it had in hand", _SETTLED, trade, KeptSource, "restore_delivery", _false, _kills_late, seed=1),
     Mutation("a kept target forgets what it has taken", _SETTLED, trade, KeptTarget, "note", _nothing, _kills_late, seed=4),
     Mutation("a requeued message goes to the end", _ORDER, trade, MessageQueue, "put_back", _requeues_behind, seed=6),
     Mutation("priorities are not looked at", _ORDER, market, Shelf, "rank", _by_place_only),

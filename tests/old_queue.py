@@ -10,7 +10,7 @@ from math import inf
 from sys import maxsize
 from typing import Any, Final, Protocol
 
-from amqp_rt.broker.entries import NEVER, NOWHERE, Entry, annotate, departing
+from amqp_rt.broker.entries import NEVER, NOWHERE, Entry, annotate, encode_outgoing
 from amqp_rt.broker.queue.groups import Groups
 from amqp_rt.broker.queue.keyed import Marks
 from amqp_rt.broker.queue.locks import Locks
@@ -85,7 +85,7 @@ class Paging:
     Args:
         bytes_max: Bytes of messages in memory beyond which new ones stay in the store only.
         messages_max: The same in messages.
-        ask: Requests a read, after which ``MessageQueue.load`` or ``MessageQueue.show`` is called.
+        ask: Requests a read, after which ``MessageQueue.load`` or ``MessageQueue.load_ahead`` is called.
     """
 
     __slots__ = (
@@ -1371,7 +1371,7 @@ class MessageQueue(DistributionNode):
         if subscription.acquiring is not None:
             return self._hand_in(subscription, entry)
         link = subscription.link
-        payload = departing(entry, self.wall()) if entry.altered else entry.payload
+        payload = encode_outgoing(entry, self.wall()) if entry.altered else entry.payload
         settled = subscription.settled
         try:
             delivery = link.send(
@@ -1398,7 +1398,7 @@ class MessageQueue(DistributionNode):
             self._give(subscription, entry)
         return True
 
-    def left(self, subscription: Subscription, delivery: Any) -> None:
+    def start_lock(self, subscription: Subscription, delivery: Any) -> None:
         """Start the time limit of a delivery that was recorded before it was sent."""
         if self._locks is not None:
             self._lock(subscription, delivery)
@@ -1427,7 +1427,7 @@ class MessageQueue(DistributionNode):
         if not transaction.has_room:
             link.detach(_NO_MORE_WORK)
             return False
-        payload = departing(entry, self.wall()) if entry.altered else entry.payload
+        payload = encode_outgoing(entry, self.wall()) if entry.altered else entry.payload
         enlisted = Enlisted(subscription, transaction, entry, acquired=True)
         try:
             enlisted.delivery = link.send(
@@ -1668,7 +1668,7 @@ class MessageQueue(DistributionNode):
         self.acquired += 1
         return entry
 
-    def leave(self, subscription: Subscription) -> None:
+    def unsubscribe(self, subscription: Subscription) -> None:
         """Remove a subscription that has ended."""
         self.browsers.pop(subscription.identity, None)
         if subscription.on_writable is not None:
@@ -1934,7 +1934,7 @@ class MessageQueue(DistributionNode):
                 link.detach(_NO_MORE_WORK)
                 return False
             context = enlisted = Enlisted(subscription, transaction, entry, acquired=True)
-        payload = departing(entry, self.wall()) if entry.altered else entry.payload
+        payload = encode_outgoing(entry, self.wall()) if entry.altered else entry.payload
         size = len(entry.payload) + entry.rest
         try:
             if 0 < link.max_message_size < size:
@@ -2104,7 +2104,7 @@ class MessageQueue(DistributionNode):
             paging.ask()
 
     def readings(self) -> list[tuple[int, int, int]]:
-        """Return the reads to be done now; :meth:`load` or :meth:`show` follows for each.
+        """Return the reads to be done now; :meth:`load` or :meth:`load_ahead` follows for each.
 
         Each is the identity of a subscription, 0 for the queue itself, the first sequence number,
         and the epoch.
@@ -2190,7 +2190,7 @@ class MessageQueue(DistributionNode):
             self.ledger.discard(self.paged_from, paging.last, kept)
             self._lose_paged()
 
-    def not_read(self, identity: int) -> None:
+    def read_failed(self, identity: int) -> None:
         """Record that a read for the subscription *identity*, or 0 for the queue, has failed."""
         paging = self._paging
         assert paging is not None
@@ -2208,12 +2208,12 @@ class MessageQueue(DistributionNode):
             paging.ask()
 
     def begin_reading(self) -> None:
-        """Count a read of messages that stay in the store; :meth:`seen` follows."""
+        """Count a read of messages that stay in the store; :meth:`end_reading` follows."""
         paging = self._paging
         assert paging is not None
         paging.reads += 1
 
-    def seen(self, found: list[Entry]) -> list[Entry]:
+    def end_reading(self, found: list[Entry]) -> list[Entry]:
         """Return those of *found* that are available now; if in memory, the entries there."""
         paging = self._paging
         assert paging is not None
@@ -2281,7 +2281,7 @@ class MessageQueue(DistributionNode):
         if self._paging is not None:
             self._paging.forget(sequence)
 
-    def show(self, identity: int, found: list[Entry], epoch: int) -> int:
+    def load_ahead(self, identity: int, found: list[Entry], epoch: int) -> int:
         """Take the next messages in the store for a selective consumer or browser to examine.
 
         Returns 0, since none are missed.
@@ -2451,7 +2451,7 @@ class MessageQueue(DistributionNode):
             else:
                 memory.work -= 1
             if entry is not None and (entry.expires_at == NEVER or entry.expires_at > self.wall()):
-                payload = departing(entry, self.wall()) if entry.altered else entry.payload
+                payload = encode_outgoing(entry, self.wall()) if entry.altered else entry.payload
                 try:
                     if entry.pieces:
                         self._show_in_pieces(browser, payload, entry)

@@ -55,7 +55,7 @@ class PagedWorld(World):
             self.pump()
             await trio.testing.wait_all_tasks_blocked()
             moved = any(client.pump() for client in self.clients)
-            if not (self.host.journal.hurry() or moved):
+            if not (self.host.journal.commit_soon() or moved):
                 return
 
     def queue(self, address: str = "q") -> MessageQueue:

@@ -66,7 +66,7 @@ async def carry(world: World, ends: list[Counted], calls: Calls) -> None:
             return
         await trio.testing.wait_all_tasks_blocked()
         with calls:
-            hurried = world.host.journal.hurry()
+            hurried = world.host.journal.commit_soon()
         if not hurried and not pump(ends):
             return
 

@@ -68,7 +68,7 @@ class LinkAcceptor:
         Raises:
             _Refused: Nothing there takes messages.
         """
-        ways, address = self._services.ways, terminus.address
+        ways, address = self._services.routed_addresses, terminus.address
         way = None
         if ways is not None and isinstance(address, str):
             way = ways.inlet(space.name, address, link)
@@ -122,7 +122,7 @@ class LinkAcceptor:
             return True
         self._end_other(link, node, kept, terms)
         if made:
-            node.disown()
+            node.release_owner()
             node.owner = link.connection
             self._services.dynamic[node.owner] += 1
         if sending and (kept is None or kept.over):
@@ -204,7 +204,7 @@ class LinkAcceptor:
         if kept is None:
             return
         kept.interrupt()
-        if kept.over or kept.same(terms, node.declared.name):
+        if kept.over or kept.is_resumed_by(terms, node.declared.name):
             return
         if isinstance(kept, SharedSource) and kept.members:
             raise _Refused(
@@ -300,7 +300,7 @@ class LinkAcceptor:
             if first:
                 kept.on_end.append(node.abandon)
         elif kept is not None and kept.number:
-            kept.agree(terms)
+            kept.set_terms(terms)
             services.termini.keep(kept, node.number)
         return kept
 
@@ -318,7 +318,7 @@ class LinkAcceptor:
         if batches:
             options["offered_capabilities"] = (RECORD_BATCHES,)
         endpoint = node.consume(terms, batches=batches)
-        node.follow(endpoint, on_left)
+        node.watch_link(endpoint, on_left)
         if node.on_left is not None:
             endpoint.on_left.append(partial(node.on_left, link))
         link.accept(
@@ -345,7 +345,7 @@ class LinkAcceptor:
             producer.keeper = kept
             producer.note = kept.note
             options["endpoint"] = producer
-        node.follow(producer, on_left)
+        node.watch_link(producer, on_left)
         if kept is None:
             link.accept(producer, source=terms.source, target=terms.target, **options)
         else:
@@ -391,7 +391,7 @@ class LinkAcceptor:
 
         None if the address is not ours, an error if it cannot be used.
         """
-        space, ways = self._spaces.get(link.peer.virtual_host), self._services.ways
+        space, ways = self._spaces.get(link.peer.virtual_host), self._services.routed_addresses
         if ways is not None:
             way = ways.inlet(space.name, address, link)
             if way is not None:

@@ -535,7 +535,7 @@ class Exchanges:
     def forget(self, queue: str) -> list[str]:
         """Remove the bindings of a deleted queue; return the exchanges deleted with them."""
         gone: list[str] = []
-        self._drop(self._sever(Destination(queue)), gone)
+        self._drop(self._unbind_destination(Destination(queue)), gone)
         return gone
 
     def route(self, name: str, key: str, headers: Mapping[str, object] = _NO_HEADERS) -> list[str]:
@@ -678,7 +678,7 @@ class Exchanges:
             self._on_unbound(source, binding)
         return [source] if exchange.declared.auto_delete and not exchange.bindings else []
 
-    def _sever(self, destination: Destination) -> list[str]:
+    def _unbind_destination(self, destination: Destination) -> list[str]:
         """Remove the bindings to *destination*; return the exchanges to be deleted with them."""
         return [
             name for bound in list(self._leading.get(destination, ())) for name in self._undo(bound)
@@ -693,7 +693,7 @@ class Exchanges:
                 continue
             for binding in list(exchange.bindings):
                 self._undo((name, binding))
-            names += self._sever(Destination(name, is_exchange=True))
+            names += self._unbind_destination(Destination(name, is_exchange=True))
             del self._exchanges[name]
             self._give_room(size_of(exchange.declared.arguments))
             gone.append(name)

@@ -84,9 +84,11 @@ class DeadLetters:
         address = declared.dead_letter or ""
         if node is None:
             node = self._nodes.get(address)
-        if node is None and services.ways is not None:
+        if node is None and services.routed_addresses is not None:
             try:
-                names = services.ways.letter(self._virtual_host, address, entry)
+                names = services.routed_addresses.dead_letter_nodes(
+                    self._virtual_host, address, entry
+                )
             except AmqpError as failure:
                 why = f"its dead-letter address {address!r} leads nowhere: {failure.description}"
                 self._log_drop(declared.name, entry, reason, error, why)
@@ -102,13 +104,13 @@ class DeadLetters:
             self._log_drop(declared.name, entry, reason, error, why)
             return False
         moves = moves_after(entry, declared.name, reason)
-        if moves is not None and moves.leads_back(node.name, services.limits):
+        if moves is not None and moves.is_cycle(node.name, services.limits):
             self._log_cycle(node.name, declared.name, entry, reason)
             return False
         letter = dead_letter(
             entry, declared.name, reason, error, services.clock.wall(), services.limits, moves
         )
-        unit = None if services.journal is None else services.journal.joins
+        unit = None if services.journal is None else services.journal.transaction_unit
         if unit is not None:
             unit.letters += 1
         if unit is not None and node.ledger is None:
@@ -138,7 +140,7 @@ class DeadLetters:
             node = self._nodes.get(name)
             if node is None or name == declared.name or entry.pieces or node.is_sealed:
                 continue
-            if moves is not None and moves.leads_back(node.name, services.limits):
+            if moves is not None and moves.is_cycle(node.name, services.limits):
                 self._log_cycle(name, declared.name, entry, reason)
                 cycle = True
             else:
@@ -154,15 +156,15 @@ class DeadLetters:
         letter = dead_letter(
             entry, declared.name, reason, error, services.clock.wall(), services.limits, moves
         )
-        unit = None if services.journal is None else services.journal.joins
+        unit = None if services.journal is None else services.journal.transaction_unit
         services.memory.work -= WORK_OF_A_LETTER * len(nodes)
         if unit is not None:
             unit.letters += len(nodes)
         for node in nodes:
             if unit is not None and node.ledger is None:
-                unit.then(partial(node.inlet.take, letter.again()))
+                unit.then(partial(node.inlet.take, letter.copy_for_node()))
             else:
-                node.inlet.take(letter.again())
+                node.inlet.take(letter.copy_for_node())
         return True
 
     def _within_copies(

@@ -40,14 +40,14 @@ __all__ = [
     "LATER",
     "NEVER",
     "NOWHERE",
-    "Door",
     "Entry",
+    "EntryFactory",
     "Moves",
-    "Unwelcome",
+    "UnacceptableMessage",
     "annotate",
     "annotated",
     "dead_letter",
-    "departing",
+    "encode_outgoing",
     "entry_of",
     "head_of",
     "restored",
@@ -58,7 +58,7 @@ __all__ = [
 NOWHERE: Final = -1
 LATER: Final = -2
 #: Largest size in octets of annotations that are remembered and compared with the next message's.
-_TOLD_MAX: Final = 1_024
+_ENCODED_MAX: Final = 1_024
 
 
 class Moves(Struct, gc=False, frozen=True, array_like=True):
@@ -72,7 +72,7 @@ class Moves(Struct, gc=False, frozen=True, array_like=True):
     #: Upper bound of the number of copies made of it on the way.
     copies: int = 1
 
-    def leads_back(self, queue: str, limits: Limits) -> bool:
+    def is_cycle(self, queue: str, limits: Limits) -> bool:
         """Return whether *queue* dead-lettered the message before, or it has moved too often."""
         return queue in self.queues or len(self.queues) > limits.dead_letter_hops_max
 
@@ -130,7 +130,7 @@ class Entry(Struct, gc=False):
     #: Automatic dead-lettering that led it here, None if there was none.
     moves: Moves | None = None
 
-    def again(self) -> Entry:
+    def copy_for_node(self) -> Entry:
         """Return an entry of the same message for another node."""
         return Entry(
             self.payload,
@@ -250,13 +250,13 @@ def restored(node: int, sequence: int, head: bytes, payload: bytes) -> Entry:
     )
 
 
-class Unwelcome(AmqpError):
+class UnacceptableMessage(AmqpError):
     """Message that breaks a rule for which its link is detached (§3.2.10)."""
 
     default_condition = "amqp:not-implemented"
 
 
-class Door:
+class EntryFactory:
     """Intake of a node: turns arriving messages into entries.
 
     Args:
@@ -273,10 +273,10 @@ class Door:
         self.log_limiter = LogLimiter(limits)
         #: Last message annotations, and what they hold: many publishers repeat the same ones with
         #: each message.
-        self._told = b""
+        self._last_encoded = b""
         self._annotations: Mapping[Any, object] = {}
 
-    def admit(
+    def make_entry(
         self, payload: bytes, message_format: int, now: float, ttl_s: float | None = None
     ) -> Entry:
         """Return the entry for an encoded message that arrived *now* at a node with *ttl_s*.
@@ -285,20 +285,20 @@ class Door:
 
         Raises:
             DecodeError: Its header or annotations are malformed.
-            Unwelcome: Its annotations have a key that must be understood and is not.
+            UnacceptableMessage: Its annotations have a key that must be understood and is not.
         """
         if message_format != MESSAGE_FORMAT:
             return Entry(payload, message_format, expires_at=expiry(None, ttl_s, now))
         head = walk_head(payload, self.limits)
         due: Due | None = None
-        told = head.message_annotations
-        if told or head.delivery_annotations:
-            annotations = self._annotations if told == self._told else None
+        encoded = head.message_annotations
+        if encoded or head.delivery_annotations:
+            annotations = self._annotations if encoded == self._last_encoded else None
             if annotations is None or head.delivery_annotations:
                 annotations = self._checked(head)
             if head.delivery_annotations:
                 # Delivery annotations are for this hop only (§3.2.2).
-                payload = head.header + told + head.rest
+                payload = head.header + encoded + head.rest
             due = due_of(annotations, now)
         ttl_ms = head.ttl_ms
         expires_at = NEVER if ttl_ms is None and ttl_s is None else expiry(ttl_ms, ttl_s, now)
@@ -313,24 +313,24 @@ class Door:
 
         Raises:
             DecodeError: They are malformed.
-            Unwelcome: They have a key that must be understood and is not.
+            UnacceptableMessage: They have a key that must be understood and is not.
         """
-        told = head.message_annotations
+        encoded = head.message_annotations
         delivery: Mapping[Any, object] = read_annotations(head.delivery_annotations, self.limits)
-        annotations: Mapping[Any, object] = read_annotations(told, self.limits)
+        annotations: Mapping[Any, object] = read_annotations(encoded, self.limits)
         error = check_maps(delivery, annotations, self.annotations)
         if error is not None:
-            raise Unwelcome(error.description or "", condition=error.condition)
-        if len(told) <= _TOLD_MAX:
-            self._told = told
+            raise UnacceptableMessage(error.description or "", condition=error.condition)
+        if len(encoded) <= _ENCODED_MAX:
+            self._last_encoded = encoded
             self._annotations = annotations
         return annotations
 
     def without_delivery_annotations(self, payload: bytes, message_format: int) -> bytes:
         """Remove the delivery annotations, which end here (§3.2.2), from a message for several nodes.
 
-        :meth:`admit` would remove them at each node and make a copy for each. A message that
-        :meth:`admit` refuses is returned unchanged.
+        :meth:`make_entry` would remove them at each node and make a copy for each. A message that
+        :meth:`make_entry` refuses is returned unchanged.
         """
         if message_format != MESSAGE_FORMAT:
             return payload
@@ -346,7 +346,7 @@ class Door:
         return head.header + head.message_annotations + head.rest
 
 
-def departing(entry: Entry, now: float) -> Payload:
+def encode_outgoing(entry: Entry, now: float) -> Payload:
     """Encode an altered *entry* for sending, with its header brought up to date (§3.2.1).
 
     The ttl is reduced by the time spent here, failed deliveries are counted, and first-acquirer is
@@ -378,14 +378,14 @@ def annotate(entry: Entry, changes: Mapping[Any, object], limits: Limits = DEFAU
         entry.payload = head.header + section + head.rest
 
 
-def annotated(payload: bytes, said: Mapping[Any, object]) -> Payload:
-    """Return a copy of *payload* with *said* merged into its message annotations."""
+def annotated(payload: bytes, annotations: Mapping[Any, object]) -> Payload:
+    """Return a copy of *payload* with *annotations* merged into its message annotations."""
     head = walk_head(payload)
     if head.message_annotations:
-        front = head.header + merge_annotations(head.message_annotations, said)
+        front = head.header + merge_annotations(head.message_annotations, annotations)
     else:
         out = bytearray(head.header)
-        write_annotations(out, MESSAGE_ANNOTATIONS, said)
+        write_annotations(out, MESSAGE_ANNOTATIONS, annotations)
         front = bytes(out)
     rest = head.rest
     return front + rest if len(payload) < JOIN_MAX else [front, rest]

@@ -72,7 +72,7 @@ class Faults:
         for terminus in node.termini:
             # Its countdown continues when its peer can attach again, after the restart.
             terminus.frozen = True
-            terminus.stay()
+            terminus.stop_countdown()
             kept.update(terminus.links())
         refused = Error.of(failure)
         for link in node.links():

@@ -169,7 +169,7 @@ class BrokerHost:
 
         For an alias this is the name of its node, for an exchange its address without routing key.
         """
-        ways = self.services.ways
+        ways = self.services.routed_addresses
         if ways is not None and address.startswith(EXCHANGES):
             return ways.own_name(address)
         return self.spaces.get(virtual_host).aliases.get(address, address)

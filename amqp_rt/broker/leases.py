@@ -34,7 +34,7 @@ from ..outcomes import ACCEPTED, RELEASED, Error, Modified
 from ..values import Symbol
 from .durable import facts
 from .durable.journal import Journal, Unit
-from .entries import Entry, annotated, departing
+from .entries import Entry, annotated, encode_outgoing
 from .log.annotations import OFFSET, SEQUENCE_NUMBER
 from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
@@ -86,7 +86,7 @@ class _Delivery:
 
     __slots__ = ("context", "link", "remote_settled", "settled", "state", "tag")
 
-    def __init__(self, link: _Inward, entry: Entry) -> None:
+    def __init__(self, link: _LeaseLink, entry: Entry) -> None:
         self.link = link
         self.context: Any = entry
         self.state: Any = None
@@ -99,7 +99,7 @@ class _Delivery:
         self.settled = True
 
 
-class _Inward:
+class _LeaseLink:
     """Link without a peer on which a group receives its messages (fronts.base.SendingLink)."""
 
     draining = False
@@ -170,7 +170,7 @@ class Lease:
         #: Locked while messages are acquired and numbered.
         self.busy = trio.Lock()
         #: Whether messages were given back that the subscription does not receive again.
-        self.picky = False
+        self.selective = False
         self.ttl_s: float | None = None
         self.ends_at = inf
         self.over = False
@@ -263,7 +263,7 @@ class Leases:
         else:
             # Messages acquired for an earlier opening and not numbered yet go back to the queue.
             self._put_back(lease)
-            if lease.picky and not any(lease.held):
+            if lease.selective and not any(lease.held):
                 self._subscribe(lease)
         lease.generation += 1
         generation = lease.generation
@@ -445,7 +445,7 @@ class Leases:
                         key = facts.place_key(lease.number, place)
                         facts.LEASED.forget(self.journal.loose, key)
             if done:
-                lease.picky = True
+                lease.selective = True
                 self._settle(lease, done, Modified(undeliverable_here=True))
                 await self._keep(lease)
             if step is not steps[-1]:
@@ -515,18 +515,18 @@ class Leases:
                 condition="amqp:resource-locked",
             )
         lease = Lease(node, group, number, queue.subscribe(default_outcome=RELEASED), id_)
-        lease.subscription.link = self._inward(lease)
+        lease.subscription.link = self._new_link(lease)
         return lease
 
-    def _inward(self, lease: Lease) -> _Inward:
-        return _Inward(lease, f"lease {lease.name}", self.limits.message_size_max)
+    def _new_link(self, lease: Lease) -> _LeaseLink:
+        return _LeaseLink(lease, f"lease {lease.name}", self.limits.message_size_max)
 
     def _subscribe(self, lease: Lease) -> None:
         """Replace the subscription, so that messages excluded for the old one become available."""
         before = lease.subscription
         lease.subscription = lease.node.held.subscribe(default_outcome=RELEASED)
-        lease.subscription.link = self._inward(lease)
-        lease.picky = False
+        lease.subscription.link = self._new_link(lease)
+        lease.selective = False
         before.end()
 
     def _find(self, node: Queued, group: str) -> Lease:
@@ -715,7 +715,7 @@ class LeaseReader:
             delivery = lease.held[place]
             if delivery is not None:
                 entry = delivery.context
-                payload = departing(entry, self._leases.clock.wall())
+                payload = encode_outgoing(entry, self._leases.clock.wall())
                 if entry.message_format == MESSAGE_FORMAT:
                     whole = payload if isinstance(payload, bytes) else b"".join(payload)
                     said = {OFFSET: str(self._at), SEQUENCE_NUMBER: self._at}

@@ -177,7 +177,7 @@ class Watch:
         if sequence % self._every:
             return
         recorder = self._recorder
-        micros = self._lap(event, sequence)
+        micros = self._elapsed_us(event, sequence)
         recorder.note(
             (
                 recorder.clock.wall(),
@@ -195,7 +195,7 @@ class Watch:
             )
         )
 
-    def _lap(self, event: str, sequence: int) -> int:
+    def _elapsed_us(self, event: str, sequence: int) -> int:
         """Return the microseconds since the previous event of the message, -1 if unknown.
 
         Unknown for messages that the broker restored at its start, and for those that arrived while

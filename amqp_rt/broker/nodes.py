@@ -720,7 +720,7 @@ def _consumer(
     )
 
 
-def terms_again(
+def restored_terms(
     source: Source,
     snd_settle_mode: int,
     container_id: str,

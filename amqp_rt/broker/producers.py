@@ -21,7 +21,7 @@ from ..termini import Target
 from .durable import pieces
 from .durable.duplicates import Arrived, Duplicates
 from .durable.journal import CallOwner, QueueLedger, Unit
-from .entries import Door, Entry, Unwelcome
+from .entries import Entry, EntryFactory, UnacceptableMessage
 from .expiry import NEVER, expiry
 from .queue.accounts import Memory
 from .transactions import TOO_MUCH, UNKNOWN_TRANSACTION, Transaction, Transactions
@@ -125,7 +125,7 @@ class TargetKeeper(Protocol):
     def delivered(self, deliveries: list[IncomingDelivery]) -> None:
         """Remember the outcomes of *deliveries*, of some once they have one."""
 
-    def left(self, link: ReceivingLink, closed: bool) -> object:
+    def end_link(self, link: ReceivingLink, closed: bool) -> object:
         """Record that *link* has ended."""
 
 
@@ -143,7 +143,7 @@ class Inlet:
     Args:
         intake: The node's room.
         place: Destination of the messages.
-        door: Makes entries of payloads.
+        entry_factory: Makes entries of payloads.
         wall: The wall clock.
         ttl_s: Time to live at the node.
         on_expiring: Called when a message with a time to live was put.
@@ -159,7 +159,7 @@ class Inlet:
         self,
         intake: Intake,
         place: Place,
-        door: Door,
+        entry_factory: EntryFactory,
         wall: Callable[[], float],
         *,
         ttl_s: float | None = None,
@@ -172,7 +172,7 @@ class Inlet:
     ) -> None:
         self.intake = intake
         self.node = place
-        self.door = door
+        self.entry_factory = entry_factory
         self.wall = wall
         self.ttl_s = ttl_s
         self.ledger = ledger
@@ -193,10 +193,10 @@ class Inlet:
 
         Raises:
             DecodeError: Its header or annotations are malformed.
-            Unwelcome: Its annotations break a rule.
+            UnacceptableMessage: Its annotations break a rule.
             WouldBlock: There is no room.
         """
-        entry = self.door.admit(payload, message_format, self.wall(), self.ttl_s)
+        entry = self.entry_factory.make_entry(payload, message_format, self.wall(), self.ttl_s)
         # The process itself may send anywhere.
         entry.returnable = True
         duplicates = self.intake.duplicates
@@ -225,7 +225,7 @@ class Inlet:
         address = link.target.address if isinstance(link.target, Target) else None
         log_loss(
             _log,
-            self.door.log_limiter,
+            self.entry_factory.log_limiter,
             self.wall(),
             event="message dropped: refused at",
             address=address,
@@ -259,7 +259,7 @@ class Inlet:
         if node.deleted:
             self._deliver_onward(link, deliveries)
             return
-        admit = self.door.admit
+        make_entry = self.entry_factory.make_entry
         ledger = self.ledger
         check = self.check
         duplicates = self.intake.duplicates
@@ -290,7 +290,7 @@ class Inlet:
                     transaction.refuse(delivery, TOO_MUCH)
                     continue
             try:
-                entry = admit(payload, delivery.message_format, now, self.ttl_s)
+                entry = make_entry(payload, delivery.message_format, now, self.ttl_s)
                 if entry.durable and ledger is None and not self.volatile:
                     refusal = NOT_KEPT
                 elif check is not None:
@@ -306,7 +306,7 @@ class Inlet:
                     refusal = FULL
             except DecodeError as error:
                 refusal = Rejected(Error.of(error))
-            except Unwelcome as error:
+            except UnacceptableMessage as error:
                 fault = Error.of(error)
                 if transaction is not None:
                     transaction.fail("a message was not welcome, and its link was detached")
@@ -409,7 +409,7 @@ class Producer(Inlet):
         self,
         intake: Intake,
         place: Place,
-        door: Door,
+        entry_factory: EntryFactory,
         wall: Callable[[], float],
         *,
         ttl_s: float | None = None,
@@ -422,7 +422,7 @@ class Producer(Inlet):
         super().__init__(
             intake,
             place,
-            door,
+            entry_factory,
             wall,
             ttl_s=ttl_s,
             ledger=ledger,
@@ -438,7 +438,7 @@ class Producer(Inlet):
         self.waiting = False
         #: Whether messages may arrive before any credit, and whether the present batch may have
         #: such.
-        self.early = door.limits.early_deliveries_max > 0
+        self.early = entry_factory.limits.early_deliveries_max > 0
         self.unpromised = False
         #: Terminus whose endpoint this is; None if the terminus is not kept.
         self.keeper: TargetKeeper | None = None
@@ -500,7 +500,7 @@ class Producer(Inlet):
 
     def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Continue with large messages of which more has arrived, or that were aborted."""
-        pieces.go_on(deliveries)
+        pieces.resume_arrivals(deliveries)
         if self.keeper is not None:
             self.keeper.delivered([delivery for delivery in deliveries if delivery.complete])
         self.intake.used(self)
@@ -514,7 +514,7 @@ class Producer(Inlet):
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         self.intake.closed(self)
         if self.keeper is not None:
-            self.keeper.left(link, closed)
+            self.keeper.end_link(link, closed)
         # The functions refer to this object: without them no cycle keeps the link in memory.
         called, self.on_left = self.on_left, []
         for on_left in called:

@@ -117,7 +117,7 @@ class RecordedLink:
         node = subscription.node
         if raw.attached and raw.credit > 0 and not self._source.over:
             sent = raw.send(payload, entry, settled=False, tag=tag, message_format=message_format)
-            node.left(subscription, sent)
+            node.start_lock(subscription, sent)
         else:
             self._source.ended(Unsettled(tag=tag))
             node.conclude(subscription, entry, RELEASED)

@@ -16,7 +16,7 @@ from .durable.facts import TerminusFact
 from .durable.journal import Journal
 from .filtering.selectors import InvalidFilter
 from .kinds.base import Node
-from .nodes import Terms, split_partition, terms_again
+from .nodes import Terms, restored_terms, split_partition
 from .services import Services
 from .spaces import VirtualHosts
 from .termini import KeptSource, KeptTarget, Terminus
@@ -35,8 +35,8 @@ async def restore(services: Services, spaces: VirtualHosts) -> None:
         return
     await journal.open()
     await _restore_nodes(journal, spaces)
-    if services.ways is not None:
-        await services.ways.restore(journal)
+    if services.routed_addresses is not None:
+        await services.routed_addresses.restore(journal)
     nodes = spaces.nodes()
     numbered = {node.number: node for node in nodes}
     await _restore_ids(journal, services, numbered)
@@ -72,7 +72,7 @@ async def _restore_ids(journal: Journal, services: Services, nodes: Mapping[int,
     for key, value in await facts.DUPLICATES.read(journal):
         node = nodes.get(facts.number_of(key))
         if node is not None and node.intake.duplicates is not None:
-            node.intake.duplicates.recall(key, value)
+            node.intake.duplicates.restore(key, value)
         else:
             facts.DUPLICATES.forget(journal.loose, key)
     for duplicates in services.windows:
@@ -86,7 +86,7 @@ async def _restore_facts(journal: Journal, spaces: VirtualHosts, nodes: Mapping[
             for key, value in await kind.read(journal):
                 node = nodes.get(facts.number_of(key))
                 if node is not None and kind in node.fact_kinds:
-                    node.recall(kind, key, kind.decode(value))
+                    node.restore_fact(kind, key, kind.decode(value))
                 else:
                     # The node was deleted while this fact was being written.
                     kind.forget(journal.loose, key)
@@ -115,7 +115,9 @@ async def _restore_termini(journal: Journal, services: Services, nodes: Mapping[
         sequence = facts.DELIVERIES.decode(value)
         if isinstance(source, KeptSource) and source.queue is not None:
             await services.pager.fetch(journal, source.queue, sequence)
-        if not (isinstance(source, KeptSource) and source.recall(facts.part_of(key), sequence)):
+        if not (
+            isinstance(source, KeptSource) and source.restore_delivery(facts.part_of(key), sequence)
+        ):
             facts.DELIVERIES.forget(journal.loose, key)
     seen: dict[int, list[tuple[int, bytes]]] = {}
     for key, value in await facts.SEEN.read(journal):
@@ -128,10 +130,10 @@ async def _restore_termini(journal: Journal, services: Services, nodes: Mapping[
     for number, values in seen.items():
         target = known.get(number)
         if isinstance(target, KeptTarget):
-            target.recall(values)
+            target.restore_tags(values)
     for terminus in known.values():
         # The connection of its link ended with the process before.
-        terminus.count_down()
+        terminus.start_countdown()
 
 
 async def _restore_terminus(
@@ -147,7 +149,7 @@ async def _restore_terminus(
     if isinstance(kept, Target):
         terms = Terms(source=None, target=kept, snd_settle_mode=fact.snd_settle_mode, keeps=True)
     else:
-        terms = terms_again(
+        terms = restored_terms(
             kept,
             fact.snd_settle_mode,
             fact.container_id,

@@ -61,7 +61,7 @@ class Steps:
         for _ in self._steps:
             memory.work -= self._work
             if memory.work <= 0:
-                self._turns.go_on_later(self)
+                self._turns.resume_later(self)
                 return
         self.over = True
 
@@ -104,7 +104,7 @@ class Scheduler:
         begun.resume()
         return begun
 
-    def go_on_later(self, work: Resumable, finish: Callable[[], None] | None = None) -> None:
+    def resume_later(self, work: Resumable, finish: Callable[[], None] | None = None) -> None:
         """Call ``resume`` of *work* in the next turn, after work that was deferred before.
 
         If the store is closed before that, *finish* is called instead.

@@ -18,7 +18,7 @@ from ..outcomes import Error
 from .durable.duplicates import Duplicates
 from .durable.journal import Journal
 from .durable.pager import Pager
-from .entries import Door, Entry
+from .entries import Entry, EntryFactory
 from .leases import Leases
 from .lifecycles import Journals
 from .log.log import MessageLog
@@ -30,7 +30,7 @@ from .termini import Termini
 from .transactions import Transactions
 
 
-class Ways(Protocol):
+class RoutedAddresses(Protocol):
     """Addresses that lead to several nodes at once, such as those of exchanges."""
 
     def inlet(
@@ -47,14 +47,16 @@ class Ways(Protocol):
         *address* itself if it is not such an address.
         """
 
-    def letter(self, virtual_host: str, address: str, entry: Entry) -> Sequence[str] | None:
+    def dead_letter_nodes(
+        self, virtual_host: str, address: str, entry: Entry
+    ) -> Sequence[str] | None:
         """Return the nodes for a dead letter to *address*; None if it is not such an address.
 
         Raises:
             AmqpError: Nothing exists at *address*, or the message is malformed.
         """
 
-    def takes_no_letters(self, virtual_host: str, address: str) -> bool:
+    def drops_dead_letters(self, virtual_host: str, address: str) -> bool:
         """Return whether *address* exists and can never lead a dead letter to a node."""
 
     async def restore(self, journal: Journal) -> None:
@@ -95,7 +97,7 @@ class Services:
         self.guard = guard
         self.fail = fail
         self.memory = Memory(limits.broker_bytes_max)
-        self.door = Door(annotations, limits)
+        self.entry_factory = EntryFactory(annotations, limits)
         self.turns = Scheduler(self.memory, clock, guard)
         self.transactions = Transactions(journal, clock.monotonic, limits, self.do_in_turns)
         self.termini = Termini(journal, clock, self.transactions, limits)
@@ -112,7 +114,7 @@ class Services:
         #: that the broker returns to the ``reply-to`` of a peer.
         self.may_send: Callable[[Peer, str], bool] | None = None
         #: Addresses that lead to several nodes at once; None if there are none.
-        self.ways: Ways | None = None
+        self.routed_addresses: RoutedAddresses | None = None
         #: Called with virtual host and name after a node is deleted, so that dependants such as
         #: bindings can be removed.
         self.on_deleted: Callable[[str, str], None] | None = None

@@ -163,7 +163,7 @@ class VirtualHost:
         known = self.nodes.get(declared.name)
         if known is not None and known.failure is not None:
             raise known.failure
-        if known is not None and known.found and known.can_become(declared):
+        if known is not None and known.found and known.can_redeclare(declared):
             # The application's current declaration replaces the one from before the restart.
             known.found = known.implicit = False
             self._redeclare(known, declared)
@@ -226,7 +226,7 @@ class VirtualHost:
                 cannot be used.
         """
         node = self.find(declared.name)
-        if not node.can_become(declared):
+        if not node.can_redeclare(declared):
             raise AmqpError(
                 f"{declared.name!r} cannot become {declared!r}: delete it first",
                 condition="amqp:precondition-failed",
@@ -250,7 +250,7 @@ class VirtualHost:
                 cannot be used, or a queue to be reserved has messages or links.
         """
         node = self.find(declared.name)
-        if not node.can_become(declared):
+        if not node.can_redeclare(declared):
             raise AmqpError(
                 f"{declared.name!r} was made without a declaration and cannot become {declared!r}:"
                 " delete it first, and declare it before the queues whose dead letters it gets",
@@ -355,7 +355,11 @@ class VirtualHost:
             AmqpError: One of them has another meaning, the dead-letter address is an alias, or
                 there are too many aliases.
         """
-        aliases, limits, ways = declared.aliases, self.services.limits, self.services.ways
+        aliases, limits, ways = (
+            declared.aliases,
+            self.services.limits,
+            self.services.routed_addresses,
+        )
         if len(aliases) > limits.aliases_max:
             raise AmqpError(
                 f"{declared.name!r}: a node has at most {limits.aliases_max} aliases, "
@@ -364,7 +368,7 @@ class VirtualHost:
             )
         dead = declared.dead_letter
         if dead is not None and leads_to_an_exchange(dead):
-            if ways is not None and ways.takes_no_letters(self.name, dead):
+            if ways is not None and ways.drops_dead_letters(self.name, dead):
                 raise AmqpError(
                     f"{declared.name!r}: dead_letter is {dead!r}, a system exchange, which leads to services"
                     " and never to a queue: name a queue or another exchange",
@@ -443,13 +447,13 @@ class VirtualHost:
             self._log_event("deleted", node.declared)
         self._update_aliases(Declaration(name), node.declared)
         services.node_count -= 1
-        node.disown()
+        node.release_owner()
         services.staging.producers.delete(node)
         services.leases.delete(node)
         held = node.held
         if node.number and services.journal is not None:
-            node.forget(services.journal.loose)
-        node.dismiss()
+            node.delete_stored(services.journal.loose)
+        node.close()
         messages: int = held.available + held.acquired + node.delayed
         links = node.links()
         termini = list(node.termini)

@@ -42,8 +42,8 @@ class Sweeper:
             guard(terminus.held, terminus.end)
         services.staging.producers.sweep()
         services.leases.sweep()
-        if services.ways is not None:
-            guard(None, services.ways.sweep)
+        if services.routed_addresses is not None:
+            guard(None, services.routed_addresses.sweep)
         if self._round is None or self._round.over:
             # Only after the round before has finished: many nodes take more than one turn.
             self._round = services.turns.do_in_turns(self._sweep_nodes(), _WORK_OF_A_STEP)

@@ -37,7 +37,7 @@ from ..unsettled import Unsettled, UnsettledMap
 from .durable import facts
 from .durable.facts import FactKind, TerminusFact
 from .durable.journal import Journal, Unit
-from .entries import Entry, departing
+from .entries import Entry, encode_outgoing
 from .nodes import CONNECTION_CLOSE, GLOBAL, NEVER, SESSION_END, SHARED, Terms
 from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
@@ -88,7 +88,7 @@ class Terminus:
         self.on_end: list[Callable[[], None]] = []
         #: Session or connection whose end starts the countdown.
         self._followed: Any = None
-        self.agree(terms)
+        self.set_terms(terms)
 
     def __repr__(self) -> str:
         state = "over" if self.over else "detached" if self.link is None else "attached"
@@ -99,7 +99,7 @@ class Terminus:
         """Whether we send on its links."""
         return self.key[3]
 
-    def agree(self, terms: Terms) -> None:
+    def set_terms(self, terms: Terms) -> None:
         """Set the terms with which its link is answered."""
         self.terms = terms
         kept: Any = terms.source if self.sending else terms.target
@@ -126,7 +126,7 @@ class Terminus:
 
     # --- Attaching ---
 
-    def same(self, terms: Terms, address: str) -> bool:
+    def is_resumed_by(self, terms: Terms, address: str) -> bool:
         """Return whether a link with *terms* at *address* resumes it, and does not replace it."""
         asked: Any = terms.source if self.sending else terms.target
         return self.address == address and self.kept.durable == asked.durable
@@ -138,9 +138,9 @@ class Terminus:
     def attached(self, link: Any) -> None:
         """Record that *link* is attached, and stop the countdown."""
         self.link = link
-        self.stay()
+        self.stop_countdown()
 
-    def stay(self) -> None:
+    def stop_countdown(self) -> None:
         """Stop the countdown (§3.5.6)."""
         self.deadline = inf
         if self._followed is not None:
@@ -157,19 +157,19 @@ class Terminus:
 
     # --- Detaching ---
 
-    def keeps(self, link: Any, closed: bool) -> bool:
+    def may_resume(self, link: Any, closed: bool) -> bool:
         """Return whether its *link*, which has ended, may be resumed."""
         return not closed and not self.over
 
-    def leave(self, link: Any) -> None:
+    def detach_link(self, link: Any) -> None:
         """Record that *link* has ended; start the countdown when the expiry-policy requires it."""
         self.link = None
         carrier = self._carrier(link)
         if carrier is None:
-            self.count_down()
+            self.start_countdown()
         else:
             self._followed = carrier
-            carrier.followers[self] = self.count_down
+            carrier.followers[self] = self.start_countdown
 
     def _carrier(self, link: Any) -> Any:
         """Return the session or connection whose end starts the countdown; None to start it now."""
@@ -180,7 +180,7 @@ class Terminus:
             return link.connection
         return None
 
-    def count_down(self) -> None:
+    def start_countdown(self) -> None:
         """Expire after the timeout, or at once if it is 0."""
         self._followed = None
         if self._expires_at_once:
@@ -208,7 +208,7 @@ class Terminus:
         if self.over:
             return
         self.over = True
-        self.stay()
+        self.stop_countdown()
         self.termini.forget(self)
         # The functions refer to the terminus: without them no cycle keeps it until a full garbage
         # collection.
@@ -246,8 +246,8 @@ class KeptSource(Terminus):
         if self.is_durable:
             subscription.recorder = self
 
-    def same(self, terms: Terms, address: str) -> bool:
-        """Return whether it is resumed; see :meth:`Terminus.same`.
+    def is_resumed_by(self, terms: Terms, address: str) -> bool:
+        """Return whether it is resumed; see :meth:`Terminus.is_resumed_by`.
 
         The peer may change the outcomes, but not which messages it gets or how (S3 2.3.2).
         """
@@ -255,14 +255,14 @@ class KeptSource(Terminus):
         assert source is not None
         assert asked is not None
         return (
-            super().same(terms, address)
+            super().is_resumed_by(terms, address)
             and source.filter == asked.filter
             and source.distribution_mode == asked.distribution_mode
             and self.terms.snd_settle_mode == terms.snd_settle_mode
         )
 
     def accept(self, link: SendingLink, terms: Terms, **options: Any) -> None:
-        self.agree(terms)
+        self.set_terms(terms)
         subscription = self.subscription
         self._agreed_before = subscription.default_outcome
         subscription.default_outcome = terms.default_outcome
@@ -283,12 +283,12 @@ class KeptSource(Terminus):
             **options,
         )
 
-    def keeps(self, link: SendingLink, closed: bool) -> bool:
-        """Return False also if it would expire at once; see :meth:`Terminus.keeps`.
+    def may_resume(self, link: SendingLink, closed: bool) -> bool:
+        """Return False also if it would expire at once; see :meth:`Terminus.may_resume`.
 
         Most links are such, and collecting their state only to drop it would be wasted.
         """
-        return super().keeps(link, closed) and (
+        return super().may_resume(link, closed) and (
             self.is_durable or not self._expires_at_once or self._carrier(link) is not None
         )
 
@@ -308,9 +308,9 @@ class KeptSource(Terminus):
             elif type(context) in _OUTCOMES:
                 known.state = context
         self.memory = memory
-        self.leave(link)
+        self.detach_link(link)
 
-    def left(self, link: SendingLink, closed: bool) -> None:
+    def end_link(self, link: SendingLink, closed: bool) -> None:
         """End the terminus, since its *link* has ended for good."""
         self.end()
 
@@ -337,7 +337,7 @@ class KeptSource(Terminus):
 
     # --- Durable unsettled state (subscriptions.Subscription.recorder) ---
 
-    def over_link(self, link: SendingLink) -> RecordedLink:
+    def wrap_link(self, link: SendingLink) -> RecordedLink:
         """Return a link that records deliveries, for the subscription to use in place of *link*."""
         return RecordedLink(link, self)
 
@@ -371,7 +371,7 @@ class KeptSource(Terminus):
         if journal is not None:
             facts.DELIVERIES.forget(journal.loose, facts.key_of(self.number, delivery.tag))
 
-    def recall(self, tag: bytes, sequence: int) -> bool:
+    def restore_delivery(self, tag: bytes, sequence: int) -> bool:
         """Restore delivery *tag* of the message at *sequence*; return whether that still exists."""
         entry = self.subscription.node.claim(self.subscription, sequence)
         if entry is None:
@@ -392,7 +392,7 @@ def _as_sent(entry: Entry, now: float) -> Payload:
     The ttl that it had when it left is unknown, but a peer that has the beginning of the message
     has that header too.
     """
-    return departing(entry, now) if entry.altered else entry.payload
+    return encode_outgoing(entry, now) if entry.altered else entry.payload
 
 
 class SharedSource(Terminus):
@@ -414,18 +414,18 @@ class SharedSource(Terminus):
         #: Subscriptions of its links.
         self.members: dict[Any, Subscription] = {}
 
-    def same(self, terms: Terms, address: str) -> bool:
+    def is_resumed_by(self, terms: Terms, address: str) -> bool:
         source, asked = self.terms.source, terms.source
         assert source is not None
         assert asked is not None
         return (
-            super().same(terms, address)
+            super().is_resumed_by(terms, address)
             and source.filter == asked.filter
             and source.expiry_policy == asked.expiry_policy
         )
 
     def accept(self, link: SendingLink, terms: Terms, **options: Any) -> None:
-        self.agree(terms)
+        self.set_terms(terms)
         subscription = self._queue.subscribe(
             default_outcome=terms.default_outcome,
             outcomes=terms.outcomes,
@@ -434,7 +434,7 @@ class SharedSource(Terminus):
         subscription.transactions = self.termini.transactions
         subscription.keeper = self
         self.members[link] = subscription
-        self.stay()
+        self.stop_countdown()
         link.accept(
             subscription,
             source=terms.source,
@@ -456,11 +456,11 @@ class SharedSource(Terminus):
     def interrupt(self) -> None:
         """Do nothing: links of different names do not exclude each other."""
 
-    def keeps(self, link: Any, closed: bool) -> bool:
+    def may_resume(self, link: Any, closed: bool) -> bool:
         """Return False: unsettled messages of a link are released for the others."""
         return False
 
-    def left(self, link: Any, closed: bool) -> None:
+    def end_link(self, link: Any, closed: bool) -> None:
         """Remove *link*, which has ended, and end or leave the terminus with the last one."""
         self.members.pop(link, None)
         if self.members or self.over:
@@ -468,7 +468,7 @@ class SharedSource(Terminus):
         if closed:
             self.end()
         else:
-            self.leave(link)
+            self.detach_link(link)
 
 
 class KeptTarget(Terminus):
@@ -479,21 +479,21 @@ class KeptTarget(Terminus):
         #: Unsettled deliveries while no link is attached; None if they are no longer known.
         self.memory: UnsettledMap | None = {}
         #: Outcomes that we settled with, by tag, as long as the sender may not have received them.
-        self._said: dict[bytes, Any] = {}
+        self._outcomes: dict[bytes, Any] = {}
         self._open: dict[bytes, IncomingDelivery] = {}
         self._slot = 0
         #: Tags in the store, by slot, and those to be deleted there.
-        self._noted: dict[int, bytes] = {}
+        self._stored_tags: dict[int, bytes] = {}
         self._forgotten: dict[int, bytes] = {}
         self._unfinished = 0
 
     @property
-    def lasts(self) -> bool:
+    def is_lasting(self) -> bool:
         """Whether the terminus may outlive a connection, so that outcomes in flight may be lost."""
         return outlives_connection(self.kept)
 
     def accept(self, link: ReceivingLink, terms: Terms, **options: Any) -> None:
-        self.agree(terms)
+        self.set_terms(terms)
         memory, self.memory = self.memory, {}
         self.termini.unfinished -= self._unfinished
         self._unfinished = 0
@@ -502,8 +502,8 @@ class KeptTarget(Terminus):
             if not link.remote_incomplete:
                 self._forget_all_but(link.remote_unsettled or {})
             for tag in link.remote_unsettled or ():
-                if tag in self._said and tag not in memory:
-                    memory[tag] = Unsettled(tag=tag, state=self._said[tag])
+                if tag in self._outcomes and tag not in memory:
+                    memory[tag] = Unsettled(tag=tag, state=self._outcomes[tag])
         link.accept(
             options.pop("endpoint"),
             source=terms.source,
@@ -517,10 +517,10 @@ class KeptTarget(Terminus):
 
         The sender has received them, and may use their tags for other messages (§2.6.12).
         """
-        for tag in [tag for tag in self._said if tag not in unsettled]:
-            del self._said[tag]
-        for slot in [slot for slot, tag in self._noted.items() if tag not in unsettled]:
-            self._forgotten[slot] = self._noted.pop(slot)
+        for tag in [tag for tag in self._outcomes if tag not in unsettled]:
+            del self._outcomes[tag]
+        for slot in [slot for slot, tag in self._stored_tags.items() if tag not in unsettled]:
+            self._forgotten[slot] = self._stored_tags.pop(slot)
 
     def when_ready(self, call: Callable[[], None]) -> None:
         """Call *call* when new messages may arrive, after the store has deleted forgotten tags.
@@ -536,7 +536,7 @@ class KeptTarget(Terminus):
 
         def refused(error: Error) -> None:
             # Deleting them is tried again at the next attach.
-            self._noted = forgotten | self._noted
+            self._stored_tags = forgotten | self._stored_tags
             call()
 
         unit = Unit(refused)
@@ -547,7 +547,7 @@ class KeptTarget(Terminus):
 
     def delivered(self, deliveries: list[IncomingDelivery]) -> None:
         """Remember the outcomes of *deliveries*, of some once they have one."""
-        if not self.lasts:
+        if not self.is_lasting:
             return
         self._gather()
         for delivery in deliveries:
@@ -562,13 +562,13 @@ class KeptTarget(Terminus):
             state = delivery.local_state
             if type(state) in _OUTCOMES:
                 del self._open[tag]
-                self._say(tag, state)
+                self._keep_outcome(tag, state)
 
-    def _say(self, tag: bytes, state: Any) -> None:
-        self._said.pop(tag, None)
-        self._said[tag] = state
-        if len(self._said) > self.termini.limits.target_outcomes_max:
-            del self._said[next(iter(self._said))]
+    def _keep_outcome(self, tag: bytes, state: Any) -> None:
+        self._outcomes.pop(tag, None)
+        self._outcomes[tag] = state
+        if len(self._outcomes) > self.termini.limits.target_outcomes_max:
+            del self._outcomes[next(iter(self._outcomes))]
 
     def note(self, unit: Unit, deliveries: list[IncomingDelivery]) -> None:
         """Record in *unit*, which keeps the messages of *deliveries*, that these were accepted."""
@@ -579,23 +579,23 @@ class KeptTarget(Terminus):
                 continue
             self._slot += 1
             slot = self._slot % self.termini.limits.target_outcomes_max
-            self._noted[slot] = delivery.tag
+            self._stored_tags[slot] = delivery.tag
             key = facts.slot_key(self.number, slot)
             facts.SEEN.keep(unit, key, (self._slot, delivery.tag))
 
     def deliveries(self) -> Iterable[tuple[FactKind[Any], bytes]]:
-        return [(facts.SEEN, facts.slot_key(self.number, slot)) for slot in self._noted]
+        return [(facts.SEEN, facts.slot_key(self.number, slot)) for slot in self._stored_tags]
 
-    def recall(self, seen: Iterable[tuple[int, bytes]]) -> None:
+    def restore_tags(self, seen: Iterable[tuple[int, bytes]]) -> None:
         """Restore the tags of deliveries, with their order, that were accepted before the restart."""
         for order, tag in sorted(seen):
             self._slot = order
-            self._noted[order % self.termini.limits.target_outcomes_max] = tag
-            self._say(tag, ACCEPTED)
+            self._stored_tags[order % self.termini.limits.target_outcomes_max] = tag
+            self._keep_outcome(tag, ACCEPTED)
 
-    def left(self, link: ReceivingLink, closed: bool) -> bool:
+    def end_link(self, link: ReceivingLink, closed: bool) -> bool:
         """Keep the state of an ended *link*, or end the terminus; return whether it is kept."""
-        if not self.keeps(link, closed):
+        if not self.may_resume(link, closed):
             self.end()
             return False
         memory = link.remember()
@@ -617,7 +617,7 @@ class KeptTarget(Terminus):
         if self._open:
             # Their outcomes wait for the disk.
             self.termini.unanswered[self] = None
-        self.leave(link)
+        self.detach_link(link)
         return True
 
     def forget_answered(self) -> bool:
@@ -631,7 +631,7 @@ class KeptTarget(Terminus):
     def end(self) -> None:
         self.termini.unfinished -= self._unfinished
         self._unfinished = 0
-        self._said.clear()
+        self._outcomes.clear()
         self._open.clear()
         super().end()
 

@@ -99,9 +99,9 @@ class MessageTopic:
         self.awaited = False
         self.on_room: Callable[[], None] = _nothing
         #: Called with a subscription's queue and the time of its next alarm.
-        self.on_alarm: Callable[[MessageQueue, float], None] = _nothing_then
+        self.on_alarm: Callable[[MessageQueue, float], None] = _ignore_alarm
         #: Called when the topic or a subscription's queue has more work than one turn allows.
-        self.on_unfinished: Callable[[MessageQueue | MessageTopic], None] = _no_more
+        self.on_unfinished: Callable[[MessageQueue | MessageTopic], None] = _ignore_work
         #: Bytes of messages of transactions, and of messages that wait for a turn.
         self._held = 0
         #: Subscription → its queue.
@@ -123,8 +123,8 @@ class MessageTopic:
         self._passing: deque[_Passing] = deque()
         #: A call that returns True is repeated in the next turn.
         self.staging: deque[Callable[[], object]] = deque()
-        self._swept: list[MessageQueue] = []
-        self._doomed: list[MessageQueue] = []
+        self._to_sweep: list[MessageQueue] = []
+        self._ended: list[MessageQueue] = []
         self._unfinished = False
 
     @property
@@ -198,13 +198,13 @@ class MessageTopic:
             and not self._filters
             and (count <= 1 or self.takes_turn(count, _WORK_OF_A_COPY))
         ):
-            self._hand_out(entry, copies, list(self._queues))
+            self._copy_to(entry, copies, list(self._queues))
             return
         passing = _Passing(entry, copies, self._identities)
-        if self._passing or not self._filters or not self._hand_out_some(passing):
+        if self._passing or not self._filters or not self._copy_some(passing):
             self.reserve_room(entry)
             self._passing.append(passing)
-            self.go_on_later()
+            self.resume_later()
 
     def takes_turn(self, count: int, work: int) -> bool:
         """Return whether this turn has time for *count* times *work*, and use that time.
@@ -218,7 +218,7 @@ class MessageTopic:
             self.memory.work -= work
         return True
 
-    def go_on_later(self) -> None:
+    def resume_later(self) -> None:
         """Request a call of :meth:`resume` in the next turn."""
         if not self._unfinished:
             self._unfinished = True
@@ -228,22 +228,22 @@ class MessageTopic:
         """Continue deferred work."""
         self._unfinished = False
         try:
-            self._go_on()
+            self._continue()
         finally:
             # A call that raised is not repeated, but a discharge may wait for those behind it.
-            more = self._doomed or self.staging
-            if more or (not self.deleted and (self._passing or self._swept)):
-                self.go_on_later()
+            more = self._ended or self.staging
+            if more or (not self.deleted and (self._passing or self._to_sweep)):
+                self.resume_later()
         if self.awaited:
             self.on_room()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Do deferred work as far as this turn allows."""
         memory = self.memory
         while memory.work > 0:
-            if self._doomed:
+            if self._ended:
                 memory.work -= WORK_OF_AN_END
-                self._doomed.pop().delete()
+                self._ended.pop().delete()
             elif self.staging:
                 # Even if the topic has failed, since a discharge may wait for the call.
                 memory.work -= 1
@@ -253,15 +253,15 @@ class MessageTopic:
             elif self._passing:
                 memory.work -= 1
                 # Ending a slow subscription may delete the topic, and then no message waits.
-                if self._hand_out_some(self._passing[0]) and self._passing:
+                if self._copy_some(self._passing[0]) and self._passing:
                     self.release_room(self._passing.popleft().entry)
-            elif self._swept:
+            elif self._to_sweep:
                 memory.work -= _WORK_OF_A_COPY
-                self._swept.pop().sweep()
+                self._to_sweep.pop().sweep()
             else:
                 return
 
-    def _hand_out_some(self, passing: _Passing) -> bool:
+    def _copy_some(self, passing: _Passing) -> bool:
         """Hand out a message as far as this turn allows; return whether that is done."""
         memory = self.memory
         if self._order is None:
@@ -279,10 +279,10 @@ class MessageTopic:
                     break
             # Set before an error can occur, so that no subscription gets the message twice.
             passing.seen = order[at - 1]
-            self._hand_out(passing.entry, passing.copies, order[start:at])
+            self._copy_to(passing.entry, passing.copies, order[start:at])
         return at >= last
 
-    def _hand_out(
+    def _copy_to(
         self, entry: Entry, copies: dict[int, Entry] | None, identities: Iterable[int]
     ) -> None:
         """Put a message into the queues of those *identities* that exist and whose filters match."""
@@ -302,7 +302,7 @@ class MessageTopic:
                 wanted = self._filters.get(identity)
                 if wanted is not None and not self._matches(wanted, entry):
                     continue
-                copy = entry.again()
+                copy = entry.copy_for_node()
             queue.put(copy)
             if queue.available > self.backlog_max or queue.bytes > self.backlog_bytes_max:
                 slow.append(identity)
@@ -349,7 +349,7 @@ class MessageTopic:
                 known = None if matches is None else matches.get(identity)
                 match = self._matches(wanted, entry) if known is None else known
             if match:
-                found[identity] = copy = entry.again()
+                found[identity] = copy = entry.copy_for_node()
                 self._queues[identity].reserve(copy)
         return found
 
@@ -404,8 +404,8 @@ class MessageTopic:
         else:
             # A connection with very many subscriptions may have ended.
             queue.deleted = True
-            self._doomed.append(queue)
-            self.go_on_later()
+            self._ended.append(queue)
+            self.resume_later()
 
     def subscribe(
         self,
@@ -459,9 +459,9 @@ class MessageTopic:
         if len(self._queues) <= _FEW:
             for queue in self._queues.values():
                 queue.sweep()
-        elif not self._swept:
-            self._swept = self.queues
-            self.go_on_later()
+        elif not self._to_sweep:
+            self._to_sweep = self.queues
+            self.resume_later()
 
     def delete(self) -> None:
         """Delete the topic, its subscriptions and their messages."""
@@ -469,7 +469,7 @@ class MessageTopic:
         self.memory.held -= self._held
         self._held = 0
         self._passing.clear()
-        self._swept.clear()
+        self._to_sweep.clear()
         queues = self.queues
         for queue in queues[:_FEW]:
             queue.delete()
@@ -477,7 +477,7 @@ class MessageTopic:
             # Late calls have no effect there.
             queue.deleted = True
         # Queues of subscriptions that ended before may be in the list already.
-        self._doomed += queues[_FEW:]
+        self._ended += queues[_FEW:]
         self._queues.clear()
         self._order = None
         self._filters.clear()
@@ -485,8 +485,8 @@ class MessageTopic:
         self.stored.clear()
         # No subscription is left to store them for, but their senders have to be answered.
         self.stage_all()
-        if self._doomed:
-            self.go_on_later()
+        if self._ended:
+            self.resume_later()
 
     def _stage_next(self) -> None:
         """Make the next call that stages messages."""
@@ -569,7 +569,7 @@ class TopicLedger:
                 )
                 topic.reserve_room(entry)
                 topic.staging.append(stage)
-            topic.go_on_later()
+            topic.resume_later()
         else:
             self._stage(entries, examined, deliveries, done, note)
 
@@ -592,7 +592,7 @@ class TopicLedger:
         if not topic.staging and not examine():
             return False
         topic.staging += (examine, call)
-        topic.go_on_later()
+        topic.resume_later()
         return True
 
     def forget(self, entries: list[Entry]) -> None:
@@ -686,7 +686,7 @@ class TopicLedger:
         copies = topic.reserve(entry, matches)
         if entry.durable and copies:
             # The same fields for all copies.
-            head = head_of(entry.again())
+            head = head_of(entry.copy_for_node())
             for identity, copy in copies.items():
                 unit.put(topic.stored[identity], copy.sequence, head, copy.payload)
                 copy.stored = True
@@ -697,9 +697,9 @@ def _nothing() -> None:
     """Do nothing: no publisher waits for room."""
 
 
-def _no_more(held: MessageQueue | MessageTopic) -> None:
+def _ignore_work(held: MessageQueue | MessageTopic) -> None:
     """Do nothing: no later turn is scheduled."""
 
 
-def _nothing_then(queue: MessageQueue, at: float) -> None:
+def _ignore_alarm(queue: MessageQueue, at: float) -> None:
     """Do nothing: no alarm is kept."""

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from amqp_rt.broker.entries import Door, Entry
+from amqp_rt.broker.entries import Entry, EntryFactory
 from amqp_rt.broker.filtering.filters import FilterSet, compile_filter_set
 from amqp_rt.broker.filtering.positions import Position
 from amqp_rt.broker.filtering.selectors import QPID, InvalidFilter
@@ -37,7 +37,7 @@ TRUE, FALSE = (0x110, "amqp:true-filter"), (0x111, "amqp:false-filter")
 
 
 def entry_of(**fields: Any) -> Entry:
-    return Door("pass").admit(Message(b"body", **fields).encode(), 0, 0.0)
+    return EntryFactory("pass").make_entry(Message(b"body", **fields).encode(), 0, 0.0)
 
 
 def described(kind: tuple[int, str], value: object) -> Described:

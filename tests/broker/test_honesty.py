@@ -112,10 +112,10 @@ def is_lost(self: Any, *args: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "lie", "found"),
     [
-        (KeptSource, "keeps", forgets, "it expires too early"),
-        (Terminus, "count_down", dawdles, "does not expire"),
-        (KeptSource, "recall", misremembers, "is delivered to another consumer"),
-        (KeptTarget, "recall", misremembers, "its outcome is forgotten"),
+        (KeptSource, "may_resume", forgets, "it expires too early"),
+        (Terminus, "start_countdown", dawdles, "does not expire"),
+        (KeptSource, "restore_delivery", misremembers, "is delivered to another consumer"),
+        (KeptTarget, "restore_tags", misremembers, "its outcome is forgotten"),
         (Termini, "keep", is_lost, "its outcome is forgotten"),
     ],
 )
@@ -129,4 +129,4 @@ async def test_a_lie_is_found_out(
 ) -> None:
     monkeypatch.setattr(kind, name, lie, raising=True)
     with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match=found)):
-        await judge(kept=kind is not Terminus and name != "keeps")
+        await judge(kept=kind is not Terminus and name != "may_resume")

@@ -8,7 +8,7 @@ import pytest
 from brokers import Receiving, World
 
 from amqp_rt.broker.kinds.logs import LogNode
-from amqp_rt.broker.log.annotations import dress
+from amqp_rt.broker.log.annotations import annotate_record
 from amqp_rt.broker.log.records import Record
 from amqp_rt.broker.nodes import Log, Queue
 from amqp_rt.errors import AmqpError
@@ -113,7 +113,7 @@ def test_the_place_of_a_record_is_written_as_a_map_of_annotations_is(
     )
 
     def sent(payload: bytes) -> Message:
-        pieces = dress(1_023, offset, Record(1_700_000_000_123, payload))
+        pieces = annotate_record(1_023, offset, Record(1_700_000_000_123, payload))
         return Message.decode(pieces if isinstance(pieces, bytes) else b"".join(pieces))
 
     short, long = sent(plain), sent(marked)

@@ -124,7 +124,7 @@ async def filtered_messages(world: World) -> None:
     """Fail in a later turn of a filter with many messages to examine."""
     await world.fill("a")
     held = world.held
-    world.host.turns.go_on_later(_Raises(held))
+    world.host.turns.resume_later(_Raises(held))
     world.host.turns.pending.set()
     await settle()
 

@@ -1,4 +1,4 @@
-"""The way in: credit that is never more than the room, and the door."""
+"""The way in: credit that is never more than the room, and the entries made of messages."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_settled_messages_are_taken_too() -> None:
     assert sender.outcomes == []
 
 
-# --- the door ------------------------------------------------------------------------------
+# --- the entry factory ---------------------------------------------------------------------
 
 #: payload, condition
 MALFORMED = [

@@ -314,10 +314,10 @@ class Side:
         if self.reads:
             identity, epoch, found = self.reads.pop(0)
             if fails:
-                self.paging.not_read(identity)
+                self.paging.read_failed(identity)
                 self.paging.read_again()
             elif identity:
-                self.paging.show(identity, found, epoch)
+                self.paging.load_ahead(identity, found, epoch)
             else:
                 self.note("lost", self.paging.load(found, epoch))
 
@@ -327,7 +327,7 @@ class Side:
             self.paging.begin_reading()
             kept = self.store.kept
             found = [read(kept[each]) for each in sorted(kept) if each >= first][:3]
-            self.note("seen", [entry.sequence for entry in self.paging.seen(found)])
+            self.note("seen", [entry.sequence for entry in self.paging.end_reading(found)])
 
     def expect(self, payload: bytes) -> None:
         if not self.queue.in_order:

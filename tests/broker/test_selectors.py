@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 
-from amqp_rt.broker.entries import Door, Entry
+from amqp_rt.broker.entries import Entry, EntryFactory
 from amqp_rt.broker.filtering.selectors import (
     FILTEX,
     JMS,
@@ -49,7 +49,7 @@ DIALECTS = {"jms": JMS, "qpid": QPID, "filtex": FILTEX}
 
 
 def entry_of(message: Message) -> Entry:
-    return Door("pass").admit(message.encode(), 0, 0.0)
+    return EntryFactory("pass").make_entry(message.encode(), 0, 0.0)
 
 
 def result(

@@ -106,20 +106,20 @@ async def test_a_dead_letter_is_held_against_so_many_bindings(
         exchanges = broker.topologies.space("").exchanges
         for number in range(300):
             exchanges.bind("amq.fanout", Destination(f"q{number}"), "", {})
-        entry: Any = broker.host.services.door.admit(Message(b"x").encode(), 0, 0.0)
+        entry: Any = broker.host.services.entry_factory.make_entry(Message(b"x").encode(), 0, 0.0)
         address = exchange_address("amq.fanout")
-        found = broker.topologies.letter("", address, entry)
+        found = broker.topologies.dead_letter_nodes("", address, entry)
         assert found is not None
         assert 90 <= len(found) <= 110
         assert "use fewer bindings" in caplog.text
         for _ in range(100):
-            broker.topologies.letter("", address, entry)
+            broker.topologies.dead_letter_nodes("", address, entry)
         # Who makes letters must not fill the log.
         assert caplog.text.count("use fewer bindings") == broker.host.limits.log_lines_max
         caplog.clear()
         for number in range(90, 300):
             exchanges.forget(f"q{number}")
-        found = broker.topologies.letter("", address, entry)
+        found = broker.topologies.dead_letter_nodes("", address, entry)
         assert found is not None
         assert len(found) == 90
         assert not caplog.text

@@ -394,18 +394,18 @@ FAN = exchange_address("fan")
 
 
 class Fan:
-    """Leads dead letters for an exchange to so many queues (:class:`~amqp_rt.broker.broker.Ways`)."""
+    """Leads dead letters for an exchange to so many queues (:class:`~amqp_rt.broker.services.RoutedAddresses`)."""
 
     def __init__(self, world: World) -> None:
         self.names = [f"copy-{number}" for number in range(COPIES)]
         for name in self.names:
             world.host.space().declare(Queue(name))
-        world.host.services.ways = self
+        world.host.services.routed_addresses = self
 
-    def letter(self, virtual_host: str, address: str, entry: Any) -> list[str] | None:
+    def dead_letter_nodes(self, virtual_host: str, address: str, entry: Any) -> list[str] | None:
         return self.names if address == FAN else None
 
-    def takes_no_letters(self, virtual_host: str, address: str) -> bool:
+    def drops_dead_letters(self, virtual_host: str, address: str) -> bool:
         return False
 
     def own_name(self, address: str) -> str:
@@ -672,7 +672,7 @@ def test_a_topic_is_deleted_while_queues_of_ended_subscriptions_are_freed() -> N
     world.host.memory.work = 0
     for receiver in receivers[:5]:
         receiver.detach(closed=True)
-    assert topic_of(world)._doomed
+    assert topic_of(world)._ended
     world.host.space().delete("t")
     turns(world)
     assert world.host.memory.held == 0
@@ -686,7 +686,7 @@ def test_a_topic_may_be_deleted_because_a_slow_subscriber_is_given_up() -> None:
     (identity, *_) = topic._queues
     topic.given_up[identity] = lambda error: world.host.space().delete("t") and None
     world.host.space().publish("t", Message(0).encode())
-    slow.put(topic._passing[0].entry.again())
+    slow.put(topic._passing[0].entry.copy_for_node())
     turns(world)
     assert not world.host.space().has("t")
     assert world.host.memory.held == 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqp_rt.broker.entries import Door, Entry
+from amqp_rt.broker.entries import Entry, EntryFactory
 from amqp_rt.broker.filtering.filters import compile_filter_set, log_position
 from amqp_rt.broker.filtering.selectors import (
     FILTEX,
@@ -250,7 +250,9 @@ EXPRESSIONS = {
 
 
 def entry_of(properties: Properties) -> Entry:
-    return Door("pass").admit(Message(b"", application_properties=properties).encode(), 0, 0.0)
+    return EntryFactory("pass").make_entry(
+        Message(b"", application_properties=properties).encode(), 0, 0.0
+    )
 
 
 #: As JMS, but for the check that the generated expressions do not pass: it has its own tests.

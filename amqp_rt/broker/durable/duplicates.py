@@ -63,7 +63,7 @@ class Arrived:
         self.ids.append(identity)
         if durable:
             self._durable.append(identity)
-        self._window.learn(identity, self)
+        self._window.add(identity, self)
 
     def note(self, unit: Unit) -> None:
         """Add the ids of durable messages to *unit*, which keeps the messages."""
@@ -181,13 +181,13 @@ class Duplicates:
         self._arrived.append(arrived)
         return arrived
 
-    def learn(self, identity: bytes, arrived: Arrived) -> None:
+    def add(self, identity: bytes, arrived: Arrived) -> None:
         """Record that this id arrived with *arrived*."""
         self._known[identity] = arrived
 
     def drop(self, arrived: Arrived) -> None:
         """Forget the ids of *arrived*, whose messages were not kept."""
-        self._unlearn(arrived)
+        self._remove(arrived)
         if arrived in self._arrived:
             self._arrived.remove(arrived)
 
@@ -196,7 +196,7 @@ class Duplicates:
         self._next += 1
         return place_key(self._number, self._next)
 
-    def recall(self, key: bytes, value: bytes) -> None:
+    def restore(self, key: bytes, value: bytes) -> None:
         """Restore a batch of ids from the store. Must be called in the order of the keys."""
         self._next = place_of(key)
         at, ids = DUPLICATES.decode(value)
@@ -228,12 +228,12 @@ class Duplicates:
             self._forget(arrived.popleft())
 
     def _forget(self, arrived: Arrived) -> None:
-        self._unlearn(arrived)
+        self._remove(arrived)
         if arrived.key is not None and self._journal is not None:
             DUPLICATES.forget(self._journal.loose, arrived.key)
             arrived.key = None
 
-    def _unlearn(self, arrived: Arrived) -> None:
+    def _remove(self, arrived: Arrived) -> None:
         for identity in arrived.ids:
             if self._known.get(identity) is arrived:
                 del self._known[identity]

@@ -276,7 +276,7 @@ class Journal:
         #: Unit for single changes that are made between two chunks of input.
         self._loose: Unit | None = None
         #: The unit of a transaction that is being assembled.
-        self.joins: Unit | None = None
+        self.transaction_unit: Unit | None = None
         self._work = trio.Event()
         #: Set if a unit was added besides ``loose``, or a caller asks for a commit without delay.
         self._urgent = trio.Event()
@@ -348,11 +348,11 @@ class Journal:
     @contextmanager
     def joined(self, unit: Unit) -> Iterator[None]:
         """Collect all changes made in the ``with`` block in *unit*, which has to be added afterwards."""
-        self._loose = self.joins = unit
+        self._loose = self.transaction_unit = unit
         try:
             yield
         finally:
-            self._loose = self.joins = None
+            self._loose = self.transaction_unit = None
 
     def when_kept(self, call: Callable[[], None]) -> None:
         """Call *call* once everything added so far is on the disk, or is known not to get there."""
@@ -387,14 +387,14 @@ class Journal:
         if self._idle.is_set():
             self._idle = trio.Event()
 
-    def hurry(self) -> bool:
+    def commit_soon(self) -> bool:
         """Write the waiting units without delay; return whether there are any."""
         self._urgent.set()
         return bool(self._waiting)
 
     async def wait_kept(self) -> None:
         """Wait until everything added so far is on the disk, or is known not to get there."""
-        self.hurry()
+        self.commit_soon()
         await self._idle.wait()
 
     async def run(self) -> None:

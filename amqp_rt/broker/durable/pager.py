@@ -34,7 +34,7 @@ _RETRY_S: Final = 1.0
 STEP: Final = 500
 
 
-class _Survey(Struct):
+class _Summary(Struct):
     """Summary of the messages that the store has of a queue from a sequence number on."""
 
     first: int = -1
@@ -78,8 +78,8 @@ def _read_one(store: Store, number: int, sequence: int) -> Entry | None:
     return None
 
 
-def _survey(store: Store, number: int, first: int) -> _Survey:
-    found = _Survey()
+def _summarize(store: Store, number: int, first: int) -> _Summary:
+    found = _Summary()
     for head in store.heads(number, first):
         entry = restored(number, head.sequence, head.head, b"")
         if not found.count:
@@ -138,11 +138,11 @@ class Pager:
         self._on_fault = on_fault
         self._numbers: dict[MessageQueue, int] = {}
         #: Queues that have requested messages, in order.
-        self._asking: dict[MessageQueue, None] = {}
+        self._requesting: dict[MessageQueue, None] = {}
         #: Queues whose read failed and is to be repeated.
         self._failed: dict[MessageQueue, None] = {}
         self._waiting: dict[MessageQueue, _Waiting] = {}
-        self._asked = trio.Event()
+        self._requested = trio.Event()
         #: Payloads shared by messages in the store, by their numbers there, while the broker
         #: starts: its queues are read one after another and share them in memory.
         self._bodies: dict[int, bytes] = {}
@@ -162,19 +162,19 @@ class Pager:
             queue.paging.enable(
                 limits.queue_memory_bytes_max,
                 limits.queue_memory_messages_max,
-                partial(self._ask, queue),
+                partial(self._request, queue),
             )
 
-    def dismiss(self, queue: MessageQueue, error: AmqpError | None = None) -> None:
+    def release(self, queue: MessageQueue, error: AmqpError | None = None) -> None:
         """Stop reading for *queue*, which has been deleted, or has failed with *error*."""
         self._numbers.pop(queue, None)
-        self._asking.pop(queue, None)
+        self._requesting.pop(queue, None)
         self._failed.pop(queue, None)
-        self._tell(queue, error)
+        self._wake_waiter(queue, error)
 
-    def _ask(self, queue: MessageQueue) -> None:
-        self._asking[queue] = None
-        self._asked.set()
+    def _request(self, queue: MessageQueue) -> None:
+        self._requesting[queue] = None
+        self._requested.set()
 
     # --- At the start ---
 
@@ -198,7 +198,7 @@ class Pager:
                 queue.restore(entry)
             first = found[-1].sequence + 1
             if queue in self._numbers and queue.paging.is_full:
-                rest = await call(_survey, store, number, first)
+                rest = await call(_summarize, store, number, first)
                 if rest.count:
                     queue.paging.restore(rest.first, rest.last, rest.count, rest.size)
                 for sequence in rest.delayed:
@@ -222,13 +222,13 @@ class Pager:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._retry)
             while True:
-                await self._asked.wait()
-                self._asked = trio.Event()
+                await self._requested.wait()
+                self._requested = trio.Event()
                 while self._feeds:
                     nursery.start_soon(self._feed, journal, self._feeds.popleft())
-                while self._asking:
-                    queue = next(iter(self._asking))
-                    del self._asking[queue]
+                while self._requesting:
+                    queue = next(iter(self._requesting))
+                    del self._requesting[queue]
                     try:
                         await self._serve(journal, queue)
                     except Exception as error:
@@ -258,7 +258,7 @@ class Pager:
             some = queue.peek(min(count - len(found), CHUNK), after)
             last = some[-1].sequence if some else -1
             if not some and queue.paging.count:
-                some, last = await self._look(
+                some, last = await self._read_available(
                     journal, queue, number, max(after + 1, queue.paging.first)
                 )
             if last < 0:
@@ -271,7 +271,7 @@ class Pager:
                 found.append(entry)
         return found
 
-    async def _look(
+    async def _read_available(
         self, journal: Journal, queue: MessageQueue, number: int, first: int
     ) -> tuple[list[Entry], int]:
         """Return available messages from *first* on, and the last sequence number that was read.
@@ -286,10 +286,10 @@ class Pager:
         except msgspec.DecodeError as error:
             raise AmqpError(f"messages of the queue cannot be read: {error}") from error
         finally:
-            some = queue.paging.seen(read)
+            some = queue.paging.end_reading(read)
         return some, read[-1].sequence if read else -1
 
-    async def work_off(
+    async def process_in_order(
         self,
         journal: Journal | None,
         queue: MessageQueue,
@@ -327,7 +327,7 @@ class Pager:
             if waiting.error is not None:
                 raise waiting.error
 
-    def _tell(self, queue: MessageQueue, error: AmqpError | None) -> None:
+    def _wake_waiter(self, queue: MessageQueue, error: AmqpError | None) -> None:
         """Wake the waiter for *queue*: some of it has been read, or reading failed with *error*."""
         waiting = self._waiting.pop(queue, None)
         if waiting is not None:
@@ -340,7 +340,7 @@ class Pager:
         self, queue: MessageQueue, subscription: Subscription, delivery: Any, entry: Entry
     ) -> None:
         self._feeds.append(_Feed(queue, subscription, delivery, entry))
-        self._asked.set()
+        self._requested.set()
 
     async def _feed(self, journal: Journal, feed: _Feed) -> None:
         try:
@@ -399,10 +399,10 @@ class Pager:
                 if identity
                 else max(1, min(CHUNK, self._limits.queue_memory_messages_max // 2))
             )
-            give = partial(queue.paging.show, identity) if identity else queue.paging.load
+            give = partial(queue.paging.load_ahead, identity) if identity else queue.paging.load
             error = await self._reading(journal, queue, number, identity, first, epoch, count, give)
             failed = failed or error
-        self._tell(queue, failed)
+        self._wake_waiter(queue, failed)
 
     async def _reading(
         self,
@@ -421,11 +421,11 @@ class Pager:
             found = await journal.call(_read, journal.store, number, first, count, size_max)
         except (AmqpError, msgspec.DecodeError) as error:
             _log.error("messages of a queue cannot be read now: %s", error)
-            queue.paging.not_read(identity)
+            queue.paging.read_failed(identity)
             self._failed[queue] = None
             return error if isinstance(error, AmqpError) else AmqpError(str(error))
         except BaseException:
-            queue.paging.not_read(identity)
+            queue.paging.read_failed(identity)
             raise
         lost = give(found, epoch)
         if lost:

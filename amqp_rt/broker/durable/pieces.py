@@ -21,7 +21,7 @@ from ...codec.sections import walk_front
 from ...errors import DecodeError
 from ...outcomes import ACCEPTED, Error, Rejected, rejected
 from ...transactions import TransactionalState
-from ..entries import NOWHERE, Entry, Unwelcome
+from ..entries import NOWHERE, Entry, UnacceptableMessage
 from ..expiry import NEVER
 from ..transactions import TOO_MUCH, UNKNOWN_TRANSACTION
 from .journal import Unit, refuse
@@ -64,7 +64,7 @@ class Arrival:
         self._refusal: Rejected | None = None
         self._over = False
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Process the bytes that have arrived, unless the store is too far behind."""
         delivery = self._delivery
         transactions = self._producer.transactions
@@ -114,14 +114,16 @@ class Arrival:
         delivery = self._delivery
         ledger = None if producer.ledger is None else producer.ledger.pieces
         try:
-            entry = producer.door.admit(
+            entry = producer.entry_factory.make_entry(
                 bytes(self._data), delivery.message_format, producer.wall(), producer.ttl_s
             )
-            front = walk_front(entry.payload, producer.door.limits)[-1] if entry.durable else 0
+            front = (
+                walk_front(entry.payload, producer.entry_factory.limits)[-1] if entry.durable else 0
+            )
         except DecodeError as error:
             self._refuse(Rejected(Error.of(error)))
             return
-        except Unwelcome as error:
+        except UnacceptableMessage as error:
             transaction = producer.transaction_of(self._link, delivery)
             if transaction is not None:
                 transaction.fail("a message was not welcome, and its link was detached")
@@ -183,13 +185,13 @@ class Arrival:
 
     def _written(self, size: int) -> None:
         self._writing -= size
-        self.go_on()
+        self.resume()
 
     def _not_written(self, error: Error) -> None:
         self._writing = 0
         if self._entry is not None:
             self._refuse(Rejected(error))
-            self.go_on()
+            self.resume()
 
     def _end(self) -> None:
         """Commit the message, all of which has arrived, or post or refuse it."""
@@ -280,11 +282,11 @@ class Arrival:
 def take(producer: Producer, link: ReceivingLink, delivery: IncomingDelivery) -> None:
     """Begin to receive a large message."""
     delivery.context = Arrival(producer, link, delivery)
-    delivery.context.go_on()
+    delivery.context.resume()
 
 
-def go_on(deliveries: list[IncomingDelivery]) -> None:
+def resume_arrivals(deliveries: list[IncomingDelivery]) -> None:
     """Continue with large messages of which more has arrived, or that were aborted."""
     for delivery in deliveries:
         if isinstance(delivery.context, Arrival):
-            delivery.context.go_on()
+            delivery.context.resume()

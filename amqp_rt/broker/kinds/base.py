@@ -145,7 +145,7 @@ class Node:
         self.inlet = Inlet(
             intake,
             place,
-            services.door,
+            services.entry_factory,
             services.clock.wall,
             ttl_s=ttl_s,
             ledger=ledger,
@@ -215,7 +215,7 @@ class Node:
         """Name of the node."""
         return self.declared.name
 
-    def can_become(self, declared: Declaration) -> bool:
+    def can_redeclare(self, declared: Declaration) -> bool:
         """Return whether the node can be redeclared as *declared*, with the messages that it has."""
         return type(declared) is type(self.declared)
 
@@ -257,7 +257,7 @@ class Node:
     async def restore_subscription(self, journal: Journal, terminus: Terminus) -> None:
         """Restore the messages that the subscription of *terminus* has in the store."""
 
-    def recall(self, kind: FactKind[Any], key: bytes, value: Any) -> None:
+    def restore_fact(self, kind: FactKind[Any], key: bytes, value: Any) -> None:
         """Restore a fact of the node, of one of :attr:`fact_kinds`."""
 
     def restored(self) -> None:
@@ -339,18 +339,18 @@ class Node:
         """Return whether *link* gets many records in one message."""
         return False
 
-    def way_in(self) -> tuple[Place, IntakeLedger | None]:
+    def open_intake(self) -> tuple[Place, IntakeLedger | None]:
         """Return the destination of messages of one link, and the ledger that stores them."""
         return self.inlet.node, self.inlet.ledger
 
     def produce(self) -> Producer:
         """Create the endpoint of a link that sends to the node."""
         inlet = self.inlet
-        place, ledger = self.way_in()
+        place, ledger = self.open_intake()
         return Producer(
             self.intake,
             place,
-            inlet.door,
+            inlet.entry_factory,
             inlet.wall,
             ttl_s=inlet.ttl_s,
             ledger=ledger,
@@ -393,11 +393,11 @@ class Node:
             facts.TERMINI.forget(unit, facts.key_of(terminus.number))
             for kind, key in terminus.deliveries():
                 kind.forget(unit, key)
-            self.forget_terminus(unit, terminus)
+            self.delete_stored_terminus(unit, terminus)
         if self.lifetime is not None:
             self.end_if_due()
 
-    def forget_terminus(self, unit: Unit, terminus: Terminus) -> None:
+    def delete_stored_terminus(self, unit: Unit, terminus: Terminus) -> None:
         """Remove from the store what this kind of node keeps there for *terminus*."""
 
     def stored_consumers(self) -> Sequence[Any]:
@@ -427,7 +427,7 @@ class Node:
 
     # --- The end ---
 
-    def follow(self, endpoint: Any, on_left: Callable[[], None] | None = None) -> None:
+    def watch_link(self, endpoint: Any, on_left: Callable[[], None] | None = None) -> None:
         """Call *on_left* when the endpoint's link has ended, and end a dynamic node then if due."""
         if on_left is not None:
             endpoint.on_left.append(on_left)
@@ -459,7 +459,7 @@ class Node:
         elif self.abandoned:
             self.services.leaving[self] = None
 
-    def disown(self) -> None:
+    def release_owner(self) -> None:
         """Stop counting a dynamic node as one of its connection's."""
         if self.owner is not None:
             dynamic = self.services.dynamic
@@ -470,12 +470,12 @@ class Node:
             # keep the connection in memory.
             self.owner = None
 
-    def forget(self, unit: Unit) -> None:
+    def delete_stored(self, unit: Unit) -> None:
         """Remove the node and its messages from the store."""
         facts.NODES.forget(unit, facts.key_of(self.number))
         unit.clear(self.number)
 
-    def dismiss(self) -> None:
+    def close(self) -> None:
         """End what the broker does for the node, which is being deleted."""
         services = self.services
         # Like the owner: a node and its queue would keep the connection until a full collection.

@@ -67,7 +67,7 @@ class LogNode(Node):
             limits=services.limits,
         )
         log.address = declared.name
-        log.on_unfinished = partial(services.turns.go_on_later, log)
+        log.on_unfinished = partial(services.turns.resume_later, log)
         place, ledger = _entrance(log)
         node = cls(
             space,
@@ -98,7 +98,7 @@ class LogNode(Node):
     def numbers(cls, declared: Log) -> int:
         return declared.partitions
 
-    def can_become(self, declared: Declaration) -> bool:
+    def can_redeclare(self, declared: Declaration) -> bool:
         """Return whether the number of partitions stays, since records are in them already."""
         return isinstance(declared, Log) and self.declared.partitions == declared.partitions
 
@@ -114,7 +114,7 @@ class LogNode(Node):
     async def restore(self, journal: Journal) -> None:
         await self.held.restore()
 
-    def recall(self, kind: FactKind[Any], key: bytes, value: Any) -> None:
+    def restore_fact(self, kind: FactKind[Any], key: bytes, value: Any) -> None:
         log = self.held
         if kind is facts.INCARNATIONS:
             log.incarnation = value
@@ -152,7 +152,7 @@ class LogNode(Node):
     def sends_batches(self, link: SendingLink) -> bool:
         return RECORD_BATCHES in link.desired_capabilities
 
-    def way_in(self) -> tuple[Place, IntakeLedger | None]:
+    def open_intake(self) -> tuple[Place, IntakeLedger | None]:
         return _entrance(self.held)
 
     def consume(self, terms: Terms, *, batches: bool = False) -> LogReader:
@@ -170,7 +170,7 @@ class LogNode(Node):
 
     # --- The end ---
 
-    def forget(self, unit: Unit) -> None:
+    def delete_stored(self, unit: Unit) -> None:
         log, number = self.held, self.number
         for kind in (facts.NODES, facts.INCARNATIONS, facts.ERAS):
             kind.forget(unit, facts.key_of(number))
@@ -181,9 +181,9 @@ class LogNode(Node):
         for partition in log.partitions:
             unit.clear(partition.number)
 
-    def dismiss(self) -> None:
+    def close(self) -> None:
         del self.services.logs[self.held]
-        super().dismiss()
+        super().close()
 
     def stop(self, failure: AmqpError) -> None:
         super().stop(failure)
@@ -414,7 +414,7 @@ class PartitionNode(LogNode):
     def epochs_error(self) -> Error:
         return _WHOLE_LOG
 
-    def way_in(self) -> tuple[Place, IntakeLedger | None]:
+    def open_intake(self) -> tuple[Place, IntakeLedger | None]:
         return _entrance(self.held, self.partition)
 
     def _partitions(self) -> range:

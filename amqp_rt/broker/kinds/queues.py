@@ -19,7 +19,7 @@ from ..dead_letters import reply_address
 from ..durable.duplicates import Duplicates
 from ..durable.journal import Journal, QueueLedger
 from ..durable.pager import STEP
-from ..entries import Entry, departing
+from ..entries import Entry, encode_outgoing
 from ..nodes import EXCLUSIVE, PRIORITIES, QUEUE, Declaration, Lifetime, Queue, Terms
 from ..producers import Check, Intake
 from ..queue.keyed import marker
@@ -123,7 +123,7 @@ class QueueNode(Node):
         limits = self.services.limits
         return limits.queue_stored_bytes_max if self.number else limits.queue_bytes_max
 
-    def can_become(self, declared: Declaration) -> bool:
+    def can_redeclare(self, declared: Declaration) -> bool:
         """Return whether the messages are in the order that *declared* requires."""
         before = self.declared
         return (
@@ -263,13 +263,13 @@ class QueueNode(Node):
 
     # --- The end ---
 
-    def dismiss(self) -> None:
-        self.services.pager.dismiss(self.held)
-        super().dismiss()
+    def close(self) -> None:
+        self.services.pager.release(self.held)
+        super().close()
 
     def stop(self, failure: AmqpError) -> None:
         super().stop(failure)
-        self.services.pager.dismiss(self.held, failure)
+        self.services.pager.release(self.held, failure)
 
     def sweep(self) -> None:
         self.held.sweep()
@@ -305,7 +305,7 @@ class QueueNode(Node):
         dropped = 0
         if not (journal is not None and isinstance(queue, ObservedQueue)):
             dropped = queue.paging.purge()
-        return dropped + await self.services.pager.work_off(
+        return dropped + await self.services.pager.process_in_order(
             journal, queue, queue.present, queue.drop
         )
 
@@ -347,7 +347,7 @@ class QueueNode(Node):
                 condition="amqp:not-allowed",
             )
         await trio.lowlevel.checkpoint()
-        return await self.services.pager.work_off(
+        return await self.services.pager.process_in_order(
             self.services.journal, self.held, count, partial(self._pass_on, target)
         )
 
@@ -374,7 +374,7 @@ class QueueNode(Node):
             )
         entries = queue.withdraw(count, before)
         for entry in entries:
-            target.inlet.take(entry.again())
+            target.inlet.take(entry.copy_for_node())
         return len(entries)
 
     def wait_stored(self, on_stored: Callable[[], None]) -> bool:
@@ -389,7 +389,7 @@ def schedule(queue: MessageQueue, services: Services) -> None:
     """Call *queue* when its alarms are due, and in later turns while it has deferred work."""
     turns = services.turns
     queue.on_alarm = partial(turns.set_alarm, queue)
-    queue.on_unfinished = partial(turns.go_on_later, queue, queue.conclude_all_left)
+    queue.on_unfinished = partial(turns.resume_later, queue, queue.conclude_all_left)
 
 
 async def peek(
@@ -405,7 +405,7 @@ async def peek(
     found: list[bytes] = []
     size = 0
     for entry in entries:
-        payload = departing(entry, now) if entry.altered else entry.payload
+        payload = encode_outgoing(entry, now) if entry.altered else entry.payload
         encoded = payload if isinstance(payload, bytes) else b"".join(payload)
         size += len(encoded)
         if found and size > bytes_max:

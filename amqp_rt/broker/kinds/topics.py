@@ -71,7 +71,7 @@ class TopicNode(Node):
         )
 
         def go_on_later(work: MessageQueue | MessageTopic) -> None:
-            turns.go_on_later(
+            turns.resume_later(
                 work, topic.stage_all if isinstance(work, MessageTopic) else work.conclude_all_left
             )
 
@@ -162,7 +162,7 @@ class TopicNode(Node):
             topic.keep(identity, self.services.journal, number)
         return terminus
 
-    def forget_terminus(self, unit: Unit, terminus: Terminus) -> None:
+    def delete_stored_terminus(self, unit: Unit, terminus: Terminus) -> None:
         if terminus.sending:
             unit.clear(terminus.number)
 
@@ -173,7 +173,7 @@ class TopicNode(Node):
         super().stop(failure)
         for queue in self.held.queues:
             queue.deleted = True
-            self.services.pager.dismiss(queue, failure)
+            self.services.pager.release(queue, failure)
 
     def sweep(self) -> None:
         self.held.sweep()

@@ -29,7 +29,7 @@ PARTITION_ID: Final = Symbol("x-opt-partition-id")
 PARTITION_KEY: Final = "x-opt-partition-key"
 
 
-def dress(partition: int, offset: int, record: Record) -> Payload:
+def annotate_record(partition: int, offset: int, record: Record) -> Payload:
     """Return the payload to send for *record*, with its place in the message annotations.
 
     A message of an unknown format is sent unchanged.

@@ -14,7 +14,7 @@ from ...outcomes import Accepted, Error, Modified, Rejected, Released
 from ...transactions import TransactionalState
 from ..entries import Entry, entry_of
 from ..filtering.filters import FilterSet
-from .annotations import dress
+from .annotations import annotate_record
 from .partitions import BLOCK_RECORDS, Partition, ReaderPlace
 from .records import Block, Record
 
@@ -149,7 +149,7 @@ class LogReader:
 
         Return False if the link cannot continue, or the filters have to wait for the next turn.
         """
-        payload = dress(partition.index, offset, record)
+        payload = annotate_record(partition.index, offset, record)
         filters = self.filters
         if filters is not None:
             if self.log.memory.work <= 0:
@@ -184,7 +184,8 @@ class LogReader:
                 break
             payload, time_ms = record.payload, record.time_ms
             if time_ms >= since_ms and (
-                filters is None or self._wants(filters, record, dress(partition, offset, record))
+                filters is None
+                or self._wants(filters, record, annotate_record(partition, offset, record))
             ):
                 octets = len(payload)
                 size += head_size + octets

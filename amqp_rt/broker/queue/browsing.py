@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...errors import LocalProtocolError
-from ..entries import NEVER, departing
+from ..entries import NEVER, encode_outgoing
 from .shelf import PASSED, PLACE
 from .subscriptions import Browser
 
@@ -63,11 +63,11 @@ class Browsing:
                     sequence = entry.sequence
                     late = False
                 elif queue.paging.has_reached(browser, sequence):
-                    entry = shelf.look(sequence)
+                    entry = shelf.available_at(sequence)
                 else:
                     return
             elif sequence >= 0:
-                entry = shelf.look(sequence & PLACE) if late else shelf.fresh(sequence)
+                entry = shelf.available_at(sequence & PLACE) if late else shelf.fresh(sequence)
                 if entry is None and not late:
                     if not sequence % PASSED:
                         memory.work -= 1
@@ -83,10 +83,10 @@ class Browsing:
             else:
                 memory.work -= 1
             if entry is not None and (entry.expires_at == NEVER or entry.expires_at > queue.wall()):
-                payload = departing(entry, queue.wall()) if entry.altered else entry.payload
+                payload = encode_outgoing(entry, queue.wall()) if entry.altered else entry.payload
                 try:
                     if entry.pieces:
-                        queue.large.show(browser, payload, entry)
+                        queue.large.begin_copy(browser, payload, entry)
                     else:
                         link.send(
                             payload,

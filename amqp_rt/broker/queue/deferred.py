@@ -86,7 +86,7 @@ class Deferred:
                     self.concluding = False
             self.unconcluded.popleft()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Conclude more of the deliveries, and deliver messages once there are none left."""
         queue = self._queue
         self._conclude_some()
@@ -96,14 +96,14 @@ class Deferred:
             queue.turns.pumping = queue.turns.exhausted
             queue.concluded()
             if not queue.deleted:
-                queue.turns.give_back_all()
+                queue.turns.return_all_credit()
 
     def conclude_all(self) -> None:
         """Conclude all pending deliveries, since the event loop gives no more turns."""
         queue = self._queue
         if self.unconcluded:
             work, queue.memory.work = queue.memory.work, maxsize
-            self.go_on()
+            self.resume()
             queue.memory.work = work
 
     def free_some(self) -> None:

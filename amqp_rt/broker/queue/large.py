@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import LocalProtocolError
 from ...outcomes import ACCEPTED
-from ..entries import Entry, departing
+from ..entries import Entry, encode_outgoing
 from .subscriptions import NO_MORE_WORK, Browser, Enlisted, Subscription
 
 if TYPE_CHECKING:
@@ -68,16 +68,16 @@ class LargeMessages:
         paging = queue.paging
         sequence = entry.sequence
         if sequence < paging.first:
-            queue.appear(entry)
+            queue.make_available(entry)
         elif not paging.count:
             paging.end()
-            queue.appear(entry)
+            queue.make_available(entry)
         else:
             # It is read together with its neighbours.
             if any(browser.cursor > sequence for browser in queue.browsers.values()):
                 # These browsers have passed it: keep it in memory for them, without its body.
                 paging.out[sequence] = entry
-                queue.appear(entry)
+                queue.make_available(entry)
                 for browser in queue.browsers.values():
                     if browser.cursor <= sequence:
                         browser.backlog.append(sequence)
@@ -92,7 +92,7 @@ class LargeMessages:
         queue.distribute()
         queue.notify_room()
 
-    def hand(self, subscription: Subscription, entry: Entry) -> bool:
+    def begin_send(self, subscription: Subscription, entry: Entry) -> bool:
         """Begin to send *entry*; the subscription gets no other message until it is complete."""
         queue = self._queue
         link = subscription.link
@@ -109,7 +109,7 @@ class LargeMessages:
                 link.detach(NO_MORE_WORK)
                 return False
             context = enlisted = Enlisted(subscription, transaction, entry, acquired=True)
-        payload = departing(entry, queue.wall()) if entry.altered else entry.payload
+        payload = encode_outgoing(entry, queue.wall()) if entry.altered else entry.payload
         size = len(entry.payload) + entry.rest
         try:
             if 0 < link.max_message_size < size:
@@ -133,12 +133,12 @@ class LargeMessages:
         queue.counts.delivered += 1
         queue.acquired += 1
         if not settled:
-            queue.timing.left(subscription, delivery)
+            queue.timing.start_lock(subscription, delivery)
         queue.turns.assign_group(subscription, entry)
         self._feed(subscription, delivery, entry)
         return True
 
-    def show(self, browser: Browser, payload: Any, entry: Entry) -> None:
+    def begin_copy(self, browser: Browser, payload: Any, entry: Entry) -> None:
         """Begin to send a copy of *entry*, which begins with *payload*.
 
         Raises:

@@ -46,8 +46,8 @@ class ObservedQueue(MessageQueue):
             self.watch.note(PUBLISHED, entry, place, None, "")
         super().put(entry)
 
-    def hand(self, subscription: Subscription, entry: Entry) -> bool:
-        handed = super().hand(subscription, entry)
+    def send(self, subscription: Subscription, entry: Entry) -> bool:
+        handed = super().send(subscription, entry)
         if handed:
             self.watch.note(DELIVERED, entry, entry.sequence, subscription.link, "")
             if subscription.settled and subscription.acquiring is None:

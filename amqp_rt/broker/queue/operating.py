@@ -75,7 +75,7 @@ def remove(queue: MessageQueue, entries: list[Entry]) -> None:
             queue.shelf.remove(entry.sequence)
         else:
             queue.delayed -= 1
-            queue.timing.go_on_without(entry)
+            queue.timing.resume_behind(entry)
     if queue.shelf.head in gone:
         queue.shelf.step()
     for entry in entries:

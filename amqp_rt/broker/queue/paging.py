@@ -71,7 +71,7 @@ class Ahead:
         """Return to the message that :meth:`next` returned last, which was not looked at."""
         self._position -= 1
 
-    def miss(self, sequence: int) -> None:
+    def skip(self, sequence: int) -> None:
         """Skip the message at *sequence*, which another consumer has taken."""
         entries = self._entries
         if self._position < len(entries) and sequence <= entries[-1].sequence:
@@ -218,7 +218,7 @@ class Paging:
             self._ask()
 
     def readings(self) -> list[tuple[int, int, int]]:
-        """Return the reads to be done now; :meth:`load` or :meth:`show` follows for each.
+        """Return the reads to be done now; :meth:`load` or :meth:`load_ahead` follows for each.
 
         Each is the identity of a subscription, 0 for the queue itself, the first sequence number,
         and the epoch.
@@ -253,12 +253,12 @@ class Paging:
                 break
             after = sequence + 1
             if sequence not in self.out:
-                self._come_in(entry)
+                self._move_to_memory(entry)
                 queue.shelf.append(entry, sequence)
         if self.count and after > self.last:
             lost = self.count
             queue.counts.dropped += lost
-            self._lose()
+            self._forget_stored()
         elif self.count:
             self.first = after
             if self.out:
@@ -267,10 +267,10 @@ class Paging:
             self.end()
         queue.distribute()
         queue.notify_room()
-        queue.turns.give_back_all()
+        queue.turns.return_all_credit()
         return lost
 
-    def not_read(self, identity: int) -> None:
+    def read_failed(self, identity: int) -> None:
         """Record that a read for the subscription *identity*, or 0 for the queue, has failed."""
         self._end_read()
         if not identity:
@@ -285,10 +285,10 @@ class Paging:
             self._queue.notify_room()
 
     def begin_reading(self) -> None:
-        """Count a read of messages that stay in the store; :meth:`seen` follows."""
+        """Count a read of messages that stay in the store; :meth:`end_reading` follows."""
         self._reads += 1
 
-    def seen(self, found: list[Entry]) -> list[Entry]:
+    def end_reading(self, found: list[Entry]) -> list[Entry]:
         """Return those of *found* that are available now; if in memory, the entries there."""
         available: list[Entry] = []
         for entry in found:
@@ -309,7 +309,7 @@ class Paging:
                 self.out.pop(sequence, None)
             self._gone.clear()
 
-    def _come_in(self, entry: Entry) -> None:
+    def _move_to_memory(self, entry: Entry) -> None:
         """Move *entry* from the store into memory; the queue then places or delivers it."""
         queue = self._queue
         size = len(entry.payload)
@@ -323,7 +323,7 @@ class Paging:
 
     # --- Removing messages ---
 
-    def left(self, sequence: int) -> None:
+    def mark_left(self, sequence: int) -> None:
         """Record that a message within the range has left memory."""
         if sequence in self.out:
             self.out[sequence] = None
@@ -346,11 +346,11 @@ class Paging:
         if dropped and ledger is not None:
             kept = [entry for entry in self.out.values() if entry is not None and entry.stored]
             ledger.discard(self.first, self.last, kept)
-            self._lose()
+            self._forget_stored()
         self._queue.counts.dropped += dropped
         return dropped
 
-    def _lose(self) -> None:
+    def _forget_stored(self) -> None:
         """Forget the messages that are in the store only."""
         queue = self._queue
         queue.bytes -= self.bytes
@@ -380,7 +380,7 @@ class Paging:
     def fetch(self, entry: Entry) -> None:
         """Load *entry*, which is counted among those in the store only, into memory."""
         due = entry.due
-        self._come_in(entry)
+        self._move_to_memory(entry)
         self.out[entry.sequence] = entry
         if due is not None:
             entry.due = due
@@ -390,7 +390,7 @@ class Paging:
 
     # --- Messages for browsers and consumers with filters ---
 
-    def show(self, identity: int, found: list[Entry], epoch: int) -> int:
+    def load_ahead(self, identity: int, found: list[Entry], epoch: int) -> int:
         """Take the next messages in the store for a selective consumer or browser to examine.
 
         Returns 0, since none are missed.
@@ -404,7 +404,7 @@ class Paging:
         ahead.fill(found)
         if not found:
             subscription.cursor = self.last + 1
-        queue.turns.go_on_serving(subscription)
+        queue.turns.resume_serving(subscription)
         return 0
 
     def awaits_reading(self, subscription: Subscription) -> bool:
@@ -469,10 +469,10 @@ class Paging:
             if entry is None:
                 break
             if queue.turns.examine(subscription, entry):
-                self._come_in(entry)
+                self._move_to_memory(entry)
                 self.out[entry.sequence] = entry
                 for ahead in self.ahead.values():
-                    ahead.miss(entry.sequence)
+                    ahead.skip(entry.sequence)
                 if not self.count:
                     self.end()
                 return entry

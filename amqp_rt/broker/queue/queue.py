@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import LocalProtocolError
 from ...limits import DEFAULT_LIMITS, Limits
 from ...outcomes import Accepted, Error, Modified, Rejected
-from ..entries import NOWHERE, Entry, annotate, departing
+from ..entries import NOWHERE, Entry, annotate, encode_outgoing
 from .accounts import (
     BLOCK,
     DROP_HEAD,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _COUNT_MAX: Final = 0xFFFF_FFFF
 
 #: Messages that may arrive while there is no time to drop those that they replace.
-_UNSHED_MAX: Final = 1_000
+_EXCESS_TURNS_MAX: Final = 1_000
 #: Results of outcomes: what happens to a message whose delivery has ended.
 _ACCEPTED: Final = 0
 _REQUEUED: Final = 1
@@ -170,9 +170,9 @@ class MessageQueue(DistributionNode):
         self._marker = marker
         #: The last message with each key, as long as it is in the queue.
         self._latest: dict[Any, Entry] = {}
-        #: Number of times that :meth:`_shed` ran out of time since it last dropped all that was
+        #: Number of times that :meth:`_drop_excess` ran out of time since it last dropped all that was
         #: over the limits.
-        self._unshed: int = 0
+        self._excess_turns: int = 0
         self.shelf = Shelf(self, priorities, sorting=sorting)
         self.turns = Turns(self, grouping=grouping)
         self.browsing = Browsing(self)
@@ -205,14 +205,14 @@ class MessageQueue(DistributionNode):
         if memory.held + size > memory.limit:
             return False
         if self.overflow == DROP_HEAD:
-            return self._unshed < _UNSHED_MAX
+            return self._excess_turns < _EXCESS_TURNS_MAX
         if self.overflow == REJECT and self.length_max:
             held = self.available + self.acquired + self.delayed + self.pending + self.held
             if held >= self.length_max:
                 return False
         return self.bytes + size <= self.bytes_max
 
-    def _shed(self) -> None:
+    def _drop_excess(self) -> None:
         """Give up the first available messages while there are too many.
 
         If there are very many, the rest is left for :meth:`resume`.
@@ -223,13 +223,13 @@ class MessageQueue(DistributionNode):
                 # The first ones have to be read before they are given up.
                 break
             if not left or self.memory.work <= 0:
-                self._unshed += 1
+                self._excess_turns += 1
                 self.resume_later()
                 break
             left -= 1
             self._give_up(self.shelf.pop_first(), "overflow", None)
         else:
-            self._unshed = 0
+            self._excess_turns = 0
         self.notify_room()
 
     def drops_unread(self) -> bool:
@@ -333,7 +333,7 @@ class MessageQueue(DistributionNode):
                     not subscription.selective
                     or (self.memory.work > 0 and turns.examine(subscription, entry))
                 )
-                and self.hand(subscription, entry)
+                and self.send(subscription, entry)
             ):
                 shelf = self.shelf
                 shelf.head = shelf.next = sequence + 1
@@ -372,7 +372,7 @@ class MessageQueue(DistributionNode):
         if self.turns.ring or self.turns.levels:
             self.turns.pump()
         if self.overflow == DROP_HEAD:
-            self._shed()
+            self._drop_excess()
 
     # --- Keys ---
 
@@ -401,7 +401,7 @@ class MessageQueue(DistributionNode):
         self.counts.dropped += 1
         self.archive(entry)
 
-    def appear(self, entry: Entry) -> None:
+    def make_available(self, entry: Entry) -> None:
         """Make *entry* AVAILABLE at its position, which is before later messages."""
         sequence = entry.sequence
         if sequence >= self.shelf.next and (not self.paging.count or sequence < self.paging.first):
@@ -418,7 +418,7 @@ class MessageQueue(DistributionNode):
             for consumer in self.consumers.values():
                 consumer.cursor = min(consumer.cursor, sequence)
         else:
-            self.shelf.file(entry)
+            self.shelf.push(entry)
             if sequence > self.shelf.head and not self.shelf.ranked:
                 self.shelf.aside.add(sequence)
         self.shelf.place(entry, sequence)
@@ -429,9 +429,9 @@ class MessageQueue(DistributionNode):
         """Limit the time of later unsettled deliveries to *lock_s* seconds; 0 for no limit."""
         self.timing.lock(lock_s)
 
-    def left(self, subscription: Subscription, delivery: Any) -> None:
+    def start_lock(self, subscription: Subscription, delivery: Any) -> None:
         """Start the time limit of *delivery*, which was recorded before it was sent."""
-        self.timing.left(subscription, delivery)
+        self.timing.start_lock(subscription, delivery)
 
     def tick(self) -> None:
         """Do what is due by now; called at the time of the alarm."""
@@ -521,7 +521,7 @@ class MessageQueue(DistributionNode):
             # The number that passes the filters is unknown without examining all messages.
             waiting = 0 if subscription.selective else self.available
         link.offer(waiting)
-        self.turns.give_back(subscription)
+        self.turns.return_credit(subscription)
         if subscription.ready and link.credit <= 0:
             # Later credit queues up behind that of other consumers.
             self.turns.ring_of(subscription).remove(subscription)
@@ -531,7 +531,7 @@ class MessageQueue(DistributionNode):
         """Continue with deferred work; requested by ``on_unfinished``."""
         self.unfinished = False
         if self.deferred.unconcluded:
-            self.deferred.go_on()
+            self.deferred.resume()
         if self.deferred.trash:
             self.deferred.free_some()
         exhausted = self.turns.exhausted
@@ -539,7 +539,7 @@ class MessageQueue(DistributionNode):
             self.turns.exhausted = False
             self.turns.pumping = bool(self.deferred.unconcluded)
         if not self.deleted:
-            if not self.timing.swept:
+            if not self.timing.sweep_done:
                 self.timing.sweep()
             # In turns, as either may use up the work of each turn for long.
             first = self._browsers_first
@@ -552,17 +552,17 @@ class MessageQueue(DistributionNode):
                 self.browsing.serve_all()
             if self.overflow == DROP_HEAD and not self.turns.exhausted:
                 # Only after delivery: messages that consumers have credit for are not dropped.
-                self._shed()
-            self.turns.give_back_all()
+                self._drop_excess()
+            self.turns.return_all_credit()
 
-    def hand(self, subscription: Subscription, entry: Entry) -> bool:
+    def send(self, subscription: Subscription, entry: Entry) -> bool:
         """Send *entry*; return False if the link has ended or cannot take this message."""
         if self.beyond and entry.pieces:
-            return self.large.hand(subscription, entry)
+            return self.large.begin_send(subscription, entry)
         if subscription.acquiring is not None:
-            return self.turns.hand_in(subscription, entry)
+            return self.turns.send_in_transaction(subscription, entry)
         link = subscription.link
-        payload = departing(entry, self.wall()) if entry.altered else entry.payload
+        payload = encode_outgoing(entry, self.wall()) if entry.altered else entry.payload
         settled = subscription.settled
         try:
             delivery = link.send(
@@ -584,7 +584,7 @@ class MessageQueue(DistributionNode):
         else:
             self.acquired += 1
             if self.timing.locks is not None and delivery is not None:
-                self.timing.left(subscription, delivery)
+                self.timing.start_lock(subscription, delivery)
         if self.turns.groups is not None:
             self.turns.assign_group(subscription, entry)
         return True
@@ -741,13 +741,13 @@ class MessageQueue(DistributionNode):
 
         Returns None if it does not exist.
         """
-        entry = self.shelf.take_out(sequence)
+        entry = self.shelf.remove_anywhere(sequence)
         if entry is None:
             return None
         self.acquired += 1
         return entry
 
-    def leave(self, subscription: Subscription) -> None:
+    def unsubscribe(self, subscription: Subscription) -> None:
         """Remove a subscription that has ended."""
         self.browsers.pop(subscription.identity, None)
         if subscription.on_writable is not None:
@@ -765,7 +765,7 @@ class MessageQueue(DistributionNode):
             return
         if entry.first_acquirer:
             entry.altered = True
-        self.shelf.file(entry)
+        self.shelf.push(entry)
         self.shelf.place(entry, entry.sequence)
         if entry.sequence > self.shelf.head and not self.shelf.ranked:
             self.shelf.aside.add(entry.sequence)
@@ -783,7 +783,7 @@ class MessageQueue(DistributionNode):
         if self.ledger is not None and entry.stored:
             self.ledger.remove(entry)
         if entry.sequence >= self.paging.first:
-            self.paging.left(entry.sequence)
+            self.paging.mark_left(entry.sequence)
         if self._latest and entry.marks is not None and self._latest.get(entry.marks.key) is entry:
             del self._latest[entry.marks.key]
 
@@ -835,7 +835,7 @@ class MessageQueue(DistributionNode):
 
     def present_at(self, sequence: int) -> Entry | None:
         """Return the message at *sequence* if it is AVAILABLE or paused."""
-        entry = self.shelf.look(sequence)
+        entry = self.shelf.available_at(sequence)
         if entry is None and self.timing.paused:
             entry = self.timing.paused.get(sequence)
             if entry is not None and self.last_value and entry.marks.replaced:

@@ -77,7 +77,7 @@ class Shelf:
         queue = self._queue
         if self.ranked:
             self.head = self.next = sequence + 1
-            self.file(entry)
+            self.push(entry)
             self.place(entry, sequence)
             for browser in queue.browsers.values():
                 browser.backlog.insert(0, self.rank(entry))
@@ -111,11 +111,11 @@ class Shelf:
 
     def place_early(self, entry: Entry) -> None:
         """Make *entry*, which was read out of turn, AVAILABLE at its position."""
-        self.file(entry)
+        self.push(entry)
         self.aside.add(entry.sequence)
         self.place(entry, entry.sequence)
 
-    def look(self, sequence: int) -> Entry | None:
+    def available_at(self, sequence: int) -> Entry | None:
         """Return the available message at *sequence*."""
         segment = self.segments.get(sequence >> SHIFT)
         return None if segment is None else segment.slots[sequence & MASK]
@@ -124,7 +124,7 @@ class Shelf:
         """Return the message at *sequence* if it is fresh."""
         if self.aside and sequence in self.aside:
             return None
-        return self.look(sequence)
+        return self.available_at(sequence)
 
     def remove(self, sequence: int) -> Entry:
         """Empty the slot of the available message at *sequence*, and return that message."""
@@ -143,7 +143,7 @@ class Shelf:
         """Advance ``head`` past a removed fresh message to the next one."""
         self.head += 1
         while self.head < self.next and (
-            self.look(self.head) is None or (self.aside and self.head in self.aside)
+            self.available_at(self.head) is None or (self.aside and self.head in self.aside)
         ):
             if self.head >> SHIFT in self.segments:
                 self.head += 1
@@ -166,7 +166,7 @@ class Shelf:
         band = effective_priority(entry.priority, self.priorities)
         return (self.priorities - 1 - band) << PLACE_BITS | entry.sequence
 
-    def file(self, entry: Entry) -> None:
+    def push(self, entry: Entry) -> None:
         """Add *entry* to the heap for the consumers that may have it.
 
         A consumer with filters may have it until it has examined it; see :meth:`set_apart`.
@@ -180,7 +180,7 @@ class Shelf:
                 heap = self.apart.setdefault(avoid, [])
         heapq.heappush(heap, self.rank(entry))
 
-    def unfile(self, entry: Entry, heap: list[int], key: frozenset[int] | None) -> None:
+    def pop(self, entry: Entry, heap: list[int], key: frozenset[int] | None) -> None:
         """Remove *entry* from *heap*, where it is the first; *key* is None unless that is apart."""
         heapq.heappop(heap)
         if key is not None and not heap:
@@ -218,21 +218,21 @@ class Shelf:
         )
         heapq.heappush(self.apart.setdefault(avoid, []), rank)
 
-    def regroup(self) -> None:
+    def rebuild_heaps(self) -> None:
         """Sort all requeued messages into heaps again by the consumers that may have them."""
         older = self.older()
         self.returned.clear()
         self.apart.clear()
         self.stale = 0
         for rank in older:
-            entry = self.look(rank & PLACE)
+            entry = self.available_at(rank & PLACE)
             if entry is not None:
-                self.file(entry)
+                self.push(entry)
 
-    def skim(self) -> None:
+    def drop_stale(self) -> None:
         """Remove ranks of replaced messages from the front of each heap."""
         for avoid, heap in [(None, self.returned), *self.apart.items()]:
-            while heap and self.look(heap[0] & PLACE) is None:
+            while heap and self.available_at(heap[0] & PLACE) is None:
                 heapq.heappop(heap)
                 self.stale -= 1
             if avoid is not None and not heap:
@@ -251,7 +251,7 @@ class Shelf:
     def pop_first(self) -> Entry:
         """Remove and return the first available message."""
         if self.stale:
-            self.skim()
+            self.drop_stale()
         first: list[int] | None = None
         avoiding: frozenset[int] | None = None
         for avoid, heap in [(None, self.returned), *self.apart.items()]:
@@ -268,9 +268,9 @@ class Shelf:
         self.aside.discard(place)
         return self.remove(place)
 
-    def take_out(self, sequence: int) -> Entry | None:
+    def remove_anywhere(self, sequence: int) -> Entry | None:
         """Remove the message at *sequence*, wherever it is; return None if it does not exist."""
-        entry = self.look(sequence)
+        entry = self.available_at(sequence)
         if entry is None:
             return None
         self.remove(sequence)
@@ -288,14 +288,14 @@ class Shelf:
     def replace(self, before: Entry) -> bool:
         """Remove *before*, which a later message replaces; return False if it is acquired."""
         sequence = before.sequence
-        if self.look(sequence) is not before:
+        if self.available_at(sequence) is not before:
             return False
         self.remove(sequence)
         if sequence in self.aside or sequence < self.head:
             self.aside.discard(sequence)
             self.stale += 1
             if self.stale > self._queue.available + 64:
-                self.regroup()
+                self.rebuild_heaps()
         elif sequence == self.head:
             self.step()
         return True

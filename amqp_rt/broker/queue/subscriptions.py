@@ -62,7 +62,7 @@ class DistributionNode:
         """Acquire the message at *sequence*, as before a restart; return None if it is gone."""
         raise NotImplementedError
 
-    def left(self, subscription: Subscription, delivery: Any) -> None:
+    def start_lock(self, subscription: Subscription, delivery: Any) -> None:
         """Note that *delivery*, which was recorded before, has been sent."""
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class DistributionNode:
         """Suspend a subscription whose link has ended and may be replaced by another."""
         raise NotImplementedError
 
-    def leave(self, subscription: Subscription) -> None:
+    def unsubscribe(self, subscription: Subscription) -> None:
         """Remove a subscription that has ended."""
         raise NotImplementedError
 
@@ -205,11 +205,11 @@ class Subscription:
         self._flow_properties: Any = None
         #: Whether it is queued for a turn at its node.
         self.ready: bool = False
-        #: Its terminus, an object with ``attached(link)``, ``keeps(link, closed)``,
-        #: ``suspended(link, memory)`` and ``left(link, closed)``; None if the terminus is not kept.
+        #: Its terminus, an object with ``attached(link)``, ``may_resume(link, closed)``,
+        #: ``suspended(link, memory)`` and ``end_link(link, closed)``; None if the terminus is not kept.
         self.keeper: Any = None
         #: Recorder of deliveries before they leave and as they end, for a terminus with durable
-        #: unsettled state: an object with ``over_link(link)`` and ``ended(delivery)``.
+        #: unsettled state: an object with ``wrap_link(link)`` and ``ended(delivery)``.
         self.recorder: Any = None
         self.over: bool = False
         #: Functions called when the subscription has ended and left its node.
@@ -228,7 +228,7 @@ class Subscription:
 
     def on_attached(self, link: SendingLink) -> None:
         self.pauses = not link.requeues
-        self.link = link if self.recorder is None else self.recorder.over_link(link)
+        self.link = link if self.recorder is None else self.recorder.wrap_link(link)
         if self.keeper is not None:
             self.keeper.attached(link)
 
@@ -416,7 +416,7 @@ class Subscription:
             return
         self.over = True
         node = self.node
-        node.leave(self)
+        node.unsubscribe(self)
         node.concluded()
         # The functions refer to this object: without them no cycle keeps the link in memory.
         called, self.on_left = self.on_left, []
@@ -425,7 +425,7 @@ class Subscription:
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         keeper = self.keeper
-        if keeper is not None and keeper.keeps(link, closed):
+        if keeper is not None and keeper.may_resume(link, closed):
             keeper.suspended(link, self.suspend(link))
             # Deliveries refer to their link: remove the cycle that would keep it in memory.
             link.unsettled = []
@@ -447,7 +447,7 @@ class Subscription:
             self.give_up(link.remember().values(), self.default_outcome)
         self.end()
         if keeper is not None:
-            keeper.left(link, closed)
+            keeper.end_link(link, closed)
             # Keeper and subscription refer to each other, and this one to the link: remove the
             # cycle.
             self.keeper = None
@@ -494,7 +494,7 @@ class Browser(Subscription):
                 delivery.settle(state)
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
-        self.node.leave(self)
+        self.node.unsubscribe(self)
         # Deliveries refer to their link: remove the cycle that would keep it in memory.
         link.unsettled = []
         called, self.on_left = self.on_left, []

@@ -44,7 +44,7 @@ class Timing:
         self.expires_at: float = NEVER
         self._expiry_alarm: float = inf
         #: Whether :meth:`sweep` has left no work for ``MessageQueue.resume``.
-        self.swept: bool = True
+        self.sweep_done: bool = True
 
     def heaps(self) -> list[Any]:
         """Return the collections of messages that wait, for a caller that removes them."""
@@ -75,7 +75,7 @@ class Timing:
         """Whether deliveries that are not settled in time are requeued."""
         return self.locks is not None
 
-    def left(self, subscription: Subscription, delivery: Any) -> None:
+    def start_lock(self, subscription: Subscription, delivery: Any) -> None:
         """Start the time limit of *delivery*, which has been sent to *subscription*."""
         queue = self._queue
         if self.locks is not None and self.locks.add(subscription, delivery) < queue.alarm:
@@ -102,13 +102,13 @@ class Timing:
         self._set_alarm()
         return True
 
-    def _mature(self, entry: Entry) -> None:
+    def _end_delay(self, entry: Entry) -> None:
         """Make *entry*, which is due now, AVAILABLE at its position."""
         queue = self._queue
         queue.delayed -= 1
         entry.due = None
         if queue.mark(entry):
-            queue.appear(entry)
+            queue.make_available(entry)
 
     def pause(self, entry: Entry) -> None:
         """Requeue a failed *entry*, at its original place, after a pause that grows with each failure.
@@ -155,9 +155,9 @@ class Timing:
             return
         queue.delayed -= 1
         queue.put_back(entry)
-        self.go_on_without(entry)
+        self.resume_behind(entry)
 
-    def go_on_without(self, entry: Entry) -> None:
+    def resume_behind(self, entry: Entry) -> None:
         """Deliver the messages that had to wait for *entry*, which is no longer paused."""
         queue = self._queue
         ranks, paused = self.paused_ranks, self.paused
@@ -169,7 +169,7 @@ class Timing:
         if not paused:
             queue.turns.activate()
         if queue.turns.groups is not None and queue.turns.groups.free(entry):
-            queue.turns.look_again()
+            queue.turns.restart_searches()
 
     def tick(self) -> None:
         """Deliver messages that are due, release overdue deliveries, and give up expired messages.
@@ -187,7 +187,7 @@ class Timing:
                 if entry.due is None:
                     self._end_pause(entry)
                 else:
-                    self._mature(entry)
+                    self._end_delay(entry)
             if due:
                 queue.distribute()
                 queue.notify_room()
@@ -228,14 +228,14 @@ class Timing:
         shelf = queue.shelf
         if shelf.stale:
             # The rank of a replaced message may hide the first one.
-            shelf.skim()
+            shelf.drop_stale()
         at = NEVER
         if shelf.head < shelf.next:
-            first = shelf.look(shelf.head)
+            first = shelf.available_at(shelf.head)
             if first is not None:
                 at = first.expires_at
         for heap in (shelf.returned, *shelf.apart.values()):
-            entry = shelf.look(heap[0] & PLACE) if heap else None
+            entry = shelf.available_at(heap[0] & PLACE) if heap else None
             if entry is not None and entry.expires_at < at:
                 at = entry.expires_at
         if at < self.expires_at:
@@ -254,7 +254,7 @@ class Timing:
         queue = self._queue
         shelf = queue.shelf
         if shelf.stale:
-            shelf.skim()
+            shelf.drop_stale()
         left = SWEPT
         for avoid, heap in [(None, shelf.returned), *shelf.apart.items()]:
             while left and heap and self._expired(heap[0] & PLACE):
@@ -271,12 +271,12 @@ class Timing:
             shelf.step()
             queue.expire(entry)
             left = left - 1 if queue.memory.work > 0 else 0
-        self.swept = left > 0
-        if not self.swept:
+        self.sweep_done = left > 0
+        if not self.sweep_done:
             queue.resume_later()
         queue.notify_room()
 
     def _expired(self, sequence: int) -> bool:
         queue = self._queue
-        entry = queue.shelf.look(sequence)
+        entry = queue.shelf.available_at(sequence)
         return entry is not None and entry.expires_at != NEVER and entry.expires_at <= queue.wall()

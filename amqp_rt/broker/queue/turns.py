@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import LocalProtocolError
 from ...outcomes import ACCEPTED
-from ..entries import NEVER, Entry, departing
+from ..entries import NEVER, Entry, encode_outgoing
 from .accounts import WORK_OF_A_TURN
 from .groups import Groups
 from .shelf import PASSED, PLACE
@@ -51,9 +51,9 @@ class Turns:
         #: Whether many messages are being put, to be delivered after the last of them.
         self.gathers: bool = False
         #: Count of deliveries at which those of this turn are used up.
-        self._enough: int = 0
+        self._deliveries_end: int = 0
         #: The last consumer or browser that has examined a message.
-        self._tired: Subscription | None = None
+        self._last_searcher: Subscription | None = None
 
     def ring_of(self, subscription: Subscription) -> deque[Subscription]:
         """Return the ring of the consumers with the priority of *subscription*."""
@@ -65,8 +65,8 @@ class Turns:
         if self.pumping or queue.deleted:
             return
         self.pumping = True
-        self._enough = queue.counts.delivered + _DELIVERED
-        self._tired = None
+        self._deliveries_end = queue.counts.delivered + _DELIVERED
+        self._last_searcher = None
         try:
             if self.levels:
                 for level in self.levels:
@@ -82,7 +82,7 @@ class Turns:
         passed = 0
         # A consumer that may have none of the messages keeps its place, and is passed over once.
         while queue.available and passed < len(ring) and not self.exhausted:
-            if queue.counts.delivered >= self._enough:
+            if queue.counts.delivered >= self._deliveries_end:
                 # The rest is delivered in the next turn, before anything else.
                 self.exhausted = True
                 queue.memory.work -= _DELIVERED
@@ -102,10 +102,10 @@ class Turns:
                 passed = 0 if served else passed + 1
                 if len(ring) > 1:
                     ring.rotate(-1)
-        tired = self._tired
-        if tired is not None and queue.memory.work <= 0 and len(ring) > 1 and tired in ring:
+        searcher = self._last_searcher
+        if searcher is not None and queue.memory.work <= 0 and len(ring) > 1 and searcher in ring:
             # In the next turn the others search first.
-            ring.rotate(-1 - ring.index(tired))
+            ring.rotate(-1 - ring.index(searcher))
 
     def _serve_run(self, ring: deque[Subscription], subscription: Subscription, run: int) -> bool:
         """Deliver up to *run* messages to the first in the ring; return whether it got any."""
@@ -119,7 +119,7 @@ class Turns:
             entry = self._take(subscription)
             if entry is None:
                 break
-            if queue.hand(subscription, entry):
+            if queue.send(subscription, entry):
                 served = True
                 run -= 1
                 if link.credit <= 0 or subscription.feeding:
@@ -153,7 +153,7 @@ class Turns:
                 heap: list[int] | None = None
                 key: frozenset[int] | None = None
                 if shelf.stale:
-                    shelf.skim()
+                    shelf.drop_stale()
                 if shelf.returned:
                     heap = shelf.returned
                     sequence = heap[0]
@@ -174,7 +174,7 @@ class Turns:
                 if heap is None:
                     shelf.step()
                 else:
-                    shelf.unfile(entry, heap, key)
+                    shelf.pop(entry, heap, key)
             if entry.expires_at == NEVER or entry.expires_at > queue.wall():
                 return entry
             queue.expire(entry)
@@ -197,7 +197,7 @@ class Turns:
             heap: list[int] | None = None
             key: frozenset[int] | None = None
             if shelf.stale:
-                shelf.skim()
+                shelf.drop_stale()
             if shelf.returned:
                 heap = shelf.returned
                 sequence = heap[0]
@@ -228,10 +228,10 @@ class Turns:
             if queue.memory.work <= 0:
                 self.search_later(subscription)
                 return None
-            first = shelf.look(sequence & PLACE)
+            first = shelf.available_at(sequence & PLACE)
             assert first is not None
             if self.examine(subscription, first):
-                shelf.unfile(shelf.remove(first.sequence), heap, key)
+                shelf.pop(shelf.remove(first.sequence), heap, key)
                 return first
             shelf.set_apart(subscription, heap, key)
 
@@ -265,7 +265,7 @@ class Turns:
 
     def examine(self, subscription: Subscription, entry: Entry) -> bool:
         """Return whether a selective *subscription* wants *entry*, and count the work of that."""
-        self._tired = subscription
+        self._last_searcher = subscription
         wanted = subscription.wants(entry)
         filters = subscription.filters
         self._queue.memory.work -= 1 if filters is None else filters.work
@@ -279,7 +279,7 @@ class Turns:
         queue.memory.work -= 1
         queue.resume_later()
 
-    def hand_in(self, subscription: Subscription, entry: Entry) -> bool:
+    def send_in_transaction(self, subscription: Subscription, entry: Entry) -> bool:
         """Send *entry* in the transaction in which *subscription* acquires (Part 4 §4.4.3)."""
         queue = self._queue
         link = subscription.link
@@ -287,7 +287,7 @@ class Turns:
         if not transaction.has_room:
             link.detach(NO_MORE_WORK)
             return False
-        payload = departing(entry, queue.wall()) if entry.altered else entry.payload
+        payload = encode_outgoing(entry, queue.wall()) if entry.altered else entry.payload
         enlisted = Enlisted(subscription, transaction, entry, acquired=True)
         try:
             enlisted.delivery = link.send(
@@ -308,12 +308,12 @@ class Turns:
         queue.counts.delivered += 1
         queue.acquired += 1
         if queue.timing.locks is not None and not subscription.settled:
-            queue.timing.left(subscription, enlisted.delivery)
+            queue.timing.start_lock(subscription, enlisted.delivery)
         if self.groups is not None:
             self.assign_group(subscription, entry)
         return True
 
-    def give_back(self, subscription: Subscription) -> None:
+    def return_credit(self, subscription: Subscription) -> None:
         """Return the credit of a draining link if *subscription* gets no more messages now."""
         queue = self._queue
         link = subscription.link
@@ -328,12 +328,12 @@ class Turns:
         if not looking and (link.credit <= 0 or link.writable):
             link.drained()
 
-    def give_back_all(self) -> None:
+    def return_all_credit(self) -> None:
         """Return the credit of all draining links whose consumers get no more messages now."""
         queue = self._queue
         for subscription in [*queue.browsers.values(), *queue.consumers.values()]:
             if subscription.link is not None and subscription.link.draining:
-                self.give_back(subscription)
+                self.return_credit(subscription)
 
     def _is_searching(self, subscription: Subscription) -> bool:
         """Return whether the search for *subscription* continues in a later turn."""
@@ -343,14 +343,14 @@ class Turns:
             subscription.ready and self._queue.available > 0
         )
 
-    def go_on_serving(self, subscription: Subscription) -> None:
+    def resume_serving(self, subscription: Subscription) -> None:
         """Serve *subscription* after messages have been read ahead for it."""
         if isinstance(subscription, Browser):
             self._queue.browsing.serve(subscription)
         else:
             self.pump()
         if subscription.link is not None:
-            self.give_back(subscription)
+            self.return_credit(subscription)
 
     def activate(self) -> None:
         """Begin to serve the active consumer."""
@@ -361,7 +361,7 @@ class Turns:
                 active.ready = True
                 self.ring_of(active).append(active)
 
-    def _succeed(self) -> None:
+    def _replace_single(self) -> None:
         """Replace the active consumer, which has left, by the first one of the highest priority."""
         queue = self._queue
         self.single = None
@@ -375,14 +375,14 @@ class Turns:
         """Make *subscription* the owner of the group of *entry*, if it has one."""
         groups = self.groups
         if groups is not None and groups.give(entry, subscription.identity):
-            self.look_again()
+            self.restart_searches()
 
-    def look_again(self) -> None:
+    def restart_searches(self) -> None:
         """Let all consumers examine messages again, after group owners have changed."""
         queue = self._queue
         for consumer in queue.consumers.values():
             consumer.cursor = 0
-        queue.shelf.regroup()
+        queue.shelf.rebuild_heaps()
 
     def join(self, subscription: Subscription) -> None:
         """Add the new consumer *subscription*, which has no credit yet."""
@@ -420,11 +420,11 @@ class Turns:
                 self.levels.clear()
                 self.rings.clear()
         if subscription is self.single:
-            self._succeed()
+            self._replace_single()
         self._queue.shelf.release(subscription.identity)
         if self.groups is not None:
             self.groups.leave(subscription.identity)
-            self.look_again()
+            self.restart_searches()
 
     def clear(self) -> None:
         """Remove all consumers from their rings, as the queue has been deleted."""

@@ -31,7 +31,7 @@ def entries_of(number: int, stored: Stored, limits: Limits, *, headers: bool) ->
     """
     entry = restored(number, stored.sequence, stored.head, stored.payload)
     if entry.message_format != BATCH:
-        return [entry.again()]
+        return [entry.copy_for_node()]
     publisher = entry.publisher
     payloads = payloads_of(entry)
     if not headers:

@@ -7,7 +7,7 @@ from ...errors import DecodeError
 from ...fronts.base import IncomingDelivery, ReceivingLink
 from ...message import MESSAGE_FORMAT
 from ...outcomes import ACCEPTED, Error, Received, Rejected
-from ..entries import Entry, Unwelcome
+from ..entries import Entry, UnacceptableMessage
 from ..expiry import NEVER
 from ..producers import FULL, NOT_KEPT, Producer
 from ..transactions import UNKNOWN_TRANSACTION
@@ -36,8 +36,10 @@ class StagingProducer(Producer):
         plain = True
         refusal: Rejected | None = None
         try:
-            for payload in read_messages(delivery.payload, self.door.limits.batch_messages_max):
-                entry = self.door.admit(payload, MESSAGE_FORMAT, now, self.ttl_s)
+            for payload in read_messages(
+                delivery.payload, self.entry_factory.limits.batch_messages_max
+            ):
+                entry = self.entry_factory.make_entry(payload, MESSAGE_FORMAT, now, self.ttl_s)
                 if entry.durable and self.ledger is None and not self.volatile:
                     refusal = NOT_KEPT
                 elif check is not None:
@@ -57,7 +59,7 @@ class StagingProducer(Producer):
         except DecodeError as error:
             self._refuse_batch(link, delivery, Rejected(Error.of(error)))
             return True
-        except Unwelcome as error:
+        except UnacceptableMessage as error:
             link.detach(Error.of(error))
             return False
         if refusal is None and not self.admits(len(delivery.payload)):

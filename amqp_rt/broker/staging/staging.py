@@ -100,7 +100,7 @@ class Staging:
         endpoint = kind(
             self.area.intake,
             stage,
-            inlet.door,
+            inlet.entry_factory,
             inlet.wall,
             ttl_s=inlet.ttl_s,
             ledger=stage if stage.number else None,

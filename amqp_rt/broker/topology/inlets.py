@@ -86,7 +86,7 @@ class ExchangeInlet:
         if left <= 0 or len(names) > _WORK_MAX:
             self._settle(link, delivery, _TOO_LONG)
             return
-        for _ in self._hand_out(link, delivery, names, ()):
+        for _ in self._distribute(link, delivery, names, ()):
             pass
 
     def resume(self) -> None:
@@ -98,7 +98,7 @@ class ExchangeInlet:
             for work in self._work:
                 left -= work
                 if left <= 0:
-                    self._host.turns.go_on_later(self)
+                    self._host.turns.resume_later(self)
                     return
             self._work = None
 
@@ -130,7 +130,7 @@ class ExchangeInlet:
                 # Deliveries behind this one must not be affected.
                 self._refuse(link, delivery, error)
                 return
-            yield from self._hand_out(link, delivery, names, gone)
+            yield from self._distribute(link, delivery, names, gone)
 
     def _settle(
         self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected | Released
@@ -158,7 +158,7 @@ class ExchangeInlet:
             )
         self._settle(link, delivery, Rejected(Error.of(error)))
 
-    def _hand_out(
+    def _distribute(
         self,
         link: ReceivingLink,
         delivery: IncomingDelivery,
@@ -182,7 +182,7 @@ class ExchangeInlet:
         elif len(found) == 1 and len(names) < _QUEUES_OF_A_STEP:
             found[0][1].deliver(link, [delivery])
         else:
-            payload = host.services.door.without_delivery_annotations(
+            payload = host.services.entry_factory.without_delivery_annotations(
                 delivery.payload, delivery.message_format
             )
             copies = Copies(delivery, len(found), payload)

@@ -70,7 +70,7 @@ class Topologies:
         self._spaces: dict[str, DeclaredSpace] = {}
         self.records = TopologyRecords(host, self.space)
         host.services.on_deleted = self._deleted
-        host.services.ways = self
+        host.services.routed_addresses = self
 
     def of(self, peer: Peer, connection: LinkConnection) -> Topology:
         """Return the topology for *peer* on *connection*, whose virtual host has to be known."""
@@ -118,7 +118,7 @@ class Topologies:
             )
         return ExchangeInlet(self.space(virtual_host), *found, self.log_limiter)
 
-    def letter(self, virtual_host: str, address: str, entry: Entry) -> list[str] | None:
+    def dead_letter_nodes(self, virtual_host: str, address: str, entry: Entry) -> list[str] | None:
         """Return the queues to which the exchange at *address* routes a dead letter.
 
         None if that is no address of an exchange.
@@ -163,7 +163,7 @@ class Topologies:
                 left_out,
             )
 
-    def takes_no_letters(self, virtual_host: str, address: str) -> bool:
+    def drops_dead_letters(self, virtual_host: str, address: str) -> bool:
         """Return whether *address* is that of a system exchange, which has no queues."""
         found = split_exchange(address)
         try:

@@ -59,7 +59,7 @@ class Topology:
         if name:
             found = self._nodes.name_of(name)
             if found is not None:
-                self._judge(Rights.MANAGE, name)
+                self._authorize(Rights.MANAGE, name)
                 # The first declaration of a queue that was created for dead letters or on first use
                 # determines its properties, so that the order of declarations does not matter.
                 implicit = self._known(found) is None and self._nodes.is_implicit(found)
@@ -73,7 +73,7 @@ class Topology:
                 )
         else:
             name = f"{RESERVED}gen-{uuid.uuid4().hex}"
-        self._judge(Rights.MANAGE, name)
+        self._authorize(Rights.MANAGE, name)
         memory = self._host.memory
         if memory.held + size_of(wanted.arguments) > memory.limit:
             raise AmqpError(
@@ -81,7 +81,7 @@ class Topology:
                 condition="amqp:resource-limit-exceeded",
             )
         node = self._node_of(name, wanted)
-        self._judge_passages(passages_of(node, None, self._exists), waiting=True)
+        self._authorize_passages(passages_of(node, None, self._exists), waiting=True)
         owner = self._connection if wanted.exclusive else None
         if implicit:
             self._nodes.adopt(node, durable=wanted.durable and not wanted.exclusive, reserved=owner)
@@ -139,7 +139,7 @@ class Topology:
 
     def queue(self, name: str) -> QueueState:
         """Return the current state of queue *name*."""
-        self._judge_look(name)
+        self._authorize_lookup(name)
         found = self._find(name)
         stats = self._nodes.get(found).stats()
         return QueueState(
@@ -164,7 +164,7 @@ class Topology:
 
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue with its messages and bindings; return the number of waiting messages."""
-        self._judge(Rights.MANAGE, name)
+        self._authorize(Rights.MANAGE, name)
         found = self._find(name)
         if found != name:
             raise AmqpError(
@@ -181,7 +181,7 @@ class Topology:
 
     def purge_queue(self, name: str) -> Generator[int, None, None]:
         """Drop the waiting messages of a queue step by step; yield the number dropped so far."""
-        self._judge(Rights.MANAGE, name)
+        self._authorize(Rights.MANAGE, name)
         found = self._find(name)
         return self._nodes.find_kind(found, QueueNode).purging()
 
@@ -218,10 +218,10 @@ class Topology:
         """Create an exchange, or find an existing one with an equal declaration."""
         check_texts(wanted.name, wanted.arguments, self._host.limits)
         own = exchange_address(wanted.name)
-        self._judge(Rights.MANAGE, own)
+        self._authorize(Rights.MANAGE, own)
         if wanted.alternate is not None and wanted.name not in self._space.exchanges:
             alternate = exchange_address(wanted.alternate)
-            self._judge_passages([Passage(own, alternate, Rights.MANAGE)])
+            self._authorize_passages([Passage(own, alternate, Rights.MANAGE)])
         if wanted.durable:
             self._check_store(f"exchange {wanted.name!r:.100}")
         if self._space.exchanges.declare(wanted):
@@ -242,12 +242,12 @@ class Topology:
 
     def exchange(self, name: str) -> Exchange:
         """Return the declaration of exchange *name*."""
-        self._judge_look(exchange_address(name))
+        self._authorize_lookup(exchange_address(name))
         return self._space.exchanges.find(name)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
         """Delete an exchange with its bindings."""
-        self._judge(Rights.MANAGE, exchange_address(name))
+        self._authorize(Rights.MANAGE, exchange_address(name))
         gone = self._space.exchanges.delete(name, if_unused=if_unused)
         self._all.records.exchanges_gone(self._space, gone)
 
@@ -255,28 +255,28 @@ class Topology:
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Bind queue *name* to *exchange*."""
-        self._judge_binding(exchange, name)
+        self._authorize_binding(exchange, name)
         self._bind(exchange, Destination(self._find(name)), key, arguments)
 
     def unbind_queue(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Remove the binding of queue *name* to *exchange*, if it exists."""
-        self._judge_binding(exchange, name)
+        self._authorize_binding(exchange, name)
         self._unbind(exchange, Destination(self._find(name)), key, arguments)
 
     def bind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Bind exchange *name* to *exchange*."""
-        self._judge_binding(exchange, exchange_address(name))
+        self._authorize_binding(exchange, exchange_address(name))
         self._bind(exchange, Destination(name, is_exchange=True), key, arguments)
 
     def unbind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Remove the binding of exchange *name* to *exchange*, if it exists."""
-        self._judge_binding(exchange, exchange_address(name))
+        self._authorize_binding(exchange, exchange_address(name))
         self._unbind(exchange, Destination(name, is_exchange=True), key, arguments)
 
     def _bind(
@@ -293,12 +293,12 @@ class Topology:
         gone = self._space.exchanges.unbind(exchange, where, key, arguments)
         self._all.records.exchanges_gone(self._space, gone)
 
-    def _judge_binding(self, exchange: str, where: str) -> None:
+    def _authorize_binding(self, exchange: str, where: str) -> None:
         """Check the rights for a binding: to listen at *exchange*, and to manage *where*.
 
         A binding reads the messages of *exchange* and determines the input of *where*.
         """
-        self._judge_passages(
+        self._authorize_passages(
             [Passage(exchange_address(exchange), where, Rights.LISTEN, Rights.MANAGE)]
         )
 
@@ -319,7 +319,7 @@ class Topology:
         found: dict[str, None],
     ) -> Generator[int, None, None]:
         """Add to *found* the queues to which a named exchange routes a message with *keys*."""
-        self._judge(Rights.SEND, exchange_address(exchange))
+        self._authorize(Rights.SEND, exchange_address(exchange))
         declared = self._space.exchanges.find(exchange)
         if declared.internal:
             raise AmqpError(
@@ -328,7 +328,7 @@ class Topology:
             )
         if declared.type == SYSTEM:
             for key in keys:
-                self._judge(Rights.SEND, key)
+                self._authorize(Rights.SEND, key)
         yield from self._space.exchanges.routing(exchange, keys, headers, found)
 
     def deletions(self) -> Deletions:
@@ -347,7 +347,7 @@ class Topology:
                 return refused
         return self._host.relay(queue, link)
 
-    def _judge_look(self, address: str) -> None:
+    def _authorize_lookup(self, address: str) -> None:
         """Refuse a peer without any right at *address*, so that it does not learn if that exists."""
         for wanted in (Rights.LISTEN, Rights.SEND, Rights.MANAGE):
             if self._all.decide(self._peer, wanted, address) is None:
@@ -357,12 +357,12 @@ class Topology:
             condition="amqp:unauthorized-access",
         )
 
-    def _judge(self, wanted: Rights, address: str) -> None:
+    def _authorize(self, wanted: Rights, address: str) -> None:
         refused = self._all.decide(self._peer, wanted, address)
         if refused is not None:
             raise refused.raised_as(AmqpError)
 
-    def _judge_passages(self, passages: list[Passage], *, waiting: bool = False) -> None:
+    def _authorize_passages(self, passages: list[Passage], *, waiting: bool = False) -> None:
         """Refuse a declaration that moves messages to addresses for which the peer has no right.
 
         *waiting* means that the application cannot authorize the move later: it authorizes

@@ -11,7 +11,7 @@ from amqp_rt_spark.rows import Records, RowMaker
 from amqp_rt_spark.schema import COLUMNS, columns_of
 
 from amqp_rt import Message
-from amqp_rt.broker.log.annotations import dress
+from amqp_rt.broker.log.annotations import annotate_record
 from amqp_rt.broker.log.records import Record
 from amqp_rt.values import Char, Symbol
 
@@ -180,7 +180,7 @@ def test_columns_that_only_rows_have_change_no_other_one(
         if number % 2:
             said[Symbol("x-opt-a")] = number
         message = Message(f"{number}", message_annotations=said or None)
-        found = dress(1, number, Record(1_700_000_000_000 + number, message.encode()))
+        found = annotate_record(1, number, Record(1_700_000_000_000 + number, message.encode()))
         payloads.append(b"".join(found) if isinstance(found, list) else found)
     some = Records("n", payloads, 1, list(range(len(payloads))), "amqp://one:5672")
     others = tuple(name for name in COLUMNS if name not in NAMED)

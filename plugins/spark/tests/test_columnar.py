@@ -22,7 +22,7 @@ from typed_values import SCALARS, text, values
 
 from amqp_rt import Message
 from amqp_rt.batches import RECORD_HEAD, read_records
-from amqp_rt.broker.log.annotations import dress
+from amqp_rt.broker.log.annotations import annotate_record
 from amqp_rt.broker.log.records import Record
 from amqp_rt.codec.primitives import encode
 from amqp_rt.errors import DecodeError
@@ -395,7 +395,7 @@ def test_annotations_that_are_left_out() -> None:
 
 def recorded(partition: int, offset: int, time_ms: int, message: Message) -> bytes:
     """Return what a log sends of *message*."""
-    found = dress(partition, offset, Record(time_ms, message.encode()))
+    found = annotate_record(partition, offset, Record(time_ms, message.encode()))
     return b"".join(found) if isinstance(found, list) else found
 
 

@@ -21,8 +21,8 @@ from .timespans import Timespan, seconds_of
 Status: TypeAlias = Literal["Active", "Disabled", "SendDisabled", "ReceiveDisabled"]
 Right: TypeAlias = Literal["Send", "Listen", "Manage"]
 
-#: Options that hold times.
-_TIMES: Final = (
+#: Names of options that hold times.
+TIMES: Final = (
     "lock_duration",
     "default_message_time_to_live",
     "duplicate_detection_history_time_window",
@@ -69,7 +69,7 @@ def check_name(kind: str, name: str) -> None:
         )
 
 
-class SasKey(Struct, frozen=True):
+class SasKey(Struct, frozen=True, forbid_unknown_fields=True):
     """Key of a shared access policy, with the rights that its tokens give."""
 
     key: str
@@ -90,7 +90,7 @@ class Sql(Struct, frozen=True):
     parameters: dict[str, Any] = {}
 
 
-class Correlation(Struct, frozen=True, kw_only=True):
+class Correlation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Filter for the messages of which all given fields are equal, text by case."""
 
     correlation_id: str | None = None
@@ -140,7 +140,7 @@ class _Entity(Struct, frozen=True):
     def __post_init__(self) -> None:
         kind = type(self).__name__.lower()
         options = {each: getattr(self, each) for each in self.__struct_fields__}
-        for option in _TIMES:
+        for option in TIMES:
             if option in options:
                 try:
                     force_setattr(self, option, seconds_of(options[option]))

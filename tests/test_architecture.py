@@ -93,6 +93,9 @@ PLUGINS_MAY_IMPORT = {
     *("amqp_rt.values", "amqp_rt.message", "amqp_rt.errors", "amqp_rt.outcomes", "amqp_rt.termini"),
     *("amqp_rt.addresses", "amqp_rt.clock", "amqp_rt.config_files", "amqp_rt.batches"),
     *("amqp_rt.durations", "amqp_rt.cli.groups"),
+    # For nodes of their own: what they are built of, limits, and the codec of the sections that they rewrite.
+    *("amqp_rt.broker.building", "amqp_rt.fronts.base", "amqp_rt.limits", "amqp_rt.codec.sections"),
+    *("amqp_rt.codec.section_types", "amqp_rt.codec.primitives"),
     # For clients of other protocols: opening a stream, and running an engine on it.
     *("amqp_rt.net.dial", "amqp_rt.net.driver"),
     # For the conformance kit: a codec that shares nothing with the one under test.

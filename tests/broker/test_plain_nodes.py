@@ -54,7 +54,7 @@ class OneEntry:
     def concluded(self) -> None:
         """Deliver nothing more."""
 
-    def leave(self, subscription: Subscription) -> None:
+    def unsubscribe(self, subscription: Subscription) -> None:
         self.outcomes.append("left")
 
 

@@ -35,7 +35,7 @@ class DistributionNode:
 
     A node in plain Python has the same methods without this base: this module is compiled, and classes
     that are not compiled cannot inherit from it. If it stores no messages, it needs neither those for
-    recorded outcomes nor :meth:`claim` and :meth:`left`.
+    recorded outcomes nor :meth:`claim` and :meth:`start_lock`.
     """
 
     def serve(self, subscription: Subscription) -> None:

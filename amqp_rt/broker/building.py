@@ -1,0 +1,38 @@
+"""Parts for nodes of plug-ins: entries, the room of a node, links that send and receive, transactions.
+
+A kind of node in another distribution (decisions 0063 and 0064) is made of these, and imports them from here.
+"""
+
+from __future__ import annotations
+
+from ..transactions import TransactionalState
+from .durable.duplicates import Arrived, Duplicates
+from .entries import Entry, EntryFactory, UnacceptableMessage
+from .filtering.views import MessageView
+from .log.reading import LogReader
+from .producers import FULL, Inlet, Intake, Place, Producer
+from .queue.accounts import Counts, Memory
+from .queue.subscriptions import Enlisted, Subscription
+from .transactions import Transaction, Transactions
+
+__all__ = [
+    "FULL",
+    "Arrived",
+    "Counts",
+    "Duplicates",
+    "Enlisted",
+    "Entry",
+    "EntryFactory",
+    "Inlet",
+    "Intake",
+    "LogReader",
+    "Memory",
+    "MessageView",
+    "Place",
+    "Producer",
+    "Subscription",
+    "Transaction",
+    "TransactionalState",
+    "Transactions",
+    "UnacceptableMessage",
+]

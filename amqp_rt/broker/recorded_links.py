@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ..errors import LocalProtocolError
 from ..events import Peer
-from ..fronts.base import OutgoingDelivery, Payload, SendingLink
+from ..fronts.base import LinkConnection, OutgoingDelivery, Payload, SendingLink
 from ..outcomes import RELEASED, Error
 from ..unsettled import Unsettled
 from .entries import Entry
@@ -28,7 +28,7 @@ class DeliveryRecorder(Protocol):
     def record(self, tag: bytes, entry: Entry, then: Callable[[], None]) -> None:
         """Record that *entry* leaves with *tag*, and call *then* once that is stored."""
 
-    def ended(self, delivery: Unsettled) -> None:
+    def ended(self, delivery: OutgoingDelivery | Unsettled) -> None:
         """Remove the record of *delivery*."""
 
 
@@ -62,7 +62,7 @@ class RecordedLink:
         return self.raw.attached
 
     @property
-    def connection(self) -> Any:
+    def connection(self) -> LinkConnection:
         return self.raw.connection
 
     @property

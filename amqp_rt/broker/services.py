@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..annotations import AnnotationPolicy
 from ..clock import Clock
@@ -64,6 +64,20 @@ class RoutedAddresses(Protocol):
 
     def sweep(self) -> None:
         """Delete queues that were unused for too long; called periodically."""
+
+
+class PeriodicNode(Protocol):
+    """Node, as far as periodic work needs it."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the node has no messages."""
+
+    def sweep(self) -> None:
+        """Do periodic work, such as to expire messages at the front of a queue."""
+
+    def end_if_due(self) -> None:
+        """Delete a dynamic node whose lifetime has ended."""
 
 
 class Services:
@@ -125,12 +139,12 @@ class Services:
         self.dynamic: Counter[LinkConnection] = Counter()
         #: Nodes for the periodic sweep: those that may hold messages with a time to live, and dynamic
         #: ones to be deleted once they are empty or without links, as their lifetimes require.
-        self.expiring: dict[Any, None] = {}
-        self.leaving: dict[Any, None] = {}
+        self.expiring: dict[PeriodicNode, None] = {}
+        self.leaving: dict[PeriodicNode, None] = {}
         #: Duplicate-detection windows of the queues that have one.
         self.windows: dict[Duplicates, None] = {}
         #: Logs and their nodes.
-        self.logs: dict[MessageLog, Any] = {}
+        self.logs: dict[MessageLog, PeriodicNode] = {}
 
     def do_in_turns(self, steps: Iterator[None]) -> None:
         """Do *steps*, as many as this turn allows now and the rest in later ones."""

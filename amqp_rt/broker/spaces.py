@@ -461,7 +461,7 @@ class VirtualHost:
         for terminus in termini:
             services.guard(node, terminus.end)
         error = Error("amqp:resource-deleted", f"{name!r} has been deleted")
-        services.turns.do_in_turns((link.detach(error) for link in links), 8)
+        services.turns.do_in_turns(_detaching(links, error), 8)
         if services.on_deleted is not None:
             services.on_deleted(self.name, name)
         return messages
@@ -515,6 +515,13 @@ class VirtualHost:
         """
         node = self.resolve(address) or self.find(address)
         node.inlet.publish(payload)
+
+
+def _detaching(links: list[Link], error: Error) -> Iterator[None]:
+    """Detach *links* with *error*, one in each step."""
+    for link in links:
+        link.detach(error)
+        yield
 
 
 class VirtualHosts:

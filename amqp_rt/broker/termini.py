@@ -26,6 +26,8 @@ from ..fronts.base import (
     SENDER,
     IncomingDelivery,
     Link,
+    LinkCarrier,
+    OutgoingDelivery,
     Payload,
     ReceivingLink,
     SendingLink,
@@ -42,6 +44,7 @@ from .nodes import CONNECTION_CLOSE, GLOBAL, NEVER, SESSION_END, SHARED, Terms
 from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
 from .recorded_links import RecordedLink
+from .transactions import Transactions
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -73,9 +76,9 @@ class Terminus:
         self.number = number
         #: Address of its node, and the queue, topic or log there.
         self.address = ""
-        self.held: Any = None
+        self.held: object = None
         #: The attached link, or None.
-        self.link: Any = None
+        self.link: Link | None = None
         #: Whether it has ended.
         self.over = False
         #: Why it ended without a link, for the peer that attaches again.
@@ -87,7 +90,7 @@ class Terminus:
         #: Functions called when it has ended.
         self.on_end: list[Callable[[], None]] = []
         #: Session or connection whose end starts the countdown.
-        self._followed: Any = None
+        self._followed: LinkCarrier | None = None
         self.set_terms(terms)
 
     def __repr__(self) -> str:
@@ -116,7 +119,7 @@ class Terminus:
         """Queue from which its links get their messages, if any."""
         return None
 
-    def links(self) -> list[Any]:
+    def links(self) -> list[Link]:
         """Return its attached links."""
         return [] if self.link is None else [self.link]
 
@@ -135,7 +138,7 @@ class Terminus:
         """Attach *link* with *terms*."""
         raise NotImplementedError
 
-    def attached(self, link: Any) -> None:
+    def attached(self, link: Link) -> None:
         """Record that *link* is attached, and stop the countdown."""
         self.link = link
         self.stop_countdown()
@@ -157,11 +160,15 @@ class Terminus:
 
     # --- Detaching ---
 
-    def may_resume(self, link: Any, closed: bool) -> bool:
+    def may_resume(self, link: Link, closed: bool) -> bool:
         """Return whether its *link*, which has ended, may be resumed."""
         return not closed and not self.over
 
-    def detach_link(self, link: Any) -> None:
+    def suspended(self, link: SendingLink, memory: UnsettledMap) -> None:
+        """Keep *memory*, the unsettled map of *link*, which has ended and may be resumed."""
+        raise NotImplementedError
+
+    def detach_link(self, link: Link) -> None:
         """Record that *link* has ended; start the countdown when the expiry-policy requires it."""
         self.link = None
         carrier = self._carrier(link)
@@ -171,7 +178,7 @@ class Terminus:
             self._followed = carrier
             carrier.followers[self] = self.start_countdown
 
-    def _carrier(self, link: Any) -> Any:
+    def _carrier(self, link: Link) -> LinkCarrier | None:
         """Return the session or connection whose end starts the countdown; None to start it now."""
         policy = self.kept.expiry_policy
         if policy == SESSION_END and not link.session.ended:
@@ -283,7 +290,7 @@ class KeptSource(Terminus):
             **options,
         )
 
-    def may_resume(self, link: SendingLink, closed: bool) -> bool:
+    def may_resume(self, link: Link, closed: bool) -> bool:
         """Return False also if it would expire at once; see :meth:`Terminus.may_resume`.
 
         Most links are such, and collecting their state only to drop it would be wasted.
@@ -293,7 +300,6 @@ class KeptSource(Terminus):
         )
 
     def suspended(self, link: SendingLink, memory: UnsettledMap) -> None:
-        """Keep *memory*, the unsettled map of *link*, which has ended."""
         now = self.termini.clock.wall()
         for known in memory.values():
             if known.delivery is not None:
@@ -310,11 +316,11 @@ class KeptSource(Terminus):
         self.memory = memory
         self.detach_link(link)
 
-    def end_link(self, link: SendingLink, closed: bool) -> None:
+    def end_link(self, link: Link, closed: bool) -> None:
         """End the terminus, since its *link* has ended for good."""
         self.end()
 
-    def attached(self, link: Any) -> None:
+    def attached(self, link: Link) -> None:
         super().attached(link)
         for tag in link.remember() if self.is_durable else ():
             self._tags = max(self._tags, int.from_bytes(tag[-4:], "big"))
@@ -365,7 +371,7 @@ class KeptSource(Terminus):
             facts.DELIVERIES.keep(unit, facts.key_of(self.number, tag), entry.sequence)
         unit.then(then, None, self._queue)
 
-    def ended(self, delivery: Any) -> None:
+    def ended(self, delivery: OutgoingDelivery | Unsettled) -> None:
         """Remove the record of a delivery, in the unit that has its outcome."""
         journal = self.termini.journal
         if journal is not None:
@@ -412,7 +418,7 @@ class SharedSource(Terminus):
         super().__init__(termini, key, terms, number)
         self._queue = queue
         #: Subscriptions of its links.
-        self.members: dict[Any, Subscription] = {}
+        self.members: dict[Link, Subscription] = {}
 
     def is_resumed_by(self, terms: Terms, address: str) -> bool:
         source, asked = self.terms.source, terms.source
@@ -447,20 +453,20 @@ class SharedSource(Terminus):
     def queue(self) -> MessageQueue | None:
         return self._queue
 
-    def links(self) -> list[Any]:
+    def links(self) -> list[Link]:
         return list(self.members)
 
-    def attached(self, link: Any) -> None:
+    def attached(self, link: Link) -> None:
         """Do nothing: links of a shared subscription are not resumed."""
 
     def interrupt(self) -> None:
         """Do nothing: links of different names do not exclude each other."""
 
-    def may_resume(self, link: Any, closed: bool) -> bool:
+    def may_resume(self, link: Link, closed: bool) -> bool:
         """Return False: unsettled messages of a link are released for the others."""
         return False
 
-    def end_link(self, link: Any, closed: bool) -> None:
+    def end_link(self, link: Link, closed: bool) -> None:
         """Remove *link*, which has ended, and end or leave the terminus with the last one."""
         self.members.pop(link, None)
         if self.members or self.over:
@@ -662,7 +668,7 @@ class Termini:
         self,
         journal: Journal | None,
         clock: Clock,
-        transactions: Any,
+        transactions: Transactions,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.journal = journal

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from ..broker.host import BrokerHost
+from ..broker.kinds.queues import QueueNode
 from ..broker.nodes import Queue
 from ..broker.queue.queue import MessageQueue
 from ..events import AttachRequested, Event, LoginRequested, Opened
@@ -175,7 +176,7 @@ class FrontWorld:
         self.host = BrokerHost(limits=self.limits, clock=self)
         self.host.space().declare(Queue("work"))
         #: The queue itself; without a store it is in memory, so that no call has to be awaited.
-        self.queue: MessageQueue = self.host.space().find("work").held
+        self.queue: MessageQueue = self.host.space().find_kind("work", QueueNode).held
         self.on_attach: Callable[[Any], None] = self._attach
         self._client = client
 

@@ -7,14 +7,14 @@ does not distinguish kinds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from msgspec import Struct
 
 from ...errors import AmqpError
-from ...fronts.base import Link, LinkConnection, SendingLink
+from ...fronts.base import Link, LinkConnection, SendingEndpoint, SendingLink
 from ...limits import Limits
 from ...outcomes import Error
 from ...termini import DeleteOnClose, DeleteOnNoLinksOrMessages, DeleteOnNoMessages
@@ -51,6 +51,21 @@ class Counted(Protocol):
     def dropped(self) -> int: ...
 
 
+class LeavingEndpoint(Protocol):
+    """Endpoint of a link of the node."""
+
+    #: Functions called when the link has ended.
+    on_left: list[Callable[[], None]]
+
+
+class NodeConsumer(LeavingEndpoint, SendingEndpoint, Protocol):
+    """Endpoint of a link that receives from the node."""
+
+    @property
+    def link(self) -> SendingLink | None:
+        """The link; None until it is attached."""
+
+
 class Holder(Protocol):
     """Object that holds the messages of a node, such as a queue."""
 
@@ -65,7 +80,7 @@ class Holder(Protocol):
     @property
     def bytes(self) -> int: ...
     @property
-    def consumers(self) -> Any:
+    def consumers(self) -> Collection[Any]:
         """Consumers of the node, as many as links that receive from it."""
 
     def delete(self) -> None:
@@ -136,7 +151,7 @@ class Node:
         self.space = space
         self.services = services
         self.declared = declared
-        self.held: Any = held
+        self.held: Holder = held
         self.intake = intake
         self.ledger = ledger
         self.number = number
@@ -299,11 +314,11 @@ class Node:
         """Return whether *owner* is the node or a part of it, whose failure is that of the node."""
         return owner in (self, self.held, self.inlet, self.intake.duplicates)
 
-    def consumers(self) -> list[Any]:
+    def consumers(self) -> list[NodeConsumer]:
         """Return the consumers, those that only browse included."""
         return list(self.held.consumers)
 
-    def links(self) -> list[Any]:
+    def links(self) -> list[Link]:
         """Return the attached links."""
         found = [
             consumer.link
@@ -360,7 +375,7 @@ class Node:
             check=inlet.check,
         )
 
-    def consume(self, terms: Terms, *, batches: bool = False) -> Any:
+    def consume(self, terms: Terms, *, batches: bool = False) -> NodeConsumer:
         """Create the endpoint of a link that receives from the node."""
         raise NotImplementedError
 
@@ -400,7 +415,7 @@ class Node:
     def delete_stored_terminus(self, unit: Unit, terminus: Terminus) -> None:
         """Remove from the store what this kind of node keeps there for *terminus*."""
 
-    def stored_consumers(self) -> Sequence[Any]:
+    def stored_consumers(self) -> Sequence[NodeConsumer]:
         """Return the consumers whose messages are in the store."""
         return ()
 
@@ -412,7 +427,7 @@ class Node:
         consumers = self.stored_consumers()
         if not consumers:
             return
-        kept: set[Any] = set()
+        kept: set[NodeConsumer] = set()
         for terminus in self.termini:
             if not terminus.number:
                 continue
@@ -427,7 +442,9 @@ class Node:
 
     # --- The end ---
 
-    def watch_link(self, endpoint: Any, on_left: Callable[[], None] | None = None) -> None:
+    def watch_link(
+        self, endpoint: LeavingEndpoint, on_left: Callable[[], None] | None = None
+    ) -> None:
         """Call *on_left* when the endpoint's link has ended, and end a dynamic node then if due."""
         if on_left is not None:
             endpoint.on_left.append(on_left)

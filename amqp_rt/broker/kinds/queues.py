@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import trio
 
@@ -28,7 +28,7 @@ from ..queue.queue import MessageQueue
 from ..queue.subscriptions import Subscription
 from ..services import Services
 from ..termini import KeptSource, Key, Terminus
-from .base import SEALED, Node, Space
+from .base import SEALED, Node, NodeConsumer, Space
 
 
 class QueueNode(Node):
@@ -72,7 +72,7 @@ class QueueNode(Node):
             grouping=declared.groups > 0,
             limits=limits,
         )
-        if isinstance(queue, ObservedQueue):
+        if watch is not None and isinstance(queue, ObservedQueue):
             queue.watch = watch
         schedule(queue, services)
         ledger = None
@@ -215,7 +215,7 @@ class QueueNode(Node):
     def leased_queue(self) -> MessageQueue:
         return self.held
 
-    def consumers(self) -> list[Any]:
+    def consumers(self) -> list[NodeConsumer]:
         return [*self.held.consumers.values(), *self.held.browsers.values()]
 
     # --- Attaching ---

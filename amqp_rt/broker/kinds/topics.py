@@ -57,7 +57,7 @@ class TopicNode(Node):
                 monotonic=services.clock.monotonic,
                 limits=services.limits,
             )
-            if isinstance(queue, ObservedQueue):
+            if watch is not None and isinstance(queue, ObservedQueue):
                 queue.watch = watch
             return queue
 

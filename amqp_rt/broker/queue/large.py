@@ -126,7 +126,7 @@ class LargeMessages:
             if link.attached:
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
-        if enlisted is not None:
+        if enlisted is not None and transaction is not None:
             enlisted.delivery = delivery
             transaction.enlist(enlisted)
         entry.attempts += 1

@@ -5,7 +5,7 @@ A separate class, so that other queues do not even check whether they are observ
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ...outcomes import Accepted, Error, Modified, Rejected, Released
 from ..entries import Entry
@@ -32,13 +32,17 @@ DROP: Final = "dropped"
 MOVED: Final = "moved"
 
 
+class QueueWatch(Protocol):
+    """Recorder of the events of one queue."""
+
+    def note(self, event: str, entry: Entry, sequence: int, link: Any, reason: str) -> None:
+        """Record that *event* happened to *entry*, on *link* if that is not None."""
+
+
 class ObservedQueue(MessageQueue):
-    """Queue that reports every message to ``watch``; set that before the first message arrives.
+    """Queue that reports every message to ``watch``; set that before the first message arrives."""
 
-    ``watch.note(event, entry, sequence, link, reason)`` is called as events occur.
-    """
-
-    watch: Any = None
+    watch: QueueWatch
 
     def put(self, entry: Entry) -> None:
         if not self.deleted:

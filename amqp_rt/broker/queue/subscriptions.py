@@ -6,12 +6,12 @@ peer reaches the node in one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...events import Peer
-from ...fronts.base import OutgoingDelivery, SendingLink
+from ...fronts.base import LinkConnection, OutgoingDelivery, SendingLink
 from ...outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, Released
 from ...transactions import TransactionalState
 from ...unsettled import Unsettled, UnsettledMap
@@ -91,6 +91,69 @@ class DistributionNode:
         raise NotImplementedError
 
 
+class SourceKeeper(Protocol):
+    """Terminus of links that receive from a node."""
+
+    def attached(self, link: SendingLink) -> None:
+        """Record that *link* is attached."""
+
+    def may_resume(self, link: SendingLink, closed: bool) -> bool:
+        """Return whether *link*, which has ended, may be resumed."""
+
+    def suspended(self, link: SendingLink, memory: UnsettledMap) -> None:
+        """Keep *memory*, the unsettled map of *link*, which may be resumed."""
+
+    def end_link(self, link: SendingLink, closed: bool) -> None:
+        """Record that *link* has ended for good."""
+
+
+class LinkRecorder(Protocol):
+    """Recorder of the deliveries of links, in the store."""
+
+    def wrap_link(self, link: SendingLink) -> object:
+        """Return a link that records deliveries, to use in place of *link*."""
+
+    def ended(self, delivery: OutgoingDelivery | Unsettled) -> None:
+        """Remove the record of *delivery*, in the unit that has its outcome."""
+
+
+class WorkTransaction(Protocol):
+    """Transaction, as far as consumers work in it."""
+
+    error: Error | None
+    #: Delivery state of messages that are acquired in it.
+    state: TransactionalState
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the limit of work allows more."""
+
+    def acquire(self, subscription: Subscription) -> None:
+        """Note that *subscription* acquires in it until its discharge."""
+
+    def may_retire(self, subscription: Subscription, outcome: Any) -> bool:
+        """Return whether a delivery may be retired with *outcome*; if not, fail."""
+
+    def enlist(self, enlisted: Enlisted) -> None:
+        """Add a delivery that was acquired or retired in it."""
+
+    def on_disposition(self, enlisted: Enlisted) -> bool:
+        """Handle a later disposition of a delivery; return False if it is outside of it."""
+
+    def on_link_ended(self, enlisted: Enlisted) -> bool:
+        """Note that the link of a delivery has ended; return whether its outcome comes from it."""
+
+    def fail(self, description: str) -> None:
+        """Roll back now, and answer the discharge with an error."""
+
+
+class TransactionRegistry(Protocol):
+    """Transactions that a link may use."""
+
+    def find(self, connection: LinkConnection, txn_id: object) -> WorkTransaction | None:
+        """Return transaction *txn_id* of *connection*; None if there is none."""
+
+
 class Enlisted:
     """Delivery whose outcome depends on a transaction; replaces the entry in its context.
 
@@ -106,7 +169,7 @@ class Enlisted:
     def __init__(
         self,
         subscription: Subscription,
-        transaction: Any,
+        transaction: WorkTransaction,
         entry: Entry,
         *,
         acquired: bool = False,
@@ -194,23 +257,22 @@ class Subscription:
         self.settled = settled
         self.link: Any = None
         #: Registry of the transactions that the link may use; None if there are none.
-        self.transactions: Any = None
+        self.transactions: TransactionRegistry | None = None
         #: Transaction in which it acquires messages (Part 4 §4.4.3), or None.
-        self.acquiring: Any = None
+        self.acquiring: WorkTransaction | None = None
         #: Whether any of its deliveries has been part of a transaction.
         self.transacted: bool = False
         #: Whether a search for its next message continues in the next turn of the event loop.
         self.searching: bool = False
         #: Last properties of a flow that were processed.
-        self._flow_properties: Any = None
+        self._flow_properties: Mapping[object, object] | None = None
         #: Whether it is queued for a turn at its node.
         self.ready: bool = False
-        #: Its terminus, an object with ``attached(link)``, ``may_resume(link, closed)``,
-        #: ``suspended(link, memory)`` and ``end_link(link, closed)``; None if the terminus is not kept.
-        self.keeper: Any = None
+        #: Its terminus; None if that is not kept.
+        self.keeper: SourceKeeper | None = None
         #: Recorder of deliveries before they leave and as they end, for a terminus with durable
-        #: unsettled state: an object with ``wrap_link(link)`` and ``ended(delivery)``.
-        self.recorder: Any = None
+        #: unsettled state.
+        self.recorder: LinkRecorder | None = None
         self.over: bool = False
         #: Functions called when the subscription has ended and left its node.
         self.on_left: list[Callable[[], None]] = []

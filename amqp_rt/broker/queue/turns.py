@@ -284,6 +284,7 @@ class Turns:
         queue = self._queue
         link = subscription.link
         transaction = subscription.acquiring
+        assert transaction is not None
         if not transaction.has_room:
             link.detach(NO_MORE_WORK)
             return False

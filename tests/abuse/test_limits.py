@@ -233,7 +233,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     ),
     "staged_bytes_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "stages_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
-    "stage_s": ("broker/test_staging.py::test_what_nobody_commits_is_forgotten",),
+    "stage_s": ("broker/test_staging.py::test_stages_without_a_commit_are_forgotten",),
     "epoch_producer_s": ("broker/test_staging.py::test_a_producer_that_was_silent_makes_room",),
     "epoch_producers_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "epoch_writes_max": (

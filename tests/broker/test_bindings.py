@@ -43,7 +43,7 @@ def refusal(function: Any, *args: Any, **options: Any) -> str:
 
 
 def destinations(table: Any, key: str) -> list[Destination]:
-    """What *table* finds for *key*, without the numbers of looks between that."""
+    """Return the destinations that *table* finds for *key*, without the amounts of work between them."""
     return [each for each in table.match(key, {}) if isinstance(each, Destination)]
 
 
@@ -345,7 +345,7 @@ def test_exchanges_and_bindings_are_counted() -> None:
 
 
 def looks(found: Exchanges, name: str, keys: list[str], headers: Any = None) -> list[int]:
-    """What routing a message yields, each a turn's worth of work."""
+    """Return the amounts of work that routing a message yields."""
     return list(found.routing(name, keys, headers or {}, {}))
 
 

@@ -259,7 +259,7 @@ def test_a_link_whose_peer_is_gone_leaves_nothing_behind(role: str, dynamic: boo
     else:
         session.attach_sender("l", Recorder(), target=Target(address=address, dynamic=dynamic))
     joined.pump()
-    # Somebody had to be asked first, and the answer comes too late.
+    # An authorization had to be awaited first, and comes too late.
     joined.server.receive_eof(0.0)
     assert host.attach(joined.links[0])
     stats = host.space().get("q").stats()
@@ -411,7 +411,7 @@ async def test_expired_messages_are_swept_in_time(autojump_clock: trio.testing.M
         nursery.cancel_scope.cancel()
 
 
-def test_a_source_without_address_is_nobodys() -> None:
+def test_a_source_without_an_address_is_of_no_node() -> None:
     world = World(Queue("q"))
     receiver = world.client().receiver(None, source=Source())
     assert receiver.error == "amqp:not-found"

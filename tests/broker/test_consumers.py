@@ -100,7 +100,7 @@ def test_an_exclusive_consumer_has_no_other_beside_it(
     assert one.link.properties == ({"exclusive": True} if first else {})
     other = client.receiver("q", properties={Symbol("exclusive"): second})
     assert other.error == "amqp:resource-locked"
-    # Who takes nothing away is no consumer.
+    # A browser, which takes nothing away, is no consumer.
     assert client.receiver("q", distribution_mode="copy").error is None
     one.detach()
     assert client.receiver("q", properties={Symbol("exclusive"): second}).error is None
@@ -153,7 +153,7 @@ def test_a_group_goes_to_one_consumer_in_order_until_it_leaves() -> None:
     out.send(("", 0))
     a, b = [["a", n] for n in range(4)], [["b", n] for n in range(4)]
     assert one.bodies == a[:2]
-    # Nobody else gets the rest of the group, and nobody waits for that.
+    # No other consumer gets the rest of the group, and none waits for that.
     assert other.bodies == [*b, ["", 0]]
     one.settle(RELEASED, 1)
     one.grant(1)
@@ -222,12 +222,12 @@ def test_what_is_not_settled_in_time_is_released(mode: int) -> None:
     world.time.now += 10
     world.host.turns.tick()
     world.pump()
-    # It is told so: the delivery is settled, and the message is as it was.
+    # The consumer learns of the release: the delivery is settled, and the message is as it was.
     assert [each.state for each in slow.endpoint.deliveries] == [RELEASED, None]
     assert [each.settled for each in slow.endpoint.deliveries] == [True, False]
     other = client.receiver("q", credit=9)
     assert [(m.body, m.delivery_count) for m in other.messages] == [("a", 0)]
-    # What it says now is too late, and no error; the other one is still its own.
+    # Its outcome is too late now, and no error; the other delivery is still its own.
     slow.settle(ACCEPTED, 0)
     slow.settle(ACCEPTED, 1)
     other.settle(ACCEPTED)
@@ -256,7 +256,7 @@ def test_an_outcome_that_crosses_the_release_is_not_heard() -> None:
 
 
 @pytest.mark.req("M24", "B16")
-def test_a_message_that_nobody_settles_wears_out() -> None:
+def test_a_message_that_is_never_settled_wears_out() -> None:
     world = World(Queue("q", lock_s=30, max_attempts=2, dead_letter="dead"))
     client = world.client()
     client.sender("q").send("a")
@@ -283,7 +283,7 @@ def test_a_transaction_keeps_its_deliveries_as_long_as_it_may() -> None:
     world.pump()
     assert consumer.endpoint.deliveries[0].settled is False
     assert control.discharge(txn_id, fail=True) == "accepted"
-    # It has it again, and as long as from the first moment.
+    # The consumer has the message again, for the full time of a lock.
     world.time.now += 29
     world.host.turns.tick()
     assert shown(world) == []

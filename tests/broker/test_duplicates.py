@@ -44,7 +44,7 @@ def test_what_comes_twice_is_accepted_and_not_put() -> None:
     one = world.client().sender("q")
     another = world.client().sender("q")
     one.send("first", message_id="a")
-    # Whoever sends it, however often, and although the first has been consumed.
+    # From any sender, any number of times, and although the first has been consumed.
     one.send("again", message_id="a")
     another.send("again", "and again", message_id="a")
     world.client().receiver("q", credit=1, settle=ACCEPTED)
@@ -52,7 +52,7 @@ def test_what_comes_twice_is_accepted_and_not_put() -> None:
     another.send("second", message_id="b")
     assert [*one.outcomes, *another.outcomes] == [ACCEPTED] * 6
     assert shown(world) == ["second"]
-    # Settled ones too, though nobody hears of it.
+    # Settled ones too, although their senders get no outcome.
     another.send("settled", settled=True, message_id="b")
     assert shown(world) == ["second"]
     stats = world.stats("q")
@@ -88,7 +88,7 @@ def test_ids_are_compared_with_their_types_and_messages_without_one_always_come(
         out.send(message_id, message_id=message_id)
     assert len(shown(world)) == len(ids)
     out.send("none", "none")
-    # What is not AMQP's message format has no properties that anybody could read.
+    # A message of another format has no properties that could be read.
     out.send_raw(b"no AMQP", message_format=7)
     out.send_raw(b"no AMQP", message_format=7)
     assert world.stats("q").available == len(ids) + 4
@@ -111,7 +111,7 @@ def test_a_duplicate_needs_no_room() -> None:
     out.send("too much", message_id="b")
     assert out.outcomes[:2] == [ACCEPTED] * 2
     assert isinstance(out.outcomes[2], Rejected)
-    # What was refused has not come: it may come again.
+    # A refused message has not arrived, and may be sent again.
     world.client().receiver("q", credit=1, settle=ACCEPTED)
     out.send("second try", message_id="b")
     assert shown(world) == ["second try"]
@@ -127,7 +127,7 @@ def test_what_is_moved_inside_is_not_lost() -> None:
     client.sender("other").send("three", message_id="a")
     client.receiver("work", credit=9, settle=Rejected())
     world.move("other", "dead", 1)
-    # They are messages of their own here, whatever they are called.
+    # These are different messages, whatever their ids.
     assert shown(world, "dead") == ["one", "two", "three"]
 
 
@@ -349,7 +349,7 @@ async def test_a_transaction_keeps_its_ids_with_its_messages() -> None:
                 await out.send("one", durable=True, message_id="a", transaction=txn)
                 await out.send("twice", durable=True, message_id="a", transaction=txn)
             assert await bodies(broker) == ["one"]
-            # Of one that may still be refused nobody knows whether it is a duplicate.
+            # While the first message may still be refused, the second cannot be called a duplicate.
             gate.opened = trio.Event()
             first = out.send_nowait("two", durable=True, message_id="b")
             with pytest.raises(AmqpError, match="is being written"):

@@ -1,4 +1,4 @@
-"""What arrives becomes entries: what is remembered of one message changes nothing for the next."""
+"""Arriving messages become entries, and the memory of one message changes nothing for the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages expire when their time is over, and not when somebody looks."""
+"""Messages expire when their time is over, not when a consumer looks at them."""
 
 from __future__ import annotations
 

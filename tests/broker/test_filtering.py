@@ -47,7 +47,7 @@ def test_a_consumer_gets_what_it_wants_and_leaves_the_rest_in_order() -> None:
     sender = world.client().sender("q")
     sender.send("for b", application_properties={"kind": "b"})
     sender.send("for the other", application_properties={"kind": "a"})
-    # Whoever may have it: the one whose turn it is.
+    # Of the consumers that may have the message, the one whose turn it is gets it.
     assert rest.bodies[3:] + only_b.bodies[2:] in (
         ["for the other", "for b"],
         ["for b", "for the other"],
@@ -56,7 +56,7 @@ def test_a_consumer_gets_what_it_wants_and_leaves_the_rest_in_order() -> None:
 
 
 @pytest.mark.req("M27")
-def test_messages_that_nobody_wants_stay_and_do_not_stand_in_the_way() -> None:
+def test_messages_that_no_consumer_wants_stay_and_delay_no_others() -> None:
     world = World(Queue("q"))
     client = world.client()
     only_b = wants(client, "b", credit=10, settle=ACCEPTED)
@@ -115,7 +115,7 @@ def test_a_subscriber_of_a_topic_gets_what_it_wants() -> None:
     send(world, "a", "b", "a", to="t")
     assert only_a.bodies == ["a0", "a2"]
     assert everything.bodies == ["a0", "b1", "a2"]
-    # What it does not want is not in its backlog either.
+    # Messages that the subscription does not want are not in its backlog either.
     only_a.settle(ACCEPTED)
     everything.settle(ACCEPTED)
     assert world.stats("t").available == world.stats("t").acquired == 0

@@ -66,7 +66,7 @@ async def test_queues_that_lead_to_each_other_in_either_order(
                 assert caught.value.condition == "amqp:precondition-failed"
     if stored:
         async with Broker(**options) as broker:
-            # What was made first keeps its options, whether or not a client declares it again.
+            # A node that exists keeps its options, whether or not a client declares it again.
             last = "retry" if first == "work" else "work"
             assert queue(broker, last).dead_letter == first
 

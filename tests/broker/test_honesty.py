@@ -30,7 +30,7 @@ class TrioClock:
 
 
 class Plain:
-    """An executor without threads, whose time nobody could skip."""
+    """Executor without threads, whose time a mock clock could not skip."""
 
     async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
         await trio.lowlevel.checkpoint()

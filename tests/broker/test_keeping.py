@@ -179,7 +179,7 @@ async def test_a_full_disk_is_said_to_who_brings_more_and_passes() -> None:
             with pytest.raises(DeliveryRejected) as refused:
                 await out.send("too much", durable=True)
             assert refused.value.condition == "amqp:resource-limit-exceeded"
-            # What is not durable, and who consumes, does not suffer.
+            # Messages that are not durable, and consumers, are not affected.
             await out.send("in memory")
             async with peer.receiver("work") as messages:
                 for expected in ("before", "in memory"):
@@ -221,7 +221,7 @@ async def test_after_a_failure_the_store_is_opened_anew_and_nothing_is_lost() ->
 async def test_a_store_that_was_damaged_by_its_failure_is_given_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What it has lost is known to the next start only; until then nothing may be added to it."""
+    """Only the next start finds out what the store has lost; until then nothing may be added to it."""
 
     class Torn(Troubled):
         def open(self) -> OpenResult:
@@ -248,7 +248,7 @@ async def test_a_store_that_was_damaged_by_its_failure_is_given_up(
 
 
 @pytest.mark.req("B7")
-async def test_nobody_waits_for_an_outcome_of_a_store_that_is_given_up() -> None:
+async def test_no_peer_waits_for_an_outcome_of_a_store_that_is_given_up() -> None:
     store = Troubled()
     async with Broker(store=store) as broker:
         await broker.declare(Queue("work"), Queue("idle"))
@@ -354,7 +354,7 @@ async def test_a_settlement_is_written_with_the_next_message(
             before = store.commits
             for number in range(1, 21):
                 (await messages.receive()).accept()
-                # The broker hears of that first, and nobody waits for it.
+                # The acceptance reaches the broker first, and its commit is not awaited.
                 await trio.sleep(0.001)
                 await out.send(number, durable=True)
             assert store.commits - before == 20

@@ -45,7 +45,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-#: What fails comes back at once; ``test_pauses.py`` has the pauses.
+#: Failed messages are requeued at once; ``test_pauses.py`` has the pauses.
 UNPAUSED = Limits(retry_pause_s=0)
 
 
@@ -210,7 +210,7 @@ class KindModel(RuleBasedStateMachine):
             self.available.append(item)
 
     def stand(self, consumer: Consumer) -> None:
-        """It has credit: it stands in line."""
+        """Let *consumer*, which has credit, stand in line."""
         ring = self.rings.setdefault(consumer.priority, [])
         if consumer not in ring:
             ring.append(consumer)

@@ -182,7 +182,7 @@ def test_replaced_messages_leave_nothing_behind(options: dict[str, Any]) -> None
     for turn in range(400):
         out.send(turn, subject=f"key {turn % 3}", application_properties={"n": -turn})
         if turn == 100:
-            # What came back is in a heap, and replaced there.
+            # The requeued message is in a heap, and replaced there.
             client.receiver("q", credit=3).detach()
         world.host.sweep()
     queue = world.host.space().find("q").held

@@ -390,7 +390,7 @@ async def test_what_is_no_queue_in_the_store_says_how_much_it_takes(address: str
     async with world_of(MemoryStore(), Topic("topic"), Log("log"), limits=SMALL) as world:
         sender = world.client(limits=CLIENT).sender(address)
         assert sender.link.max_message_size == SMALL.message_size_max
-        # Who does not keep to it hears so.
+        # A sender that exceeds the size is refused.
         sender.link.max_message_size = 0
         sender.link.send(payload)
         await world.settle()

@@ -89,7 +89,7 @@ async def group(store: Any = None, **limits: int) -> AsyncIterator[Group]:
 
 
 async def after_restart(store: MemoryStore) -> tuple[list[Any], Any]:
-    """What waits in the queue then, and the state of the group."""
+    """Return the bodies that wait in the queue after a restart, and the state of the group."""
     async with Broker(store=store, executor=Stalls()) as broker:
         found = [Message.decode(each).body for each in await broker.peek("work", 100)]
         try:
@@ -166,7 +166,7 @@ async def test_what_changes_while_numbers_are_written(
         assert await second.get() == condition
         await job.check()
         if happens is open_again and not refused:
-            # What has a number is the group's, however it was opened since.
+            # Messages with a number belong to the group, however often it was opened since.
             assert job.host.leases.state(job.host.space().find("work"), "job").next == 2
             assert job.host.space().get("work").stats().requeued == 0
         if happens is delete:
@@ -186,7 +186,7 @@ async def test_what_changes_while_numbers_are_written(
 
 @pytest.mark.parametrize(("happens", "condition"), HAPPENS)
 async def test_what_changes_while_messages_are_read(happens: Happens, condition: str) -> None:
-    """What the queue has in the store only takes a moment until it can be set aside."""
+    """Messages that are in the store only take a moment to read before they can be leased."""
     store = MemoryStore()
     async with group(store, queue_memory_messages_max=2) as job, job.reading() as stall:
         answer = job.extend()

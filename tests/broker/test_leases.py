@@ -281,7 +281,7 @@ async def test_what_was_given_back_is_not_leased_after_a_restart(tmp_path: Path)
 
 
 async def test_a_group_of_the_same_name_is_another_one() -> None:
-    """Its numbers begin anew, and whoever still means the old one does not get them mixed up."""
+    """Numbers begin anew in a new group, and a request with the id of the old one is refused."""
     async with Broker() as broker, broker.local() as peer:
         await broker.declare(Queue("work"))
         await fill(peer, *"abc")

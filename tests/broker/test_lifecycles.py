@@ -27,7 +27,7 @@ def observed(*declared: Any, **options: Any) -> World:
 
 
 def events(world: World, *keys: str) -> list[Any]:
-    """What the journal has, as the values of these keys, or of one."""
+    """Return the events of the journal, as the values of *keys*; all values without keys."""
     assert world.host.services.journals is not None
     world.host.services.journals.flush()
     reader = world.client().receiver(
@@ -176,7 +176,7 @@ def test_as_many_messages_are_timed_as_may_be_and_no_more() -> None:
         each for each in events(world, "event", "sequence", "waited-us") if each[2] is not None
     ]
     assert timed == [("delivered", 0, 0), ("delivered", 1, 0)]
-    # What has gone makes room for others.
+    # Messages that have left make room for others.
     world.client().sender("q").send(5)
     taker.grant(1)
     assert events(world, "event", "sequence", "waited-us")[-2:] == [
@@ -270,7 +270,7 @@ def test_it_keeps_no_more_than_it_may() -> None:
 
 
 @pytest.mark.req("K8")
-def test_nobody_else_writes_there() -> None:
+def test_only_the_broker_writes_to_the_journal() -> None:
     world = observed(Queue("q"), Queue("back", return_to_sender=True, max_deliveries=1))
     client = world.client()
     for address in (JOURNAL, f"{JOURNAL}/partitions/0"):

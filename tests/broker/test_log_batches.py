@@ -60,10 +60,10 @@ def test_records_are_sent_as_they_are_kept_and_many_at_a_time() -> None:
     (delivery,) = found.endpoint.deliveries
     _, times, payloads = read_records(delivery.payload)
     assert times == [1_234_500] * 100
-    # What the sender has said, and nothing else: the place is beside it.
+    # The annotations are the sender's only: the broker's offset is in the head of the record.
     assert Message.decode(payloads[7]).message_annotations == {OFFSET: "forged"}
     assert world.stats("log").delivered == 100
-    # What comes later comes at once, and whatever is said of it, once.
+    # Later records arrive at once, and once only, whatever the outcome.
     found.settle(RELEASED)
     sender.send(100)
     assert records(found)[100:] == [(100, 100)]
@@ -76,7 +76,7 @@ def test_one_credit_is_one_batch_of_bounded_size() -> None:
     assert [len(batch) for batch in batches(found)] == [2, 2]
     assert found.link.credit == 0
     found.grant(100)
-    # One that is larger than a batch may be is in one of its own.
+    # A record that is larger than a batch may be has a batch of its own.
     assert [len(batch) for batch in batches(found)] == [2, 2, 2, 2, 2, 1, 1]
     sizes = [len(delivery.payload) for delivery in found.endpoint.deliveries]
     assert all(size <= 1_000 for size in sizes[:5])

@@ -159,7 +159,7 @@ async def test_who_is_far_behind_is_served_from_the_store(store: Store) -> None:
                 await source.receive()
             assert waited.cancelled_caught
 
-        # Many at once, of whom nobody waits for those who have no credit.
+        # Many readers at once; those without credit delay no other.
         async with peer.receiver("log", filter=at("first"), credit=0):
             found: list[list[Any]] = []
 
@@ -219,7 +219,7 @@ async def test_retention_in_the_store(store: Store) -> None:
         first = partition.first
         size = partition.bytes // (100 - first)  # of a chunk, which has one record
         assert partition.bytes <= 5_000 < partition.bytes + size
-        # What was dropped is not kept in memory either.
+        # Dropped records are not kept in memory either.
         (tail,) = sized.partitions
         assert tail.blocks
         assert all(block.end > first for block in tail.blocks)
@@ -304,7 +304,7 @@ async def test_a_disk_that_fails_leaves_each_record_once(when: str) -> None:
 
 
 @pytest.mark.req("K4")
-async def test_nobody_sees_a_record_before_it_is_kept() -> None:
+async def test_records_are_delivered_only_when_they_are_stored() -> None:
     gate = trio.Event()
 
     async def late(call: Callable[..., Any], *args: Any) -> Any:

@@ -161,7 +161,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(data=st.data(), partition=_partitions)
     def take_hold(self, data: st.DataObject, partition: int) -> None:
         offset = data.draw(st.integers(0, len(self.times[partition])))
-        # What has gone already does not come back.
+        # Records that are gone do not return.
         self.hold = {partition: max(offset, self.first(partition))}
         self.log.holds["me"] = ({partition: offset}, self.world.time.now + 1_000_000)
 

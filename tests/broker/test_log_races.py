@@ -32,7 +32,7 @@ class Logs:
         self.nursery = nursery
 
     def facts(self) -> list[str]:
-        """What the store has of cursors and holds."""
+        """Return the kinds of the cursors and holds in the store."""
         store = self.broker.host.journal.store
         return [kind.name for kind in (CURSORS, HOLDS) for _ in store.facts(kind.name)]
 
@@ -149,7 +149,7 @@ async def test_a_hold_that_is_refused_leaves_what_was_held() -> None:
         await host.space().find("log").hold("h", {0: 3}, 60)
         before = dict(log.holds)
         async with world.writing(StoreFull("no room")):
-            # What is written one by one then has no room either.
+            # Changes that are written one by one have no room then either.
             again = world.stalls.at("commit", error=StoreFull("no room"))
             again.released.set()
             answer = beside(world.nursery, world.broker.hold, "log", "h", {0: 9}, 60)

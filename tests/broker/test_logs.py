@@ -1,4 +1,4 @@
-"""Logs in memory: offsets, positions, partitions, retention, and readers that wait for nobody."""
+"""Logs in memory: offsets, positions, partitions, retention, and readers that do not wait for each other."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_retention_by_age_drops_whole_blocks() -> None:
     world.host.sweep()
     (partition,) = world.log_stats("log").partitions
     assert (partition.first, partition.next) == (12, 20)
-    # Who was further behind goes on with the first that is there, and can see it.
+    # A reader that was further behind continues with the first record that is left, and sees its offset.
     old.grant(100)
     assert offsets(old) == [0, *range(12, 20)]
     assert offsets(reader(world, filter=rabbit(3))) == list(range(12, 20))
@@ -353,7 +353,7 @@ def test_without_a_store_a_durable_record_is_refused() -> None:
 
 
 @pytest.mark.req("K4")
-def test_a_slow_reader_holds_nobody_up() -> None:
+def test_a_slow_reader_delays_no_other() -> None:
     world = World(Log("log", max_bytes=100_000))
     asleep = reader(world, credit=0)
     awake = reader(world, credit=0)
@@ -376,7 +376,7 @@ def test_a_reader_far_behind_takes_turns_with_the_rest() -> None:
     for start in range(0, 3_000, 500):
         sender.send(*range(start, start + 500))
     found = reader(world, credit=5_000, filter={**FIRST, Symbol("s"): Described(SELECTOR, "n = 1")})
-    # It has looked at some, and is looked after again.
+    # The reader has examined some records, and continues in a later turn.
     ((log, _),) = world.host.turns.unfinished
     assert log.readers
     assert found.bodies == []
@@ -501,7 +501,7 @@ async def test_the_holds_on_a_log_are_bounded_in_number_and_time() -> None:
 
 
 @pytest.mark.req("K4")
-async def test_purging_drops_what_nobody_holds() -> None:
+async def test_purging_drops_records_without_a_hold() -> None:
     world = World(Log("l", max_bytes=1_000_000))
     sender = world.client().sender("l")
     for _ in range(6):

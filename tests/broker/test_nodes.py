@@ -1,4 +1,4 @@
-"""What an attach is answered, compared with what was asked."""
+"""Answers to attaches, compared with the requests."""
 
 from __future__ import annotations
 
@@ -399,7 +399,7 @@ def test_an_alias_is_an_address_like_any_other() -> None:
     here = World(Queue("work/v2", aliases=("work", "jobs")), Topic("t"))
     client = here.client("c")
     sender = client.sender("work")
-    # Who uses an alias is told of the alias, and can hand it on.
+    # A peer that uses an alias gets the alias in the answer, and can pass it on.
     assert sender.link.target.address == "work"
     sender.send("m", reply_to="jobs")
     receiver = client.receiver("jobs", name="l", timeout=60, credit=1)

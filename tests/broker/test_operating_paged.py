@@ -1,4 +1,4 @@
-"""What operators do with a queue of which only the head is in memory: all of it, a chunk at a time."""
+"""Operations on a whole queue of which only the head is in memory, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_peeking_while_others_take_what_is_there() -> None:
                 world.pump()
                 await trio.lowlevel.checkpoint()
         assert found == sorted(set(found))
-        # Whatever nobody took meanwhile is among it.
+        # Messages that no consumer took in the meantime are among them.
         assert set(found) >= set(range(1_000, 3_000))
 
 
@@ -236,7 +236,7 @@ async def test_a_ring_drops_the_oldest_and_not_what_was_taken_out_of_turn(
         far.settle(RELEASED)
         far.detach()
         await world.settle()
-        # What somebody holds is so much that there is no reason to read on.
+        # A consumer holds so many messages that there is no reason to read on.
         here = in_memory(queue) - 1
         near = await world.take(here)
         assert near.bodies == list(range(here))
@@ -276,7 +276,7 @@ async def test_a_ring_keeps_the_newest_whatever_is_taken_and_given_back(seed: in
             waiting = await seen(world)
             assert len(waiting) + held <= 60
             assert waiting == sorted(waiting)
-        # What went was, when it went, the first of those that nobody held.
+        # Each message that left was, at that time, the first of those that no consumer held.
         dead = await seen(world, "dead")
         assert len(dead) + len(waiting) + held == count
         mine = [n for n in dead if n % 7 != 3]

@@ -33,7 +33,7 @@ def test_what_is_too_much_is_rejected() -> None:
     assert isinstance(refused, Rejected)
     assert refused.error is not None
     assert refused.error.condition == "amqp:resource-limit-exceeded"
-    # What is being worked on is still there.
+    # Acquired messages are still there.
     receiver = client.receiver("q", credit=1)
     sender.send("d")
     assert isinstance(sender.outcomes[3], Rejected)

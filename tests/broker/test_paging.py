@@ -50,7 +50,7 @@ async def test_only_the_head_is_in_memory_and_all_come_out_in_order(
         stats = world.stats("q")
         assert (stats.available, stats.bytes, world.host.memory.held) == (0, 0, 0)
         assert world.store.summary(1)[0] == 0
-        # It is all in memory again: what is not durable is not written.
+        # The whole queue is in memory again: messages that are not durable are not written.
         await world.put("x", durable=False)
         assert (queue.paging.count, world.store.summary(1)[0]) == (0, 0)
 
@@ -122,7 +122,7 @@ async def test_what_a_filter_took_out_of_turn_comes_back_at_its_place(
         far.settle(RELEASED)
         far.detach()
         await world.settle()
-        # Who looks for some of them gets older ones first, too, and so does who only looks.
+        # A consumer with a filter gets older ones first, too, and so does a browser.
         some = await world.take(4, filter=selector("n > 148 AND n < 252"))
         assert some.bodies == [149, 150, 151, 152]
         some.settle(RELEASED)
@@ -368,7 +368,7 @@ async def test_every_message_ends_once_and_comes_in_its_turn(seed: int) -> None:
 async def test_a_delayed_message_behind_those_in_the_store_waits_over_a_restart(
     kept: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What a restart reads at once; the rest stays in the store but for what is delayed.
+    # Messages that a restart reads at once; the others stay in the store, except delayed ones.
     monkeypatch.setattr(pager, "_RESTORED_MAX", 40)
     async with world_of(kept(), Queue("q")) as world:
         await world.put(*range(100))

@@ -118,7 +118,7 @@ def test_the_single_active_consumer_waits_so_that_order_is_kept() -> None:
     fail(active)
     sender.send("a", "b")
     assert active.bodies == ["poison", "poison"]
-    # Whoever takes over, or asks for more, waits too.
+    # The consumer that takes over, and one that grants more credit, wait too.
     standby = world.client().receiver("q", credit=10)
     active.detach()
     assert standby.bodies == []
@@ -224,7 +224,7 @@ def test_a_last_value_that_is_replaced_during_its_pause_is_gone() -> None:
     advance(world, 60)
     receiver.grant(5)
     assert receiver.bodies == ["old", "old", "new"]
-    # What has not been replaced comes back more than once.
+    # Messages that have not been replaced return more than once.
     for number in range(4, 7):
         fail(receiver)
         advance(world, 60)

@@ -24,9 +24,9 @@ from amqp_rt.values import Symbol
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
 
-#: What is larger than this comes in pieces.
+#: Messages that are larger than this arrive in pieces.
 SMALL = Limits(message_size_max=20_000, frame_size_max=4_096)
-#: What the clients of these tests take.
+#: Limits of the clients in these tests.
 CLIENT = Limits(message_size_max=10_000_000, frame_size_max=4_096)
 
 
@@ -144,7 +144,7 @@ async def test_a_consumer_that_goes_in_the_middle_leaves_it_to_others() -> None:
         receiver = client.receiver("q")
         client.joined.client.take()
         receiver.link.grant(1)
-        # It asks, reads a bit and is gone.
+        # The consumer grants credit, reads a few bytes and leaves.
         client.pump()
         await trio.testing.wait_all_tasks_blocked()
         client.cut()

@@ -49,7 +49,7 @@ def test_higher_priorities_come_first_and_equal_ones_in_order() -> None:
     ]
     receiver = client.receiver("q", credit=3)
     assert receiver.bodies == ["b", "e", "f"]
-    # What comes back takes its old place, before what is behind it and after what ranks higher.
+    # A requeued message takes its old place, before later ones and after those that rank higher.
     sender.send("g", priority=9)
     receiver.settle(RELEASED, 1, 2)
     rest = client.receiver("q", credit=9, settle=ACCEPTED)

@@ -53,7 +53,7 @@ def test_a_bounded_queue_fills_to_its_bound_and_no_further(length: int) -> None:
         sent += 1
     assert sent == length
     receiver = world.client().receiver("q", credit=1)
-    # What is delivered and not settled still takes room.
+    # Unsettled deliveries still take room.
     assert sender.link.credit == 0
     receiver.settle(ACCEPTED)
     assert sender.link.credit == 1
@@ -93,7 +93,7 @@ def test_promises_together_are_never_more_than_the_room(
         promised = sum(sender.link.credit for sender in senders)
         assert held + promised <= length
         assert stats.producers == len(senders)
-        # Whoever is there can send, as long as there is room at all.
+        # Attached senders can send as long as there is any room.
         assert promised > 0 or held == length
         assert sender_outcomes_are_accepted(senders)
 

@@ -39,5 +39,5 @@ def test_a_broken_invariant_is_named(said: str, damage: Callable[[Any], None]) -
     acquired = acquired_entries(queue)
     damage(queue)
     assert any(said in each for each in broken_invariants(queue, acquired))
-    # What is broken on purpose is not checked again.
+    # A queue that is broken on purpose is not checked again.
     made.remove(world)

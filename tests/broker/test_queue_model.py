@@ -19,7 +19,7 @@ MAX_DELIVERIES = 3
 AVAILABLE, GONE, DEAD = "available", "gone", "dead"
 
 
-#: What fails comes back at once; ``test_pauses.py`` has the pauses.
+#: Failed messages are requeued at once; ``test_pauses.py`` has the pauses.
 UNPAUSED = Limits(retry_pause_s=0)
 
 
@@ -37,7 +37,7 @@ class Consumer:
     def __init__(self, link: Receiving) -> None:
         self.link = link
         self.credit = 0
-        #: What it should have got, in order: (sequence, delivery-count), and what it still holds.
+        #: Expected deliveries in order, as (sequence, delivery-count), and those still unsettled.
         self.got: list[tuple[int, int]] = []
         self.held: dict[int, Item] = {}
 

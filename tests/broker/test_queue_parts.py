@@ -161,7 +161,7 @@ def mark(entry: Entry) -> Marks:
 
 
 class Side:
-    """One of the two queues, with all that surrounds it."""
+    """Queue of one of the two implementations, with all that surrounds it."""
 
     def __init__(self, module: Any, options: dict[str, Any], paged: bool, stored: bool) -> None:
         self.log: list[Any] = []

@@ -1,4 +1,4 @@
-"""What a queue does, seen from links."""
+"""Queues, as their links see them."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_each_outcome(outcome: Outcome, where: str, count: int, second: bool) ->
     other = world.client().receiver("q")
     receiver.settle(outcome, 0)
     if second:
-        # It is settled by us after it said its outcome (Part 2 §2.6.12).
+        # The broker settles after the receiver has sent its outcome (Part 2 §2.6.12).
         assert receiver.endpoint.settled == receiver.endpoint.deliveries
     receiver.grant(1)
     again = receiver.messages[1]
@@ -206,7 +206,7 @@ def test_annotations_cannot_grow_without_end() -> None:
     assert list(receiver.messages[-1].message_annotations) == ["x-opt-0", "x-opt-1"]
 
 
-def test_a_message_that_nobody_else_may_have_waits_for_somebody_who_may() -> None:
+def test_a_message_waits_for_a_consumer_that_may_have_it() -> None:
     world = World(Queue("q"))
     client = world.client()
     client.sender("q").send("m")
@@ -382,7 +382,7 @@ def test_a_message_that_was_given_up_often_tells_of_the_last_times() -> None:
     assert [each["source"] for each in history] == ["q2", "q3", "q4"]
     assert [each["reason"] for each in history] == ["max-attempts"] * 3
     assert [each["time"] // 1000 - 1_000_000 for each in history] == [2, 3, 4]
-    # What the first consumer said is not said of the last time.
+    # The error of the first consumer is not that of the last delivery.
     assert annotations["x-opt-dead-letter-condition"] is None
 
 
@@ -407,7 +407,7 @@ def test_what_is_given_up_goes_back_to_its_sender() -> None:
     assert returned.message_annotations["x-opt-dead-letter-reason"] == "rejected"
     letters = client.receiver("dead", credit=9).endpoint.deliveries
     assert len(letters) == 4
-    # It comes back once.
+    # A message returns to its sender once.
     replies.settle(rejected("amqp:decode-error"))
     assert world.stats("replies").dropped == 1
 
@@ -586,7 +586,7 @@ def test_a_queue_bounds_the_time_to_live(
     assert world.stats("q").expired == 1
 
 
-def test_the_sweep_gives_up_what_nobody_comes_for() -> None:
+def test_the_sweep_gives_up_expired_messages_without_a_consumer() -> None:
     world = World(Queue("q", dead_letter="dead"), Queue("r", ttl_s=1))
     client = world.client()
     sender = client.sender("q")

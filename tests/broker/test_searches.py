@@ -324,7 +324,7 @@ def test_attaching_to_many_messages_of_priorities_examines_them_in_turns() -> No
         examined = filters.asked
     assert receiver.bodies == named(7, 33)
     assert filters.asked == 40
-    # What it has examined is not examined again.
+    # Messages that the consumer has examined are not examined again.
     fill(world, 1)
     turns(world)
     assert filters.asked == 41

@@ -625,7 +625,9 @@ async def test_who_waits_for_memory_goes_on_when_there_is_some() -> None:
         assert await commit(peer, [Part(0, 0, 2, crc_of("a", "b"))]) is True
 
 
-async def test_what_nobody_commits_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:
+async def test_stages_without_a_commit_are_forgotten(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     store = MemoryStore()
     async with (
         Broker(store=store, executor=in_line, limits=Limits(stage_s=60)) as broker,

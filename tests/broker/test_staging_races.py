@@ -25,7 +25,7 @@ from amqp_rt.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.req("K3")
 
-#: What a commit says of a part: part, attempt, count, crc.
+#: Fields of a part in a commit: part, attempt, count, crc.
 Named = tuple[int, int, int, int]
 
 
@@ -54,7 +54,7 @@ async def published(broker: Broker) -> list[Any]:
 
 
 async def after_restart(store: MemoryStore) -> list[Any]:
-    """What is in the queue when the broker was started again, and had the time to publish."""
+    """Return the bodies in the queue after the broker was started again and had time to publish."""
     async with Broker(store=store, executor=Stalls()) as broker:
         await trio.testing.wait_all_tasks_blocked()
         assert broker.host.staging.area.bytes == 0
@@ -279,7 +279,7 @@ async def test_what_changes_while_a_decision_is_written_does_not_change_it(
             assert await published(broker) == ([] if refused else ["a", "b", "c", "d"])
             assert committed_epoch(broker.host, "out", "job") == (-1 if refused else 0)
         if refused and not gone:
-            # What is staged is what the latest run, and the latest of each attempt, have sent.
+            # The stages hold the messages of the latest run, and of the latest link of each attempt.
             kept = {(0, 0)} if happens is take_over else {(0, 0), (1, 0)}
             (known,) = broker.host.staging.producers.by_node.values()
             assert {each[1:] for each in known["job"].stages} == kept
@@ -345,7 +345,7 @@ async def test_a_broker_that_stops_while_it_decides_keeps_the_decision() -> None
         stall = stalls.at("commit")
         beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, parts)
         await stall.reached.wait()
-        # What this changes must not be written over the decision.
+        # This change must not be written over the decision.
         await take_over(broker, peer)
         nursery.start_soon(_release_soon, stall)
     assert await after_restart(store) == ["a", "b"]
@@ -360,7 +360,7 @@ async def _release_soon(stall: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["messages", "commit"])
-async def test_what_is_decided_is_published_whoever_comes_meanwhile(call: str) -> None:
+async def test_a_decision_is_published_whatever_arrives_meanwhile(call: str) -> None:
     stalls = Stalls()
     store = MemoryStore()
     async with (

@@ -19,7 +19,7 @@ from amqp_rt.values import Described, Symbol
 OUTCOMES = {"accept": ACCEPTED, "release": RELEASED, "fail": Modified(delivery_failed=True)}
 
 
-#: What fails comes back at once; ``test_pauses.py`` has the pauses.
+#: Failed messages are requeued at once; ``test_pauses.py`` has the pauses.
 UNPAUSED = Limits(retry_pause_s=0)
 
 
@@ -36,7 +36,7 @@ class Subscriber:
         #: (body, failures), in order; and those that its link has, by their index there.
         self.waiting: list[tuple[int, int]] = []
         self.held: dict[int, tuple[int, int]] = {}
-        #: What the present link should have got.
+        #: Expected deliveries of the present link.
         self.got: list[tuple[int, int]] = []
         self.compared = 0
 
@@ -51,7 +51,7 @@ class Subscriber:
             self.credit -= 1
 
     def give_back(self, item: tuple[int, int]) -> None:
-        """It has the place that it had: bodies rise in the order of the topic."""
+        """Requeue *item* at its place: bodies rise in the order of the topic."""
         self.waiting.append(item)
         self.waiting.sort()
 

@@ -1,4 +1,4 @@
-"""Subscriptions that gather while nobody is there, and those that several links have together."""
+"""Subscriptions that collect messages without a link, and those that several links share."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_links_that_share_a_subscription_get_each_message_once(
     assert sorted([*one.bodies, *two.bodies]) == list(range(6))
     assert one.bodies
     assert two.bodies
-    # What one has not settled when it goes is for the other.
+    # Messages that one link has not settled when it ends are for the other.
     left = one.bodies
     one.detach(closed=not lasting)
     assert sorted(two.bodies) == list(range(6))
@@ -335,7 +335,7 @@ async def test_a_shared_subscription_outlives_the_broker(kept: Callable[[], Stor
 
 @pytest.mark.req("B19")
 async def test_a_publisher_hears_when_all_durable_subscriptions_have_it() -> None:
-    """What is refused by the store is refused for all."""
+    """A message that the store refuses is refused for all subscriptions."""
 
     class Full(MemoryStore):
         full = False

@@ -1,4 +1,4 @@
-"""What declarations take, and what is done with dead letters for exchanges."""
+"""Arguments of declarations, and dead letters for exchanges."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def topology(broker: Broker) -> Topology:
 
 
 def declare_all(here: Topology, **options: Any) -> None:
-    """One of everything that has arguments, each declared twice."""
+    """Declare a queue, an exchange and bindings with arguments, each twice."""
     for _ in range(2):
         here.declare_queue(QueueDeclaration(name="q", arguments=BINARY, **options))
         here.declare_exchange(Exchange(name="e", type="topic", arguments=BINARY, **options))
@@ -114,7 +114,7 @@ async def test_a_dead_letter_is_held_against_so_many_bindings(
         assert "use fewer bindings" in caplog.text
         for _ in range(100):
             broker.topologies.dead_letter_nodes("", address, entry)
-        # Who makes letters must not fill the log.
+        # A client that makes dead letters must not fill the log.
         assert caplog.text.count("use fewer bindings") == broker.host.limits.log_lines_max
         caplog.clear()
         for number in range(90, 300):

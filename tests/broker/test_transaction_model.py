@@ -18,7 +18,7 @@ from amqp_rt.transactions import TransactionalState
 OUTCOMES = {"accept": ACCEPTED, "release": RELEASED, "fail": Modified(delivery_failed=True)}
 
 
-#: What fails comes back at once; ``test_pauses.py`` has the pauses.
+#: Failed messages are requeued at once; ``test_pauses.py`` has the pauses.
 UNPAUSED = Limits(retry_pause_s=0)
 
 
@@ -42,7 +42,7 @@ class Held:
         self.acquired = acquired
         self.retired: Any = None
         self.outcome = ""
-        #: It cannot go back to its consumer.
+        #: Whether the message cannot return to its consumer.
         self.gone = False
 
 

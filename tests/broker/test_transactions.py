@@ -147,7 +147,7 @@ def test_nothing_is_said_settled_or_done_in_a_transaction_on_a_control_link() ->
 
 @pytest.mark.req("R3", "R6")
 @pytest.mark.parametrize("settled", [False, True])
-def test_what_is_posted_is_seen_by_nobody_before_the_discharge(settled: bool) -> None:
+def test_posts_are_visible_only_after_the_discharge(settled: bool) -> None:
     world, client, control = a_world()
     receiver = client.receiver("q", credit=10)
     browser = client.receiver("q", credit=10, distribution_mode="copy")

@@ -448,7 +448,7 @@ def most_at_once(world: World, work: Callable[[], None]) -> int:
             return max(came)
 
 
-#: What one turn may make of dead letters, and the one that it ends with.
+#: Dead letters that one turn may make, and the one that it ends with.
 LETTERS_OF_A_TURN = WORK_OF_A_TURN // 8 + COPIES
 
 
@@ -903,7 +903,7 @@ def test_what_was_posted_is_there_at_once_and_delivered_in_turns() -> None:
     # All of it in both, and nothing of it delivered before.
     assert [queue_of(world, name).available for name in "ab"] == [POSTS // 2] * 2
     assert [each.bodies for each in [*receivers, browser]] == [[], [], []]
-    # What comes now is behind all of it, and a drain waits for it.
+    # Later messages are behind all of them, and a drain waits for them.
     world.client().sender("a").send("later")
     receivers[0].link.drain()
     world.pump()
@@ -1036,7 +1036,7 @@ async def test_a_large_transaction_is_written_in_turns_and_seen_when_it_is_kept(
             assert posted.control.discharge(posted.txn_id) == "amqp:transaction:unknown-id"
         elif happens == "delete":
             world.host.space().delete("b")
-        # What comes meanwhile does not overtake it.
+        # Messages that arrive in the meantime do not overtake it.
         sender = world.client().sender("a")
         sender.send("later")
         world.pump()

@@ -57,7 +57,7 @@ async def said(peer: Connection, **asked: Any) -> Any:
 
 
 def columns(found: Any, *names: str) -> list[list[Any]]:
-    """These attributes of what a query found."""
+    """Return the attributes *names* of the entities that a query found."""
     places = [found["attributeNames"].index(name) for name in names]
     return [[row[place] for place in places] for row in found["results"]]
 
@@ -109,7 +109,7 @@ async def test_nothing_crosses(autojump_clock: trio.testing.MockClock) -> None:
             # Management sees the nodes of its own host; the default one sees which hosts there are.
             everybody = await said(here, operation="QUERY", entityType="amqp_rt.virtual-host")
             alone = await said(there, operation="QUERY", entityType="amqp_rt.virtual-host")
-            # Whoever asks has a dynamic node for the replies.
+            # The client that asks has a dynamic node for the replies.
             assert columns(everybody, "name", "nodes") == [["", 5], ["b", 5]]
             assert columns(alone, "name", "nodes") == [["b", 6]]
             found = await said(there, operation="QUERY", entityType="amqp_rt.node")
@@ -150,7 +150,7 @@ async def test_who_names_none_is_refused_where_there_is_a_list() -> None:
         # Whatever a peer called it, rights are judged by its name.
         assert set(seen) == {"b"}
         assert broker.stats("q", virtual_host="b").available == 2
-        # Who runs in the same process needs no name.
+        # A client in the same process needs no name.
         async with broker.local() as peer:
             assert (await said(peer, operation="GET-TYPES"))["amqp_rt.virtual-host"] == []
 

@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack, overload
 import msgspec
 
 from amqp_rt.broker.bindings import RoutingTable
+from amqp_rt.broker.broker import AddOn
 from amqp_rt.broker.durable.journal import Executor
 from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
@@ -389,6 +390,7 @@ class Broker(TrioBlock):
         journal: LifeCycles | bool = ...,
         exchange_types: Mapping[str, Callable[[], RoutingTable]] | None = ...,
         queue_types: Mapping[str, QueueType] | None = ...,
+        addons: Sequence[AddOn | str] = ...,
     ) -> None: ...
     def declare(self, *declared: Declaration, virtual_host: str = ...) -> None: ...
     def declare_from(self, file: str | Path) -> None: ...

@@ -91,7 +91,7 @@ PUBLIC: dict[str, set[str]] = {
         "record",
         "replay",
     },
-    "amqp_rt.broker": {"Broker", "LifeCycles", "Log", "Queue", "Topic"},
+    "amqp_rt.broker": {"AddOn", "Broker", "LifeCycles", "Log", "Queue", "Topic"},
 }
 
 

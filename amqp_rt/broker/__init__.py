@@ -9,16 +9,17 @@ from .lifecycles import LifeCycles
 from .nodes import Log, Queue, Topic
 
 if TYPE_CHECKING:
-    from .broker import Broker
+    from .broker import AddOn, Broker
 
-__all__ = ["Broker", "LifeCycles", "Log", "Queue", "Topic"]
+__all__ = ["AddOn", "Broker", "LifeCycles", "Log", "Queue", "Topic"]
 
 
 def __getattr__(name: str) -> object:
     # Looked up on first use: the module composes broker, container and network, which import this one.
-    if name != "Broker":
+    if name not in ("AddOn", "Broker"):
         raise AttributeError(f"module 'amqp_rt.broker' has no attribute {name!r}")
-    return import_module("amqp_rt.broker.broker").Broker
+    found: object = getattr(import_module("amqp_rt.broker.broker"), name)
+    return found
 
 
 def __dir__() -> list[str]:

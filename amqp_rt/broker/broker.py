@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import entry_points
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import msgspec
 import trio
@@ -50,6 +50,17 @@ from .nodes import Declaration
 from .statistics import LogStats, NodeStats, SubscriptionStats
 from .topology.arguments import QueueType
 from .topology.topologies import Topologies
+
+
+class AddOn(Protocol):
+    """Extension of a broker, such as the namespace of another product; see :doc:`/guides/addons`."""
+
+    def install(self, broker: Broker) -> None:
+        """Add hosts, nodes, protocols and operations to *broker*, which has not started.
+
+        Raises:
+            AmqpError: The add-on and the options of the broker exclude each other.
+        """
 
 
 class Broker(TrioBlock):
@@ -105,6 +116,8 @@ class Broker(TrioBlock):
         queue_types: Custom ``x-queue-type`` values of AMQP 0-9-1, beside RabbitMQ's: maps a name that
             begins with ``x-`` to a function from the declaration
             (:class:`~amqp_rt.fronts.base.QueueDeclaration`) to a ``Queue`` or a ``Log``.
+        addons: Extensions, as objects or by the names under which plug-ins are installed; see
+            :doc:`/guides/addons`. They are installed in this order.
     """
 
     _public_name = "Broker"
@@ -141,6 +154,7 @@ class Broker(TrioBlock):
         journal: LifeCycles | bool = False,
         exchange_types: Mapping[str, Callable[[], RoutingTable]] | None = None,
         queue_types: Mapping[str, QueueType] | None = None,
+        addons: Sequence[AddOn | str] = (),
     ) -> None:
         super().__init__()
         self.container = container or Container(
@@ -176,8 +190,6 @@ class Broker(TrioBlock):
             virtual_hosts=virtual_hosts,
             life_cycles=LifeCycles() if journal is True else journal or None,
         )
-        if self.container.permissions.guarded:
-            self.host.services.may_send = self.container.permissions.may_be_sent
         self.container.add_host(self.host)
         self.topologies = Topologies(
             self.host,
@@ -201,6 +213,10 @@ class Broker(TrioBlock):
             add_epochs(self.management, self.host.staging)
             add_leases(self.management, self.host.leases)
             self.container.rpc(ADDRESS)(self._answer)
+        for each in addons:
+            (addon_of(each) if isinstance(each, str) else each).install(self)
+        if self.container.permissions.guarded:
+            self.host.services.may_send = self.container.permissions.may_be_sent
 
     async def _answer(self, message: Message, context: Context) -> Message:
         assert self.management is not None
@@ -544,8 +560,9 @@ def store_of(text: str) -> Store | None:
 
 _log = logging.getLogger("amqp_rt.broker")
 
-#: Entry point group in which plug-ins register their fronts by name.
+#: Entry point groups in which plug-ins register their fronts and add-ons by name.
 _FRONTS: Final = "amqp_rt.fronts"
+_ADDONS: Final = "amqp_rt.addons"
 
 
 def front_of(name: str) -> Front:
@@ -554,12 +571,31 @@ def front_of(name: str) -> Front:
     Raises:
         AmqpError: There is none.
     """
-    for found in entry_points(group=_FRONTS, name=name):
-        front: Front = found.load()()
-        return front
-    names = ", ".join(sorted(each.name for each in entry_points(group=_FRONTS))) or "none"
+    front: Front = _plugin(_FRONTS, name, "protocol")()
+    return front
+
+
+def addon_of(name: str) -> AddOn:
+    """Return the add-on that an installed plug-in provides under *name*, with its default options.
+
+    Raises:
+        AmqpError: There is none.
+    """
+    addon: AddOn = _plugin(_ADDONS, name, "add-on")()
+    return addon
+
+
+def _plugin(group: str, name: str, what: str) -> Any:
+    """Return the object that an installed plug-in registers as *name* in *group*.
+
+    Raises:
+        AmqpError: There is none.
+    """
+    for found in entry_points(group=group, name=name):
+        return found.load()
+    names = ", ".join(sorted(each.name for each in entry_points(group=group))) or "none"
     raise AmqpError(
-        f"no plug-in has a protocol {name!r:.50}; installed are: {names}",
+        f"no plug-in has a{'n' if what[0] in 'aeiou' else ''} {what} {name!r:.50}; installed are: {names}",
         condition="amqp:not-found",
     )
 

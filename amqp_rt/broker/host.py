@@ -31,6 +31,7 @@ from .kinds.topics import TopicNode
 from .lifecycles import JOURNAL, Journals, LifeCycles
 from .nodes import Declaration
 from .restoring import restore
+from .scheduler import Alarmed
 from .services import Services
 from .spaces import VirtualHost, VirtualHosts
 from .sweeping import Sweeper
@@ -207,9 +208,21 @@ class BrokerHost:
         self._sweeper.sweep()
 
     def catch_up(self) -> None:
-        """Do work that has become due and recompute the next wake-up, after the clock was moved."""
+        """Do work that has become due and recompute the next wake-up, after the clock was moved.
+
+        Alarms beyond the work of one turn go off in the next ones.
+        """
         self.sweep()
+        self.turns.tick()
         self.turns.wake()
+
+    def set_alarm(self, alarmed: Alarmed, at: float) -> None:
+        """Call ``tick`` of *alarmed* when the clock is at *at*, in its ``monotonic`` seconds.
+
+        The call is left out if ``alarm`` of *alarmed* is another time by then, or ``deleted`` is set: to
+        move an alarm, set ``alarm`` and call this again. An exception in ``tick`` is logged.
+        """
+        self.turns.set_alarm(alarmed, at)
 
     # --- Running ---
 

@@ -89,7 +89,7 @@ class Scheduler:
         #: all that has to be done before the store is closed.
         self.unfinished: deque[tuple[Resumable, Callable[[], None] | None]] = deque()
         self.pending = trio.Event()
-        #: Heap of alarms: time, number in the order of setting, and queue to call.
+        #: Heap of alarms: time, number in the order of setting, and object to call.
         self.alarms: list[tuple[float, int, Alarmed]] = []
         self.alarms_set = 0
         self._alarms_max = 64
@@ -146,7 +146,7 @@ class Scheduler:
         """Call ``tick`` of *alarmed* at *at*, unless its ``alarm`` is another time by then."""
         self.alarms_set += 1
         if len(self.alarms) >= self._alarms_max:
-            # Drop alarms of deleted queues, and those replaced by another time.
+            # Drop alarms of deleted objects, and those replaced by another time.
             self.alarms = [
                 alarm
                 for alarm in self.alarms
@@ -158,7 +158,7 @@ class Scheduler:
         self._alarmed.set()
 
     def tick(self) -> None:
-        """Call queues whose alarm is due, such as for delayed messages or expired locks.
+        """Call objects whose alarm is due, such as queues for delayed messages or expired locks.
 
         Alarms beyond the work of one turn stay due.
         """
@@ -169,7 +169,7 @@ class Scheduler:
         while alarms and alarms[0][0] <= now and memory.work > 0:
             at, _, alarmed = heapq.heappop(alarms)
             memory.work -= 1
-            if alarmed.alarm == at:
+            if alarmed.alarm == at and not alarmed.deleted:
                 memory.work -= _WORK_OF_A_CALL
                 self._guard(alarmed, alarmed.tick)
 

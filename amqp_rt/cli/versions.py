@@ -14,12 +14,12 @@ from .. import __version__
 
 #: File in which setup.py notes why a build is plain Python.
 _NOTE: Final = "not_compiled.txt"
-#: Entry point groups of plug-ins with a protocol or a command, which may have compiled modules too.
-_GROUPS: Final = ("amqp_rt.fronts", "amqp_rt.commands")
+#: Entry point groups of plug-ins with a protocol, an add-on or a command, which may have compiled modules too.
+_GROUPS: Final = ("amqp_rt.fronts", "amqp_rt.addons", "amqp_rt.commands")
 
 
 def print_versions(context: click.Context) -> None:
-    """Print a line for amqp_rt and one for each plug-in with a protocol or a command, and exit."""
+    """Print a line for amqp_rt and one for each plug-in of those groups, and exit."""
     click.echo(f"amqp-rt, version {__version__} ({form_of('amqp_rt')})")
     plugins = {
         each.module.partition(".")[0]: each.dist

@@ -37,7 +37,6 @@ from .durable.journal import Journal, Unit
 from .entries import Entry, annotated, encode_outgoing
 from .log.annotations import OFFSET, SEQUENCE_NUMBER
 from .queue.queue import MessageQueue
-from .queue.subscriptions import Subscription
 
 #: Link properties for reading leased messages: the group, optionally its id, the first number, and
 #: the number after the last.
@@ -72,7 +71,6 @@ class LeaseState(Struct, frozen=True):
 class Queued(Protocol):
     """Node whose messages are leased."""
 
-    held: Any
     #: Its number in the store, 0 if it is in memory only.
     number: int
 
@@ -148,15 +146,14 @@ class _LeaseLink:
 class Lease:
     """Messages that one group holds of one queue."""
 
-    def __init__(
-        self, node: Queued, name: str, number: int, subscription: Subscription, id_: str
-    ) -> None:
+    def __init__(self, node: Queued, queue: MessageQueue, name: str, number: int, id_: str) -> None:
         self.node = node
+        self.queue = queue
         self.name = name
         self.id = id_
         #: Its number in the store, 0 if it is in memory only.
         self.number = number
-        self.subscription = subscription
+        self.subscription = queue.subscribe(default_outcome=RELEASED)
         self.generation = 0
         self.first = 0
         #: Held messages from number ``first`` on. None for one that was given back or is lost.
@@ -295,7 +292,7 @@ class Leases:
 
     def _state_of(self, lease: Lease, generation: int) -> LeaseState:
         """Return the state of *lease* for its opening *generation*."""
-        available = lease.node.held.available
+        available = lease.queue.available
         return LeaseState(generation, lease.first, lease.next, available, lease.id)
 
     async def extend(self, node: Queued, group: str, generation: int, count: int) -> LeaseState:
@@ -336,7 +333,7 @@ class Leases:
         link.credit = max(0, count)
         try:
             lease.subscription.on_credit(link)
-            if link.credit and not lease.got and lease.node.held.available:
+            if link.credit and not lease.got and lease.queue.available:
                 with trio.move_on_after(_READ_S):
                     await lease.arrived.wait()
         finally:
@@ -514,7 +511,7 @@ class Leases:
                 "the queue has a consumer that wants to be the only one",
                 condition="amqp:resource-locked",
             )
-        lease = Lease(node, group, number, queue.subscribe(default_outcome=RELEASED), id_)
+        lease = Lease(node, queue, group, number, id_)
         lease.subscription.link = self._new_link(lease)
         return lease
 
@@ -524,7 +521,7 @@ class Leases:
     def _subscribe(self, lease: Lease) -> None:
         """Replace the subscription, so that messages excluded for the old one become available."""
         before = lease.subscription
-        lease.subscription = lease.node.held.subscribe(default_outcome=RELEASED)
+        lease.subscription = lease.queue.subscribe(default_outcome=RELEASED)
         lease.subscription.link = self._new_link(lease)
         lease.selective = False
         before.end()
@@ -618,7 +615,7 @@ class Leases:
         held = list(enumerate(lease.held, lease.first))
         lease.first += len(held)
         lease.held = []
-        lease.node.held.conclude_left(held, partial(self._release, lease))
+        lease.queue.conclude_left(held, partial(self._release, lease))
         lease.subscription.end()
         if lease.number and self.journal is not None:
             facts.LEASES.forget(self.journal.loose, facts.key_of(lease.number))
@@ -637,7 +634,7 @@ class Leases:
         now = self.clock.monotonic()
         for node, groups in list(self._leases.items()):
             for lease in list(groups.values()):
-                if lease.ends_at <= now and not node.held.deleted:
+                if lease.ends_at <= now and not lease.queue.deleted:
                     try:
                         self._forget(lease)
                     except Exception as error:
@@ -682,7 +679,7 @@ class Leases:
             if lease_of is None or not lease_of.first <= place < lease_of.next:
                 facts.LEASED.forget(journal.loose, key)
                 continue
-            queue = lease_of.node.held
+            queue = lease_of.queue
             sequence = facts.LEASED.decode(value)
             await fetch(queue, sequence)
             entry = queue.claim(lease_of.subscription, sequence)

@@ -1,4 +1,9 @@
-"""Rate limits for log lines that peers or failing handlers can repeat; the time is an argument."""
+"""Rate limits for log lines that peers or failing handlers can repeat; the time is an argument.
+
+The modules of containers and brokers that write such lines call a :class:`LogLimiter` with a key, which
+names the subject of the line; :func:`log_loss` and :func:`log_refusal` write the lines that several modules
+have in common.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,8 @@ from .outcomes import Error
 class LogLimiter:
     """Limiter that admits a few lines per key and period, and counts the suppressed ones.
 
+    When a key is dropped, its count of suppressed lines is lost, and its next line is admitted.
+
     Args:
         limits: ``log_lines_max`` lines per key in ``log_period_s`` seconds, for the
             ``log_keys_max`` most recently used keys.
@@ -26,11 +33,17 @@ class LogLimiter:
     def admit(self, key: object, now: float) -> str | None:
         """Return the text to append to a line of *key*, or None if the line is to be suppressed.
 
-        The text is empty, or gives the number of lines of *key* suppressed since the last one.
+        The text is empty, or gives the number of lines of *key* suppressed since the last one that was
+        admitted.
+
+        Args:
+            key: The subject of the line.
+            now: Seconds of any clock, of the same one in all calls.
         """
         limits = self.limits
         ends, lines, left_out = self._keys.pop(key, (now + limits.log_period_s, 0, 0))
-        # The wall clock may be set back, which must not suppress lines until it has caught up.
+        # Some callers pass the wall clock, which may be set back. That must not suppress lines until it
+        # has caught up.
         if not ends - limits.log_period_s <= now < ends:
             ends = now + limits.log_period_s
             lines = 0
@@ -65,19 +78,20 @@ def log_loss(
 ) -> None:
     """Log a warning that a message for *address* is lost, if *limiter* admits the line.
 
-    Lines are counted by event, address and *key*.
+    Lines are counted by *event*, *address*, and *key* or, without one, *why*.
 
     Args:
         log: Destination of the line.
         limiter: Limiter of the lines.
         now: Current time, for *limiter*.
-        event: The kind of loss, ending in the preposition before the address.
+        event: The kind of loss, with the preposition before the address: ``"message rejected: to"``.
         address: Address of the message.
         payload: The encoded message, for its message-id.
         message_format: Format of *payload*.
-        why: The reason. Without *key* it is part of the key, so peers must not choose its text.
+        why: The reason. If a peer can choose its text, give a *key*: otherwise each new text would have
+            lines of its own.
         error: Error to append, whose text a peer may have chosen.
-        key: Part of the key, instead of *why*.
+        key: The subject to count the lines by, instead of *why*.
     """
     left_out = limiter.admit((event, address, key or why), now)
     if left_out is not None:
@@ -95,7 +109,11 @@ def log_loss(
 def log_refusal(
     log: logging.Logger, limiter: LogLimiter, link: Any, error: Error, now: float
 ) -> None:
-    """Log that *link*, requested by a peer, has been refused with *error*."""
+    """Log that *link*, requested by a peer, has been refused with *error*, if *limiter* admits the line.
+
+    Lines are counted by the peer's container-id and the condition of *error*.
+    """
+    # Our side of a link on which the peer receives is a sending link.
     receives = hasattr(link, "send")
     terminus = link.source if receives else link.target
     address = getattr(terminus, "address", None)

@@ -1,7 +1,7 @@
 """Work that is divided among turns of the event loop, and calls that are due at a time.
 
-Each turn does as much work as :attr:`~amqp_rt.broker.queue.queue.Memory.work` allows; the rest waits here for
-the next one, so that connections are served in between.
+Each turn does as much work as :attr:`~amqp_rt.broker.queue.accounts.Memory.work` allows; the rest waits here
+for the next one, so that connections are served in between.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
 """Execution of handlers: from the batch of a link to the outcome of each message.
 
-The :class:`Inbox` of a link holds messages that have arrived and not been started; the link's
-credit limits their number. The :class:`Workers` of a route are at most ``slots`` tasks, started on
+The :class:`Inbox` of a link holds the messages that have arrived and that no worker has started; the
+link's credit limits their number. The :class:`Workers` of a route are at most ``slots`` tasks, started on
 demand and parked when idle. They take messages from the inboxes in turn, one from each. A batch
 wakes one worker; a worker that starts a message while others wait wakes further workers. So
 handlers that never block cost one wake-up for each batch, and handlers that block are all running
 after a few passes of the scheduler.
+
+``nodes`` creates the workers of a route; ``attaching``, ``relaying`` and ``consuming`` create inboxes as the
+endpoints of links. The time of a handler is bounded only for requests: it is cancelled at the deadline, if
+the request has one, or when the caller abandons the request.
 """
 
 from __future__ import annotations
@@ -49,9 +53,10 @@ log = logging.getLogger("amqp_rt.handlers")
 #: Messages that a worker processes, and seconds that it may take, before it yields to other tasks.
 TURN_MESSAGES: Final = 64
 TURN_S: Final = 0.001
-#: ``context`` of a request that its caller abandoned before it was started.
+#: ``context`` of a request that its caller abandoned before it was started. Otherwise the ``context`` of a
+#: request is the time of its arrival while it waits, and its :class:`Worker` while it is processed.
 GIVEN_UP: Final = object()
-#: Seconds between two rotations of unused credit: the least and the most.
+#: Least and most seconds before a link is asked for its unused credit (:meth:`Workers.rotate_unused_credit`).
 _ROTATION_MIN_S: Final = 0.005
 _ROTATION_MAX_S: Final = 0.5
 
@@ -78,7 +83,13 @@ class Worker:
 
 
 class Workers:
-    """Tasks of a route, shared by all its links."""
+    """Tasks of a route, shared by all its links.
+
+    Args:
+        route: The route, which has the handler and the number of slots.
+        container: The container, in whose nursery the tasks run.
+        run: Processes one message, up to its outcome.
+    """
 
     def __init__(self, route: Route, container: Home, run: Run) -> None:
         self.route = route
@@ -169,18 +180,19 @@ class Workers:
             try:
                 await run(inbox, delivery, worker)
             except Exception:
-                # A fault of ours, since errors of handlers are dealt with in run(). It must not
-                # stop the worker.
+                # An error of this package, since run() turns errors of handlers into outcomes. It
+                # must not stop the worker.
                 log.exception("a message to %r could not be handled", inbox.binding.address)
                 say(delivery, MODIFIED_FAILED)
             finally:
                 self.running -= 1
                 inbox.finished(delivery)
-            # The scope is asked only if necessary, since that reads the clock.
+            # ``cancel_called`` is read only if necessary, since it reads the clock.
             if worker.cancelled or (worker.timed and scope.cancel_called):
                 return
             count += 1
-            # A handler that never waits must not keep the connections from being served.
+            # A handler that never waits must not keep the connections from being served. The clock is
+            # read after every fourth message only, which keeps its cost small.
             if not count & 3 and (count >= TURN_MESSAGES or trio.current_time() - since > TURN_S):
                 await trio.lowlevel.checkpoint()
                 count = 0
@@ -198,7 +210,7 @@ class Workers:
         self._woken -= 1
 
     def rotate_unused_credit(self) -> None:
-        """Start rotating unused credit if a link has none while another holds free slots."""
+        """Start asking links for unused credit, if a link has none while others hold some unused."""
         if self.shared is not None and self.shared.starved and not self._rotating:
             self._rotating = True
             self.container.start_handler(self._rotate)
@@ -240,10 +252,13 @@ class Workers:
 class Inbox:
     """Messages of one link that have not been started; endpoint of the link.
 
+    The link calls the methods of :class:`~amqp_rt.fronts.base.ReceivingEndpoint`.
+
     Args:
         binding: The link and its route.
         workers: The workers that process the messages.
-        window: The credit window to use, if the link's credit is not the inbox's own.
+        window: The credit window of an anonymous terminus, whose link serves other addresses too; None if
+            the link is for this route alone.
     """
 
     def __init__(
@@ -318,7 +333,8 @@ class Inbox:
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         """Drop waiting messages, which the peer will redeliver, and cancel requests of the link.
 
-        Messages that the peer has settled exist only here: they are still handled.
+        Messages that the peer has settled exist only here: they are still handled, except for requests,
+        whose callers have gone.
         """
         self._open = False
         calls = self.route.kind == "rpc"
@@ -338,7 +354,7 @@ class Inbox:
 
     @property
     def over(self) -> bool:
-        """Whether arriving messages are no longer started."""
+        """Whether the inbox is closed: it releases unsettled messages that still arrive."""
         return not self._open
 
     def finished(self, delivery: IncomingDelivery) -> None:
@@ -366,7 +382,7 @@ class Inbox:
             self.retire()
 
     def retire(self) -> None:
-        """Remove the inbox: its link, which may continue, brings no more messages."""
+        """Remove the inbox: it gets no more messages, even if its link continues."""
         if self in self.workers.inboxes:
             self.workers.inboxes.remove(self)
             self.route.stats.links -= 1
@@ -383,7 +399,9 @@ class Inbox:
 
 
 def given_up(delivery: IncomingDelivery) -> bool:
-    """Cancel the handler of *delivery* if it is a request of ours that its sender has settled.
+    """Abandon *delivery*, which its sender has settled, if it is a request to a handler.
+
+    A running handler is cancelled, and a waiting request is not started.
 
     Returns:
         Whether it is such a request.
@@ -457,8 +475,8 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
         raise
     except Exception as error:
         if delivery.aborted or not (delivery.complete or delivery.link.attached):
-            # The sender aborted the message: there is no outcome to send, and the handler has not
-            # failed.
+            # The sender aborted the message, or its link has ended: there is no outcome to send, and the
+            # handler has not failed.
             stats.cancelled += 1
             log.info("%s: a message was not finished by its sender: %s", route.name, error)
             return
@@ -511,7 +529,7 @@ def judge(inbox: Inbox, delivery: IncomingDelivery, error: Exception) -> Outcome
 
 
 def log_failure(container: Home, route: Route, where: str, error: BaseException | None) -> None:
-    """Log that the handler of *route* failed, limited in number, as every message may cause it."""
+    """Log that the handler of *route* failed. Lines are limited, since every message may cause one."""
     left_out = container.log_limiter.admit((route.name, type(error)), trio.current_time())
     if left_out is not None:
         log.error("handler failed: %s %s%s", route.name, where, left_out, exc_info=error)
@@ -536,11 +554,12 @@ def log_rejection(inbox: Inbox, delivery: IncomingDelivery, why: str, error: Err
 def only_cancelled(route: Route, group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the part of a handler's *group* to raise: its cancellation. The rest is logged.
 
-    A handler with its own nursery may raise both at once.
+    A handler with its own nursery may raise both at once. A group with a request to end the process, such
+    as KeyboardInterrupt, is returned whole.
     """
     cancelled, rest = group.split(trio.Cancelled)
     if rest is not None and not isinstance(rest, ExceptionGroup):
-        return group  # A request to end the process, such as KeyboardInterrupt
+        return group
     if rest is not None:
         route.stats.failed += 1
         log.error("handler failed: %s when it was cancelled", route.name, exc_info=rest)
@@ -566,5 +585,6 @@ def _returned(result: Any) -> Outcome:
     return result.outcome if isinstance(result, RaisedOutcome) else ACCEPTED
 
 
-#: Function with which a worker processes a message.
+#: Function with which a worker processes a message: :func:`run_message`, :func:`run_streamed`, or for
+#: requests :meth:`Replies.answer <amqp_rt.container.replies.Replies.answer>`, which alone uses the worker.
 Run: TypeAlias = Callable[[Inbox, IncomingDelivery, Worker], Awaitable[None]]

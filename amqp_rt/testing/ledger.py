@@ -1,8 +1,9 @@
 """Ledger of all messages of a test, which checks that the promised guarantees were kept.
 
-Each message has a number and a checksum in its body. Senders and receivers report events to the
-ledger, which raises at once for an impossible one; :meth:`DeliveryLedger.check` examines the messages left
-at the end.
+A test creates each body with :meth:`DeliveryLedger.body`, and reports the events of its senders and
+consumers with the methods ``was_…``. :meth:`DeliveryLedger.was_delivered` raises at once for a delivery
+that breaks a guarantee; :meth:`DeliveryLedger.check` examines the messages left at the end. A ledger keeps
+every body of its test in memory.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from zlib import crc32
 
 __all__ = ["Broken", "DeliveryLedger"]
 
+#: Length of the checksum at the end of a body, in hexadecimal digits. Without it, a body with an altered
+#: number could equal that of another message.
 _CRC: Final = 8
 
+#: When a message may be delivered again; see :class:`DeliveryLedger`.
 Duplicates: TypeAlias = Literal["allowed", "in doubt", "never"]
 
 
@@ -26,16 +30,17 @@ class DeliveryLedger:
     """The messages of one queue or log.
 
     * Acknowledged messages are not lost: each is consumed, or still there.
-    * Settled messages do not return: a delivery that the broker has settled is not delivered again.
+    * Settled messages do not return: a message whose delivery the broker has settled is not delivered
+      again.
     * Order is kept: messages of each sender are first delivered in the order in which they were
       sent.
     * Bodies are not altered: every body is one that was sent, octet by octet.
 
     Args:
         what: Name of the node in error messages.
-        duplicates: When a message may be delivered again: if its sender or its consumer is in doubt
-            about the outcome, and repeats it (``"allowed"``); until its consumer has learned that
-            it is settled (``"in doubt"``); or only after it was returned, because links are resumed
+        duplicates: When a message may be delivered again: at any time, as where senders repeat messages
+            whose outcome they did not receive (``"allowed"``); until its consumer has learned that it is
+            settled (``"in doubt"``); or only after its consumer has returned it, if links are resumed
             (``"never"``).
         ordered: Whether one consumer receives all messages, so that their order can be checked.
     """
@@ -65,9 +70,10 @@ class DeliveryLedger:
         self._latest: dict[str, int] = {}
 
     def body(self, sender: str, size: int = 0) -> bytes:
-        """Create the next message of *sender*, with at least *size* octets."""
+        """Create the body of the next message of *sender*, with at least *size* octets."""
         number = self._numbers[sender] = self._numbers.get(sender, -1) + 1
         text = f"{sender} {number} ".encode()
+        # The padding depends on the number, so that pieces of two messages cannot be exchanged unnoticed.
         text += bytes(number % 251 for _ in range(size - len(text) - _CRC))
         body = text + b"%08x" % crc32(text)
         self.sent[body] = sender, number
@@ -78,14 +84,15 @@ class DeliveryLedger:
         self.acknowledged.add(body)
 
     def was_refused(self, body: bytes) -> None:
-        """Record that the sender received another outcome."""
+        """Record that the sender received an outcome other than accepted."""
         self.refused.add(body)
 
     def was_delivered(self, body: object) -> bytes:
         """Record a delivery to a consumer; return the body.
 
         Raises:
-            Broken: The body is unknown, was settled before, or is out of order.
+            Broken: The body was never sent, was refused, is out of order, or is delivered again although
+                *duplicates* forbids it.
         """
         known = self._known(body)
         times = self.delivered[known] = self.delivered.get(known, 0) + 1
@@ -119,11 +126,11 @@ class DeliveryLedger:
         self.damaged.add(body)
 
     def check(self, left: Iterable[object]) -> None:
-        """Check all guarantees, with the bodies *left* on the node at the end, in its order.
+        """Check all guarantees, given the bodies *left* on the node at the end, in the node's order.
 
         Raises:
-            Broken: A message was lost, altered, duplicated, out of order, or returned after
-                settlement.
+            Broken: A message was lost, altered or refused, is there twice or out of order, or is there
+                although its delivery was settled.
         """
         there: dict[bytes, None] = {}
         latest: dict[str, int] = {}

@@ -1,8 +1,9 @@
 """A second, small codec of AMQP 1.0, which can produce wrong octets on purpose.
 
-The scripted peer writes with it, and drawings of traces read with it. It shares no code with the
-codec of the package, so that an error in one is not hidden by the same error in the other. It knows
-frames by name, checks no rules, and is not optimised.
+The scripted peer and the conformance kit write and read with it; drawings and replays of traces read with
+it. It shares no code with the codec of the package, so that an error in one is not hidden by the same error
+in the other: it imports nothing of the package. Types and fields have their names in the standard, with
+underscores; no rules of the protocol are checked, and the code is not optimised.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = [
 HEADER: Final = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 
-#: Largest frame that is read; larger sizes are taken for garbage.
+#: Largest frame that is read; larger sizes are taken for garbage. At most this much input is held.
 _FRAME_MAX: Final = 64 * 1024 * 1024
 #: Deepest nesting of values that is read.
 _DEPTH_MAX: Final = 64
@@ -158,14 +159,18 @@ class CompositeValue(Struct):
 
 
 class Frame(Struct):
-    """A frame, or a protocol header (``name`` is ``"header"``, ``payload`` its octets)."""
+    """A frame, a protocol header, or octets that are neither."""
 
+    #: One of ``FRAMES``; ``"header"`` for a protocol header, ``"empty"`` for a frame without a body, and
+    #: ``"octets"`` for input in which no frame can be found, or no performative in a frame.
     name: str
     channel: int = 0
     fields: dict[str, Any] = {}
+    #: Octets after the performative; those of a header; or the octets that cannot be read.
     payload: bytes = b""
-    #: Description of the fault, empty if there is none; ``fields`` are those before it.
+    #: Description of the fault, empty if there is none.
     fault: str = ""
+    #: Octets of the input, with the header of the frame.
     size: int = 0
 
     def __repr__(self) -> str:
@@ -197,6 +202,7 @@ def _hint(word: str, known: list[str]) -> str:
 
 # --- writing ------------------------------------------------------------------------------------
 
+#: Types of fixed width: constructor code and format of :mod:`struct`.
 _FIXED: Final = {
     "ubyte": (0x50, ">B"),
     "ushort": (0x60, ">H"),
@@ -210,14 +216,21 @@ _FIXED: Final = {
     "double": (0x82, ">d"),
     "timestamp": (0x83, ">q"),
 }
+#: Types of variable width: constructor codes for a size of one octet and of four.
 _TEXTS: Final = {"binary": (0xA0, 0xB0), "string": (0xA1, 0xB1), "symbol": (0xA3, 0xB3)}
 
 
 def encode(kind: str, value: Any) -> Raw:
     """Encode *value* as an AMQP value of type *kind*.
 
-    Types inside lists and maps follow from the Python types. ``encode("string", "7")`` is a value
-    that can be put where a uint belongs.
+    Elements of lists and values of maps, and values of a *kind* that has no encoding here, such as
+    ``"any"``, are encoded by their Python types: an int becomes a long, a str a string. Keys of maps become
+    symbols. Put a :class:`Raw` where another type is wanted, right or wrong: ``encode("string", "7")``
+    can stand where a uint belongs.
+
+    Raises:
+        TypeError: A value has a Python type that stands for no AMQP type.
+        struct.error: A number is out of the range of *kind*.
     """
     if isinstance(value, Raw):
         return value
@@ -258,6 +271,7 @@ def _kind_of(value: Any) -> str:
     raise TypeError(f"{value!r} has no AMQP type: call encode(kind, value)")
 
 
+#: Python type → AMQP type; the first that matches counts, since a bool is an int, and text a sequence.
 _PYTHON: Final[tuple[tuple[Any, str], ...]] = (
     (bool, "boolean"),
     (int, "long"),
@@ -349,9 +363,10 @@ def encode_frame(
 
 
 def decode(data: bytes, at: int = 0) -> tuple[Any, int]:
-    """Decode the value at *at*; return it and its end.
+    """Decode the value at offset *at* of *data*; return the value, and the offset behind it.
 
-    Known composite values become :class:`CompositeValue`; symbols become ``str``.
+    Symbols become ``str``, arrays lists. Described values become :class:`CompositeValue`: one with a name
+    of ``TYPES`` has its fields, any other has its descriptor as name and one field, ``value``.
 
     Raises:
         Malformed: The octets are not an AMQP value.
@@ -437,7 +452,8 @@ def _array(data: bytes, at: int, end: int, count: int, depth: int) -> list[Any]:
         code = _piece(data, at, end, 1)[0]
         at += 1
     values = []
-    # Items without octets (null, true) may be of any number, so limit them to the octets present.
+    # An array may claim any number of items without octets (null, true). The number is limited to the
+    # octets present, so such an array comes out shorter.
     for _ in range(min(count, end - at)):
         value, at = _constructed(code, data, at, end, depth + 1)
         values.append(value if descriptor is None else _described(descriptor, value))
@@ -475,13 +491,18 @@ _READ: Final[Mapping[int, Callable[[bytes], Any]]] = {
 
 
 class Splitter:
-    """Splits input into headers and frames; the last one may be incomplete."""
+    """Splitter of input into headers and frames; the last one may be incomplete."""
 
     def __init__(self) -> None:
+        #: The beginning of an incomplete header or frame.
         self.held = b""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that *data* completes. Malformed ones have a ``fault``."""
+        """Return the headers and frames that *data* completes. Malformed ones have a ``fault``.
+
+        After an impossible size the next frame cannot be found, so all octets at hand become one
+        ``"octets"``.
+        """
         held = self.held + data
         found: list[Frame] = []
         at = 0

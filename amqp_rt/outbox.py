@@ -556,7 +556,7 @@ class _Link(Sender):
         """Detach the link without closing it, so that the peer keeps its state."""
         if not self.closed:
             self.is_over = True
-            self._say_detach(closed=False)
+            self._send_detach(closed=False)
 
     async def wait_left(self) -> None:
         """Wait until the peer has answered :meth:`suspend`, if it does. Cancellation leaves no trace."""
@@ -597,12 +597,12 @@ class _Link(Sender):
         super()._begin(link)
         self.on_change()
 
-    def _let_go(self, error: AmqpError) -> None:
+    def _fail_waiting(self, error: AmqpError) -> None:
         if not self.is_over and not (self.is_durable and not self._was_attached):
             _log.warning("%s: %s", self.address, error)
         self.is_over = True
         self.over_at = trio.current_time()
-        super()._let_go(error)
+        super()._fail_waiting(error)
         self.on_change()
 
 

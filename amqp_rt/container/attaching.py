@@ -21,7 +21,7 @@ from .connections import Connection
 from .feeding import LinkHandler, SourceFeed
 from .home import Home
 from .nodes import Nodes
-from .permissions import not_for_you
+from .permissions import not_authorized
 from .relaying import Forward, Relay
 from .replies import Replies, is_paired, paired_properties
 from .routes import RouteBinding
@@ -81,7 +81,7 @@ class Attaching:
             # A peer without any right must not learn whether a source is kept for a link of this
             # name.
             self._refuse(link, self._home.permissions.decide_anywhere(link.peer) or terminus)
-        elif (refused := self._judge_attach(link, terminus)) is not None:
+        elif (refused := self._authorize_attach(link, terminus)) is not None:
             self._refuse(link, refused)
         elif isinstance(terminus, Coordinator):
             # Rights are checked for the links whose deliveries are in the transaction, not here.
@@ -156,8 +156,8 @@ class Attaching:
         if stolen or connection.engine.over:
             self._refuse(link, _STOLEN)
         elif not allowed:
-            self._refuse(link, not_for_you(terminus.address))
-        elif (refused := self._judge_attach(link, terminus)) is not None:
+            self._refuse(link, not_authorized(terminus.address))
+        elif (refused := self._authorize_attach(link, terminus)) is not None:
             self._refuse(link, refused)  # a token has expired meanwhile
         else:
             # Requests older than this one are refused when their answers arrive.
@@ -168,7 +168,7 @@ class Attaching:
         if not asking and self._asking.get(identity) is asking:
             del self._asking[identity]
 
-    def _judge_attach(
+    def _authorize_attach(
         self, link: ReceivingLink | SendingLink, terminus: Source | Target | Coordinator
     ) -> Error | None:
         """Return why the peer may not attach *link* to *terminus*; None if it may.
@@ -197,7 +197,7 @@ class Attaching:
                 )
         return None
 
-    def judge_again(self, connection: Connection, why: str) -> None:
+    def reauthorize(self, connection: Connection, why: str) -> None:
         """Detach the links for which *connection* no longer has the right, and only those.
 
         Args:

@@ -68,7 +68,7 @@ class TokenWatch:
             TokenRefused: The token is not accepted; nothing has changed.
         """
         limits = self._connection.container.limits
-        token = await self._cbs.judge(kind, text, audience, limits)
+        token = await self._cbs.validate(kind, text, audience, limits)
         self.keep(token)
 
     def keep(self, token: Token) -> None:
@@ -85,7 +85,7 @@ class TokenWatch:
 
     def _on_changed(self) -> None:
         self._changed.set()
-        self._connection.container.attaching.judge_again(
+        self._connection.container.attaching.reauthorize(
             self._connection, "your rights have changed"
         )
 
@@ -107,7 +107,7 @@ class TokenWatch:
             while True:
                 self._changed = trio.Event()
                 if self.tokens.expire(trio.current_time()):
-                    connection.container.attaching.judge_again(connection, "the token has expired")
+                    connection.container.attaching.reauthorize(connection, "the token has expired")
                 if len(self.tokens):
                     due = inf
                     if not known and not self._admit(connection):

@@ -86,7 +86,7 @@ class AttachHandler(AttachedLinks, Protocol):
     def attach(self, connection: Connection, link: ReceivingLink | SendingLink) -> None:
         """Accept or refuse *link*, at once or later."""
 
-    def judge_again(self, connection: Connection, why: str) -> None:
+    def reauthorize(self, connection: Connection, why: str) -> None:
         """Detach the links for which *connection* no longer has the right."""
 
     def connection_ended(self, engine: object) -> None:
@@ -189,7 +189,7 @@ class Session:
         except LocalProtocolError as failure:
             member.lost(failure)
 
-    def begin_again(self, core: EngineSession | None) -> None:
+    def restart(self, core: EngineSession | None) -> None:
         """Begin again after the pause that followed the end of *core*, if still needed."""
         connection = self.connection
         if self._ended or core is not self.core or connection.engine_over:
@@ -201,14 +201,14 @@ class Session:
             self.lose(error)
 
     @property
-    def may_come_back(self) -> bool:
+    def may_be_replaced(self) -> bool:
         """Whether the session or its connection ended for a passing reason and will be replaced."""
         connection = self.connection
         if connection.engine_over:
             return connection.recovers
-        return connection.session_returner is not None and self._is_ended_in_passing()
+        return connection.session_returner is not None and self._is_ended_transiently()
 
-    def _is_ended_in_passing(self) -> bool:
+    def _is_ended_transiently(self) -> bool:
         """Whether the peer has ended the session, but might accept another one."""
         error = None if self.core is None else self.core.error
         return error is not None and error.condition in PASSING_CONDITIONS
@@ -254,7 +254,7 @@ class Session:
                 info=error.info,
             )
         returner = self.connection.session_returner
-        if not (returner is not None and self._is_ended_in_passing() and returner(self, why)):
+        if not (returner is not None and self._is_ended_transiently() and returner(self, why)):
             self.lose(why)
 
     def add(self, member: Member) -> None:

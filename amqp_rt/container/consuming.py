@@ -19,7 +19,7 @@ from ..outcomes import Error
 from ..termini import Source, Target
 from .engines import EngineSession
 from .feeding import SourceFeed
-from .links import gone, is_passing
+from .links import gone, is_transient
 from .replies import Replies, ReplyLink
 from .routes import Route, RouteBinding
 from .serving import Inbox, Workers
@@ -108,7 +108,7 @@ class _Consumer:
         if self._over:
             return
         if session.going:
-            if not session.may_come_back:
+            if not session.may_be_replaced:
                 self.over(gone(LinkDetached, error, self.route.address))
             return
         attached = self._answered.is_set()
@@ -173,7 +173,7 @@ def _returns(
 ) -> bool:
     """Arrange to attach again a link that its peer has detached; return whether that is tried."""
     session = member.session
-    if is_passing(error, closed):
+    if is_transient(error, closed):
         return session.returns(member, why, ended=False)
     return attached and error is None and session.returns(member, why, ended=True)
 

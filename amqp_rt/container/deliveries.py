@@ -210,9 +210,9 @@ class Delivery:
             transaction.retire(self, outcome)
             return
         self.raw.settle(outcome)
-        self._let_go()
+        self._release()
 
-    def unsay(self, txn_id: bytes) -> bool:
+    def retract_outcome(self, txn_id: bytes) -> bool:
         """Remove the outcome set in the transaction *txn_id*; return whether there was one."""
         said = self.raw.local_state
         if type(said) is not TransactionalState or said.txn_id != txn_id:
@@ -220,7 +220,7 @@ class Delivery:
         self.raw.local_state = None
         return True
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Free the room of a delivery with an outcome, and drop the rest of a streamed message."""
         context = self.raw.context
         if isinstance(context, DeliveryHolder):
@@ -256,7 +256,7 @@ class Delivery:
             # The end of its transaction decides.
             return meant
         if self.outcome is not None or self.raw.settled:
-            self._let_go()
+            self._release()
         elif error is None:
             self.accept()
         elif isinstance(error, RaisedOutcome):

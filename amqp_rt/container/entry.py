@@ -380,7 +380,7 @@ class ConnectionEntry:
             by_login = self._home.permissions.has_any_by_login(peer)
             self._home.start_connection(partial(watch.run, owes=not by_login, known=not owes))
         if not owes:
-            self._became_known(connection)
+            self._mark_authenticated(connection)
         self._log_connection("connection opened", connection, "")
         return True
 
@@ -400,11 +400,11 @@ class ConnectionEntry:
                 left_out,
             )
 
-    def _got_token(self, connection: Connection) -> bool:
+    def _admit_by_token(self, connection: Connection) -> bool:
         """Admit a peer that had no rights before its first token; return False if it was closed."""
         if connection.peer.user is None and not self._enter(connection):
             return False
-        self._became_known(connection)
+        self._mark_authenticated(connection)
         return True
 
     def _enter(self, connection: Connection) -> bool:
@@ -422,7 +422,9 @@ class ConnectionEntry:
             return None
         watch = self._watches.get(connection)
         if watch is None:
-            watch = self._watches[connection] = TokenWatch(connection, self._cbs, self._got_token)
+            watch = self._watches[connection] = TokenWatch(
+                connection, self._cbs, self._admit_by_token
+            )
             peer.tokens = watch.tokens
         return watch
 
@@ -440,7 +442,7 @@ class ConnectionEntry:
             return Failure(f"a token was refused: {error.description}")
         return login
 
-    def _became_known(self, connection: Connection) -> None:
+    def _mark_authenticated(self, connection: Connection) -> None:
         """Stop counting the peer as a stranger: it is authenticated."""
         logged_in = self._strangers.pop(connection.engine, None)
         if logged_in is not None:
@@ -504,7 +506,7 @@ class ConnectionEntry:
             connection.handle(event.exchange.challenge(step.data))
         elif isinstance(step, Success):
             if self._cbs is None:
-                self._became_known(connection)
+                self._mark_authenticated(connection)
             connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
         else:
             address = engine.peer.address

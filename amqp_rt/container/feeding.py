@@ -275,7 +275,7 @@ class LinkHandler:
 
     #: Only the peer can attach again a link that it attached.
     going = False
-    may_come_back = False
+    may_be_replaced = False
 
     def __init__(self, binding: RouteBinding) -> None:
         self.binding = binding

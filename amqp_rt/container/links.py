@@ -71,7 +71,7 @@ def gone(kind: type[E], error: Error | None, address: object) -> E:
     )
 
 
-def is_passing(error: Error | None, closed: bool) -> bool:
+def is_transient(error: Error | None, closed: bool) -> bool:
     """Whether a peer that detaches like this may accept the same link again."""
     if error is None:
         # Without ``closed`` the link is suspended (Part 2 §2.6.5).
@@ -101,7 +101,7 @@ class Owner(Protocol):
         """Whether the owner is ending, so that it decides whether its links attach again."""
 
     @property
-    def may_come_back(self) -> bool:
+    def may_be_replaced(self) -> bool:
         """Whether another owner will take its place, on which the link is attached again."""
 
     @property
@@ -247,16 +247,16 @@ class LinkHandle:
     def abandon(self) -> None:
         """Detach at once, without waiting for anything. Does nothing if the link has ended."""
         if not self.closed:
-            self._say_detach(closed=True)
+            self._send_detach(closed=True)
 
     # --- detaching -----------------------------------------------------------------------
 
-    def _say_detach(self, *, closed: bool) -> None:
+    def _send_detach(self, *, closed: bool) -> None:
         """Send detach, and end the link for the application."""
         self._session.remove(self)
         raw = self._raw
         self._stage = "over" if raw is None else "detaching"
-        self._let_go(LinkDetached("the link was closed", condition="amqp:illegal-state"))
+        self._fail_waiting(LinkDetached("the link was closed", condition="amqp:illegal-state"))
         self.changes.unpark_all()
         if raw is not None:
             raw.detach(closed=closed)
@@ -267,7 +267,7 @@ class LinkHandle:
         After it the peer's side has ended, and the name is free.
         """
         if not self.closed:
-            self._say_detach(closed=closed)
+            self._send_detach(closed=closed)
         with trio.move_on_after(DETACH_GRACE_S):
             while self._stage == "detaching":
                 await self.changes.park()
@@ -285,9 +285,9 @@ class LinkHandle:
             self._interrupted(None)
         self._stage = "attaching"
         self._raw = None
-        self._raw = self._ask(core)
+        self._raw = self._attach_on(core)
 
-    def _ask(self, core: EngineSession) -> Any:
+    def _attach_on(self, core: EngineSession) -> Any:
         """Attach on *core*, and return the link."""
         raise NotImplementedError
 
@@ -300,7 +300,7 @@ class LinkHandle:
             self._session.remove(self)
             self._error = error
             self._stage = "over"
-            self._let_go(error)
+            self._fail_waiting(error)
         self._raw = None
         self.changes.unpark_all()
 
@@ -308,10 +308,10 @@ class LinkHandle:
         """Continue as a member of *session* at *address*, after a redirect."""
         self._session = session
         if address is not None:
-            self._readdress(address)
+            self._set_address(address)
         session.add(self)
 
-    def _readdress(self, address: str) -> None:
+    def _set_address(self, address: str) -> None:
         """Request *address* from now on."""
         self.address = address
 
@@ -343,14 +343,14 @@ class LinkHandle:
         self._stage = "waiting"
         if self._session.going:
             # The session decides whether the link is lost or attached on another one.
-            if self._session.may_come_back:
+            if self._session.may_be_replaced:
                 self._remember(link)
                 self._interrupted(error)
         elif error is not None and error.condition == "amqp:link:redirect" and self._follow(error):
             # The other peer has no record of deliveries sent here.
             self._memory = None
             self._interrupted(error)
-        elif link.incomplete and error is None and not closed and self._goes_on(link):
+        elif link.incomplete and error is None and not closed and self._may_retry_attach(link):
             self._interrupted(None)
             self._attach_again()
         elif not self._waits_to_return(link, error, closed):
@@ -366,7 +366,7 @@ class LinkHandle:
             why = gone(LinkEnded, error, self.address)
         else:
             why = gone(LinkDetached, error, self.address)
-        if is_passing(error, closed) and not link.incomplete:
+        if is_transient(error, closed) and not link.incomplete:
             if self._session.returns(self, why, ended=False):
                 if closed:
                     self._forget()
@@ -394,7 +394,7 @@ class LinkHandle:
         elif link is not None:
             self._memory = link.remember()
 
-    def _goes_on(self, link: Any) -> bool:
+    def _may_retry_attach(self, link: Any) -> bool:
         """Whether attaching again helps, as the maps did not fit their frames (Part 2 §2.6.13)."""
         self._remember(link)
         if self._memory is None:
@@ -442,5 +442,5 @@ class LinkHandle:
     def _interrupted(self, error: Error | None) -> None:
         """Handle the end of a link that may be attached again and resume ``_memory`` then."""
 
-    def _let_go(self, error: AmqpError) -> None:
+    def _fail_waiting(self, error: AmqpError) -> None:
         """Give up everything that waits for the link, which ended permanently with *error*."""

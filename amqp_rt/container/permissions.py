@@ -143,7 +143,7 @@ class Permissions:
         """Return why *peer* may not send to *address*, a ``to`` or ``reply-to``; None if it may."""
         refused = self.decide(peer, Rights.SEND, address)
         if refused is None and not await self.is_allowed(peer, address, "sender"):
-            refused = not_for_you(address)
+            refused = not_authorized(address)
         # A token may have expired while ``authorize`` was running.
         return refused or self.decide(peer, Rights.SEND, address)
 
@@ -157,10 +157,10 @@ class Permissions:
         for each in passages if self.authorize is not None and not peer.trusted else ():
             for address, role in ((each.source, "receiver"), (each.target, "sender")):
                 if refused is None and not await self.is_allowed(peer, address, role):
-                    refused = not_for_you(address)
+                    refused = not_authorized(address)
         return refused or decide_passages(self.decide, peer, passages)
 
 
-def not_for_you(address: object) -> Error:
+def not_authorized(address: object) -> Error:
     """Return the error for a peer that ``authorize`` refuses *address*."""
     return Error("amqp:unauthorized-access", f"{address!r} is not for you")

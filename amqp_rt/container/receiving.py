@@ -509,7 +509,7 @@ class Receiver(LinkHandle, DeliveryHolder):
 
     # --- called by the session and the link -------------------------------------------------
 
-    def _ask(self, core: EngineSession) -> Any:
+    def _attach_on(self, core: EngineSession) -> Any:
         return core.attach_receiver(
             self.name,
             self,
@@ -522,8 +522,8 @@ class Receiver(LinkHandle, DeliveryHolder):
             unsettled=self._to_resume(core),
         )
 
-    def _readdress(self, address: str) -> None:
-        super()._readdress(address)
+    def _set_address(self, address: str) -> None:
+        super()._set_address(address)
         if self._asked is not None:
             self._asked.address = address
 
@@ -627,7 +627,7 @@ class Receiver(LinkHandle, DeliveryHolder):
         self._held.intersection_update(self._suspended.union(self._inbox))
         self._window = None
 
-    def _let_go(self, error: AmqpError) -> None:
+    def _fail_waiting(self, error: AmqpError) -> None:
         self._suspended.clear()
         self._untaken.clear()
         if self._window is not None:

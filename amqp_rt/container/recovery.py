@@ -474,7 +474,7 @@ class Dialler:
         failure = await self._try_each()
         if failure is not None and policy is not None and self._patient and not _is_final(failure):
             log.warning("%s; trying again", failure)
-            failure = await self._come_back(policy, since)
+            failure = await self._redial(policy, since)
         while failure is None and policy is not None and connection.recovers:
             lost = connection.lost_error()
             error = connection.ended_with
@@ -482,12 +482,12 @@ class Dialler:
                 log.warning("connection given up: %s", lost)
                 break
             log.warning("%s; connecting again", lost)
-            failure = await self._come_back(policy, trio.current_time())
+            failure = await self._redial(policy, trio.current_time())
             if failure is not None:
                 log.warning("connection given up: %s", failure)
         return failure
 
-    async def _come_back(self, policy: Reconnect, since: float) -> AmqpError | None:
+    async def _redial(self, policy: Reconnect, since: float) -> AmqpError | None:
         """Dial again with growing pauses; None once a connection was open and has ended.
 
         Args:
@@ -612,9 +612,9 @@ class Dialler:
                 )
         finally:
             self._carrying = False
-        self._judge(url, connection)
+        self._handle_end(url, connection)
 
-    def _judge(self, url: Url, connection: Connection) -> None:
+    def _handle_end(self, url: Url, connection: Connection) -> None:
         """Evaluate the end of a connection to *url*, and store its redirect.
 
         Raises:
@@ -692,7 +692,7 @@ class Dialler:
         if pause is None:
             return False
         log.warning("%s; beginning it again in %.1f s", error, pause)
-        self._after_pause(pause, partial(session.begin_again, session.core))
+        self._after_pause(pause, partial(session.restart, session.core))
         return True
 
     def _pause_of(self, ended: Member | Session, policy: Reconnect) -> float | None:

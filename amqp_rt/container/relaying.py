@@ -137,7 +137,7 @@ class Relay:
                     for host in self._home.hosts:
                         host.hold_post(self._link, each)
         else:
-            self._hand_over(address, target, batch)
+            self._forward(address, target, batch)
 
     def _make_room(self, newest: _Target) -> None:
         """Drop the least recently used targets, except *newest* and those that wait.
@@ -153,7 +153,7 @@ class Relay:
                 target.drop()
                 surplus -= 1
 
-    def _hand_over(self, address: str, target: _Target, batch: list[IncomingDelivery]) -> None:
+    def _forward(self, address: str, target: _Target, batch: list[IncomingDelivery]) -> None:
         if target.error is not None:
             # Resolve the address again for the next message, which may succeed.
             if self._targets.get(address) is target:
@@ -180,7 +180,7 @@ class Relay:
                 return
         target.resolved(self._resolve(address) if refused is None else refused)
         try:
-            self._hand_over(address, target, batch)
+            self._forward(address, target, batch)
         finally:
             for each in batch:
                 if _is_posted(each):

@@ -55,7 +55,7 @@ from .serving import (
     log_failure,
     only_cancelled,
     read_message,
-    say,
+    settle_if_open,
 )
 
 log = logging.getLogger("amqp_rt.handlers")
@@ -247,14 +247,14 @@ class _Relayed(_Pending):
                 message_format=delivery.message_format,
             )
         except LocalProtocolError as error:
-            say(delivery, Rejected(Error.of(error)))
+            settle_if_open(delivery, Rejected(Error.of(error)))
         else:
             if settled:
-                say(delivery, ACCEPTED)  # No other outcome will follow
+                settle_if_open(delivery, ACCEPTED)  # No other outcome will follow
         self.window.freed(1, len(self.delivery.payload))
 
     def fail(self, error: AmqpError) -> None:
-        say(self.delivery, RELEASED)
+        settle_if_open(self.delivery, RELEASED)
         self.window.freed(1, len(self.delivery.payload))
 
 
@@ -500,7 +500,7 @@ class Replies:
             ttl_ms = message.header.ttl
         except (DecodeError, Reject) as error:
             stats.rejected += 1
-            say(delivery, Rejected(Error.of(error)))
+            settle_if_open(delivery, Rejected(Error.of(error)))
             return
         deadline = NO_DEADLINE
         if ttl_ms is not None:
@@ -524,7 +524,7 @@ class Replies:
                 request = Request(message, self.path(binding, reply_to, hosts=hosts))
             except Reject as error:
                 stats.rejected += 1
-                say(delivery, Rejected(Error.of(error)))
+                settle_if_open(delivery, Rejected(Error.of(error)))
                 return
             try:
                 admitted = self._request_begins(binding.link.connection)
@@ -552,7 +552,7 @@ class Replies:
             if admitted:
                 self._request_ends(binding.link.connection)
         count(stats, outcome)
-        say(delivery, outcome)
+        settle_if_open(delivery, outcome)
 
     def _request_begins(self, connection: object) -> bool:
         """Count one more running request of *connection*; return False if it has too many."""
@@ -735,15 +735,15 @@ def _cancelled(
         inbox.route.stats.cancelled += 1
     elif not worker.scope.cancel_called:
         inbox.route.stats.released += 1
-        say(delivery, RELEASED)
+        settle_if_open(delivery, RELEASED)
     else:
         inbox.route.stats.cancelled += 1
         if request is None:
             # The right to send the reply was still being checked.
-            say(delivery, RELEASED)
+            settle_if_open(delivery, RELEASED)
             return
         # A cancelled task cannot wait: the reply is sent now or not at all.
         request.path.send_nowait(
             request.failure(Error("amqp:timeout", "the deadline passed before the answer"))
         )
-        say(delivery, ACCEPTED)
+        settle_if_open(delivery, ACCEPTED)

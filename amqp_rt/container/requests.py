@@ -119,7 +119,7 @@ class _ReplyLink(LinkHandle):
         self._credit = credit
         self._window: CreditWindow | None = None
 
-    def _ask(self, core: EngineSession) -> Any:
+    def _attach_on(self, core: EngineSession) -> Any:
         return core.attach_receiver(
             self.name,
             self,
@@ -186,7 +186,7 @@ class _Replies(_ReplyLink):
             if call.raw is not None:
                 call.lose(lost)
 
-    def _let_go(self, error: AmqpError) -> None:
+    def _fail_waiting(self, error: AmqpError) -> None:
         for call in list(self.calls.values()):
             call.lose(error)
 
@@ -244,7 +244,7 @@ class _Parts(_ReplyLink):
             why = "" if error is None else f": {error.description or error.condition}"
             self.call.lose(ConnectionLost(f"the connection was lost before the reply ended{why}"))
 
-    def _let_go(self, error: AmqpError) -> None:
+    def _fail_waiting(self, error: AmqpError) -> None:
         if self.call is not None:
             self.call.lose(error)
 

@@ -431,7 +431,7 @@ class Route:
                         continue
                     maker = _constant(parameter.default)
                 else:
-                    raise TypeError(self._nobody_gives(parameter.name, wanted))
+                    raise TypeError(self._no_provider(parameter.name, wanted))
             if by_name:
                 self._keyword.append((parameter.name, maker))
             else:
@@ -493,7 +493,7 @@ class Route:
                 f"{self.name}: {error}; a resource of that type is not provided"
             ) from None
 
-    def _nobody_gives(self, name: str, wanted: Any) -> str:
+    def _no_provider(self, name: str, wanted: Any) -> str:
         if wanted is Any:
             return (
                 f"{self.name}: no value for {name!r}: it is no capture of {self.address!r}, and "

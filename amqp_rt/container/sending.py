@@ -727,7 +727,7 @@ class Sender(LinkHandle):
 
     # --- called by the session and the link -------------------------------------------------
 
-    def _ask(self, core: EngineSession) -> Any:
+    def _attach_on(self, core: EngineSession) -> Any:
         return core.attach_sender(
             self.name,
             self,
@@ -739,8 +739,8 @@ class Sender(LinkHandle):
             unsettled=self._to_resume(core),
         )
 
-    def _readdress(self, address: str) -> None:
-        super()._readdress(address)
+    def _set_address(self, address: str) -> None:
+        super()._set_address(address)
         if isinstance(self._asked, Target):
             self._asked.address = address
 
@@ -844,7 +844,7 @@ class Sender(LinkHandle):
             self._unsettled.pop(receipt, None)
         self._queue.extendleft(reversed(again))
 
-    def _let_go(self, error: AmqpError) -> None:
+    def _fail_waiting(self, error: AmqpError) -> None:
         for receipt in [*self._unsettled, *self._queue]:
             receipt.fail(error)
         self._unsettled.clear()

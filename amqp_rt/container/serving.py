@@ -183,7 +183,7 @@ class Workers:
                 # An error of this package, since run() turns errors of handlers into outcomes. It
                 # must not stop the worker.
                 log.exception("a message to %r could not be handled", inbox.binding.address)
-                say(delivery, MODIFIED_FAILED)
+                settle_if_open(delivery, MODIFIED_FAILED)
             finally:
                 self.running -= 1
                 inbox.finished(delivery)
@@ -416,7 +416,7 @@ def given_up(delivery: IncomingDelivery) -> bool:
     return True
 
 
-def say(delivery: IncomingDelivery, outcome: Outcome) -> None:
+def settle_if_open(delivery: IncomingDelivery, outcome: Outcome) -> None:
     """Settle *delivery*, unless the handler has settled it itself."""
     if not delivery.settled:
         try:
@@ -444,16 +444,16 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
         outcome = ACCEPTED if result is None else _returned(result)
     except trio.Cancelled:
         stats.released += 1
-        say(delivery, RELEASED)
+        settle_if_open(delivery, RELEASED)
         raise
     except Exception as error:
-        outcome = judge(inbox, delivery, error)
+        outcome = outcome_of_error(inbox, delivery, error)
     except BaseExceptionGroup as group:
         stats.released += 1
-        say(delivery, RELEASED)
+        settle_if_open(delivery, RELEASED)
         raise only_cancelled(route, group) from None
     count(stats, outcome)
-    say(delivery, outcome)
+    settle_if_open(delivery, outcome)
 
 
 async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
@@ -471,7 +471,7 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
         outcome = ACCEPTED if result is None else _returned(result)
     except trio.Cancelled:
         stats.released += 1
-        say(delivery, RELEASED)
+        settle_if_open(delivery, RELEASED)
         raise
     except Exception as error:
         if delivery.aborted or not (delivery.complete or delivery.link.attached):
@@ -480,15 +480,15 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
             stats.cancelled += 1
             log.info("%s: a message was not finished by its sender: %s", route.name, error)
             return
-        outcome = judge(inbox, delivery, error)
+        outcome = outcome_of_error(inbox, delivery, error)
     except BaseExceptionGroup as group:
         stats.released += 1
-        say(delivery, RELEASED)
+        settle_if_open(delivery, RELEASED)
         raise only_cancelled(route, group) from None
     finally:
         stream.close()
     count(stats, outcome)
-    say(delivery, outcome)
+    settle_if_open(delivery, outcome)
 
 
 def read_message(delivery: IncomingDelivery) -> Message:
@@ -506,7 +506,7 @@ def read_message(delivery: IncomingDelivery) -> Message:
     return Message.decode(delivery.payload)
 
 
-def judge(inbox: Inbox, delivery: IncomingDelivery, error: Exception) -> Outcome:
+def outcome_of_error(inbox: Inbox, delivery: IncomingDelivery, error: Exception) -> Outcome:
     """Return the outcome of *delivery*, whose handler ended with *error*, and log the error.
 
     An outcome that the handler raised is returned as it is, and logged only if the sender cannot

@@ -46,7 +46,7 @@ class Retirable(Protocol):
     def settle(self, outcome: Outcome) -> None:
         """Set *outcome*, once the transaction is committed."""
 
-    def unsay(self, txn_id: bytes) -> bool:
+    def retract_outcome(self, txn_id: bytes) -> bool:
         """Remove the outcome set in the transaction *txn_id*; return whether there was one."""
 
 
@@ -100,12 +100,12 @@ class Transaction:
             raise LocalProtocolError("a transaction has one block: ask for another")
         control = self._control
         await control.wait_attached()
-        receipt = control.say(Declare())
+        receipt = control.request(Declare())
         try:
             said: object = await receipt.outcome()
         except trio.Cancelled:
             if not receipt.withdraw():
-                control.disown(receipt)
+                control.abandon_declare(receipt)
             raise
         if not isinstance(said, Declared):
             error = said.error if isinstance(said, Rejected) else None
@@ -154,7 +154,7 @@ class Transaction:
         try:
             receipt = self._control.discharge(self._id, retired)
         except AmqpError:
-            unsay(retired, self._id)
+            retract_outcome(retired, self._id)
             raise
         outcome = await receipt.outcome()
         if isinstance(outcome, Rejected):
@@ -164,8 +164,8 @@ class Transaction:
     def _roll_back(self) -> None:
         """Roll back: send the discharge, and do not wait."""
         if not self._over:
-            unsay(self._end(), self._id)
-            self._control.say(Discharge(self._id, True))
+            retract_outcome(self._end(), self._id)
+            self._control.request(Discharge(self._id, True))
 
     def _end(self) -> dict[Retirable, Outcome]:
         """End the transaction on our side, and return the outcomes set in it."""
@@ -231,7 +231,7 @@ class Transaction:
             f"its control link is gone: {error.description or error.condition}",
             info={"condition": error.condition},
         )
-        unsay(self._end(), self._id)
+        retract_outcome(self._end(), self._id)
         self._changes.unpark_all()
 
     def __repr__(self) -> str:
@@ -239,10 +239,10 @@ class Transaction:
         return f"<Transaction {self._id.hex()}, {state}>"
 
 
-def unsay(retired: Iterable[Retirable], txn_id: bytes) -> None:
+def retract_outcome(retired: Iterable[Retirable], txn_id: bytes) -> None:
     """Remove the outcomes set in a transaction that was not committed."""
     for delivery in retired:
-        delivery.unsay(txn_id)
+        delivery.retract_outcome(txn_id)
 
 
 class ControlLink(Sender):
@@ -262,7 +262,7 @@ class ControlLink(Sender):
         #: waited for the answer was cancelled.
         self._retiring: dict[Receipt, tuple[bytes, dict[Retirable, Outcome]]] = {}
 
-    def say(self, body: Declare | Discharge) -> Receipt:
+    def request(self, body: Declare | Discharge) -> Receipt:
         """Send *body*; the receipt gets the answer.
 
         Raises:
@@ -278,14 +278,14 @@ class ControlLink(Sender):
             LinkDetached: The link has ended.
             ConnectionLost: The connection has ended permanently.
         """
-        receipt = self.say(Discharge(txn_id, False))
+        receipt = self.request(Discharge(txn_id, False))
         if retired:
             self._retiring[receipt] = txn_id, retired
             if receipt.done:
                 self._retire(receipt)
         return receipt
 
-    def disown(self, receipt: Receipt) -> None:
+    def abandon_declare(self, receipt: Receipt) -> None:
         """Roll back the transaction of a declaration, which may still be unanswered."""
         if receipt.done:
             self._undeclare(receipt)
@@ -295,13 +295,13 @@ class ControlLink(Sender):
     def _undeclare(self, receipt: Receipt) -> None:
         said = cast("Any", receipt.said)
         if isinstance(said, Declared) and self.attached:
-            self.say(Discharge(said.txn_id, True))
+            self.request(Discharge(said.txn_id, True))
 
     def _retire(self, receipt: Receipt) -> None:
         txn_id, retired = self._retiring.pop(receipt)
         committed = receipt.said is not None and not isinstance(receipt.said, Rejected)
         for delivery, outcome in retired.items():
-            if delivery.unsay(txn_id) and committed:
+            if delivery.retract_outcome(txn_id) and committed:
                 delivery.settle(outcome)
 
     def done(self, receipt: Receipt) -> None:
@@ -317,8 +317,8 @@ class ControlLink(Sender):
         why = "the connection was lost" if error is None else error.description or error.condition
         self._lose(LinkDetached(str(why)))
 
-    def _let_go(self, error: AmqpError) -> None:
-        super()._let_go(error)
+    def _fail_waiting(self, error: AmqpError) -> None:
+        super()._fail_waiting(error)
         self._lose(error)
 
     def _lose(self, error: AmqpError) -> None:

@@ -205,7 +205,7 @@ class Engine:
                 except AmqpError as error:
                     # The rest of this chunk is still read, since the peer's close may be in it.
                     self._fail(error.condition, error.description)
-            self.hand_over()
+            self.dispatch()
         finally:
             self._receiving = False
         if self._room:
@@ -303,7 +303,7 @@ class Engine:
             self.layer = READS_NOTHING
             self._finish()
             return
-        self._say_close(error)
+        self._send_close(error)
         if self.theirs.stage is CLOSED:
             self._finish()
 
@@ -331,7 +331,7 @@ class Engine:
         if self.ours.stage is not OPENED:
             raise LocalProtocolError("the connection is not open")
         session = self._new_session(window, window_bytes)
-        session.say_begin(properties)
+        session.send_begin(properties)
         self.sessions[session.channel] = session
         return session
 
@@ -416,7 +416,7 @@ class Engine:
         """Notify the link's endpoint when it may write again."""
         self._waiting[link] = None
 
-    def room_again(self) -> None:
+    def note_room(self) -> None:
         """Note that a window has opened, or that deliveries were settled."""
         if self._waiting:
             self._room = True
@@ -589,10 +589,10 @@ class Engine:
     def _end_session(self, session: Session, fault: Fault) -> None:
         if fault.scope != "session":
             raise fault
-        self.hand_over()
+        self.dispatch()
         session.end(Error(fault.condition, fault.description))
 
-    def hand_over(self) -> None:
+    def dispatch(self) -> None:
         """Pass the chunk's contents to the endpoints: one call per link and kind."""
         while self._touched:
             touched = self._touched
@@ -611,7 +611,7 @@ class Engine:
                 self.write_raw(AMQP_HEADER)
             self.layer = READS_FRAMES
             if self.client and self.ours.stage is HEADER:
-                self._say_open()
+                self._send_open()
         elif (
             header == SASL_HEADER
             and not self.sasl_done
@@ -657,9 +657,9 @@ class Engine:
         self.ours.take(Step.HEADER)
         self.write_raw(AMQP_HEADER)
         if self.options.pipelined:
-            self._say_open()
+            self._send_open()
 
-    def _say_open(self) -> None:
+    def _send_open(self) -> None:
         limits = self.limits
         options = self.options
         self.ours.take(Step.OPEN)
@@ -682,7 +682,7 @@ class Engine:
         self._buffer.size_max = limits.frame_size_max
         self._handshake_deadline = inf
         if self.ours.stage is HEADER:
-            self._say_open()
+            self._send_open()
         if performative.max_frame_size < FRAME_SIZE_MIN:
             raise connection_fault(
                 "amqp:invalid-field",
@@ -746,15 +746,15 @@ class Engine:
             )
         session = self._new_session(None, None)
         try:
-            session.kept = self.keep_said()
+            session.kept = self.charge_memory()
         except Fault as fault:
             raise connection_fault(fault.condition, fault.description) from None
         session.on_begin(begin, channel)
-        session.say_begin()
+        session.send_begin()
         self.sessions[session.channel] = session
         self._remote[channel] = session
 
-    def keep_said(self) -> int:
+    def charge_memory(self) -> int:
         """Count the memory that the connection keeps for the performative being read.
 
         Returns:
@@ -774,7 +774,7 @@ class Engine:
 
     def _on_close(self, close: Close) -> None:
         self.theirs.take(Step.CLOSE)
-        self.hand_over()
+        self.dispatch()
         if self.ours.stage is OPENED:
             self._flush_dirty()
             self.ours.take(Step.CLOSE)
@@ -808,7 +808,7 @@ class Engine:
             # Our close crossed the peer's open; its close follows.
             self.theirs.stage = OPENED
 
-    def _say_close(self, error: Error | None) -> None:
+    def _send_close(self, error: Error | None) -> None:
         close = final_frame(0, Close(error), self.frame_size_out)
         self._flush_dirty()
         self.ours.take(Step.CLOSE)
@@ -831,10 +831,10 @@ class Engine:
         self._failed = Error(condition, description)
         if self.ours.stage is HEADER and self.layer == READS_FRAMES:
             # A close must not precede open: send open, then close with the reason.
-            self._say_open()
+            self._send_open()
         self.report(ConnectionFailed(self._failed))
         if self.ours.stage is OPENED and self.layer == READS_FRAMES:
-            self._say_close(self._failed)
+            self._send_close(self._failed)
             if self.theirs.stage is CLOSED:
                 self._finish()
         else:

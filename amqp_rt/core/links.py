@@ -132,15 +132,15 @@ class Link:
             raise LocalProtocolError(f"link {self.name!r} is attached already")
         encode_composite(error)
         try:
-            self.session.say_attach(self, null_termini=True)
+            self.session.send_attach(self, null_termini=True)
         except LocalProtocolError as fault:
             # The peer's frames cannot even hold the name that it gave the link (§2.7.3).
             self.session.end(Error.of(fault))
             return
-        self._say_detach(error, closed=True)
+        self._send_detach(error, closed=True)
         if self.theirs.stage is not ATTACHED:
             # The peer has detached already; no further frame of this link follows.
-            self.forget_said()
+            self.refund_memory()
 
     def deny(self, error: Error) -> None:
         """Refuse the peer's request on behalf of the link's owner, who need not answer it."""
@@ -160,9 +160,9 @@ class Link:
         """
         if self._over or self.ours.stage is not ATTACHED:
             return
-        self._say_detach(error, closed=closed)
+        self._send_detach(error, closed=closed)
 
-    def _say_detach(self, error: Error | None, *, closed: bool) -> None:
+    def _send_detach(self, error: Error | None, *, closed: bool) -> None:
         session = self.session
         detach = final_frame(
             session.channel, Detach(self.handle, closed, error), session.engine.frame_size_out
@@ -197,7 +197,7 @@ class Link:
         """
         self.theirs.take(Step.ATTACH)
         self.remote_handle = attach.handle
-        self._kept += self.session.engine.keep_said()
+        self._kept += self.session.engine.charge_memory()
         self.properties = attach.properties or {}
         self.offered_capabilities = attach.offered_capabilities
         self.desired_capabilities = attach.desired_capabilities
@@ -286,7 +286,7 @@ class Link:
         self.attached = False
         self.credit = 0
         self.unsettled = self.session.unsettled_of(self) + self.unsettled
-        self.forget_said()
+        self.refund_memory()
         endpoint = self.endpoint
         if endpoint is not None:
             endpoint.on_detached(self, error, closed)
@@ -295,7 +295,7 @@ class Link:
             # collection.
             self.endpoint = None
 
-    def forget_said(self) -> None:
+    def refund_memory(self) -> None:
         """Stop counting the memory that the peer's attach takes."""
         self.session.engine.kept -= self._kept
         self._kept = 0
@@ -345,7 +345,7 @@ class Link:
         if target is not None:
             self.target = target
         try:
-            self.session.say_attach(
+            self.session.send_attach(
                 self, properties=properties, offered=tuple(offered_capabilities)
             )
         except LocalProtocolError as fault:
@@ -358,7 +358,7 @@ class Link:
         gone = self.theirs.stage is not ATTACHED
         if gone and not self.has_early:
             # The peer attached and detached before we answered.
-            self._say_detach(None, closed=True)
+            self._send_detach(None, closed=True)
             self.end(None, True)
             return False
         self.attached = True
@@ -375,7 +375,7 @@ class Link:
             # The peer detached without waiting for our answer: process its transfers and end the
             # link.
             if self.attached:
-                self._say_detach(None, closed=True)
+                self._send_detach(None, closed=True)
             self.end(None, True)
             return False
         self.reduce()

@@ -82,7 +82,7 @@ class Delivery:
             # The transaction ended with its connection, and the provisional state with it.
             self.local_state = None
 
-    def say_again(self) -> None:
+    def repeat_outcome(self) -> None:
         """Repeat the outcome that was set on an earlier link, or between two links."""
         session = self.link.session
         session.queue_disposition(RECEIVER, self.delivery_id, not self.second, self.local_state)
@@ -344,7 +344,7 @@ class ReceiverLink(Link):
         session.assemble(cost)
         self._early.append((transfer, data))
 
-    def _let_go_of_early(self) -> list[tuple[Transfer, bytes]]:
+    def _release_early(self) -> list[tuple[Transfer, bytes]]:
         early = self._early
         if early:
             self._early = []
@@ -359,7 +359,7 @@ class ReceiverLink(Link):
     def take_early(self) -> None:
         """Process the held transfers of a link that has just been accepted."""
         try:
-            for transfer, data in self._let_go_of_early():
+            for transfer, data in self._release_early():
                 if not self.attached:
                     break
                 self.on_transfer(transfer, data, 0, len(data))
@@ -494,7 +494,7 @@ class ReceiverLink(Link):
             session.touch(self)
         self._batch.append(delivery)
         if self._in_order:
-            session.engine.hand_over()
+            session.engine.dispatch()
 
     def _use_credit(self) -> None:
         if self.credit > 0:
@@ -619,7 +619,7 @@ class ReceiverLink(Link):
                 delivery.settled = True
                 self.on_settled(delivery)
             else:
-                delivery.say_again()
+                delivery.repeat_outcome()
         elif delivery.settled and delivery.complete:
             self.on_settled(delivery)
 
@@ -790,7 +790,7 @@ class ReceiverLink(Link):
             endpoint.on_flow(self)
 
     def drop_queued(self) -> None:
-        self._let_go_of_early()
+        self._release_early()
         delivery = self._current
         if delivery is not None:
             self._current = None

@@ -78,7 +78,7 @@ class Sending:
         """
         if self.complete:
             raise LocalProtocolError("the message is complete")
-        self.link.go_on(self, data, more)
+        self.link.continue_sending(self, data, more)
 
     def abort(self) -> None:
         """Abort an unfinished message (§2.7.5 ``aborted``). The peer drops the part that it has.
@@ -290,7 +290,7 @@ class SenderLink(Link):
             session.queue_link(self)
         return sending
 
-    def go_on(self, sending: Sending, data: bytes, more: bool) -> None:
+    def continue_sending(self, sending: Sending, data: bytes, more: bool) -> None:
         """Send a further piece of an unfinished message; see ``Sending.write``."""
         if self._over or not self.attached:
             raise LocalProtocolError(f"link {self.name!r} is not attached")
@@ -361,7 +361,7 @@ class SenderLink(Link):
                 if entry.payload is None:
                     self._abort(entry)
                 else:
-                    self._go_on_with(entry, theirs if action is Action.CONTINUE else None)
+                    self._resume_sending(entry, theirs if action is Action.CONTINUE else None)
             elif action is Action.ABORT:
                 self._abort(entry)
             else:
@@ -372,13 +372,13 @@ class SenderLink(Link):
                     self._report(sending)
                 elif action is Action.RESTATE:
                     sending.state = entry.state
-                    self._say(sending, entry.state)
+                    self._send_state(sending, entry.state)
                 else:
                     sending.state = entry.state
                     sending.settled = True
                     self._report(sending)
                     if action is Action.SETTLE:
-                        self._say(sending, None)
+                        self._send_state(sending, None)
                     else:
                         self.finished(sending)
 
@@ -405,7 +405,7 @@ class SenderLink(Link):
             del self._remembered[entry.tag]
             self.unknown.append(entry)
 
-    def _go_on_with(self, entry: Unsettled, position: Received | None) -> None:
+    def _resume_sending(self, entry: Unsettled, position: Received | None) -> None:
         data = whole(entry.payload)
         if 0 < self.max_message_size < len(data):
             # The peer's max-message-size is smaller than before.
@@ -446,7 +446,7 @@ class SenderLink(Link):
         self._outcomes.append(sending)
         self.session.touch(self)
 
-    def _say(self, sending: Sending, state: Any) -> None:
+    def _send_state(self, sending: Sending, state: Any) -> None:
         """Queue a transfer without payload that carries only the state of *sending*."""
         if state is not None:
             size = len(encode_state(state))
@@ -467,10 +467,10 @@ class SenderLink(Link):
         theirs = sending.state
         if outcome is None or outcome == theirs:
             sending.settled = True
-            self._say(sending, theirs)
+            self._send_state(sending, theirs)
         else:
             sending.state = outcome
-            self._say(sending, outcome)
+            self._send_state(sending, outcome)
         self._queue_resuming()
 
     def finished(self, sending: Sending) -> None:

@@ -156,7 +156,7 @@ class Session:
         self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
         link.desired_capabilities = desired_capabilities
         link.set_unsettled(unsettled)
-        self.say_attach(link, properties=properties, own_max_message_size=max_message_size)
+        self.send_attach(link, properties=properties, own_max_message_size=max_message_size)
         return link
 
     def attach_receiver(
@@ -188,7 +188,7 @@ class Session:
         self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
         link.desired_capabilities = desired_capabilities
         link.set_unsettled(unsettled)
-        self.say_attach(link, properties=properties)
+        self.send_attach(link, properties=properties)
         return link
 
     def _begin_attach(
@@ -216,7 +216,7 @@ class Session:
         link.snd_settle_mode = snd_settle_mode
         link.rcv_settle_mode = rcv_settle_mode
 
-    def say_attach(
+    def send_attach(
         self,
         link: Link,
         *,
@@ -435,7 +435,7 @@ class Session:
         """Set the largest frame size that the peer accepts."""
         self.payload_max = size - _TRANSFER_OVERHEAD
 
-    def say_begin(self, properties: Mapping[object, object] | None = None) -> None:
+    def send_begin(self, properties: Mapping[object, object] | None = None) -> None:
         """Map our side (§2.5.1).
 
         Raises:
@@ -561,7 +561,7 @@ class Session:
         if self.remote_incoming_window > before and before <= 0:
             if self._queued_links:
                 self.engine.queue_session(self)
-            self.engine.room_again()
+            self.engine.note_room()
 
     def on_transfer(self, data: bytes, at: int, end: int) -> None:
         """Handle one transfer frame (§2.7.5)."""
@@ -641,7 +641,7 @@ class Session:
                     del outgoing[delivery_id]
                 sending.link.on_outcome(sending)
             if settled:
-                self.engine.room_again()
+                self.engine.note_room()
         else:
             incoming = self._incoming
             found = serial.in_range(incoming, first, span)

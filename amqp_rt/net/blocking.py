@@ -92,7 +92,7 @@ def _encrypted(
             raise TimeoutError("the TLS handshake took too long")
         sock.settimeout(seconds)
         try:
-            done = layer.shake_hands(data)
+            done = layer.handshake(data)
         finally:
             sock.sendall(layer.outgoing())
         if done:

@@ -22,7 +22,7 @@ from ..clock import Clock
 from ..fronts.base import ProtocolEngine
 from ..limits import DEFAULT_LIMITS, Limits
 from .carrier import READ_SIZE, READS_IN_A_ROW, Carrier, Handle, NonBlockingSocket
-from .layers import layered, take_apart
+from .layers import layered, unwrap
 from .memory import MemoryStream
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ async def run_connection(
 
     async with AsyncExitStack() as stack:
         carry: Callable[[bytes], Awaitable[None]]
-        bottom, layer, rest = take_apart(stream)
+        bottom, layer, rest = unwrap(stream)
         if isinstance(bottom, trio.SocketStream):
             # trio's socket gives up the descriptor, so that no other code can close it meanwhile.
             sock = socket.socket(fileno=bottom.socket.detach())

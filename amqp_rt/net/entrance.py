@@ -12,7 +12,7 @@ from ..errors import ConnectFailed
 from ..events import Certificate
 from ..fronts.base import Front
 from ..limits import DEFAULT_LIMITS, Limits
-from .preamble import HEADER_SIZE, TLS_HEADER, recognise
+from .preamble import HEADER_SIZE, TLS_HEADER, select_front
 from .tls import CLIENT_HELLO, ServerTls, TlsLayer, encrypt
 from .websocket import accept_websocket, nothing
 
@@ -101,7 +101,7 @@ async def enter(
         while True:
             upgrades = entrance.tls is not None and layer is None and entrance.scheme == "amqp"
             refuses = upgrades and entrance.tls_required
-            found = await recognise(
+            found = await select_front(
                 stream,
                 () if refuses else entrance.fronts,
                 others=(CLIENT_HELLO, TLS_HEADER) if upgrades else (),

@@ -259,7 +259,7 @@ def layered(channel: NonBlockingSocket, layer: Layer | None) -> NonBlockingSocke
     return above
 
 
-def take_apart(stream: trio.abc.Stream) -> tuple[trio.abc.Stream, Layer | None, bytes]:
+def unwrap(stream: trio.abc.Stream) -> tuple[trio.abc.Stream, Layer | None, bytes]:
     """Split *stream* into the stream at the bottom, the layer on it, and bytes received already."""
     if isinstance(stream, LayeredStream):
         return stream.below, stream.layer, stream.take_rest()

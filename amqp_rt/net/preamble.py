@@ -49,7 +49,7 @@ def _ignore(data: bytes) -> None:
     """Ignore *data*."""
 
 
-async def recognise(
+async def select_front(
     stream: trio.abc.Stream,
     fronts: Sequence[Front],
     *,

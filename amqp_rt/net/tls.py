@@ -209,7 +209,7 @@ class TlsLayer:
             server_hostname=server_hostname,
         )
 
-    def shake_hands(self, data: bytes | None) -> bool:
+    def handshake(self, data: bytes | None) -> bool:
         """Continue the handshake with *data* from below; return whether it is complete.
 
         Raises:
@@ -322,7 +322,7 @@ async def encrypt(
         with trio.move_on_after(within):
             while True:
                 try:
-                    done = layer.shake_hands(data)
+                    done = layer.handshake(data)
                 finally:
                     if made := layer.outgoing():
                         await stream.send_all(made)

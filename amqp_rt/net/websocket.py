@@ -56,7 +56,7 @@ _HEADER_MAX: Final = 14
 #: Values of a header's second octet without the mask bit, and the size of the length after them.
 _LENGTH_SIZES: Final = {126: 2, 127: 8}
 
-_ShakeHands: TypeAlias = Callable[[trio.Nursery, "_Octets"], Awaitable[WebSocketConnection]]
+_Handshake: TypeAlias = Callable[[trio.Nursery, "_Octets"], Awaitable[WebSocketConnection]]
 
 
 class FrameCounter:
@@ -206,7 +206,7 @@ class _Octets(trio.abc.Stream):
             self.fault = f"the peer has not read for {self.limits.write_stall_s:g} s"
             raise trio.BrokenResourceError(self.fault)
 
-    async def say_last(self, data: bytes) -> None:
+    async def send_last(self, data: bytes) -> None:
         """Send *data*, if any, and then end our direction, within ``websocket_linger_s``."""
         below = self.below
         try:
@@ -219,7 +219,7 @@ class _Octets(trio.abc.Stream):
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
 
-    async def hear_out(self) -> None:
+    async def drain_input(self) -> None:
         """Read and discard a bounded amount of the peer's input, within ``websocket_linger_s``.
 
         Closing with unread input would reset the connection, and the reset may overtake our last
@@ -270,7 +270,9 @@ class WebSocketStream(trio.abc.Stream):
             try:
                 message = await self._connection.get_message()
             except ConnectionClosed as closed:
-                await self._judge(_ABNORMAL if closed.reason is None else closed.reason.code)
+                await self._raise_for_code(
+                    _ABNORMAL if closed.reason is None else closed.reason.code
+                )
                 return b""
             self._octets.unread = 0
             if isinstance(message, str):
@@ -282,7 +284,7 @@ class WebSocketStream(trio.abc.Stream):
         found, self._rest = self._rest[:size], self._rest[size:]
         return found
 
-    async def _judge(self, code: int) -> None:
+    async def _raise_for_code(self, code: int) -> None:
         """Raise the error for the end of messages, if the end is the peer's fault.
 
         *code* is the close code that trio-websocket reports.
@@ -299,16 +301,16 @@ class WebSocketStream(trio.abc.Stream):
             why = "a malformed frame"
         if why:
             if code != _ABNORMAL:
-                await self._say_close(code)
+                await self._send_close(code)
             raise trio.BrokenResourceError(f"WebSocket: {why}")
 
-    async def _say_close(self, code: int) -> None:
+    async def _send_close(self, code: int) -> None:
         octets = self._octets
         # A client's frames are masked (RFC 6455 §5.3); zeros are a valid mask.
         head = b"\x88\x82\0\0\0\0" if self._connection.is_client else b"\x88\x02"
         said, octets.said_close = octets.said_close, True
-        await octets.say_last(b"" if said else head + code.to_bytes(2, "big"))
-        await octets.hear_out()
+        await octets.send_last(b"" if said else head + code.to_bytes(2, "big"))
+        await octets.drain_input()
 
     def trust(self) -> None:
         """Accept messages up to ``websocket_message_max``, now that the peer has logged in."""
@@ -339,7 +341,7 @@ class WebSocketStream(trio.abc.Stream):
         try:
             with trio.move_on_after(self._octets.limits.websocket_linger_s):
                 await self._connection.aclose()
-            await self._octets.say_last(b"")
+            await self._octets.send_last(b"")
         finally:
             self._end()
             with trio.CancelScope(shield=True):
@@ -448,7 +450,7 @@ async def request_websocket(
 async def _keep(
     below: trio.abc.Stream,
     limits: Limits,
-    shake_hands: _ShakeHands,
+    handshake: _Handshake,
     unknown: str,
     answer: bytes,
     *,
@@ -470,7 +472,7 @@ async def _keep(
         try:
             async with trio.open_nursery() as home:
                 octets.on_end = home.cancel_scope.cancel
-                connection = await shake_hands(home, octets)
+                connection = await handshake(home, octets)
                 octets.on_end = nothing
                 octets.unread = 0
                 stream = WebSocketStream(connection, octets, home.cancel_scope.cancel)
@@ -480,8 +482,8 @@ async def _keep(
             why = _reason(group, unknown)
             log.debug("a WebSocket's task ended: %s", why, exc_info=group)
         if stream is None:
-            await octets.say_last(b"" if octets.spoke else answer)
-            await octets.hear_out()
+            await octets.send_last(b"" if octets.spoke else answer)
+            await octets.drain_input()
             raise ConnectFailed(why)
     finally:
         with trio.CancelScope(shield=True):

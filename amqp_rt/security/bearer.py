@@ -44,7 +44,7 @@ class Login(Struct, frozen=True):
         user: The user's name, or None for a login without one.
         identity: Any data of the application about the user.
         token: The token's rights and expiry, if the connection is to have them: a result of
-            :meth:`Cbs.judge <amqp_rt.security.tokens.Cbs.judge>`.
+            :meth:`Cbs.validate <amqp_rt.security.tokens.Cbs.validate>`.
     """
 
     user: str | None
@@ -293,7 +293,7 @@ class _CbsExchange:
             if len(self._found) >= self._limits.tokens_max:
                 return Failure("more tokens than a connection may have")
             try:
-                token = await self._cbs.judge(
+                token = await self._cbs.validate(
                     kind.decode() or None, text.decode(), None, self._limits
                 )
             except UnicodeDecodeError:
@@ -329,7 +329,7 @@ def verified_by(cbs: Cbs, limits: Limits) -> VerifyToken:
 
     async def verify(text: str, peer: Peer) -> Login | None:
         try:
-            token = await cbs.judge(None, text, None, limits)
+            token = await cbs.validate(None, text, None, limits)
         except TokenRefused:
             return None
         return Login(token.subject, token=token)

@@ -295,7 +295,7 @@ class _Exchange:
 
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
         if self._secret is not None:
-            step = self._judge(response or b"")
+            step = self._verify(response or b"")
             if (
                 isinstance(step, Success)
                 and await self._find(self._user, self._hash) != self._secret
@@ -320,7 +320,7 @@ class _Exchange:
             return Failure(f"{user!r:.100} may not act for another user", user)
         found = await self._find(user, self._hash)
         self._known = found is not None
-        self._secret = found or self._invented(user)
+        self._secret = found or self._fake_secret(user)
         self._user = user
         self._header = f"{text.partition(',')[0]},{text.split(',', 2)[1]},".encode()
         self._nonce = nonce + secrets.token_urlsafe(24)
@@ -329,7 +329,7 @@ class _Exchange:
         self._said = bare.encode() + b"," + challenge
         return Challenge(challenge)
 
-    def _judge(self, response: bytes) -> Step:
+    def _verify(self, response: bytes) -> Step:
         secret = self._secret
         assert secret is not None
         final, _, proof = response.rpartition(b",p=")
@@ -353,7 +353,7 @@ class _Exchange:
         proved = hmac.digest(secret.server_key, message, algorithm)
         return Success(self._user, self._user, f"v={_b64(proved)}".encode())
 
-    def _invented(self, user: str) -> ScramSecret:
+    def _fake_secret(self, user: str) -> ScramSecret:
         """Return a secret for an unknown *user*.
 
         Salt and iterations are the same each time: a change would reveal that the user is unknown.

@@ -205,7 +205,7 @@ class Cbs:
                     raise ValueError(f"two validators for tokens of the type {kind!r}")
                 self._validators[kind] = each
 
-    async def judge(
+    async def validate(
         self,
         kind: str | None,
         text: str,

@@ -460,7 +460,7 @@ def copy(pages: Pages, roots: dict[str, int], db: apsw.Connection | None) -> lis
                 damage += [d for one in lost for d in _named(table, one)]
         damage += _incomplete(db, scratch, lost_bodies, lost_pieces)
         if db is not None:
-            _mend_logs(db)
+            _repair_logs(db)
     finally:
         scratch.close()
     return damage
@@ -565,7 +565,7 @@ def _incomplete(
             )
 
 
-def _mend_logs(db: apsw.Connection) -> None:
+def _repair_logs(db: apsw.Connection) -> None:
     """Restore lost rows of logs from their chunks."""
     with db:
         db.execute(

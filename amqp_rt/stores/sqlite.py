@@ -111,10 +111,10 @@ class SQLiteStore:
         try:
             return self._open()
         except (apsw.Error, OSError) as error:
-            self._let_go()
+            self._release_resources()
             raise StoreFailed(f"{self.path} cannot be opened: {error}") from error
         except BaseException:
-            self._let_go()
+            self._release_resources()
             raise
 
     def _open(self) -> OpenResult:
@@ -176,9 +176,9 @@ class SQLiteStore:
             # The store is not marked as clean, and will be verified when it is opened.
             _log.error("%s could not be closed in good order: %s", self.path, error)
         finally:
-            self._let_go()
+            self._release_resources()
 
-    def _let_go(self) -> None:
+    def _release_resources(self) -> None:
         """Release all resources without writing to the database."""
         self._forget()
         self._file.release()

@@ -271,7 +271,7 @@ def _arrow(back: bool) -> str:
     return "←" if back else "→"
 
 
-class _Door(MemoryNetwork):
+class _HostNetwork(MemoryNetwork):
     """The network as one host uses it."""
 
     def __init__(self, network: SimulatedNetwork, host: str) -> None:
@@ -327,7 +327,7 @@ class SimulatedNetwork:
 
     def door(self, host: str) -> MemoryNetwork:
         """Return the network for *host* to dial and listen on."""
-        return _Door(self, host)
+        return _HostNetwork(self, host)
 
     def listen(self, host: str, name: str) -> trio.MemoryReceiveChannel[MemoryStream]:
         """Listen at *name* for *host*."""

@@ -57,13 +57,13 @@ class ScriptFailed(AssertionError):
 class _Step(Struct):
     """A step of a script."""
 
-    #: ``send`` uses ``octets``; ``expect`` checks a frame with ``judge``; also ``end``, ``ended``,
+    #: ``send`` uses ``octets``; ``expect`` checks a frame with ``check``; also ``end``, ``ended``,
     #: ``nothing``.
     kind: str
     text: str
     name: str = ""
     octets: Callable[[], bytes] | None = None
-    judge: Callable[[Frame], None] | None = None
+    check: Callable[[Frame], None] | None = None
     quiet_s: float = 0.0
 
 
@@ -146,7 +146,7 @@ class Script:
                     raise ScriptFailed("the engine goes on, and its end is expected")
             elif step.kind == "nothing":
                 self._nothing()
-            elif not self._judge(step):
+            elif not self._check_frame(step):
                 raise ScriptFailed(f"{step.text} is expected, and nothing comes")
         for data in engine.take():
             self.hear(bytes(data))
@@ -177,7 +177,7 @@ class Script:
                 self._nothing()
             else:
                 with trio.move_on_after(self.timeout_s) as scope:
-                    await self._read(stream, lambda: self._judge(step), step)  # noqa: B023
+                    await self._read(stream, lambda: self._check_frame(step), step)  # noqa: B023
                 if scope.cancelled_caught:
                     raise ScriptFailed(self._late(step))
 
@@ -269,7 +269,7 @@ class Script:
                 self._nothing()
             else:
                 connection.settimeout(self.timeout_s)
-                if not self._receive(connection, lambda: self._judge(step), step):  # noqa: B023
+                if not self._receive(connection, lambda: self._check_frame(step), step):  # noqa: B023
                     raise ScriptFailed(self._late(step))
 
     def _receive(self, connection: socket.socket, enough: Callable[[], bool], step: _Step) -> bool:
@@ -289,7 +289,7 @@ class Script:
 
     # --- --- checking ------------------------------------------------------------------------
 
-    def _judge(self, step: _Step) -> bool:
+    def _check_frame(self, step: _Step) -> bool:
         """Check the next frame; return False if none has arrived.
 
         Raises:
@@ -299,9 +299,9 @@ class Script:
             frame = self._frames.popleft()
             if frame.name != step.name and frame.name in self.ignore:
                 continue
-            if step.judge is None:
+            if step.check is None:
                 raise ScriptFailed(f"{step.text} is expected, and {frame!r} came")
-            step.judge(frame)
+            step.check(frame)
             return True
         return False
 
@@ -465,13 +465,13 @@ class Expecting:
         ) -> Expecting:
             wanted = _known(name, fields)
 
-            def judge(frame: Frame) -> None:
+            def check(frame: Frame) -> None:
                 wrong = _differences(frame, name, wanted, channel, payload)
                 if wrong:
                     raise ScriptFailed(f"{name} is expected, with {wrong}; {frame!r} came")
 
             shown = ", ".join(f"{key}={value!r}" for key, value in fields.items())
-            self._script.add(_Step("expect", f"{name}({shown})", name, judge=judge))
+            self._script.add(_Step("expect", f"{name}({shown})", name, check=check))
             return self
 
         return expect
@@ -479,11 +479,11 @@ class Expecting:
     def header(self, octets: bytes = HEADER) -> Expecting:
         """Expect the protocol header of AMQP 1.0, or other *octets*."""
 
-        def judge(frame: Frame) -> None:
+        def check(frame: Frame) -> None:
             if frame.name != "header" or frame.payload != octets:
                 raise ScriptFailed(f"the header {octets!r} is expected, and {frame!r} came")
 
-        self._script.add(_Step("expect", f"the header {octets!r}", "header", judge=judge))
+        self._script.add(_Step("expect", f"the header {octets!r}", "header", check=check))
         return self
 
     def sasl_header(self) -> Expecting:
@@ -493,11 +493,11 @@ class Expecting:
     def empty(self) -> Expecting:
         """Expect an empty frame."""
 
-        def judge(frame: Frame) -> None:
+        def check(frame: Frame) -> None:
             if frame.name != "empty":
                 raise ScriptFailed(f"an empty frame is expected, and {frame!r} came")
 
-        self._script.add(_Step("expect", "an empty frame", "empty", judge=judge))
+        self._script.add(_Step("expect", "an empty frame", "empty", check=check))
         return self
 
     def nothing(self, *, quiet_s: float = 0.1) -> Expecting:

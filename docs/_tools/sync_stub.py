@@ -34,14 +34,14 @@ CLASSES = {
 #: Names for use between the modules only, which the stub omits.
 # fmt: off
 INSIDE = frozenset({
-    "abandon", "accept", "add", "add_host", "admitted", "attach", "begin", "begin_again",
-    "begin_stream", "closing", "connection_nursery", "consume", "default_session", "deliver",
-    "done", "encode", "end", "end_pause", "end_stream", "engine", "engine_over", "fail", "finish",
-    "follow", "forget_session", "freed", "give_up", "going", "handle", "link", "listener_nursery",
-    "lose", "lost", "lost_error", "may_come_back", "move", "new_name", "on_attached", "on_credit",
+    "abandon", "accept", "add", "add_host", "admitted", "attach", "begin", "begin_stream",
+    "closing", "connection_nursery", "consume", "default_session", "deliver", "done", "encode",
+    "end", "end_pause", "end_stream", "engine", "engine_over", "fail", "finish", "follow",
+    "forget_session", "freed", "give_up", "going", "handle", "link", "listener_nursery", "lose",
+    "lost", "lost_error", "may_be_replaced", "move", "new_name", "on_attached", "on_credit",
     "on_data", "on_detached", "on_flow", "on_outcomes", "on_settled", "refuse_if_closed", "remove",
-    "retire", "returns", "say", "session_for_tokens", "start", "start_connection", "start_handler",
-    "state", "submit", "unsay", "wait_settled", "withdraw",
+    "restart", "retire", "retract_outcome", "returns", "say", "session_for_tokens", "start",
+    "start_connection", "start_handler", "state", "submit", "wait_settled", "withdraw",
 })
 # fmt: on
 #: Class → names that are public in it although they are in INSIDE, or special methods to include.

@@ -632,7 +632,7 @@ def greeting(door: str) -> bytes:
     """Return the first octets of a good client."""
     if door == "tls":
         layer = client_layer(ClientTls(KNOWN.ca), "localhost")
-        layer.shake_hands(b"")
+        layer.handshake(b"")
         return layer.outgoing()
     if door == "ws":
         return asking()

@@ -31,7 +31,7 @@ async def settle() -> None:
 
 def discharge(transaction: Any, *, fail: bool = False) -> Receipt:
     """Discharge at once, behind what was sent so far, as a client does that awaits no outcomes."""
-    receipt: Receipt = transaction._control.say(Discharge(transaction._id, fail))
+    receipt: Receipt = transaction._control.request(Discharge(transaction._id, fail))
     transaction._end()
     return receipt
 
@@ -94,7 +94,7 @@ async def test_a_discharge_waits_for_posts_whose_rights_are_being_judged(
         post = relay.send_nowait("x", to="q", transaction=txn)
         await judge.asked.wait()
         late = discharge(txn, fail=fail)
-        again = txn._control.say(Discharge(txn._id, False))
+        again = txn._control.request(Discharge(txn._id, False))
         await settle()
         assert outcome_of(late) == "none"
         assert outcome_of(again) == UNKNOWN

@@ -766,7 +766,7 @@ def both() -> Cbs:
 
 async def judged(token: str, peer: Any) -> Login | None:
     """Validate *token* as an application would that asks another service first."""
-    found = await both().judge("jwt", token, None, Limits())
+    found = await both().validate("jwt", token, None, Limits())
     return Login("grace", token=found)
 
 

@@ -26,7 +26,7 @@ class Connection:
     def __init__(self) -> None:
         self.container = self.attaching = self
 
-    def judge_again(self, connection: object, why: str) -> None: ...
+    def reauthorize(self, connection: object, why: str) -> None: ...
 
 
 class Slow:
@@ -38,7 +38,7 @@ class Slow:
         self.begun: list[str] = []
         self.done = {name: trio.Event() for name in ("old", "new")}
 
-    async def judge(self, kind: Any, text: str, audience: Any, limits: Any) -> Token:
+    async def validate(self, kind: Any, text: str, audience: Any, limits: Any) -> Token:
         self.begun.append(text)
         await self.done[text].wait()
         return Token(scope="q", grants=((("*",), Rights.SEND),), expires_at=1e12, subject=text)

@@ -12,7 +12,7 @@ from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import Front
 from amqp_rt.limits import Limits
 from amqp_rt.net.memory import memory_stream_pair
-from amqp_rt.net.preamble import decidable, match, recognise
+from amqp_rt.net.preamble import decidable, match, select_front
 
 
 class Older(amqp10.Front):
@@ -52,7 +52,7 @@ async def test_a_header_is_known_however_it_is_cut(front: Front, trailing: bytes
             ours, theirs = memory_stream_pair()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(send_in_two, theirs, data, cut)
-                found = await recognise(ours, [NATIVE, OLDER])
+                found = await select_front(ours, [NATIVE, OLDER])
                 assert found is not None
                 rest = found[1]
                 while len(rest) < len(data):
@@ -73,7 +73,7 @@ async def test_a_foreign_header_is_told_ours_then_the_end(
 ) -> None:
     ours, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(recognise, ours, [NATIVE])
+        nursery.start_soon(select_front, ours, [NATIVE])
         await theirs.send_all(data)
         await theirs.send_eof()
         answer = b""
@@ -93,7 +93,7 @@ async def test_over_tcp_the_answer_is_not_lost_by_a_reset(
     ours, theirs = await carried.pair()
     async with trio.open_nursery() as nursery:
         await theirs.send_all(data * 50)
-        nursery.start_soon(recognise, ours, [NATIVE])
+        nursery.start_soon(select_front, ours, [NATIVE])
         answer = b""
         while len(answer) < 8 and (piece := await theirs.receive_some()):
             answer += piece
@@ -121,7 +121,7 @@ async def test_who_does_not_finish_the_header_in_time_is_dropped(
     ours, theirs = memory_stream_pair()
     if beginning:
         await theirs.send_all(beginning)
-    assert await recognise(ours, [NATIVE], limits=Limits(handshake_s=10)) is None
+    assert await select_front(ours, [NATIVE], limits=Limits(handshake_s=10)) is None
     assert trio.current_time() == pytest.approx(10)
     assert await theirs.receive_some() == b""
 
@@ -132,11 +132,11 @@ async def test_who_does_not_take_the_answer_is_dropped(
 ) -> None:
     ours, theirs = memory_stream_pair()
     await theirs.send_all(b"GET / HTTP/1.1")
-    assert await recognise(ours, [NATIVE]) is None
+    assert await select_front(ours, [NATIVE]) is None
     assert trio.current_time() <= 1
 
 
 async def test_who_is_gone_is_nobody() -> None:
     ours, theirs = memory_stream_pair()
     await theirs.aclose()
-    assert await recognise(ours, [NATIVE]) is None
+    assert await select_front(ours, [NATIVE]) is None

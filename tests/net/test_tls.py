@@ -370,7 +370,7 @@ async def test_hello_may_follow_the_header_at_once(known: Certificates) -> None:
     async with serving(ServerTls(known.server), "amqp") as url:
         stream = await trio.open_tcp_stream("127.0.0.1", parse_url(url).port)
         layer = client_layer(ClientTls(known.ca), "localhost")
-        assert not layer.shake_hands(None)
+        assert not layer.handshake(None)
         await stream.send_all(TLS_HEADER + layer.outgoing())
         answer = b""
         while len(answer) < 8:

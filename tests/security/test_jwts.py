@@ -91,7 +91,7 @@ async def test_what_is_accepted(token: str) -> None:
     assert claims.expires_at == NOW + 60
     assert claims.rights == {"orders/*": SEND, "news": LISTEN}
     assert claims.scope is None
-    found = await Cbs([all_keys()], clock=_At()).judge("jwt", token, "orders", Limits())
+    found = await Cbs([all_keys()], clock=_At()).validate("jwt", token, "orders", Limits())
     assert found.rights("orders/1") == SEND
     assert found.rights("news") == Rights.NONE  # outside the audience that it was put for
 
@@ -150,7 +150,7 @@ BAD: dict[str, str] = {
 async def test_what_is_not_accepted(token: str) -> None:
     cbs = Cbs([all_keys()], clock=_At())
     with pytest.raises(TokenRefused):
-        await cbs.judge("jwt", token, "q", Limits(token_size_max=100_000))
+        await cbs.validate("jwt", token, "q", Limits(token_size_max=100_000))
 
 
 @pytest.mark.req("SE15")

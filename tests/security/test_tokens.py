@@ -49,7 +49,7 @@ LIMITS = Limits()
 
 
 async def judged(cbs: Cbs, text: str, audience: str | None, kind: str | None = SAS_TYPE) -> Token:
-    return await cbs.judge(kind, text, audience, LIMITS)
+    return await cbs.validate(kind, text, audience, LIMITS)
 
 
 def keys(**options: Any) -> Cbs:

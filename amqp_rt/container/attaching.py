@@ -223,6 +223,7 @@ class Attaching:
         link: ReceivingLink | SendingLink,
         terminus: Source | Target,
     ) -> None:
+        link.asked = None if terminus.dynamic else terminus.address
         address = terminus.address = address_of(terminus.address or "") or None
         if any(host.attach(link) for host in self.first_hosts):
             return

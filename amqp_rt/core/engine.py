@@ -809,7 +809,7 @@ class Engine:
             self.theirs.stage = OPENED
 
     def _send_close(self, error: Error | None) -> None:
-        close = final_frame(0, Close(error), self.frame_size_out)
+        close = final_frame(0, Close(error), self.frame_size_out, whole=self.options.whole_errors)
         self._flush_dirty()
         self.ours.take(Step.CLOSE)
         self._queued.clear()

@@ -13,7 +13,8 @@ from ..codec.composites import encode_composite, read_composite, write_composite
 from ..codec.primitives import Reader
 from ..errors import RemoteProtocolError
 from ..limits import Limits
-from ..outcomes import ACCEPTED, Accepted, Error
+from ..outcomes import ACCEPTED, Accepted, Error, Rejected
+from ..transactions import TransactionalState
 from .performatives import Disposition, Transfer
 
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
@@ -170,12 +171,32 @@ def performative_frame(channel: int, performative: Any, kind: int = AMQP_FRAME) 
     return bytes(out)
 
 
-def final_frame(channel: int, performative: Any, size_max: int) -> bytes:
+def whole_error(error: Error | None) -> Error | None:
+    """Return *error* with an empty ``info`` if it has none, so that it is written with all its fields."""
+    if error is None or error.info is not None:
+        return error
+    return Error(error.condition, error.description, {})
+
+
+def whole_state(state: Any) -> Any:
+    """Return a delivery's *state*, whose error is written with all its fields."""
+    if type(state) is Rejected:
+        return Rejected(whole_error(state.error))
+    if type(state) is TransactionalState:
+        return TransactionalState(state.txn_id, whole_state(state.outcome))
+    return state
+
+
+def final_frame(channel: int, performative: Any, size_max: int, *, whole: bool = False) -> bytes:
     """Encode a detach, end or close, and shorten its error if it exceeds *size_max*.
+
+    With *whole* the error is written with all its fields.
 
     An error's text may come from the peer or from a user, while the frame size is the peer's
     choice.
     """
+    if whole:
+        performative.error = whole_error(performative.error)
     data = performative_frame(channel, performative)
     error: Error | None = performative.error
     if len(data) > size_max and error is not None:
@@ -184,6 +205,8 @@ def final_frame(channel: int, performative: Any, size_max: int) -> bytes:
             condition = "amqp:internal-error"
         performative = copy.copy(performative)
         performative.error = Error(condition, (error.description or "")[:_DESCRIPTION_MAX])
+        if whole:
+            performative.error.info = {}
         data = performative_frame(channel, performative)
     return data
 

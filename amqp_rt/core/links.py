@@ -5,6 +5,7 @@ What differs by direction is in :mod:`~amqp_rt.core.receivers` and :mod:`~amqp_r
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +49,8 @@ class Link:
         self.endpoint: Any = None
         self.source: Source | None = None
         self.target: Target | Coordinator | None = None
+        #: Address of our terminus as the peer wrote it; set by the link's owner if it maps addresses.
+        self.asked: str | None = None
         self.snd_settle_mode: int = 2
         self.rcv_settle_mode: int = 0
         #: The peer's limit on a sending link, ours on a receiving link; 0 means no limit.
@@ -164,8 +167,12 @@ class Link:
 
     def _send_detach(self, error: Error | None, *, closed: bool) -> None:
         session = self.session
+        engine = session.engine
         detach = final_frame(
-            session.channel, Detach(self.handle, closed, error), session.engine.frame_size_out
+            session.channel,
+            Detach(self.handle, closed, error),
+            engine.frame_size_out,
+            whole=engine.options.whole_errors,
         )
         session.flush_dispositions()
         self.attached = False
@@ -325,6 +332,20 @@ class Link:
         """Pass the chunk's contents so far to the endpoint."""
 
     # --- accepting -----------------------------------------------------------------------
+
+    def answered_termini(self) -> tuple[Source | None, Target | Coordinator | None]:
+        """Return source and target of our attach, our own with the address that the peer asked for if
+        such addresses are repeated."""
+        source, target = self.source, self.target
+        if self.asked is not None and self.session.engine.options.echo_addresses:
+            if self.role != SENDER:
+                if isinstance(target, Target):
+                    target = copy.copy(target)
+                    target.address = self.asked
+            elif source is not None:
+                source = copy.copy(source)
+                source.address = self.asked
+        return source, target
 
     def _answer(
         self,

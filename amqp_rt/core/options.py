@@ -42,3 +42,7 @@ class EngineOptions(Struct, kw_only=True):
     #: Client: send open together with the protocol header. False: wait for the peer's header first.
     pipelined: bool = True
     address: str = ""
+    #: Server: our attaches repeat the address of our terminus as the peer wrote it (``Link.asked``).
+    echo_addresses: bool = False
+    #: Write errors with all three fields, an absent ``info`` as an empty map.
+    whole_errors: bool = False

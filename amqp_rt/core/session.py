@@ -22,6 +22,7 @@ from .frames import (
     link_fault,
     read_transfer,
     session_fault,
+    whole_state,
 )
 from .lifecycle import (
     ATTACHED,
@@ -114,6 +115,7 @@ class Session:
         self._range_settled: bool = False
         self._range_state: Any = None
         self._range_encoded: bytes = b""
+        self._whole: bool = engine.options.whole_errors
         self._range_open: bool = False
 
     @property
@@ -233,14 +235,15 @@ class Session:
         """
         handle = self._free_handles[0] if self._free_handles else len(self.links)
         sends = link.role == SENDER
+        source, target = (None, None) if null_termini else link.answered_termini()
         attach = Attach(
             name=link.name,
             handle=handle,
             role=link.role,
             snd_settle_mode=link.snd_settle_mode,
             rcv_settle_mode=link.rcv_settle_mode,
-            source=None if null_termini else link.source,
-            target=None if null_termini else link.target,
+            source=source,
+            target=target,
             initial_delivery_count=link.delivery_count if sends else None,
             max_message_size=(own_max_message_size if sends else link.max_message_size) or None,
             offered_capabilities=offered,
@@ -276,7 +279,7 @@ class Session:
         """
         if self.ours.stage is not MAPPED:
             return
-        end = final_frame(self.channel, End(error), self.engine.frame_size_out)
+        end = final_frame(self.channel, End(error), self.engine.frame_size_out, whole=self._whole)
         self._flush()
         self.ours.take(Step.END)
         self.engine.write_bytes(end)
@@ -834,7 +837,7 @@ class Session:
                 self._range_last = delivery_id
                 return
             self.flush_dispositions()
-        encoded = encode_state(state)
+        encoded = encode_state(whole_state(state) if self._whole else state)
         if len(encoded) > self.payload_max:
             raise LocalProtocolError(
                 f"a state of {len(encoded)} bytes does not fit the peer's frames",

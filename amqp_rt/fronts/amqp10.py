@@ -33,6 +33,8 @@ class Front:
                 mechanisms=options.mechanisms,
                 sasl_required=options.sasl_required,
                 address=options.address,
+                echo_addresses=options.echo_addresses,
+                whole_errors=options.whole_errors,
             ),
             client=False,
             now=now,

@@ -132,6 +132,9 @@ class Link(Protocol):
     properties: Mapping[object, object]
     offered_capabilities: tuple[str, ...]
     desired_capabilities: tuple[str, ...]
+    #: Address of our terminus as the peer wrote it, where the container has mapped it to the one in
+    #: ``source`` or ``target``; None if the peer gave none, or asked for a dynamic node.
+    asked: str | None
     #: Both sides are attached.
     attached: bool
     #: Deliveries that were unsettled when the link ended, for use in ``on_detached``.
@@ -559,6 +562,11 @@ class ServerOptions(Struct, kw_only=True):
     #: Returns the topology that the peer of a connection may change, called once its virtual host
     #: is known; None if nothing can be declared.
     topology: Callable[[Peer, LinkConnection], Topology] | None = None
+    #: Answer a link with the address that its peer asked for, not with the one that it was mapped to.
+    echo_addresses: bool = False
+    #: Write errors with all fields of the standard (Part 2 §2.8.14), an absent ``info`` as an empty map,
+    #: for clients that read fields by their positions.
+    whole_errors: bool = False
 
 
 class Front(Protocol):

@@ -67,6 +67,7 @@ class Link:
         self.peer: Peer = session.engine.peer
         self.source: Source | None = None
         self.target: Target | Coordinator | None = None
+        self.asked: str | None = None
         self.snd_settle_mode = _UNSETTLED
         self.rcv_settle_mode = _FIRST
         self.max_message_size = 0

@@ -52,7 +52,7 @@ class HttpEngine:
         self._request: h11.Request | None = None
         self._method = b""
         self._body = bytearray()
-        #: Nothing more is read; what :meth:`take` returns is still to be sent.
+        #: Nothing more is read; the output of :meth:`take` is still to be sent.
         self.closed = False
 
     @property
@@ -69,7 +69,7 @@ class HttpEngine:
         """Take *data* from the client; no bytes mean that it has closed its side."""
         if self.closed:
             return
-        # h11 buffers what follows a request that is not answered yet; it has no bound for that.
+        # h11 buffers the requests behind one that is not answered yet, without a bound.
         if self.blocked and len(self._http.trailing_data[0]) + len(data) > PIPELINED_MAX:
             self._refuse(HTTPStatus.BAD_REQUEST, "too many requests wait for their answers")
             return

@@ -58,7 +58,7 @@ class AdministrationError(Exception):
     """A request that fails. The text is sent to the client, and is one sentence."""
 
     status = 400
-    #: What the service calls this failure; JavaScript tells some apart by it.
+    #: Number of the failure at the service; JavaScript distinguishes some by it.
     sub_code = 40000
 
 
@@ -133,7 +133,7 @@ class Entities(Protocol):
         """Return rules of a subscription as :meth:`queues` does."""
 
     def namespace(self) -> NamespaceFacts:
-        """Return what is known of the namespace."""
+        """Return the properties of the namespace."""
 
 
 class Authorizer(Protocol):

@@ -33,7 +33,7 @@ POLICIES_MAX: Final = 12
 _POLICY_TEXT_MAX: Final = 256
 
 _COUNTS: Final = "http://schemas.microsoft.com/netservices/2011/06/servicebus"
-#: What the service writes for a time that has not come yet.
+#: Time of .NET that the service writes for one that has not come yet.
 _NEVER: Final = "0001-01-01T00:00:00Z"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HEADING: Final = '<?xml version="1.0" encoding="utf-8"?>'
@@ -91,7 +91,7 @@ class Described(Struct, frozen=True):
 
 
 class NamespaceFacts(Struct, frozen=True, kw_only=True):
-    """What is known of a namespace. Times are seconds since 1970."""
+    """Properties of a namespace. Times are seconds since 1970."""
 
     name: str
     created_at: float

@@ -138,7 +138,7 @@ class _Builder:
 
 
 def text_of(value: str) -> str:
-    """Return *value* as character data; what XML cannot hold becomes U+FFFD."""
+    """Return *value* as character data; characters that XML cannot hold become U+FFFD."""
     return _NO_CHARACTERS.sub("\ufffd", value).translate(_ESCAPES)
 
 

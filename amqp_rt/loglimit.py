@@ -8,11 +8,15 @@ have in common.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
+from .errors import printable
 from .limits import DEFAULT_LIMITS, Limits
 from .message import message_id_of
 from .outcomes import Error
+
+#: Characters of a condition in a line; those of the standard have less than half of it.
+_CONDITION_MAX: Final = 100
 
 
 class LogLimiter:
@@ -59,8 +63,9 @@ class LogLimiter:
 
 def error_text(error: Error) -> str:
     """Return *error*, whose text a peer may have chosen, as part of one line."""
+    condition = printable(str(error.condition), _CONDITION_MAX)
     description = (error.description or "")[:500]
-    return f"{error.condition}: {description!r}" if description else str(error.condition)
+    return f"{condition}: {description!r}" if description else condition
 
 
 def log_loss(

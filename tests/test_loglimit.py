@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from amqp_rt.limits import Limits
-from amqp_rt.loglimit import LogLimiter
+from amqp_rt.loglimit import LogLimiter, error_text
+from amqp_rt.outcomes import Error
 
 LIMITS = Limits(log_lines_max=2, log_period_s=10, log_keys_max=3)
 
@@ -30,3 +31,11 @@ def test_a_clock_that_is_put_back_begins_a_new_period() -> None:
     limiter = LogLimiter(LIMITS)
     assert [limiter.admit("a", 1_000) for _ in range(3)] == ["", "", None]
     assert limiter.admit("a", 5) == " (1 more like this were not logged)"
+
+
+def test_a_peer_forges_no_line_by_its_error() -> None:
+    said = error_text(Error("a\nWARNING forged" + "b" * 500, "c\nd\x1b[2J"))
+    assert said.isprintable()
+    assert len(said) < 200
+    assert error_text(Error("amqp:not-found", "no")) == "amqp:not-found: 'no'"
+    assert error_text(Error("amqp:not-found")) == "amqp:not-found"

@@ -1,0 +1,64 @@
+"""Options of entities as their state machines need them, and their sizes for operators."""
+
+from __future__ import annotations
+
+from math import inf
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from .declarations import Queue, Status, Subscription
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of an entity, in seconds and bytes; ``inf`` and 0 deliveries stand for no limit."""
+
+    lock_s: float = 60.0
+    deliveries_max: int = 10
+    ttl_s: float = inf
+    dead_letters_expired: bool = False
+    sessions: bool = False
+    partitioned: bool = False
+    bytes_max: float = 1024 * 1024 * 1024
+    idle_s: float = inf
+    #: Time for which message-ids are remembered, 0 to detect no duplicates.
+    duplicates_s: float = 0.0
+    status: Status = "Active"
+
+    @classmethod
+    def of(cls, declared: Queue | Subscription) -> Options:
+        """Return the options of a queue or subscription."""
+        if isinstance(declared, Queue):
+            detects = declared.requires_duplicate_detection
+            own = cls(
+                partitioned=declared.enable_partitioning,
+                bytes_max=declared.max_size_in_megabytes * 1024 * 1024,
+                duplicates_s=declared.duplicate_detection_history_time_window if detects else 0.0,  # type: ignore[arg-type]
+            )
+        else:
+            own = cls()
+        return replace(
+            own,
+            lock_s=declared.lock_duration,
+            deliveries_max=declared.max_delivery_count,
+            ttl_s=declared.default_message_time_to_live,
+            dead_letters_expired=declared.dead_lettering_on_message_expiration,
+            sessions=declared.requires_session,
+            idle_s=declared.auto_delete_on_idle,
+            status=declared.status,
+        )
+
+    def for_sub_queue(self) -> Options:
+        """Return the options of a sub-queue: no time to live, no limit of deliveries, no sessions."""
+        return Options(lock_s=self.lock_s, bytes_max=inf, status=self.status)
+
+
+class Sizes(Struct, frozen=True, kw_only=True):
+    """Numbers of messages by state, locked ones included, and the bytes of all with those of the sub-queues."""
+
+    active: int
+    deferred: int
+    scheduled: int
+    dead_letters: int
+    transfer_dead_letters: int
+    bytes: int

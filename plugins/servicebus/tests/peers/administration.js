@@ -1,6 +1,7 @@
 // Performs steps with ServiceBusAdministrationClient, and prints what each returned or threw.
 //
 //   node administration.js CONNECTION_STRING <steps.json >results.json
+//   node administration.js HOST:PORT TOKEN <steps.json >results.json
 //
 // A step is [method, ...arguments]; {"$date": "…"} stands for a Date. Lists are collected; a step
 // ["byPage", method, pageSize, ...arguments] collects the pages, each a list.
@@ -29,9 +30,12 @@ async function main() {
   let text = "";
   for await (const chunk of process.stdin) text += chunk;
   // An error of the service is a result; repeating it would only take time.
-  const client = new ServiceBusAdministrationClient(process.argv[2], {
-    retryOptions: { maxRetries: 0 },
-  });
+  const [, , place, token] = process.argv;
+  const options = { retryOptions: { maxRetries: 0 } };
+  const getToken = async () => ({ token, expiresOnTimestamp: Date.now() + 3600_000 });
+  const client = token
+    ? new ServiceBusAdministrationClient(place, { getToken }, options)
+    : new ServiceBusAdministrationClient(place, options);
   const results = [];
   for (const step of JSON.parse(text, revive)) {
     try {

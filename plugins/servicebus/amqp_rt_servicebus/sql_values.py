@@ -443,7 +443,7 @@ def signed(symbol: str, value: Value) -> Value:
         return Int(_number(value)) if kind in _SMALL else value
     if kind is float or kind is Float32:
         return kind(-value)  # 0 - 0.0 would lose the sign of zero
-    return combine("-", 0 if kind is UInt else Int(0), value)
+    return combine("-", Int(0), value)
 
 
 # --- Comparison ------------------------------------------------------------------------------------
@@ -570,7 +570,7 @@ def converted(value: Value, kind: type) -> Value:
             return _parsed(value, kind)
         if type(value) in _NUMBERS and type(value) is not Char:
             return _as_number(value, kind)
-    except (ValueError, OverflowError, InvalidOperation, Refused):
+    except (ValueError, InvalidOperation, Refused):
         pass
     return value
 
@@ -590,12 +590,8 @@ def _as_number(value: Value, kind: type) -> Value:
     return value
 
 
-#: Longest text that is read as a number; the longest numbers have fewer characters.
-_NUMERAL_MAX: Final = 64
-
-
 def _parsed(text: str, kind: type) -> Value:
-    if len(text) > _NUMERAL_MAX or not text.isascii() or "_" in text:
+    if not text.isascii() or "_" in text:
         return text
     if kind is bool:
         return {"true": True, "false": False}.get(text.strip().lower(), text)
@@ -604,6 +600,6 @@ def _parsed(text: str, kind: type) -> Value:
     if kind in _INTEGERS and kind is not Char:
         return kind(_as_number(int(text), kind))
     if kind in (float, Float32, Decimal):
-        number = Decimal(text)
-        return _as_number(number, kind) if number.is_finite() else text
+        found = _as_number(Decimal(text), kind)
+        return found if isfinite(found) else text
     return text

@@ -290,6 +290,7 @@ def test_rules_are_bounded() -> None:
     with pytest.raises(TooManyRules, match="subscription 's' would have more than 3 rules"):
         first.add(Rule("c"), Rule("d"))
     assert [each.declaration.name for each in first] == ["a", "b"]
+    assert [each.serial for each in first] == [1, 2]
     assert selected(first, message(Label="x")) == [None]
     second.remove("a")
     first.add(Rule("c", "1 = 1"))
@@ -305,6 +306,14 @@ def test_bounds_of_the_service() -> None:
     assert (topic.bounds.sql_filters_max, topic.bounds.correlation_filters_max) == (2_000, 100_000)
 
 
+def test_a_subscription_alone_selects_by_its_own_rules() -> None:
+    topic = TopicRules()
+    first = topic.add("s", [Rule("a", Correlation(label="x"), action="SET n = 1")])
+    second = topic.add("t", [Rule("b", Correlation(label="x"), action="SET n = 1")])
+    assert selected(first, message(Label="x")) == ["a"]
+    assert selected(second, message(Label="x")) == ["b"]
+
+
 def test_subscriptions_have_unique_names_and_take_their_rules_with_them() -> None:
     topic = TopicRules()
     topic.add("s", [Rule("a"), Rule("b", Correlation(label="x")), Rule("c", "1 = 1")])
@@ -313,6 +322,7 @@ def test_subscriptions_have_unique_names_and_take_their_rules_with_them() -> Non
     topic.remove("S")
     assert topic.select(message(Label="x")) == {}
     assert topic.correlations.size == 0
+    assert not topic._evaluated
     with pytest.raises(InvalidRule):
         topic.add("s", [Rule("a"), Rule("b", "1 =")])
     assert topic.select(message()) == {}

@@ -216,6 +216,52 @@ def test_each_construct(text: str) -> None:
     assert result(text, parameters) is True
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Examples of the service's documentation, of its emulator, and of the SDKs and their samples.
+        "sys.label LIKE '%bus%' OR user.tag IN ('queue', 'topic', 'subscription')",
+        "StoreId IN('Store1', 'Store2', 'Store3')",
+        "sys.To NOT IN ('Store1','Store2') OR StoreId NOT IN ('Store1','Store2')",
+        "\"http://schemas.microsoft.com/xrm/2011/Claims/EntityLogicalName\" = 'account'",
+        "(DateTimeMp2-DateTimeMp1) <= @timespan",
+        "property LIKE 'ABC\\%' ESCAPE '\\'",
+        "color='blue' AND quantity=10",
+        "sys.MessageId = '123456' AND userProp1 = 'value1'",
+        "(priority = 1 OR priority = 3) AND (sys.label LIKE '%String1')",
+        "property1 = @param1 AND property2 = @param2",
+        "(sys.To IS NULL OR sys.To = 'name')",
+        "1=1",
+        "1=0",
+        "1>1",
+    ],
+)
+def test_published_filters_are_accepted(text: str) -> None:
+    parameters = {"@timespan": timedelta(1), "@param1": "value", "@param2": 1}
+    run = Evaluation(Fields({}, {}))
+    assert parse_filter(text, parameters, bounds=SERVICE_BOUNDS).evaluate(run) in (
+        True,
+        False,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SET quantity = quantity / 2;",
+        "SET quantity = quantity / 2; REMOVE priority;SET sys.CorrelationId = 'low';",
+        "SET source='routedOrders'",
+        "SET sys.To = 'Entity'",
+        "SET EventType = OriginalEventType; REMOVE OriginalEventType;",
+        "SET Priority = @param",
+    ],
+)
+def test_published_actions_are_accepted(text: str) -> None:
+    action = parse_action(text, {"@param": datetime(2020, 7, 5, tzinfo=UTC)}, bounds=SERVICE_BOUNDS)
+    assert action.apply(Evaluation(Fields({}, {})))
+
+
 @pytest.mark.parametrize("name", SYSTEM_PROPERTIES)
 def test_system_properties_are_read_by_their_names(name: str) -> None:
     fields = Fields({}, {})
@@ -564,6 +610,11 @@ def test_nesting_is_bounded(before: str, after: str) -> None:
         parse_filter(before * (most + 1) + inner + after * (most + 1) + outer)
 
 
+def test_levels_beside_each_other_are_not_nested() -> None:
+    texts = ["(1 = 1)", "NOT 1 = 0", "- size < 0", "p('color') = 'red'", "(1 + 1) = 2"]
+    assert result(" AND ".join(texts * DEFAULT_BOUNDS.depth_max)) is True
+
+
 def test_the_deepest_text_fits_the_stack() -> None:
     """Parsing, compiling and evaluating take at most 500 calls within each other."""
     most = (DEFAULT_BOUNDS.depth_max - 3) // 3
@@ -621,6 +672,39 @@ def test_each_part_of_a_filter_takes_a_step() -> None:
     assert run.steps >= 600
     with pytest.raises(EvaluationError, match="more than 1000 steps"):
         long.evaluate(run)
+
+
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [
+        ("EXISTS(size)", 500),
+        ("'x' LIKE pattern", 4_000),
+        ("half + half = 'x'", 60),
+        ("p(name) = 'x'", 30),
+        ("name = name", 30),
+        ("name IN ('x')", 30),
+    ],
+)
+def test_work_that_depends_on_the_message_takes_steps(text: str, least: int) -> None:
+    others = {f"p{number}": number for number in range(500)}
+    long = {"name": "n" * 31_000, "half": "n" * 16_000, "pattern": "_" * 4_000}
+    run = evaluation(others if text == "EXISTS(size)" else long)
+    parse_filter(text).evaluate(run)
+    assert run.steps >= least
+
+
+def test_actions_take_steps() -> None:
+    application = {f"p{number}": number for number in range(500)}
+    run = evaluation(application)
+    parse_action("SET a = 1").apply(run)
+    assert run.steps >= 1_000
+    run = evaluation({"name": "n" * 16_000})
+    parse_action("SET a = name + name;" * 10).apply(run)
+    assert run.steps >= 10 * 31
+    with pytest.raises(EvaluationError, match="more than 100 steps"):
+        parse_action("SET a = name + name;" * 10).apply(
+            evaluation({"name": "n" * 16_000}, steps_max=100)
+        )
 
 
 def test_comparing_long_texts_takes_steps() -> None:

@@ -397,6 +397,10 @@ def test_texts(value: Any, text: str | None) -> None:
         ("7", Int, Int(7)),
         ("7.5", Int, "7.5"),
         ("7.5", float, 7.5),
+        ("x", float, "x"),
+        ("NaN", float, "NaN"),
+        ("1e400", float, "1e400"),
+        ("1e9999999999999999999", float, "1e9999999999999999999"),
         ("1_000", int, "1_000"),
         ("9" * 5000, int, "9" * 5000),
         ("1e999999999", Decimal, "1e999999999"),
@@ -467,3 +471,18 @@ def test_texts_of_floats_read_back(value: float) -> None:
 def test_decimals_survive_the_wire(coefficient: int, places: int) -> None:
     value = Decimal(coefficient).scaleb(-places)
     assert value_of(wire_of(value)) == value
+
+
+KINDS = [*map(type, SIXES.values()), str, bool, UUID, Moment, OffsetMoment, Span, Uri, Opaque]
+TEXTS = st.one_of(st.text("0123456789eE+-. x", max_size=25), st.text(max_size=5))
+
+
+@given(
+    value=st.one_of(
+        TEXTS, INTEGERS, st.floats(), st.sampled_from([*SIXES.values(), True, ID, Span(5)])
+    ),
+    kind=st.sampled_from(KINDS),
+)
+def test_what_cannot_be_converted_stays_as_it_is(value: Any, kind: type) -> None:
+    found = converted(value, kind)
+    assert found is value or type(found) is kind

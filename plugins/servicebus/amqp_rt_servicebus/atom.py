@@ -205,7 +205,7 @@ def _read_policies(element: Element, authority: str) -> dict[str, SasKey]:
             raise ValueError(f"there are more than {POLICIES_MAX} policies")
         wrapper = each.find(CONNECT, "Rights")
         words = (
-            [] if wrapper is None else [each.text for each in wrapper.each(CONNECT, "AccessRights")]
+            [] if wrapper is None else [word.text for word in wrapper.each(CONNECT, "AccessRights")]
         )
         if unknown := set(words).difference(_RIGHTS):
             raise ValueError(

@@ -14,7 +14,7 @@ from amqp_rt.values import Timestamp
 
 from .declarations import Correlation, Everything, Filter, Nothing, Rule, Sql
 from .timespans import iso_of
-from .xml_trees import DocumentRefused, Element, tag, text_of
+from .xml_trees import XSI, DocumentRefused, Element, tag, text_of
 
 #: Namespace of all descriptions.
 CONNECT: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
@@ -185,8 +185,8 @@ def _read_values(element: Element, name: str) -> dict[str, Any]:
     return values
 
 
-def write_rule(rule: Rule, created_at: str, root: str = "RuleDescription") -> str:
-    """Return the description of *rule*, without the namespaces of the root.
+def write_rule(rule: Rule, created_at: str) -> str:
+    """Return the description of *rule*, created at the time *created_at*.
 
     An action is always there, because the SDKs of JavaScript and Python read one from each rule.
     """
@@ -197,7 +197,7 @@ def write_rule(rule: Rule, created_at: str, root: str = "RuleDescription") -> st
             "Action", _write_sql(rule.action, rule.action_parameters), i__type="SqlRuleAction"
         )
     return tag(
-        root,
+        "RuleDescription",
         (
             _write_filter(rule.filter),
             action,
@@ -205,7 +205,7 @@ def write_rule(rule: Rule, created_at: str, root: str = "RuleDescription") -> st
             tag("Name", text_of(rule.name)),
         ),
         xmlns=CONNECT,
-        xmlns__i="http://www.w3.org/2001/XMLSchema-instance",
+        xmlns__i=XSI,
     )
 
 

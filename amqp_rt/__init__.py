@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .container.container import Container
     from .container.declaring import Router, node, rpc, source
     from .container.deliveries import Delivery
+    from .container.profiles import Profile
     from .container.raising import Modify, Reject, Release
     from .container.receiving import Receiver
     from .container.recovery import Reconnect, connect
@@ -57,6 +58,7 @@ __all__ = [
     "OAuthBearer",
     "Peer",
     "Plain",
+    "Profile",
     "Receiver",
     "Reconnect",
     "Reject",
@@ -111,6 +113,7 @@ _HOMES: dict[str, str] = {
     "OAuthBearer": "amqp_rt.security.bearer",
     "Peer": "amqp_rt.events",
     "Plain": "amqp_rt.security.mechanisms",
+    "Profile": "amqp_rt.container.profiles",
     "Receiver": "amqp_rt.container.receiving",
     "Reconnect": "amqp_rt.container.recovery",
     "Reject": "amqp_rt.container.raising",

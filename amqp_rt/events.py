@@ -39,7 +39,8 @@ class Peer(Struct, kw_only=True):
     is true for the process itself, connected in memory. ``tokens`` are those of the connection
     (:class:`amqp_rt.security.tokens.Tokens`), None where none are accepted. ``secure`` is true if
     the connection is encrypted; ``certificate`` is then the client certificate, if there is one,
-    and ``server_name`` the host name that the peer requested (SNI).
+    and ``server_name`` the host name that the peer requested (SNI). ``profile`` is the
+    :class:`~amqp_rt.Profile` of the listener that accepted the connection, None without one.
     """
 
     container_id: str = ""
@@ -54,6 +55,7 @@ class Peer(Struct, kw_only=True):
     certificate: Certificate | None = None
     server_name: str = ""
     protocol: str = "amqp1.0"
+    profile: Any = None
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()
     properties: Mapping[object, object] = field(default_factory=dict)

@@ -57,6 +57,7 @@ PUBLIC: dict[str, set[str]] = {
         "Modify",
         "Peer",
         "Plain",
+        "Profile",
         "Reconnect",
         "Receiver",
         "Reject",

@@ -20,6 +20,7 @@ from ..container.connections import Connection
 from ..container.container import Container
 from ..container.entry import SaslPolicy
 from ..container.permissions import Authorize
+from ..container.profiles import Profile
 from ..container.routes import Context, Route
 from ..errors import AmqpError
 from ..fronts import amqp10
@@ -215,6 +216,10 @@ class Broker(TrioBlock):
             self.container.rpc(ADDRESS)(self._answer)
         for each in addons:
             (addon_of(each) if isinstance(each, str) else each).install(self)
+        self._guard()
+
+    def _guard(self) -> None:
+        """Check rights to addresses to which the broker itself sends, if there are rights at all."""
         if self.container.permissions.guarded:
             self.host.services.may_send = self.container.permissions.may_be_sent
 
@@ -513,9 +518,11 @@ class Broker(TrioBlock):
             with trio.CancelScope(shield=True):
                 await self.host.close()
 
-    async def listen(self, *urls: str) -> list[str]:
+    async def listen(self, *urls: str, profile: Profile | None = None) -> list[str]:
         """Accept connections at each of *urls*; see :meth:`Container.listen`."""
-        return await self.container.listen(*urls)
+        bound = await self.container.listen(*urls, profile=profile)
+        self._guard()
+        return bound
 
     async def serve(self) -> None:
         """Wait until :meth:`stop` is called."""

@@ -112,6 +112,7 @@ class Services:
         self.fail = fail
         self.memory = Memory(limits.broker_bytes_max)
         self.entry_factory = EntryFactory(annotations, limits)
+        self._entry_factories = {annotations: self.entry_factory}
         self.turns = Scheduler(self.memory, clock, guard)
         self.transactions = Transactions(journal, clock.monotonic, limits, self.do_in_turns)
         self.termini = Termini(journal, clock, self.transactions, limits)
@@ -149,6 +150,15 @@ class Services:
     def do_in_turns(self, steps: Iterator[None]) -> None:
         """Do *steps*, as many as this turn allows now and the rest in later ones."""
         self.turns.do_in_turns(steps)
+
+    def entry_factory_for(self, annotations: AnnotationPolicy | None) -> EntryFactory:
+        """Return the factory that checks annotations by another policy; None for that of the broker."""
+        if annotations is None:
+            return self.entry_factory
+        found = self._entry_factories.get(annotations)
+        if found is None:
+            found = self._entry_factories[annotations] = EntryFactory(annotations, self.limits)
+        return found
 
     def new_number(self) -> int:
         """Return a number that no other object has in the store."""

@@ -9,7 +9,6 @@ from typing import Final, TypeAlias, cast
 
 import trio
 
-from ..addresses import address_of
 from ..errors import AmqpError
 from ..fronts.base import RCV_FIRST, SENDER, Host, ReceivingLink, SendingLink
 from ..loglimit import log_refusal
@@ -22,6 +21,7 @@ from .feeding import LinkHandler, SourceFeed
 from .home import Home
 from .nodes import Nodes
 from .permissions import not_authorized
+from .profiles import Profile, address_for
 from .relaying import Forward, Relay
 from .replies import Replies, is_paired, paired_properties
 from .routes import RouteBinding
@@ -66,15 +66,15 @@ class Attaching:
     def attach(self, connection: Connection, link: ReceivingLink | SendingLink) -> None:
         """Accept or refuse a link requested by the peer, at once or after ``authorize``.
 
-        The address is looked up among our nodes, then in the hosts, then among the dynamic
-        addresses that we created. A second attach of the same link takes it over (§2.6.1), but only
+        The address is looked up in the hosts of the listener's profile, in the hosts that are
+        first, among our nodes, in the other hosts, then among the dynamic addresses that we created. A second attach of the same link takes it over (§2.6.1), but only
         after its right has been checked: otherwise any client could detach the links of others by
         their names.
         """
         if self._home.stopping:
             # The close will answer: a client does not attach a refused link again elsewhere.
             return
-        if not self._settle_second and not _sends(link):
+        if not _sends(link) and not self._may_settle_second(link):
             link.rcv_settle_mode = RCV_FIRST
         terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
@@ -95,6 +95,12 @@ class Attaching:
             asking = self._asking.setdefault(_identity(link), {})
             asking[link] = None
             self._home.start_handler(self._place_if_allowed, connection, link, terminus, asking)
+
+    def _may_settle_second(self, link: ReceivingLink | SendingLink) -> bool:
+        profile: Profile | None = link.peer.profile
+        if profile is None or profile.settle_second is None:
+            return self._settle_second
+        return profile.settle_second
 
     def _refuse(self, link: ReceivingLink | SendingLink, error: Error) -> None:
         """Refuse *link* with *error*, and log the refusal."""
@@ -224,7 +230,10 @@ class Attaching:
         terminus: Source | Target,
     ) -> None:
         link.asked = None if terminus.dynamic else terminus.address
-        address = terminus.address = address_of(terminus.address or "") or None
+        profile: Profile | None = link.peer.profile
+        address = terminus.address = address_for(link.peer, terminus.address or "") or None
+        if profile is not None and any(host.attach(link) for host in profile.hosts):
+            return
         if any(host.attach(link) for host in self.first_hosts):
             return
         if address:
@@ -370,7 +379,7 @@ def _identity(link: ReceivingLink | SendingLink) -> _Identity:
     peer = link.peer
     terminus = link.source if _sends(link) else link.target
     address = terminus.address if isinstance(terminus, Source | Target) else None
-    own = isinstance(address, str) and address_of(address) == CBS
+    own = isinstance(address, str) and address_for(peer, address) == CBS
     return (
         peer.virtual_host,
         peer.user,

@@ -63,6 +63,7 @@ from .home import Feed
 from .links import fresh
 from .nodes import Nodes
 from .permissions import Authorize, Permissions
+from .profiles import Profile
 from .raising import OnError
 from .recovery import connect, local
 from .replies import (
@@ -445,8 +446,10 @@ class Container(TrioBlock):
 
     # --- listening -----------------------------------------------------------------------
 
-    async def listen(self, *urls: str) -> list[str]:
+    async def listen(self, *urls: str, profile: Profile | None = None) -> list[str]:
         """Listen at each of *urls*, and return them with the addresses that were bound.
+
+        Connections have *profile*; without one, that of :meth:`set_profile`, if it was called.
 
         ``amqp://HOST:PORT`` (``amqp://:PORT`` listens on every address, port 0 on any free port),
         ``amqps://`` for TLS, ``ws://HOST:PORT/PATH`` and ``wss://`` for WebSocket,
@@ -455,8 +458,31 @@ class Container(TrioBlock):
 
         Raises:
             ConnectFailed: A URL cannot be listened on; the error names it and the cause.
+            ValueError: The mechanisms of *profile* are not known, or logins are off.
         """
-        return [await self.entry.listen(url) for url in urls]
+        if profile is not None:
+            self._add_profile(profile)
+        return [await self.entry.listen(url, profile) for url in urls]
+
+    def set_profile(self, profile: Profile) -> None:
+        """Give connections that are accepted from now on *profile*, unless their listener has another.
+
+        Raises:
+            ValueError: The mechanisms of *profile* are not known, or logins are off.
+        """
+        self._add_profile(profile)
+        self.entry.profile = profile
+
+    def _add_profile(self, profile: Profile) -> None:
+        self.entry.add_profile(profile)
+        if profile.cbs is not None:
+            self.permissions.takes_tokens = True
+            if self.nodes.find(CBS, sends=False) is None:
+                self.rpc(CBS)(self.entry.answer_cbs)
+
+    def add_front(self, front: Front) -> None:
+        """Accept a further protocol at all listeners."""
+        self.entry.add_front(front)
 
     async def accept(
         self,

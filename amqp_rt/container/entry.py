@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 import trio
+from msgspec import Struct
 
 from ..addresses import parse_url
 from ..errors import AmqpError, ConnectFailed, printable
 from ..events import LoginRequested, Peer
 from ..fronts.base import Front, LinkConnection, ServerOptions, Topology
+from ..limits import Limits
 from ..loglimit import error_text
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
@@ -54,6 +56,7 @@ from .connections import Connection, ConnectionHome
 from .home import NetworkHome
 from .logins import mechanisms_of
 from .namesakes import SOLE_CONNECTION, Namesakes
+from .profiles import Profile
 from .replies import LINK_PAIR_CAPABILITY
 
 log = logging.getLogger("amqp_rt.container")
@@ -73,6 +76,16 @@ class EntryHome(ConnectionHome, NetworkHome, Protocol):
     @property
     def listener_nursery(self) -> trio.Nursery:
         """Nursery of the listeners, cancelled when the container begins to stop."""
+
+
+class _Logins(Struct, frozen=True):
+    """How the clients of a listener log in, and the limits of their connections."""
+
+    cbs: Cbs | None
+    mechanisms: Mapping[str, ServerMechanism]
+    #: Whether clients have to log in.
+    required: bool
+    limits: Limits
 
 
 class ConnectionEntry:
@@ -115,9 +128,11 @@ class ConnectionEntry:
                 )
             sasl = ()
         self._home = home
-        self._fronts = fronts
-        self._cbs = cbs
-        self._mechanisms = mechanisms_of(sasl, users, tokens, cbs, home.limits)
+        self._fronts = [*fronts]
+        #: Profile of the listeners that have none of their own.
+        self.profile: Profile | None = None
+        self._mechanisms_of = partial(mechanisms_of, users=users, tokens=tokens, limits=home.limits)
+        mechanisms = self._mechanisms_of(sasl, cbs=cbs)
         self._plain_in_clear = plain_in_clear
         if tls_required and tls is None:
             raise ValueError("tls_required needs certificates: pass tls=ServerTls(…)")
@@ -128,12 +143,10 @@ class ConnectionEntry:
             raise ValueError(
                 f"sasl_policy is one of {', '.join(SASL_POLICIES)}, not {sasl_policy!r}"
             )
-        # Clients that may be anonymous may also leave out SASL.
-        self._sasl_required = (
-            "ANONYMOUS" not in self._mechanisms
-            if sasl_policy is None
-            else sasl_policy == "required"
-        )
+        self._sasl_policy = sasl_policy
+        self._logins_of: dict[Profile | None, _Logins] = {
+            None: _Logins(cbs, mechanisms, self._requires(mechanisms), home.limits)
+        }
         #: Factory of the topology in which peers declare, for protocols with declarations; None if
         #: peers may not declare.
         self.topology: Callable[[Peer, LinkConnection], Topology] | None = None
@@ -149,6 +162,40 @@ class ConnectionEntry:
         self._judging: dict[object, trio.CancelScope] = {}
         self._backoff = Backoff(home.limits)
         self._watches: dict[Connection, TokenWatch] = {}
+
+    def _requires(self, mechanisms: Mapping[str, ServerMechanism]) -> bool:
+        """Return whether clients to which *mechanisms* are offered have to log in."""
+        if self._sasl_policy is None:
+            # Clients that may be anonymous may also leave out SASL.
+            return "ANONYMOUS" not in mechanisms
+        return self._sasl_policy == "required"
+
+    def add_front(self, front: Front) -> None:
+        """Accept a further protocol at all listeners, those that exist already included."""
+        self._fronts.append(front)
+
+    def add_profile(self, profile: Profile) -> None:
+        """Make *profile* known, before a listener has it.
+
+        Raises:
+            ValueError: It names a mechanism that is not known, or that needs an option which the
+                container does not have, or logins are off.
+        """
+        if profile in self._logins_of:
+            return
+        plain = self._logins_of[None]
+        mechanisms, cbs = plain.mechanisms, profile.cbs or plain.cbs
+        if profile.sasl is not None or profile.cbs is not None:
+            if self._sasl_policy == "off":
+                raise ValueError(
+                    f"profile {profile.name!r}: sasl_policy='off' disables logins: leave it out, or sasl "
+                    "and cbs of the profile"
+                )
+            mechanisms = self._mechanisms_of(profile.sasl, cbs=cbs)
+        limits = self._home.limits
+        if profile.frame_size_max is not None:
+            limits = msgspec.structs.replace(limits, frame_size_max=profile.frame_size_max)
+        self._logins_of[profile] = _Logins(cbs, mechanisms, self._requires(mechanisms), limits)
 
     @property
     def connections(self) -> list[Connection]:
@@ -166,8 +213,10 @@ class ConnectionEntry:
 
     # --- listening -----------------------------------------------------------------------
 
-    async def listen(self, url: str) -> str:
+    async def listen(self, url: str, profile: Profile | None = None) -> str:
         """Listen at *url*, and return it with the address that was bound.
+
+        Connections have *profile*, which :meth:`add_profile` knows, or else the profile of all listeners.
 
         Raises:
             ConnectFailed: The URL cannot be listened on; the error names it and the cause.
@@ -183,13 +232,14 @@ class ConnectionEntry:
                     self._home.network,
                     where.host,
                     door,
-                    partial(self.accept, scheme=where.scheme),
+                    partial(self.accept, scheme=where.scheme, profile=profile),
                 )
             except OSError as error:
                 raise ConnectFailed(f"cannot listen on {where}: {error}") from error
         elif where.scheme == "amqp+unix":
             listener = await open_unix(where.path)
-            listeners.start_soon(self._serve_unix, listener, door, where.path)
+            serve = partial(self.accept, scheme=where.scheme, profile=profile)
+            listeners.start_soon(self._serve_unix, listener, door, serve, where.path)
         else:
             if where.scheme == "sb":
                 raise ConnectFailed(
@@ -207,7 +257,9 @@ class ConnectionEntry:
                     condition="amqp:invalid-field",
                 )
             sockets = await open_tcp(where.host, where.port)
-            serve = partial(self.accept, scheme=where.scheme, path=where.path or "/")
+            serve = partial(
+                self.accept, scheme=where.scheme, path=where.path or "/", profile=profile
+            )
             for each in sockets:
                 listeners.start_soon(partial(serve_socket, each, door, serve, nursery=connections))
             host, port = bound_address(sockets[0])
@@ -215,10 +267,13 @@ class ConnectionEntry:
         return str(where)
 
     async def _serve_unix(
-        self, listener: trio.SocketListener, door: ConnectionLimiter, path: str
+        self,
+        listener: trio.SocketListener,
+        door: ConnectionLimiter,
+        serve: Callable[..., Awaitable[None]],
+        path: str,
     ) -> None:
         try:
-            serve = partial(self.accept, scheme="amqp+unix")
             await serve_socket(listener, door, serve, nursery=self._home.connection_nursery)
         finally:
             with suppress(OSError):
@@ -233,6 +288,7 @@ class ConnectionEntry:
         scheme: str = "amqp",
         path: str = "/",
         trusted: bool = False,
+        profile: Profile | None = None,
     ) -> None:
         """Run one connection that a peer opened, until it ends; then close *stream*.
 
@@ -244,7 +300,8 @@ class ConnectionEntry:
             logged_in: Called once the peer is authenticated, or if that is not required.
             scheme: The expected outermost protocol: ``amqp``, ``amqps``, ``ws`` or ``wss``.
             path: Path of a WebSocket.
-            trusted: The peer need not log in.
+            trusted: The peer need not log in, and has no profile.
+            profile: Profile of the connection; None for that of all listeners.
         """
         nursery = self._home.connection_nursery
         since = trio.current_time()
@@ -263,7 +320,8 @@ class ConnectionEntry:
         if self._home.stopping:
             await trio.aclose_forcefully(entered.stream)
             return
-        connection = self._connection(entered, address, since, trusted=trusted)
+        profile = None if trusted else profile or self.profile
+        connection = self._connection(entered, address, since, trusted=trusted, profile=profile)
         engine = connection.engine
         self._accepted[engine] = connection
 
@@ -289,30 +347,40 @@ class ConnectionEntry:
             self._ended(connection)
 
     def _connection(
-        self, entered: Entered, address: str, since: float, *, trusted: bool
+        self,
+        entered: Entered,
+        address: str,
+        since: float,
+        *,
+        trusted: bool,
+        profile: Profile | None,
     ) -> Connection:
         """Create the connection of a stream on which a front's header has arrived.
 
         The time for the handshake counts from *since*, the peer's dialling.
         """
+        logins = self._logins_of[profile]
         engine = entered.front.server(
             ServerOptions(
                 container_id=self._home.name,
-                limits=self._home.limits,
+                limits=logins.limits,
                 mechanisms=offered(
-                    self._mechanisms.values(),
+                    logins.mechanisms.values(),
                     secure=entered.secure,
                     local=_is_local(address),
                     plain_in_clear=self._plain_in_clear,
                     certificate=entered.certificate is not None,
                 ),
-                sasl_required=not trusted and self._sasl_required,
+                sasl_required=not trusted and logins.required,
                 address=address,
                 offered_capabilities=(
-                    *self._capabilities,
+                    *_capabilities(logins),
                     *(Symbol(each) for host in self._home.hosts for each in host.capabilities),
                 ),
                 topology=self.topology,
+                properties={} if profile is None else profile.properties,
+                echo_addresses=profile is not None and profile.echo_addresses,
+                whole_errors=profile is not None and profile.whole_errors,
             ),
             since,
         )
@@ -321,6 +389,7 @@ class ConnectionEntry:
         # The host name of TLS applies if neither login nor open names one (Part 2 §2.7.1).
         engine.peer.virtual_host = engine.peer.server_name = entered.server_name
         engine.peer.trusted = trusted
+        engine.peer.profile = profile
         return Connection(self._home, engine, dialled=False)
 
     def _ended(self, connection: Connection) -> None:
@@ -342,14 +411,6 @@ class ConnectionEntry:
         if (watch := self._watches.pop(connection, None)) is not None:
             watch.stop()
         self._home.attaching.connection_ended(engine)
-
-    @property
-    def _capabilities(self) -> tuple[Symbol, ...]:
-        """Capabilities that we offer in our open."""
-        names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY, SOLE_CONNECTION]
-        if self._cbs is not None:
-            names.append(CBS_CAPABILITY)
-        return tuple(Symbol(name) for name in names)
 
     def opened(self, connection: Connection) -> bool:
         """Handle the peer's open, which follows its login.
@@ -418,13 +479,12 @@ class ConnectionEntry:
     def _watch_of(self, connection: Connection) -> TokenWatch | None:
         """Return the token watch of *connection*, creating it; None if it takes no tokens."""
         peer = connection.peer
-        if self._cbs is None or peer.trusted:
+        cbs = self._logins_of[peer.profile].cbs
+        if cbs is None or peer.trusted:
             return None
         watch = self._watches.get(connection)
         if watch is None:
-            watch = self._watches[connection] = TokenWatch(
-                connection, self._cbs, self._admit_by_token
-            )
+            watch = self._watches[connection] = TokenWatch(connection, cbs, self._admit_by_token)
             peer.tokens = watch.tokens
         return watch
 
@@ -485,6 +545,7 @@ class ConnectionEntry:
         Every failure gets the same answer after the same delay, so that neither reveals the cause.
         """
         engine = connection.engine
+        logins = self._logins_of[engine.peer.profile]
         began = trio.current_time()
         step: Challenge | Success | Failure
         if event.exchange.refused:
@@ -492,7 +553,7 @@ class ConnectionEntry:
         else:
             mechanism = self._logins.get(engine)
             if mechanism is None:
-                mechanism = self._mechanisms[event.mechanism]
+                mechanism = logins.mechanisms[event.mechanism]
                 begin = getattr(mechanism, "begin", None)
                 mechanism = self._logins[engine] = mechanism if begin is None else begin()
             try:
@@ -505,7 +566,7 @@ class ConnectionEntry:
         if isinstance(step, Challenge):
             connection.handle(event.exchange.challenge(step.data))
         elif isinstance(step, Success):
-            if self._cbs is None:
+            if logins.cbs is None:
                 self._mark_authenticated(connection)
             connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
         else:
@@ -522,6 +583,14 @@ class ConnectionEntry:
 
     def _is_blocked(self, network: str) -> bool:
         return self._backoff.blocks(f"address {network}", trio.current_time())
+
+
+def _capabilities(logins: _Logins) -> tuple[Symbol, ...]:
+    """Return the capabilities that we offer in our open."""
+    names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY, SOLE_CONNECTION]
+    if logins.cbs is not None:
+        names.append(CBS_CAPABILITY)
+    return tuple(Symbol(name) for name in names)
 
 
 def _is_local(address: str) -> bool:

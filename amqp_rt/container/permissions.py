@@ -10,7 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeAlias
 
-from ..addresses import address_of
 from ..events import Peer
 from ..fronts.base import SENDER, Host, ReceivingLink, SendingLink
 from ..outcomes import Error
@@ -24,6 +23,7 @@ from ..security.access import (
     decide_passages,
 )
 from ..termini import Coordinator, Source, Target
+from .profiles import address_for
 
 log = logging.getLogger("amqp_rt.container")
 
@@ -53,11 +53,13 @@ class Permissions:
         self.authorize = authorize
         self._hosts = hosts
         self._created = created
+        #: Whether peers of some listener get rights by tokens only.
+        self.takes_tokens = False
 
     @property
     def guarded(self) -> bool:
         """Whether any access control is configured."""
-        return not (self.access is None and self.authorize is None)
+        return self.takes_tokens or not (self.access is None and self.authorize is None)
 
     def own_name(self, peer: Peer, address: str) -> str:
         """Return the name under which rights to *address*, as used by *peer*, are granted.
@@ -65,7 +67,7 @@ class Permissions:
         For a node this is its name, whether *address* is a URL, an alias or ``/queues/NAME``; for
         an exchange ``/exchanges/NAME``, for any key.
         """
-        name = address_of(address)
+        name = address_for(peer, address)
         for host in self._hosts:
             name = host.own_name(name, peer.virtual_host)
         return name

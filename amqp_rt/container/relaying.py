@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from ..addresses import address_of
 from ..errors import DecodeError
 from ..fronts.base import Host, IncomingDelivery, ReceivingEndpoint, ReceivingLink
 from ..outcomes import Error, Rejected
@@ -17,6 +16,7 @@ from .connections import Connection
 from .credit import CreditWindow
 from .home import Home
 from .nodes import Nodes
+from .profiles import address_for
 from .raising import Reject
 from .replies import ReplyLink
 from .routes import PREFETCH, RouteBinding
@@ -194,8 +194,10 @@ class Relay:
     def _resolve(self, address: str) -> ReceivingEndpoint | ReplyLink | Error:
         """Return the destination of messages for *address*, or the error of an attach to it."""
         home = self._home
-        address = address_of(address)
-        for host in self._first_hosts:
+        peer = self._link.peer
+        address = address_for(peer, address)
+        own: tuple[Host, ...] = () if peer.profile is None else peer.profile.hosts
+        for host in (*own, *self._first_hosts):
             endpoint = host.relay(address, self._link)
             if endpoint is not None:
                 return endpoint

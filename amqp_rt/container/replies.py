@@ -21,7 +21,6 @@ from typing import Any, Final, cast
 
 import trio
 
-from ..addresses import address_of
 from ..errors import AmqpError, DeadlineExceeded, DecodeError, LinkDetached, LocalProtocolError
 from ..fronts.base import (
     SND_MIXED,
@@ -42,6 +41,7 @@ from .credit import CreditWindow
 from .home import Home
 from .payloads import encode_payload
 from .permissions import Permissions
+from .profiles import address_for
 from .raising import RaisedOutcome, Reject
 from .routes import NO_DEADLINE, Deadline, ReplyPath, RouteBinding
 from .sending import make_message
@@ -445,7 +445,7 @@ class Replies:
                 port = cast("ReceivingLink", _HostPort(binding.link))
                 for host in self.home.hosts:
                     # By the node's name, for which the right was checked, not by a URL of it.
-                    endpoint = host.relay(address_of(reply_to), port)
+                    endpoint = host.relay(address_for(port.peer, reply_to), port)
                     if isinstance(endpoint, Error):
                         break
                     if endpoint is not None:

@@ -218,7 +218,7 @@ def test_secrets_do_not_cross_a_network_in_clear() -> None:
     )
 
     def names(*, secure: bool) -> tuple[str, ...]:
-        mechanisms = container.entry._mechanisms.values()
+        mechanisms = container.entry._logins_of[None].mechanisms.values()
         return offered(mechanisms, secure=secure, local=False, plain_in_clear=False)
 
     assert names(secure=False) == ("SCRAM-SHA-256", "ANONYMOUS")

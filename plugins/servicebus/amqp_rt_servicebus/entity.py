@@ -222,11 +222,14 @@ class Entity:
     # --- Room (Place, HasRoom) ---
 
     def room(self) -> int:
-        """Return the number of messages for which there is room, at the mean size of those here."""
+        """Return the number of messages for which there is memory, at the mean size of those here.
+
+        Messages beyond the size of the entity may arrive: the service refuses them as over the quota, where
+        a sender without credit would wait until it gives up.
+        """
         held = len(self.shelf)
-        free = min(self.memory.limit - self.memory.held, self.options.bytes_max - self.shelf.bytes)
         mean = self.shelf.bytes // held if held else 1024
-        return max(0, int(free // max(mean, 64)))
+        return max(0, (self.memory.limit - self.memory.held) // max(mean, 64))
 
     def fits(self, size: int) -> bool:
         """Return whether there is room for a message of *size* bytes."""

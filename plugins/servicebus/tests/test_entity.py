@@ -710,7 +710,6 @@ def test_there_is_room_up_to_the_size() -> None:
     assert not bench.entity.fits(1_001)
     bench.send(bytes(450))
     assert not bench.entity.fits(600)
-    assert bench.entity.room() == 1
     entry = arrived(Message(bytes(300)).encode())
     bench.entity.reserve_room(entry)
     assert not bench.entity.fits(250)

@@ -358,6 +358,8 @@ class Replies:
         self.links: set[ReplyLink] = set()
         #: Links by connection and by the address of either terminus.
         self._by_address: dict[object, dict[str, list[ReplyLink]]] = {}
+        #: Links by connection and name.
+        self._by_name: dict[tuple[object, str], ReplyLink] = {}
         #: Number of running requests by connection.
         self._running: dict[object, int] = {}
 
@@ -388,6 +390,7 @@ class Replies:
         by_address = self._by_address.setdefault(link.connection, {})
         for each in self._addresses(link):
             by_address.setdefault(each, []).append(reply_link)
+        self._by_name[link.connection, link.name] = reply_link
         link.accept(reply_link, source=source, properties=paired_properties(link))
 
     @staticmethod
@@ -402,6 +405,8 @@ class Replies:
         self.links.discard(reply_link)
         if self.dynamic.get(reply_link.address) is reply_link:
             del self.dynamic[reply_link.address]
+        if self._by_name.get((link.connection, link.name)) is reply_link:
+            del self._by_name[link.connection, link.name]
         by_address = self._by_address.get(link.connection)
         if by_address is None:
             return
@@ -422,7 +427,8 @@ class Replies:
         """Return the path of replies to a request.
 
         With a reply-to: an address that we created, an address of a host, or a link of the same
-        connection with this address at either terminus. Without one: the link in the same session
+        connection with this address at either terminus, or else with this name, as some clients of CBS
+        expect. Without one: the link in the same session
         whose source is the node, as clients of management and CBS expect.
 
         Args:
@@ -455,6 +461,9 @@ class Replies:
         )
         if reply_to is None:
             links = [each for each in links if each.shares_session_with(binding.link)]
+        elif not links:
+            named = self._by_name.get((binding.link.connection, reply_to))
+            return _NoPath(binding, reply_to) if named is None else named
         return links[-1] if links else _NoPath(binding, reply_to)
 
     def _pair(self, binding: RouteBinding) -> ReplyPath:

@@ -573,9 +573,11 @@ class Front(Protocol):
     """Protocol that listeners can accept."""
 
     name: str
-    #: The eight-byte protocol headers that this front answers.
+    #: The protocol headers that this front answers: of eight octets in AMQP, otherwise first octets of any
+    #: number, such as ``b"GET /"``. None may be the beginning of another front's.
     headers: tuple[bytes, ...]
-    #: Protocol header sent in reply to a client whose own header no front answers.
+    #: Protocol header sent in reply to a client whose own header no front answers, if it resembles
+    #: that more than those of other fronts.
     preferred_header: bytes
 
     def server(self, options: ServerOptions, now: float) -> ServerEngine:

@@ -24,9 +24,9 @@ _LINGER_READS: Final = 16
 def match(
     data: bytes, fronts: Sequence[Front], others: Sequence[bytes] = ()
 ) -> Front | bytes | None:
-    """Return the front for the header that *data* begin with, or the match in *others*."""
+    """Return the front with a header that *data* begin with, or the match in *others*."""
     for front in fronts:
-        if data[:HEADER_SIZE] in front.headers:
+        if data.startswith(front.headers):
             return front
     for other in others:
         if data.startswith(other):
@@ -39,7 +39,7 @@ def decidable(data: bytes, fronts: Sequence[Front], others: Sequence[bytes] = ()
 
     A foreign protocol is recognised at the first octet that differs: an HTTP request at ``G``.
     """
-    if len(data) >= HEADER_SIZE or any(data.startswith(other) for other in others):
+    if match(data, fronts, others) is not None:
         return True
     headers = [*others, *(header for front in fronts for header in front.headers)]
     return not any(header.startswith(data) for header in headers)
@@ -63,7 +63,7 @@ async def select_front(
 
     A client with an unknown header is answered with the preferred header most similar to its own,
     as the standards require; then None is returned and the stream is closed. The same, without an
-    answer, if the stream ends, or if eight octets have not arrived within ``limits.handshake_s``.
+    answer, if the stream ends, or if too few octets have arrived within ``limits.handshake_s``.
 
     Never raises for faults of the peer.
 

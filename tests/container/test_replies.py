@@ -137,6 +137,50 @@ async def test_a_reply_goes_to_a_link_of_the_connection_by_either_address() -> N
         assert (await mine.receive()).message.correlation_id == 2
 
 
+async def test_a_reply_goes_to_a_link_of_the_connection_by_its_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        Container("c", nodes=[echo]) as c,
+        c.local() as peer,
+        c.local() as other,
+        peer.receiver("echo", name="mine") as mine,
+        other.receiver("echo", name="theirs"),
+        peer.sender("echo") as out,
+    ):
+        await out.send(Message("a", reply_to="mine"))
+        assert (await mine.receive()).body == "a"
+        await out.send(Message("b", reply_to="theirs"))
+    assert "unknown reply-to 'theirs'" in caplog.text
+
+
+async def test_an_address_comes_before_the_name_of_a_link() -> None:
+    async with (
+        Container("c", nodes=[echo]) as c,
+        c.local() as peer,
+        peer.receiver("echo", name="x") as by_name,
+        peer.receiver("echo", target="x", name="y") as by_address,
+        peer.sender("echo") as out,
+    ):
+        await out.send(Message("a", reply_to="x"))
+        assert (await by_address.receive()).body == "a"
+        await by_address.close()
+        await out.send(Message("b", reply_to="x"))
+        assert (await by_name.receive()).body == "b"
+
+
+async def test_the_name_of_a_link_that_has_ended_is_forgotten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Container("c", nodes=[echo]) as c, c.local() as peer:
+        async with peer.receiver("echo", name="mine"):
+            pass
+        async with peer.sender("echo") as out:
+            await out.send(Message("a", reply_to="mine"))
+        assert not c.replies._by_name
+    assert "unknown reply-to 'mine'" in caplog.text
+
+
 async def test_a_reply_that_nobody_can_get_is_dropped_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -140,3 +140,64 @@ async def test_who_is_gone_is_nobody() -> None:
     ours, theirs = memory_stream_pair()
     await theirs.aclose()
     assert await select_front(ours, [NATIVE]) is None
+
+
+class Web(amqp10.Front):
+    """Protocol that is recognised by methods of different lengths."""
+
+    name = "http"
+    headers = (b"GET /", b"DELETE /", b"OPTIONS /")
+    preferred_header = b"HTTP/1.1 501 Not Implemented\r\n\r\n"
+
+
+WEB = Web()
+
+
+@pytest.mark.parametrize("beginning", Web.headers)
+async def test_a_beginning_of_any_length_is_recognised_however_it_is_cut(beginning: bytes) -> None:
+    data = beginning + b"q HTTP/1.1\r\n"
+    for cut in range(1, len(data)):
+        ours, theirs = memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_in_two, theirs, data, cut)
+            found = await select_front(ours, [NATIVE, OLDER, WEB])
+            assert found is not None
+            rest = found[1]
+            while len(rest) < len(data):
+                rest += await ours.receive_some()
+        assert (found[0], rest) == (WEB, data)
+
+
+@pytest.mark.parametrize(
+    ("data", "front", "decided"),
+    [
+        (b"GET /", WEB, True),
+        (b"GET ", None, False),
+        (b"OPTIONS ", None, False),  # eight octets that may still become a beginning
+        (b"OPTIONS /", WEB, True),
+        (b"OPTIONAL", None, True),
+        (b"PUT /q", None, True),
+        (b"AMQP\x00\x01\x00", None, False),
+        (b"AMQP\x00\x01\x00\x00", NATIVE, True),
+        (b"", None, False),
+    ],
+)
+def test_a_beginning_is_decided_as_soon_as_no_other_can_follow(
+    data: bytes, front: Front | None, decided: bool
+) -> None:
+    fronts = [NATIVE, OLDER, WEB]
+    assert match(data, fronts) is front
+    assert decidable(data, fronts) is decided
+
+
+async def test_a_request_that_no_front_answers_gets_the_most_similar_answer() -> None:
+    ours, theirs = memory_stream_pair()
+
+    async def ask() -> None:
+        await theirs.send_all(b"HEAD / HTTP/1.1\r\n\r\n")
+        await theirs.send_eof()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        assert await select_front(ours, [NATIVE, WEB]) is None
+    assert await theirs.receive_some() == Web.preferred_header

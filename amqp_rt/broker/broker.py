@@ -210,6 +210,7 @@ class Broker(TrioBlock):
                 may_declare=self.container.permissions.may_declare,
                 collections=collections_of(self.container, self.host),
                 limits=self.container.limits,
+                open_to_all=self.container.permissions.open_management,
             )
             add_epochs(self.management, self.host.staging)
             add_leases(self.management, self.host.leases)

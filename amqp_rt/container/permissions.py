@@ -14,6 +14,7 @@ from ..events import Peer
 from ..fronts.base import SENDER, Host, ReceivingLink, SendingLink
 from ..outcomes import Error
 from ..security.access import (
+    MANAGEMENT,
     Access,
     Passage,
     Rights,
@@ -55,6 +56,8 @@ class Permissions:
         self._created = created
         #: Whether peers of some listener get rights by tokens only.
         self.takes_tokens = False
+        #: Whether a link to the management node takes any right, and not the right to manage.
+        self.management_open = False
 
     @property
     def guarded(self) -> bool:
@@ -87,7 +90,13 @@ class Permissions:
             # Such an address cannot be guessed: a peer that knows it received it in order to
             # answer.
             return decide_anywhere(self.access, peer)
+        if refused is not None and self.management_open and name == MANAGEMENT:
+            return refused if Rights.MANAGE in wanted else decide_anywhere(self.access, peer)
         return refused
+
+    def open_management(self) -> None:
+        """Let peers with any right attach to the management node, which checks each operation."""
+        self.management_open = True
 
     def _is_dynamic(self, peer: Peer, address: str) -> bool:
         return address in self._created or any(

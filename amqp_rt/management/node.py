@@ -158,6 +158,16 @@ class Asked(msgspec.Struct, frozen=True):
 
 #: ``await hook(entity, message, peer)``: answers a custom operation at ``<entity>/$management``.
 EntityHook: TypeAlias = Callable[[str, Message, Peer], Awaitable[Message]]
+
+
+class _AddedType(msgspec.Struct, frozen=True):
+    """Type of entities that an add-on answers for."""
+
+    handler: EntityHook
+    rights: Rights
+    operations: Sequence[str]
+
+
 #: Returns the error if a peer may not declare nodes with these passages, None if it may.
 MayDeclare: TypeAlias = Callable[[Peer, Sequence[Passage]], Awaitable[Error | None]]
 
@@ -203,6 +213,7 @@ class Management:
         may_declare: Decides on passages of declarations; by default by *decide*.
         collections: Entities of further types.
         limits: Maximum numbers of rows in one reply and of registered nodes.
+        open_to_all: Called when peers with any right have to be able to attach to ``$management``.
     """
 
     def __init__(
@@ -214,7 +225,10 @@ class Management:
         may_declare: MayDeclare | None = None,
         collections: Iterable[Collection] = (),
         limits: Limits = DEFAULT_LIMITS,
+        open_to_all: Callable[[], None] = lambda: None,
     ) -> None:
+        self._open_to_all = open_to_all
+        self._added_types: dict[str, _AddedType] = {}
         self._space = space
         self._virtual_hosts = virtual_hosts
         self._decide = decide
@@ -261,6 +275,36 @@ class Management:
             raise ValueError(f"there is an operation {operation!r} already")
         self._hooks[operation] = rights, hook
 
+    def add_type(
+        self,
+        type_name: str,
+        handler: EntityHook,
+        *,
+        rights: Rights = Rights.MANAGE,
+        operations: Sequence[str] = ("READ",),
+    ) -> None:
+        """Answer *operations* on entities of the type *type_name*, at ``$management`` and at their own nodes.
+
+        Peers with any right may attach to ``$management`` from now on, since the operations may take less
+        than the right to manage; all other operations there take what they took before.
+
+        Args:
+            type_name: The ``type`` in requests.
+            handler: ``await handler(name, message, peer)`` returns the reply about the entity *name*. An
+                AmqpError that it raises is reported, as a refusal is, with the status both as
+                ``statusCode`` and as ``status-code``, of which clients read one.
+            rights: What the peer needs at the address *name*; ``Rights.NONE`` stands for any right.
+            operations: The operations.
+
+        Raises:
+            ValueError: There is such a type already.
+        """
+        known = {NODE_TYPE, SELF_TYPE, VIRTUAL_HOST_TYPE, *NODE_TYPES, *self._collections}
+        if type_name in known or type_name in self._added_types:
+            raise ValueError(f"there is a type {type_name!r} already")
+        self._added_types[type_name] = _AddedType(handler, rights, tuple(operations))
+        self._open_to_all()
+
     def add_node_hook(
         self, operation: str, answer: Callable[[Node, Message], Awaitable[Any]], rights: Rights
     ) -> None:
@@ -277,6 +321,8 @@ class Management:
 
         Failures are reported in the reply.
         """
+        if self._added_types and (added := self._added_type(message)) is not None:
+            return await self._answer_added(added, message, peer, entity)
         try:
             operation = _request(message, "operation")
             name = operation if isinstance(operation, str) else ""
@@ -297,6 +343,38 @@ class Management:
                 **reply.application_properties,
                 "count": Int(len(body["results"])),
             }
+        return reply
+
+    def _added_type(self, message: Message) -> _AddedType | None:
+        name = _request(message, "type")
+        return self._added_types.get(name) if isinstance(name, str) else None
+
+    async def _answer_added(
+        self, added: _AddedType, message: Message, peer: Peer, entity: str
+    ) -> Message:
+        asked = Asked(message, peer, self._space(peer.virtual_host), entity)
+        try:
+            operation = _request(message, "operation")
+            if operation not in added.operations:
+                raise _Failed(
+                    501, f"no operation {operation!r:.50}; there are {', '.join(added.operations)}"
+                )
+            # A link to the management node of an entity takes any right there.
+            anything = added.rights is Rights.NONE
+            wanted = Rights.LISTEN if anything else added.rights
+            self._check(peer, wanted, f"{asked.name}/{ADDRESS}" if anything else asked.name)
+            return await added.handler(asked.name, message, peer)
+        except _Failed as failed:
+            status, description, condition = failed.status, failed.description, "amqp:invalid-field"
+        except AmqpError as error:
+            status = _STATUS.get(error.condition, 400)
+            description, condition = error.description, error.condition
+        reply = reply_of(status, {}, description, condition)
+        reply.application_properties = {
+            **reply.application_properties,
+            "status-code": Int(status),
+            "status-description": description[:_DESCRIPTION_MAX],
+        }
         return reply
 
     async def _perform(self, operation: str, asked: Asked) -> tuple[int, Any]:
@@ -557,6 +635,7 @@ class Management:
         }
         found |= {name: KINDS[kind] for name, kind in NODE_TYPES.items()}
         found |= {name: each.attributes for name, each in self._collections.items()}
+        found |= dict.fromkeys(self._added_types)
         wanted = _text_or(asked.message, "entityType")
         if not wanted:
             return found
@@ -586,6 +665,8 @@ class Management:
             return {}
         if name in self._collections:
             return dict(self._collections[name].operations)
+        if name in self._added_types:
+            return {operation: [] for operation in self._added_types[name].operations}
         return {**_NODE_OPERATIONS, **{operation: [] for operation in self._hooks}}
 
     def _get_schema(self, asked: Asked) -> tuple[int, Any]:

@@ -20,6 +20,7 @@ from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.errors import (
+    AmqpError,
     AuthenticationFailed,
     CallFailed,
     DeliveryRejected,
@@ -545,6 +546,99 @@ async def test_an_entity_has_a_management_node_that_profiles_fill() -> None:
                 await ask(shop, "x:renew", at="other/$management")
             _, operations = await ask(root, "GET-OPERATIONS", entityType="amqp_rt.node")
             assert "x:renew" in operations["amqp_rt.node"]
+
+
+async def described(name: str, message: Message, peer: Peer) -> Message:
+    await trio.lowlevel.checkpoint()
+    if name == "team/gone":
+        raise AmqpError("there is no hub 'team/gone'", condition="amqp:not-found")
+    return Message({"name": name}, application_properties={"status-code": 200, "statusCode": 200})
+
+
+async def test_an_added_type_is_read_by_peers_with_a_right_at_the_entity() -> None:
+    async with broker_with() as broker:
+        assert broker.management is not None
+        broker.management.add_type("x:hub", described, rights=Rights.SEND)
+        broker.management.add_type("x:other", described, rights=Rights.LISTEN)
+        hub = {"type": "x:hub", "name": "team/q"}
+        async with as_user(broker, "shop") as shop, as_user(broker, "ops") as ops:
+            assert await ask(shop, "READ", **hub) == (200, {"name": "team/q"})
+            assert (await ask(shop, "READ", at="team/q/$management", type="x:hub"))[0] == 200
+            assert (await ask(shop, "READ", type="x:hub", name="other"))[0] == 403
+            assert (await ask(shop, "READ", type="x:other", name="team/q"))[0] == 403
+            assert (await ask(shop, "READ", type="x:hub"))[0] == 400
+            assert (await ask(shop, "DELETE", **hub))[0] == 501
+            _, operations = await ask(ops, "GET-OPERATIONS", entityType="x:hub")
+            assert operations == {"x:hub": {"READ": []}}
+            assert (await ask(ops, "QUERY", entityType="x:hub"))[1]["results"] == []
+
+
+async def test_a_type_may_take_any_right_at_the_entity() -> None:
+    async with broker_with() as broker:
+        assert broker.management is not None
+        broker.management.add_type("x:hub", described, rights=Rights.NONE, operations=("LOOK",))
+        async with as_user(broker, "shop") as shop, as_user(broker, "ops") as ops:
+            for peer in (shop, ops):
+                assert (await ask(peer, "LOOK", type="x:hub", name="team/q"))[0] == 200
+                assert (await ask(peer, "LOOK", type="x:hub", name="other"))[0] == 403
+
+
+async def test_with_an_added_type_the_other_operations_take_what_they_took() -> None:
+    async with broker_with() as broker:
+        assert broker.management is not None
+        async with as_user(broker, "shop") as shop:
+            with pytest.raises(LinkRefused):
+                await ask(shop, "READ", name="team/q")
+        broker.management.add_type("x:hub", described, rights=Rights.SEND)
+        async with as_user(broker, "shop") as shop:
+            for operation in ("READ", "DELETE", "PURGE", "PEEK", "REGISTER", "DEREGISTER"):
+                assert (await ask(shop, operation, name="team/q", address="x"))[0] == 403
+            assert (await ask(shop, "CREATE", {}, name="new", type="amqp_rt.queue"))[0] == 403
+            for kind in ("amqp_rt.queue", "amqp_rt.connection", "amqp_rt.user"):
+                status, body = await ask(shop, "QUERY", entityType=kind)
+                assert status == 403 or body["results"] == []
+        assert broker.has("team/q")
+        nobody = Broker("n", access=ACCESS, addons=[Typed()])
+        async with nobody:
+            await nobody.listen("memory://n")
+            async with client_of(nobody, url="memory://n") as peer:
+                with pytest.raises(LinkRefused):
+                    await ask(peer, "READ", type="x:hub", name="team/q")
+
+
+class Typed:
+    """Add-on with a type."""
+
+    def install(self, broker: Broker) -> None:
+        assert broker.management is not None
+        broker.management.add_type("x:hub", described, rights=Rights.NONE)
+
+
+async def test_failures_of_an_added_type_have_both_spellings_of_the_status() -> None:
+    async with broker_with() as broker:
+        assert broker.management is not None
+        broker.management.add_type("x:hub", described)
+        for name, status, condition in (
+            ("team/gone", 404, "amqp:not-found"),
+            ("", 400, "amqp:invalid-field"),
+        ):
+            given = {"operation": "READ", "type": "x:hub", "name": name}
+            reply = await broker.management.answer(
+                Message("", application_properties=given), Peer(trusted=True)
+            )
+            told = reply.application_properties
+            assert told["statusCode"] == told["status-code"] == status
+            assert told["statusDescription"] == told["status-description"] != ""
+            assert told["errorCondition"] == condition
+
+
+async def test_the_name_of_a_type_is_taken_once() -> None:
+    async with broker_with() as broker:
+        assert broker.management is not None
+        broker.management.add_type("x:hub", described)
+        for name in ("x:hub", "amqp_rt.queue", "amqp_rt.node", "amqp_rt.user"):
+            with pytest.raises(ValueError, match="already"):
+                broker.management.add_type(name, described)
 
 
 @pytest.mark.req("SE11", "G2")

@@ -661,6 +661,14 @@ class Entity:
         """Continue with work that was too much for a turn. Called soon after ``on_unfinished``."""
         self.distribution.resume()
 
+    def expire_locks(self) -> int:
+        """End all locks now, as if their time were over; return how many messages were locked."""
+        now = self.timing.begin()
+        locked = len(self.shelf.tokens)
+        self.timing.lapse_all(now)
+        self.finish()
+        return locked
+
     def purge(self) -> int:
         """Remove all messages that are not locked; return how many there were."""
         found = [self.shelf.find(number) for number in self.shelf.numbers]

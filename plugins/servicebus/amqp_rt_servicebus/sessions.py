@@ -117,6 +117,10 @@ class Sessions:
         place = self._free.first
         return None if place is None else self._by_place[place]
 
+    def locked(self) -> list[Session]:
+        """Return the sessions that receivers have locked."""
+        return [each for each in self._all.values() if each.holder is not None]
+
     # --- Waiting receivers ---
 
     def wait(self, on_free: Callable[[], bool]) -> int:

@@ -118,6 +118,14 @@ class Timing:
         if holder is not None and holder.link is not None and holder.link.attached:
             holder.link.detach(Error.of(session_lock_lost(session.id)))
 
+    def lapse_all(self, now: float) -> None:
+        """End all locks of messages and sessions but those about which a transaction decides."""
+        for session in self.entity.sessions.locked():
+            self._lapse_session(session, now)
+        for stored in list(self.entity.shelf.tokens.values()):
+            if self.entity.enlisted(stored) is None:
+                self.lapse(stored, now)
+
     def tick(self, now: float | None = None) -> None:
         """Handle events due by *now*, a wall-clock time, or by the clock; some in later turns."""
         self.entity.alarm = inf

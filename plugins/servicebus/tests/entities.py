@@ -121,6 +121,9 @@ class Bench:
             found.grant(credit)
         return found
 
+    def requests_of(self, entity: Entity) -> Requests:
+        return Requests(entity)
+
     def bodies(self, entity: Entity | None = None) -> list[Any]:
         """Return the bodies of all messages, in the order of their numbers."""
         shown = Requests(entity or self.entity).peek(0, 1_000)

@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 from amqp_rt_servicebus.conditions import (
+    ARGUMENT_OUT_OF_RANGE,
     ENTITY_DISABLED,
     MESSAGE_LOCK_LOST,
     MESSAGE_NOT_FOUND,
+    NO_ROOM,
     NOT_ALLOWED,
     TOO_LARGE,
 )
 from amqp_rt_servicebus.declarations import Queue, Subscription
 from amqp_rt_servicebus.messages import SCHEDULED_ENQUEUE_TIME, arrived
 from amqp_rt_servicebus.options import Options
+from amqp_rt_servicebus.requests import NAMED_MAX, PEEKED_MAX
 from amqp_rt_servicebus.timing import EVENTS_OF_A_TURN
 from entities import NOW, Bench, Receiving, condition, stored_of
 
@@ -854,3 +857,73 @@ def test_changed_options_count_from_now_on() -> None:
     assert bench.entity.acquired == 1
     receiver.update(ABANDON)
     assert bench.entity.sizes().dead_letters == 1
+
+
+def test_all_locks_end_when_a_test_asks_for_it() -> None:
+    bench = Bench()
+    for body in "ab":
+        bench.send(body)
+    receiver = bench.receiver(credit=2)
+    assert bench.entity.expire_locks() == 2
+    assert [each.delivery_count for each in bench.peeked()] == [1, 1]
+    answer = receiver.update(ACCEPTED, 0)
+    assert isinstance(answer, Rejected)
+    assert condition(answer.error) == MESSAGE_LOCK_LOST
+    assert bench.entity.expire_locks() == 0
+
+
+def test_requests_are_bounded_in_number() -> None:
+    bench = Bench()
+    for _ in range(PEEKED_MAX + 1):
+        bench.send()
+    assert len(bench.requests.peek(0, PEEKED_MAX + 1)) == PEEKED_MAX
+    assert bench.requests.peek(0, -1) == []
+    for request in (bench.requests.cancel_scheduled, bench.requests.complete):
+        with pytest.raises(AmqpError) as caught:
+            request([0] * (NAMED_MAX + 1))
+        assert condition(caught.value) == ARGUMENT_OUT_OF_RANGE
+
+
+def test_what_is_scheduled_by_a_request_is_checked_as_a_send_is() -> None:
+    bench = Bench(sessions=True, bytes_max=1_000)
+    good = [arrived(Message("m", group_id="s").encode())]
+    for bad, expected in (
+        ([*good, arrived(Message("m").encode())], NOT_ALLOWED),
+        ([arrived(Message(bytes(2_000), group_id="s").encode())], NO_ROOM),
+    ):
+        with pytest.raises(AmqpError) as caught:
+            bench.requests.schedule(bad)
+        assert condition(caught.value) == expected
+    assert bench.bodies() == []
+    assert bench.requests.schedule(good) == [1]
+
+
+def test_the_sdk_reads_all_fields_of_a_message() -> None:
+    sdk = pytest.importorskip("azure.servicebus")
+    bench = Bench()
+    bench.send(
+        "m",
+        message_id="1",
+        group_id="s",
+        subject="label",
+        ttl_s=30,
+        application_properties={"a": 1},
+        message_annotations=scheduled(10),
+    )
+    read = sdk.ServiceBusReceivedMessage.from_bytes
+    assert read(bench.requests.peek(0, 1)[0]).state == sdk.ServiceBusMessageState.SCHEDULED
+    bench.advance(10)
+    received = read(bench.receiver(credit=1).deliveries[0].payload)
+    assert received.sequence_number == 2
+    assert received.enqueued_time_utc.timestamp() == NOW + 10
+    assert received.expires_at_utc.timestamp() == NOW + 40
+    assert received.locked_until_utc.timestamp() == NOW + 70
+    assert received.scheduled_enqueue_time_utc.timestamp() == NOW + 10
+    assert received.state == sdk.ServiceBusMessageState.ACTIVE
+    assert (received.message_id, received.session_id, received.subject) == ("1", "s", "label")
+    assert received.delivery_count == 0
+    bench.requests.dead_letter(list(bench.entity.shelf.tokens), "why", "because")
+    letter = read(bench.requests_of(bench.dead).peek(0, 1)[0])
+    assert (letter.dead_letter_reason, letter.dead_letter_error_description) == ("why", "because")
+    assert letter.dead_letter_source == "q"
+    assert letter.sequence_number == 2

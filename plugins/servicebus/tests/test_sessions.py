@@ -13,6 +13,7 @@ from amqp_rt_servicebus.conditions import (
     SESSION_LOCK_LOST,
 )
 from amqp_rt_servicebus.messages import arrived
+from amqp_rt_servicebus.requests import LISTED_MAX
 from amqp_rt_servicebus.sessions import STATE_MAX, WAITING_MAX
 from entities import NOW, Bench, Receiving, condition, stored_of
 
@@ -326,3 +327,23 @@ def test_receive_and_delete_and_release_in_a_session() -> None:
     assert bench.requests.sessions() == []
     receiver.drain(3)
     assert receiver.link.credit == 0
+
+
+def test_all_locks_of_sessions_end_when_a_test_asks_for_it() -> None:
+    bench = a_bench()
+    bench.send(group_id="a")
+    receiver = bench.receiver(session="a", credit=1)
+    idle = bench.receiver(session="b")
+    assert bench.entity.expire_locks() == 1
+    bench.run()
+    assert receiver.error == idle.error == SESSION_LOCK_LOST
+    assert [each.delivery_count for each in bench.receiver(session="a", credit=1).messages] == [1]
+
+
+def test_a_list_of_sessions_is_bounded() -> None:
+    bench = a_bench()
+    for number in range(LISTED_MAX + 1):
+        bench.send(group_id=f"s{number}")
+    assert len(bench.requests.sessions(top=LISTED_MAX + 1)) == LISTED_MAX
+    assert bench.requests.sessions(skip=LISTED_MAX, top=5) == [f"s{LISTED_MAX}"]
+    assert bench.requests.sessions(skip=-1, top=-1) == []

@@ -125,6 +125,8 @@ class Entity:
         #: Forwards a message, which is a copy; returns why that is impossible, None if it was done. The
         #: attribute is None if the entity keeps its messages.
         self.forward: Callable[[Stored], Failure | None] | None = None
+        #: Whether forwarding counts as a hop. It does not for a topic, whose subscriptions get copies.
+        self.forward_counts = True
         self.duplicates: Duplicates | None = None
         if options.duplicates_s:
             self.duplicates = Duplicates(options.duplicates_s, clock.wall, limits=limits)
@@ -346,14 +348,14 @@ class Entity:
         """Forward *stored*, which is not kept yet, if the entity does so; return whether it is gone."""
         if self.forward is None:
             return False
-        if stored.hops >= HOPS_MAX:
+        if self.forward_counts and stored.hops >= HOPS_MAX:
             if self.dead_letters is None:
                 return False
             self.outcomes.bury(
                 stored, TOO_MANY_HOPS, f"{HOPS_MAX} entities have forwarded the message already"
             )
             return True
-        failure = self.forward(copied(stored, hops=1))
+        failure = self.forward(copied(stored, hops=int(self.forward_counts)))
         if failure is not None:
             transfers = self.transfers if self.parent is None else self.parent.transfers
             if transfers is None or transfers is self:

@@ -7,7 +7,8 @@ from math import inf
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .declarations import Queue, Status, Subscription
+from .declarations import Queue, Status, Subscription, Topic
+from .timespans import seconds_of
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -26,26 +27,29 @@ class Options(Struct, frozen=True, kw_only=True):
     status: Status = "Active"
 
     @classmethod
-    def of(cls, declared: Queue | Subscription) -> Options:
-        """Return the options of a queue or subscription."""
-        if isinstance(declared, Queue):
-            detects = declared.requires_duplicate_detection
-            own = cls(
+    def of(cls, declared: Queue | Topic | Subscription) -> Options:
+        """Return the options of a queue, topic or subscription."""
+        own = cls(
+            ttl_s=seconds_of(declared.default_message_time_to_live),
+            idle_s=seconds_of(declared.auto_delete_on_idle),
+            status=declared.status,
+        )
+        if not isinstance(declared, Subscription):
+            window_s = seconds_of(declared.duplicate_detection_history_time_window)
+            own = replace(
+                own,
                 partitioned=declared.enable_partitioning,
                 bytes_max=declared.max_size_in_megabytes * 1024 * 1024,
-                duplicates_s=declared.duplicate_detection_history_time_window if detects else 0.0,  # type: ignore[arg-type]
+                duplicates_s=window_s if declared.requires_duplicate_detection else 0.0,
             )
-        else:
-            own = cls()
+        if isinstance(declared, Topic):
+            return own
         return replace(
             own,
-            lock_s=declared.lock_duration,
+            lock_s=seconds_of(declared.lock_duration),
             deliveries_max=declared.max_delivery_count,
-            ttl_s=declared.default_message_time_to_live,
             dead_letters_expired=declared.dead_lettering_on_message_expiration,
             sessions=declared.requires_session,
-            idle_s=declared.auto_delete_on_idle,
-            status=declared.status,
         )
 
     def for_sub_queue(self) -> Options:

@@ -15,7 +15,7 @@ from amqp_rt_servicebus.conditions import (
     NOT_ALLOWED,
     TOO_LARGE,
 )
-from amqp_rt_servicebus.declarations import Queue, Subscription
+from amqp_rt_servicebus.declarations import Queue, Subscription, Topic
 from amqp_rt_servicebus.messages import SCHEDULED_ENQUEUE_TIME, arrived
 from amqp_rt_servicebus.options import Options
 from amqp_rt_servicebus.requests import NAMED_MAX, PEEKED_MAX
@@ -24,6 +24,7 @@ from entities import NOW, Bench, Receiving, condition, stored_of
 
 from amqp_rt import Message
 from amqp_rt.fronts import ACCEPTED, RELEASED, AmqpError, Error, Modified, Rejected
+from amqp_rt.fronts.base import RCV_FIRST, RCV_SECOND
 from amqp_rt.values import Symbol, Timestamp
 
 ABANDON = Modified(delivery_failed=True, undeliverable_here=False)
@@ -198,10 +199,11 @@ def test_an_outcome_decides_on_the_count_and_the_place(
 
 
 @pytest.mark.parametrize("settled_by_client", [False, True])
-def test_both_ways_of_settling_are_served(settled_by_client: bool) -> None:
+@pytest.mark.parametrize("settle_mode", [RCV_FIRST, RCV_SECOND])
+def test_both_ways_of_settling_are_served(settle_mode: int, settled_by_client: bool) -> None:
     bench = Bench()
     bench.send()
-    receiver = bench.receiver(credit=1)
+    receiver = bench.receiver(credit=1, settle_mode=settle_mode)
     if settled_by_client:
         receiver.deliveries[0].settle(ACCEPTED)
         bench.run()
@@ -846,6 +848,9 @@ def test_options_are_those_of_the_declaration() -> None:
     assert (queue.lock_s, queue.deliveries_max, queue.duplicates_s) == (30, 3, 600)
     subscription = Options.of(Subscription("s", requires_session=True, auto_delete_on_idle=600))
     assert (subscription.sessions, subscription.idle_s, subscription.duplicates_s) == (True, 600, 0)
+    topic = Options.of(Topic("t", default_message_time_to_live=5, enable_partitioning=True))
+    assert (topic.ttl_s, topic.partitioned, topic.sessions) == (5, True, False)
+    assert topic.bytes_max == 1024 * 1024 * 1024
 
 
 def test_changed_options_count_from_now_on() -> None:

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 from amqp_rt_servicebus.entity import HOPS_MAX, Entity, Failure
-from amqp_rt_servicebus.messages import Stored, arrived
+from amqp_rt_servicebus.messages import Stored, arrived, copied
 from amqp_rt_servicebus.options import Options
-from entities import NOW, Bench, ids
+from entities import NOW, Bench, ids, stored_of
 
 from amqp_rt import Message
 from amqp_rt.fronts import Rejected
@@ -79,6 +79,26 @@ def test_at_the_hop_after_the_last_one_a_message_is_dead_lettered() -> None:
     (letter,) = bench.peeked(last.dead_letters)
     assert letter.application_properties["DeadLetterReason"] == "MaxTransferHopCountExceeded"
     assert letter.message_annotations["x-opt-deadletter-source"] == f"q{HOPS_MAX}"
+
+
+def test_copies_of_a_topic_are_no_hop() -> None:
+    bench = Bench()
+    subscriptions = [joined(bench, f"s{index}") for index in range(2)]
+
+    def copy_to_all(stored: Stored) -> None:
+        for each in subscriptions:
+            each.receive(copied(stored))
+
+    bench.entity.forward = copy_to_all
+    bench.entity.forward_counts = False
+    stored = arrived(Message("m").encode())
+    stored.hops = HOPS_MAX
+    bench.entity.accept(stored)
+    for each in subscriptions:
+        (number,) = each.shelf.numbers
+        assert stored_of(bench, number, each).hops == HOPS_MAX
+    first, second = (stored_of(bench, 1, each) for each in subscriptions)
+    assert first.payload is second.payload
 
 
 def test_a_message_goes_round_in_a_circle_a_bounded_number_of_times() -> None:

@@ -29,6 +29,7 @@ from .kinds.logs import LogNode
 from .kinds.queues import QueueNode
 from .kinds.topics import TopicNode
 from .lifecycles import JOURNAL, Journals, LifeCycles
+from .log.log import MessageLog
 from .nodes import Declaration
 from .restoring import restore
 from .scheduler import Alarmed
@@ -121,6 +122,14 @@ class BrokerHost:
     def virtual_host(self, hostname: str) -> str | None:
         """Return the virtual host for peers that connect to *hostname*, None if there is none."""
         return self.spaces.named(hostname)
+
+    def log(self, name: str, virtual_host: str = "") -> MessageLog:
+        """Return the records of the log *name*, for add-ons that read it in their own way.
+
+        Raises:
+            AmqpError: There is no such log.
+        """
+        return self.space(virtual_host).find_kind(name, LogNode).held
 
     # --- Links (fronts.base.Host) ---
 

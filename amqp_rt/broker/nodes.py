@@ -50,6 +50,7 @@ from ..values import Array, Described, Symbol
 from .filtering.filters import FilterSet, compile_filter_set
 from .filtering.positions import Position
 from .filtering.selectors import InvalidFilter
+from .log.key_hashes import KEY_HASHES
 from .queue.accounts import BLOCK, DROP_HEAD, REJECT
 from .queue.keyed import MessageField
 
@@ -329,17 +330,24 @@ class Log(Addressed, frozen=True, kw_only=True):
         max_age_s: Seconds after which records are deleted, in whole chunks; by default they stay.
         max_bytes: Bytes that each partition keeps, in whole chunks. By default there is no bound in a
             store, and ``Limits.log_bytes_max`` in memory.
+        key_hash: Hash by which keys get their partitions: ``"crc32"``, or ``"lookup3"`` as in Event Hubs, for
+            clients that compute partitions themselves. It cannot be changed later.
     """
 
     partitions: int = 1
     max_age_s: float | None = None
     max_bytes: int | None = None
+    key_hash: str = "crc32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _at_least("partitions", self.partitions, 1)
         _at_least("max_age_s", self.max_age_s, 0.001)
         _at_least("max_bytes", self.max_bytes, 1)
+        if self.key_hash not in KEY_HASHES:
+            raise ValueError(
+                f"log {self.name!r:.100}: key_hash is one of {', '.join(KEY_HASHES)}, not {self.key_hash!r:.50}"
+            )
 
     @property
     def kind(self) -> str:

@@ -5,10 +5,24 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import golden_store
 import pytest
 import trio
+
+
+def known_part(found: Any, known: Any) -> Any:
+    """Return *found* without options and counters that *known* does not have: later releases add some."""
+    if isinstance(found, dict) and isinstance(known, dict):
+        return {
+            name: {key: value for key, value in each.items() if key in known[name]}
+            if isinstance(each, dict) and isinstance(known.get(name), dict)
+            else each
+            for name, each in found.items()
+        }
+    return found
+
 
 FILES = sorted(Path(__file__).parent.glob("golden-*.db.gz"))
 
@@ -21,4 +35,4 @@ def test_a_store_of_an_earlier_build_has_all_its_facts(file: Path, tmp_path: Pat
     known = json.loads(facts.read_bytes())
     # Twice: what opening it writes is as good as what it found.
     for _ in range(2):
-        assert trio.run(golden_store.facts, path) == known
+        assert known_part(trio.run(golden_store.facts, path), known) == known

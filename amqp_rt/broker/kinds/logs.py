@@ -21,6 +21,7 @@ from ..durable import facts
 from ..durable.facts import FactKind
 from ..durable.journal import Journal, Unit
 from ..log.appending import Entrance
+from ..log.key_hashes import KEY_HASHES
 from ..log.log import MessageLog
 from ..log.reading import LogReader
 from ..nodes import LOG, NAME_MAX, Declaration, Log, Terms
@@ -64,6 +65,7 @@ class LogNode(Node):
             services.log_storage if number else None,
             max_age_s=declared.max_age_s,
             max_bytes=declared.max_bytes,
+            key_hash=KEY_HASHES[declared.key_hash],
             limits=services.limits,
         )
         log.address = declared.name
@@ -99,8 +101,12 @@ class LogNode(Node):
         return declared.partitions
 
     def can_redeclare(self, declared: Declaration) -> bool:
-        """Return whether the number of partitions stays, since records are in them already."""
-        return isinstance(declared, Log) and self.declared.partitions == declared.partitions
+        """Return whether the partitions of all keys stay, since records are in them already."""
+        return (
+            isinstance(declared, Log)
+            and self.declared.partitions == declared.partitions
+            and self.declared.key_hash == declared.key_hash
+        )
 
     def redeclare(self, declared: Log) -> None:
         super().redeclare(declared)

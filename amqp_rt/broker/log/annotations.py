@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from ...codec.sections import (
+    DELIVERY_ANNOTATIONS,
     MESSAGE_ANNOTATIONS,
     SECTION_OPENINGS,
     read_annotations,
     walk_head,
+    write_annotations,
 )
 from ...fronts.base import Payload
 from ...limits import Limits
@@ -49,6 +52,16 @@ def annotate_record(partition: int, offset: int, record: Record) -> Payload:
         return annotated(payload, said)
     front = head.header + _place(partition, offset, record.time_ms)
     return front + head.rest if len(payload) < JOIN_MAX else [front, head.rest]
+
+
+def with_delivery_annotations(payload: Payload, annotations: Mapping[Any, object]) -> Payload:
+    """Return *payload*, which has no delivery annotations, with *annotations* as these (§3.2.2)."""
+    front = payload if isinstance(payload, bytes) else payload[0]
+    header = walk_head(front).header
+    out = bytearray(header)
+    write_annotations(out, DELIVERY_ANNOTATIONS, annotations)
+    out += memoryview(front)[len(header) :]
+    return bytes(out) if isinstance(payload, bytes) else [bytes(out), *payload[1:]]
 
 
 #: Encoded keys and constructors of the annotations above, each with its widest encoding.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -67,7 +66,7 @@ class Entrance:
         count = len(self.log.partitions)
         key = partition_key(entry, self.log.limits)
         if key is not None:
-            return zlib.crc32(key) % count
+            return self.log.key_hash(key) % count
         self._turn = (self._turn + 1) % count
         return self._turn
 

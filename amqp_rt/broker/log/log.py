@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Final
+from zlib import crc32
 
 import trio
 
@@ -55,6 +56,7 @@ class MessageLog:
         max_age_s: Seconds after which records are dropped, None for never.
         max_bytes: Bytes that a partition keeps; None for no limit, or in memory for
             ``limits.log_bytes_max``.
+        key_hash: Returns a number of a partition key, whose remainder is the partition.
         limits: Bounds.
     """
 
@@ -71,6 +73,7 @@ class MessageLog:
         *,
         max_age_s: float | None = None,
         max_bytes: int | None = None,
+        key_hash: Callable[[bytes], int] = crc32,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.memory = memory
@@ -78,6 +81,7 @@ class MessageLog:
         #: Address for log lines.
         self.address = ""
         self.incarnation = incarnation
+        self.key_hash = key_hash
         self.storage = storage
         self.limits = limits
         self.partitions = [Partition(index, number, memory) for index, number in enumerate(numbers)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ...batches import RECORD_BATCH, RECORD_HEAD
 from ...codec.sections import walk_head
@@ -14,7 +14,7 @@ from ...outcomes import Accepted, Error, Modified, Rejected, Released
 from ...transactions import TransactionalState
 from ..entries import Entry, entry_of
 from ..filtering.filters import FilterSet
-from .annotations import annotate_record
+from .annotations import annotate_record, with_delivery_annotations
 from .partitions import BLOCK_RECORDS, Partition, ReaderPlace
 from .records import Block, Record
 
@@ -29,6 +29,10 @@ _RUN: Final = 64
 _LOOKS: Final = 1_000
 #: Octets of a record that are copied for its filters in the time of a unit of that work.
 _COPIED: Final = 32_768
+
+
+#: Returns the delivery annotations of the record at an offset of a partition.
+DeliveryAnnotations: TypeAlias = Callable[[Partition, int], Mapping[Any, object]]
 
 
 class LogReader:
@@ -54,6 +58,9 @@ class LogReader:
         self.left = False
         #: Called when the link has ended.
         self.on_left: list[Callable[[], None]] = []
+        #: Returns the delivery annotations of a message sent to this reader, from its partition and offset;
+        #: None if there are none. Batches have none.
+        self.delivery_annotations: DeliveryAnnotations | None = None
 
     @property
     def behind(self) -> int:
@@ -156,6 +163,10 @@ class LogReader:
                 return False
             if not self._wants(filters, record, payload):
                 return True
+        if self.delivery_annotations is not None and record.message_format == MESSAGE_FORMAT:
+            payload = with_delivery_annotations(
+                payload, self.delivery_annotations(partition, offset)
+            )
         try:
             link.send(payload, None, settled=self.settled, message_format=record.message_format)
         except LocalProtocolError as error:

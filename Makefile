@@ -21,6 +21,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 # Its own dependencies are half a gigabyte (see .venv/spark); most of its tests do without.
 SPARK := plugins/spark
 AMQP091 := plugins/amqp091
+SERVICEBUS := plugins/servicebus
 # What is distributed with compiled modules.
 COMPILED := . $(patsubst %/setup.py,%,$(wildcard plugins/*/setup.py))
 PLAIN := $(filter-out $(COMPILED),$(PLUGINS))
@@ -50,11 +51,13 @@ setup: .venv/ready
 
 .PHONY: peers
 peers: .venv/ready
-	$(call heading,Peers: proton, azure-servicebus, rhea, clients of 0-9-1 and Spark)
+	$(call heading,Peers: proton, rhea, SDKs of Azure, clients of 0-9-1 and Spark)
 	@$(MAKE) --silent .venv/proton || $(call passed_over,proton could not be built; .build/proton.log says why)
 	@$(MAKE) --silent tests/peers/node_modules/ready || $(call passed_over,rhea could not be installed; it needs node and npm)
 	@$(MAKE) --silent .venv/amqp091 || $(call passed_over,clients of 0-9-1 could not be installed; .build/amqp091.log says why)
 	@$(MAKE) --silent $(AMQP091)/tests/peers/node_modules/ready || $(call passed_over,amqplib could not be installed; it needs node and npm)
+	@$(MAKE) --silent .venv/servicebus || $(call passed_over,SDKs of Azure for Python could not be installed; .build/servicebus.log says why)
+	@$(MAKE) --silent $(SERVICEBUS)/tests/peers/node_modules/ready || $(call passed_over,SDKs of Azure for JavaScript could not be installed; they need node and npm)
 	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
 	@mkdir -p .build && touch .build/peers
 
@@ -91,6 +94,11 @@ SPARKS := 4.0 4.1 4.2
 .venv/amqp091: .venv/ready $(AMQP091)/pyproject.toml
 	mkdir -p .build
 	$(BIN)/$(PIP) install --editable './$(AMQP091)[peers]' &>.build/amqp091.log
+	touch $@
+
+.venv/servicebus: .venv/ready $(SERVICEBUS)/pyproject.toml
+	mkdir -p .build
+	$(BIN)/$(PIP) install --editable './$(SERVICEBUS)[peers]' &>.build/servicebus.log
 	touch $@
 
 %/node_modules/ready: %/package.json
@@ -288,6 +296,6 @@ smoke-pure smoke-compiled: smoke-%: .build/smoke-%/ready
 
 .PHONY: clean
 clean:
-	rm -rf .venv .venv-compiled .build build dist *.egg-info tests/peers/node_modules $(AMQP091)/tests/peers/node_modules .conformance*.json
+	rm -rf .venv .venv-compiled .build build dist *.egg-info tests/peers/node_modules $(AMQP091)/tests/peers/node_modules $(SERVICEBUS)/tests/peers/node_modules .conformance*.json
 	rm -rf $(SPARK)/amqp_rt_spark/*.so $(SPARK)/build
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -36,7 +36,11 @@ from amqp_rt_servicebus.declarations import (
 FOREVER = timedelta(days=10_675_199, seconds=10_085, microseconds=477_581)
 
 #: The SDK asks elements of XML whether they are true, which Python 3.12 warns of.
-pytestmark = pytest.mark.filterwarnings("ignore:Testing an element's truth value")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Testing an element's truth value"),
+    pytest.mark.foreign,
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture
@@ -88,12 +92,12 @@ class FixedTokenLater(FixedToken):
 
 
 @pytest.fixture(params=["sync", "asyncio"])
-def connect(request: pytest.FixtureRequest, served: Served) -> Iterator[Callable[..., Sdk]]:
+def connect(
+    request: pytest.FixtureRequest, served: Served, azure_python: None
+) -> Iterator[Callable[..., Sdk]]:
     """Function that makes clients of a connection string, or of a token."""
-    pytest.importorskip("azure.servicebus")
     later = request.param == "asyncio"
     if later:
-        pytest.importorskip("aiohttp", reason="azure.servicebus.aio.management takes aiohttp")
         from azure.servicebus.aio import management
     else:
         from azure.servicebus import management  # type: ignore[no-redef]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -38,16 +37,13 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def perform(served: Served) -> Callable[..., list[Any]]:
+def perform(served: Served, azure_javascript: str) -> Callable[..., list[Any]]:
     """Function that has the JavaScript client perform steps, and returns the results."""
-    node = shutil.which("node")
-    if node is None or not (PEERS / "node_modules" / "@azure" / "service-bus").is_dir():
-        pytest.skip("@azure/service-bus is not installed: npm install in tests/peers")
 
     def perform(*steps: list[Any], text: str | None = None, token: str = "") -> list[Any]:
         place = served.host if token else text or served.connection_string()
         done = subprocess.run(
-            [str(node), str(PEERS / "administration.js"), place, token],
+            [azure_javascript, str(PEERS / "administration.js"), place, token],
             input=json.dumps(steps),
             env=os.environ | {"NODE_EXTRA_CA_CERTS": served.ca_file},
             capture_output=True,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import amqp_rt
+from amqp_rt.broker import building
 
 #: Package → names that it exports. A package that exports nothing has no line.
 PUBLIC: dict[str, set[str]] = {
@@ -17,7 +18,17 @@ PUBLIC: dict[str, set[str]] = {
         *("ACCEPTED", "Accepted", "AmqpError", "AttachRequested", "Byte", "Char", "Closed"),
         *("ConnectionFailed", "Coordinator", "DEFAULT_LIMITS", "Declare", "Declared", "Discharge"),
         *("Error", "Event", "Exchange", "Float32", "Front", "Host", "Int", "Limits"),
-        *("LocalProtocolError", "LoginRequested", "Message", "Modified", "Opened", "Outcome"),
+        *("IncomingDelivery", "OutgoingDelivery", "ReceivingLink", "SendingLink"),
+        *(
+            "RECEIVER",
+            "SENDER",
+            "LocalProtocolError",
+            "LoginRequested",
+            "Message",
+            "Modified",
+            "Opened",
+            "Outcome",
+        ),
         *("Payload", "Peer", "ProtocolEngine", "QueueDeclaration", "QueueState", "RELEASED"),
         *(
             "ReceivingEndpoint",
@@ -111,6 +122,25 @@ def test_a_package_exports_what_the_list_says(name: str) -> None:
     for public in exported:
         assert getattr(package, public) is not None
         assert public in dir(package)
+
+
+def test_parts_for_nodes_of_plugins_are_exported_by_one_module() -> None:
+    exported = set(building.__all__)
+    assert exported >= {
+        *(
+            "Arrived",
+            "Counts",
+            "Duplicates",
+            "Enlisted",
+            "Entry",
+            "EntryFactory",
+            "Inlet",
+            "Intake",
+        ),
+        *("LogReader", "Memory", "MessageView", "Place", "Producer", "Subscription", "Transaction"),
+        *("Transactions", "UnacceptableMessage"),
+    }
+    assert all(getattr(building, name) is not None for name in exported)
 
 
 def test_lazy_names_are_repeated_for_type_checkers() -> None:

@@ -1,4 +1,4 @@
-"""Names for authors of fronts, in this distribution or another.
+"""Names for authors of fronts and hosts, in this distribution or another.
 
 They comprise the interface itself (:mod:`amqp_rt.fronts.base`), events of engines, errors and
 outcomes, and the values of Part 1 for which Python has no types of its own: fields of other
@@ -26,16 +26,22 @@ from ..termini import Coordinator, Source, Target
 from ..transactions import Declare, Declared, Discharge, TransactionalState
 from ..values import Byte, Char, Float32, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from .base import (
+    RECEIVER,
+    SENDER,
     TRACINGS,
     Exchange,
     Front,
     Host,
+    IncomingDelivery,
+    OutgoingDelivery,
     Payload,
     ProtocolEngine,
     QueueDeclaration,
     QueueState,
     ReceivingEndpoint,
+    ReceivingLink,
     SendingEndpoint,
+    SendingLink,
     ServerEngine,
     ServerOptions,
     Topology,
@@ -50,7 +56,9 @@ from .base import (
 __all__ = [
     "ACCEPTED",
     "DEFAULT_LIMITS",
+    "RECEIVER",
     "RELEASED",
+    "SENDER",
     "TRACINGS",
     "Accepted",
     "AmqpError",
@@ -69,6 +77,7 @@ __all__ = [
     "Float32",
     "Front",
     "Host",
+    "IncomingDelivery",
     "Int",
     "Limits",
     "LocalProtocolError",
@@ -77,15 +86,18 @@ __all__ = [
     "Modified",
     "Opened",
     "Outcome",
+    "OutgoingDelivery",
     "Payload",
     "Peer",
     "ProtocolEngine",
     "QueueDeclaration",
     "QueueState",
     "ReceivingEndpoint",
+    "ReceivingLink",
     "Rejected",
     "Released",
     "SendingEndpoint",
+    "SendingLink",
     "ServerEngine",
     "ServerOptions",
     "Short",

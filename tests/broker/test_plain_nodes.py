@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from amqp_rt.broker.entries import Entry
-from amqp_rt.broker.queue.subscriptions import Subscription
-from amqp_rt.broker.transactions import Transactions
+from amqp_rt.broker.building import Entry, Subscription, Transactions
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Error, Outcome, Rejected
 from amqp_rt.termini import Coordinator, Source

@@ -92,7 +92,8 @@ class Bench:
     def run(self) -> None:
         """Continue unfinished work, and carry bytes."""
         while True:
-            for each in self.receivers:
+            # What one receiver sends may make the entity send to one that was before it.
+            for each in [*self.receivers, *self.receivers]:
                 each.joined.pump()
             if not self.unfinished:
                 return

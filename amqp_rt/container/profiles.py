@@ -36,7 +36,9 @@ class Profile(Struct, frozen=True, kw_only=True, eq=False):
         frame_size_max: Largest frame, in octets; None as the container's limits say.
         annotations: Policy for unknown annotation keys in messages that links of this listener send to
             nodes of the broker; None as the broker decides.
-        hosts: Hosts that are asked first, for links of this listener only.
+        hosts: Hosts that are asked first, for links of this listener only, and for the messages that they
+            send to an anonymous terminus. Names of nodes, virtual hosts and kept termini are those of the
+            container's hosts.
     """
 
     name: str

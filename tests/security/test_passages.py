@@ -126,7 +126,7 @@ OTHERS = {
     *("exclusive", "check_user_id", "absolute_expiry", "duplicate_window_s"),
     # It sends on only what its sender could have sent there.
     "return_to_sender",
-    *("backlog_max", "backlog_bytes_max", "partitions", "max_age_s", "max_bytes"),
+    *("backlog_max", "backlog_bytes_max", "partitions", "max_age_s", "max_bytes", "key_hash"),
 }
 
 

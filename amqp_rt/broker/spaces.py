@@ -48,6 +48,8 @@ class VirtualHost:
         self._auto_create = auto_create
         #: Nodes by name, in the order of creation, dynamic ones included.
         self.nodes: dict[str, Node] = {}
+        #: Their names; None if they have changed since.
+        self._names: tuple[str, ...] | None = None
         #: Alias → name of the node.
         self.aliases: dict[str, str] = {}
         self.dead_letters = DeadLetters(services, name, self.nodes)
@@ -56,6 +58,16 @@ class VirtualHost:
         return f"<VirtualHost {self.name!r}: {len(self.nodes)} nodes>"
 
     # --- Finding nodes ---
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all nodes, dynamic ones included, in the order of creation.
+
+        Callers that walk them at the same time share them, since there may be very many.
+        """
+        if self._names is None:
+            self._names = tuple(self.nodes)
+        return self._names
 
     def declarations(self) -> list[Declaration]:
         """Return the declarations of all nodes, dynamic ones included, in the order of creation."""
@@ -334,6 +346,7 @@ class VirtualHost:
         node = kind.make(self, declared, number=number, owner=owner, transient=transient, new=new)
         node.implicit = implicit
         self.nodes[declared.name] = node
+        self._names = None
         services.node_count += 1
         return node
 
@@ -443,6 +456,7 @@ class VirtualHost:
         services = self.services
         name = node.declared.name
         del self.nodes[name]
+        self._names = None
         if node.owner is None:
             self._log_event("deleted", node.declared)
         self._update_aliases(Declaration(name), node.declared)

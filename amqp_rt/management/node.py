@@ -610,7 +610,7 @@ class Management:
 
     def _node_rows(self, asked: Asked, wanted: str | None) -> Iterator[_RowOf | None]:
         space = asked.space
-        for name in list(space.nodes):
+        for name in space.names:
             counts = (
                 (kind := space.kind(name)) is not None
                 and wanted in (None, kind)

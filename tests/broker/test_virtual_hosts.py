@@ -178,3 +178,15 @@ async def test_a_store_keeps_them_apart(tmp_path: Path) -> None:
                 delivery = await jobs.receive()
                 assert delivery.body == f"in {virtual_host!r}"
                 delivery.accept()
+
+
+async def test_walks_over_all_names_share_them_until_they_change() -> None:
+    async with Broker() as broker:
+        await broker.declare(Queue("a"), Queue("b"))
+        space = broker.host.space()
+        names = space.names
+        assert names == ("a", "b")
+        assert space.names is names
+        await broker.delete("a")
+        await broker.declare(Queue("c"))
+        assert space.names == ("b", "c")

@@ -209,6 +209,10 @@ class _Crowded:
         self.asked = 0
         self.made = 0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.nodes)
+
     def kind(self, name: str) -> str | None:
         self.asked += 1
         return "queue" if name in self.nodes else None

@@ -96,8 +96,9 @@ async def test_protons_client_hears_that_its_token_has_expired(
     proton_programs: PeerPrograms,
 ) -> None:
     async with guarded() as where:
+        # Seconds enough for a login and a message on a busy machine.
         result = await proton_programs.run(
-            "authorize", tokens=[given("q", 2)], count=1, stay=True, **where
+            "authorize", tokens=[given("q", 5)], count=1, stay=True, **where
         )
     assert result["states"] == [["accepted"]]
     assert result["error"]["condition"] == "amqp:unauthorized-access"

@@ -231,12 +231,26 @@ def run_against(name: str, folder: Path) -> tuple[dict[str, str], str] | Outcome
         except OutcomeException as absent:
             return absent
         url, address = f"amqp://127.0.0.1:{broker.port}", broker.address(OWN_QUEUES)
-        run = kit(
-            folder, f"--amqp-url={url}", f"--amqp-address={address}", f"--amqp-report={report}",
-            "--amqp-timeout=2",
-        )  # fmt: skip
-    assert report.exists(), run.stdout + run.stderr
-    return verdicts(report), run.stdout
+        where = f"--amqp-url={url}", f"--amqp-address={address}", f"--amqp-report={report}"
+        run = kit(folder, *where, "--amqp-timeout=2")
+        assert report.exists(), run.stdout + run.stderr
+        found, text = verdicts(report), run.stdout
+        wanted = expected_of(name)
+        late = [each for each in found if (found[each], wanted[each]) == ("departs", "passed")]
+        if late:
+            # On a busy machine two seconds may be too few for an answer; waiting longer for each
+            # answer that never comes would take minutes.
+            again = kit(folder, *where, "--amqp-timeout=15", "-k", " or ".join(late))
+            found |= {each: verdict for each, verdict in verdicts(report).items() if each in late}
+            text += again.stdout
+    return found, text
+
+
+def expected_of(name: str) -> dict[str, str]:
+    """Check → verdict that is known of the broker *name*."""
+    expected = {each.name: "passed" for each in CHECKS}
+    expected |= dict.fromkeys(" ".join(DEPARTURES[name].values()).split(), "departs")
+    return expected | dict.fromkeys(NOT_OFFERED[name].split(), "not offered")
 
 
 @pytest.mark.foreign
@@ -248,9 +262,7 @@ def test_other_brokers_depart_where_we_know(name: str, runs: dict[str, Future[An
         raise found
     seen, text = found
     sometimes = set(" ".join(SOMETIMES[name].values()).split())
-    expected = {each.name: "passed" for each in CHECKS}
-    expected |= dict.fromkeys(" ".join(DEPARTURES[name].values()).split(), "departs")
-    expected |= dict.fromkeys(NOT_OFFERED[name].split(), "not offered")
+    expected = expected_of(name)
     other = {
         check: f"{verdict}, expected {expected[check]}"
         for check, verdict in seen.items()

@@ -77,7 +77,7 @@ def parse_settings(text: str, kind: type[T], name: str) -> T:
     try:
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), text, kind, name) from None
+        raise mistake(name, text, *explain(error, kind)) from None
 
 
 def mistake(name: str, text: str, where: Where, what: str) -> SettingsError:
@@ -91,7 +91,9 @@ def suggestion(wrong: str, known: Iterator[str] | list[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _explained(said: str, text: str, kind: type, name: str) -> SettingsError:
+def explain(error: msgspec.ValidationError, kind: type) -> tuple[Where, str]:
+    """Return the place that *error* of a conversion to *kind* complains about, and its sentence."""
+    said = str(error)
     at = _WHERE.search(said)
     where: Where = ()
     if at is not None:
@@ -107,7 +109,7 @@ def _explained(said: str, text: str, kind: type, name: str) -> SettingsError:
         said = f"{wrong[1]!r} is not known here{suggestion(wrong[1], _words(kind))}"
     else:
         said = said[:1].lower() + said[1:]
-    return mistake(name, text, where, said)
+    return where, said
 
 
 def _words(kind: Any) -> Iterator[str]:

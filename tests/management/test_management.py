@@ -602,10 +602,10 @@ async def test_with_an_added_type_the_other_operations_take_what_they_took() -> 
                 status, body = await ask(shop, "QUERY", entityType=kind)
                 assert status == 403 or body["results"] == []
         assert broker.has("team/q")
-        nobody = Broker("n", access=ACCESS, addons=[Typed()])
-        async with nobody:
-            await nobody.listen("memory://n")
-            async with client_of(nobody, url="memory://n") as peer:
+        other = Broker("n", access=ACCESS, addons=[Typed()])
+        async with other:
+            await other.listen("memory://n")
+            async with client_of(other, url="memory://n") as peer:
                 with pytest.raises(LinkRefused):
                     await ask(peer, "READ", type="x:hub", name="team/q")
 

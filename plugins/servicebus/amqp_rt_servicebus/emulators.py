@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from amqp_rt.config_files import SettingsError, Where
+from amqp_rt.config_files import SettingsError, Where, explain
 
 from .declarations import (
     Correlation,
@@ -29,10 +29,6 @@ from .tables import OPTIONS, given, option_of, table
 
 T = TypeVar("T")
 
-#: End of msgspec's errors: the path of the value.
-_PATH: Final = re.compile(r" - at `\$([^`]*)`$")
-_PARTS: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `([^`]*)`")
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
@@ -150,7 +146,7 @@ def parse_emulator(text: str, name: str = "the configuration") -> list[Declarati
     except RecursionError:
         raise SettingsError(f"{name}: its values are nested too deeply") from None
     except msgspec.ValidationError as error:
-        raise wrong(*_explained(str(error))) from None
+        raise wrong(*explain(error, _EmulatorFile)) from None
 
     def declare(kind: Callable[..., T], each: Any, where: Where, *given: Any, **options: Any) -> T:
         try:
@@ -211,18 +207,6 @@ def _filter_of(
 
 def _pascal(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
-
-
-def _explained(said: str) -> tuple[Where, str]:
-    """Return the place that msgspec complains about, and its sentence."""
-    at = _PATH.search(said)
-    where: Where = ()
-    if at is not None:
-        where = tuple(key or int(index) for key, index in _PARTS.findall(at[1]))
-    said = _PATH.sub("", said)
-    if unknown := _UNKNOWN.match(said):
-        return (*where, unknown[1]), f"there is no {unknown[1]!r} here"
-    return where, said[:1].lower() + said[1:]
 
 
 def json_line_of(text: str, where: Where) -> int:

@@ -11,7 +11,7 @@ to values of their own type (Service Bus facts, rules on a subscription).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from .declarations import Correlation
@@ -102,18 +102,20 @@ class _FieldGroup(Generic[_Item]):
         #: Keys of the values, in the order of the fields → items; dicts serve as ordered sets.
         self.members: dict[tuple[object, ...], dict[_Item, None]] = {}
 
-    def find(self, evaluation: Evaluation) -> dict[_Item, None] | None:
-        """Return the items whose values the message has."""
+    def find(self, evaluation: Evaluation) -> Iterable[_Item]:
+        """Return the items whose values the message has; steps are counted, and never too many."""
         keys = []
+        evaluation.steps += 1
         for system, name in self.fields:
+            evaluation.steps += 1
             try:
                 value = evaluation.system(name) if system else evaluation.application(name)
             except Refused:
-                return None  # a number that .NET does not have equals none
+                return ()  # a number that .NET does not have equals none
             if value is None:
-                return None
+                return ()
             keys.append(equality_key(value))
-        return self.members.get(tuple(keys))
+        return self.members.get(tuple(keys), ())
 
 
 class CorrelationIndex(Generic[_Item]):
@@ -160,15 +162,17 @@ class CorrelationIndex(Generic[_Item]):
         if not self._filed[place]:
             del self._filed[place]
 
-    def find(self, evaluation: Evaluation) -> list[_Item]:
-        """Return the items whose filters the message meets, in no particular order."""
-        found: list[_Item] = []
-        for field in self._fields_of(evaluation):
-            for group in self._filed[field].values():
-                items = group.find(evaluation)
-                if items is not None:
-                    found.extend(items)
-        return found
+    def search(self, evaluation: Evaluation) -> Iterator[list[_Item]]:
+        """Yield the items whose filters the message meets, in no particular order.
+
+        There are pauses between the groups of filters, in which filters may be added and removed: these may be
+        found or not. The steps of ``evaluation`` tell how much work was done.
+        """
+        groups = [
+            group for field in self._fields_of(evaluation) for group in self._filed[field].values()
+        ]
+        for group in groups:
+            yield list(group.find(evaluation))
 
     def _fields_of(self, evaluation: Evaluation) -> list[Field]:
         """Return the fields with groups that the message may have."""

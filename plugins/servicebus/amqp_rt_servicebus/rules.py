@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -22,9 +22,12 @@ from .correlations import Conditions, CorrelationIndex, conditions_of
 from .declarations import Correlation, Everything, Nothing, Rule, Sql
 from .sql import (
     DEFAULT_BOUNDS,
+    RULE_STEPS_MAX,
     SERVICE_BOUNDS,
+    STEPS_MAX,
     Evaluation,
     EvaluationError,
+    MessageFields,
     SqlAction,
     SqlBounds,
     SqlFilter,
@@ -65,6 +68,10 @@ class RuleBounds(Struct, frozen=True):
     #: SQL filters of one topic, and correlation filters.
     sql_filters_max: int = 10_000
     correlation_filters_max: int = 100_000
+    #: Steps of all rules of a topic for one message, and of a single filter or action, which nothing interrupts. A
+    #: step takes about a fifth of a microsecond.
+    steps_max: int = STEPS_MAX
+    rule_steps_max: int = RULE_STEPS_MAX
 
 
 DEFAULT_RULE_BOUNDS: Final = RuleBounds()
@@ -102,8 +109,11 @@ class Selection(Struct, frozen=True):
     failures: tuple[Failure, ...] = ()
 
 
-_NOTHING: Final = Selection()
 _UNCHANGED: Final = Copy()
+#: Steps that a failure, and a copy that an action has changed, take beside those that they count themselves.
+_STEPS_OF_A_RESULT: Final = 8
+#: Rules found by the index that are looked at in one go.
+_FOUND_IN_A_ROW: Final = 1_024
 
 
 class ActiveRule:
@@ -185,7 +195,10 @@ class SubscriptionRules:
 
     def __init__(self, name: str, topic: TopicRules) -> None:
         self.name = name
-        self._topic = topic
+        #: Rules of its topic.
+        self.topic = topic
+        #: Whether the subscription has been deleted.
+        self.removed = False
         #: Lower-cased name → rule.
         self._rules: dict[str, ActiveRule] = {}
         #: Rules whose filters are evaluated one by one.
@@ -220,7 +233,7 @@ class SubscriptionRules:
             InvalidRule: A filter or an action is malformed.
             TooManyRules: A bound of the subscription or the topic would be exceeded.
         """
-        bounds = self._topic.bounds
+        bounds = self.topic.bounds
         names: set[str] = set()
         for rule in rules:
             if rule.name.lower() in self._rules or rule.name.lower() in names:
@@ -231,7 +244,7 @@ class SubscriptionRules:
                 f"subscription {self.name!r} would have more than {bounds.rules_max} rules"
             )
         active = [ActiveRule(rule, self, now_ms, bounds.sql) for rule in rules]
-        self._topic.admit(active)
+        self.topic.admit(active)
         for each in active:
             self._rules[each.declaration.name.lower()] = each
 
@@ -243,7 +256,7 @@ class SubscriptionRules:
         """
         rule = self[name]
         del self._rules[name.lower()]
-        self._topic.dismiss(rule)
+        self.topic.dismiss(rule)
 
     def replace(self, rule: Rule) -> None:
         """Put *rule* in the place of the one of its name, whose time of creation it keeps.
@@ -255,44 +268,71 @@ class SubscriptionRules:
         """
         before = self[rule.name]
         place = before.serial
-        after = ActiveRule(rule, self, before.created_ms, self._topic.bounds.sql)
-        self._topic.dismiss(before)
+        after = ActiveRule(rule, self, before.created_ms, self.topic.bounds.sql)
+        self.topic.dismiss(before)
         try:
-            self._topic.admit([after])
+            self.topic.admit([after])
         except TooManyRules:
-            self._topic.admit([before])
+            self.topic.admit([before])
             before.serial = place
             raise
         after.serial = place
         self._rules[rule.name.lower()] = after
 
-    def select(self, evaluation: Evaluation) -> Selection:
-        """Return the copies that the subscription gets of a message; see :meth:`TopicRules.select`."""
-        found = self._topic.correlations.find(evaluation)
-        return self.selection(evaluation, [rule for rule in found if rule.owner is self])
+    def examine(
+        self, evaluation: Evaluation, matched: list[ActiveRule], newest: int
+    ) -> Iterator[Found | None]:
+        """Yield the copies that the subscription gets of a message, and the failures of its rules.
 
-    def selection(self, evaluation: Evaluation, matched: list[ActiveRule]) -> Selection:
-        """Return the copies for correlation filters that have *matched*, and for the other rules."""
-        failures: list[Failure] = []
-        for rule in self.evaluated:
+        Args:
+            evaluation: The message.
+            matched: Rules with correlation filters that the message meets.
+            newest: Serial number of the last rule that counts.
+
+        Yields:
+            A result, or None for a pause.
+        """
+        failed = False
+        for rule in list(self.evaluated):
+            if rule.serial > newest:
+                continue
+            evaluation.steps += 1
+            if failed and evaluation.exhausted and type(rule.filter) is SqlFilter:
+                # It would fail as the one before it has.
+                continue
+            evaluation.begin_rule()
             try:
                 if rule.matches(evaluation):
                     matched.append(rule)
             except EvaluationError as error:
-                failures.append(Failure(rule.declaration.name, FILTER_FAILED, str(error)))
-        if not matched and not failures:
-            return _NOTHING
-        copies: list[Copy] = []
+                failed = True
+                evaluation.steps += _STEPS_OF_A_RESULT
+                yield self, Failure(rule.declaration.name, FILTER_FAILED, str(error))
+            else:
+                yield None
+        matched.sort(key=lambda each: each.serial)
         unchanged = False
-        for rule in sorted(matched, key=lambda each: each.serial):
-            if rule.action is None and unchanged:
+        for rule in matched:
+            if rule.action is None:
+                if not unchanged:
+                    unchanged = True
+                    yield self, _UNCHANGED
                 continue
+            if failed and evaluation.exhausted:
+                continue
+            evaluation.steps += _STEPS_OF_A_RESULT
+            evaluation.begin_rule()
             try:
-                copies.append(rule.copy(evaluation))
+                copy = rule.copy(evaluation)
             except EvaluationError as error:
-                failures.append(Failure(rule.declaration.name, ACTION_FAILED, str(error)))
-            unchanged = unchanged or rule.action is None
-        return Selection(tuple(copies), tuple(failures))
+                failed = True
+                yield self, Failure(rule.declaration.name, ACTION_FAILED, str(error))
+            else:
+                yield self, copy
+
+
+#: Copy for a subscription, or failure of one of its rules.
+Found: TypeAlias = tuple[SubscriptionRules, Copy | Failure]
 
 
 class TopicRules:
@@ -326,24 +366,66 @@ class TopicRules:
         Raises:
             KeyError: There is no such subscription.
         """
-        for rule in self._subscriptions.pop(subscription.lower()):
+        found = self._subscriptions.pop(subscription.lower())
+        found.removed = True
+        for rule in found:
             self.dismiss(rule)
 
-    def select(self, evaluation: Evaluation) -> dict[str, Selection]:
-        """Return the copies of a message for each subscription that gets any, or whose rules failed.
+    def evaluation(self, fields: MessageFields) -> Evaluation:
+        """Return the evaluation of the rules over a message, within the bounds of the topic."""
+        return Evaluation(
+            fields, steps_max=self.bounds.steps_max, rule_steps_max=self.bounds.rule_steps_max
+        )
+
+    def examine(self, evaluation: Evaluation) -> Iterator[Found | None]:
+        """Yield the copies of a message for each subscription, and the failures of rules.
+
+        All rules of a topic may take longer for a message than an event loop can wait. The caller may stop after each
+        result, and continue in a later turn; the steps of *evaluation* tell how much was done since. Results of
+        a subscription follow each other. The rules are those that there are at the start; of those that are changed
+        or removed meanwhile, some may count as they were. A subscription that is removed gets nothing more.
 
         Args:
-            evaluation: The message, with the budget of steps that all rules of the topic share.
+            evaluation: The message, with the steps that all rules of the topic share.
+
+        Yields:
+            A result, or None for a pause.
         """
+        newest = self._serial
+        evaluated = list(self._evaluated)
         matched: dict[SubscriptionRules, list[ActiveRule]] = {}
-        for rule in self.correlations.find(evaluation):
-            matched.setdefault(rule.owner, []).append(rule)
-        for owner in self._evaluated:
+        for rules in self.correlations.search(evaluation):
+            yield None
+            for start in range(0, len(rules), _FOUND_IN_A_ROW):
+                some = rules[start : start + _FOUND_IN_A_ROW]
+                for rule in some:
+                    if rule.serial <= newest:
+                        matched.setdefault(rule.owner, []).append(rule)
+                evaluation.steps += len(some)
+                yield None
+        for owner in evaluated:
             matched.setdefault(owner, [])
-        selections = {
-            owner.name: owner.selection(evaluation, rules) for owner, rules in matched.items()
+        for owner, rules in matched.items():
+            for found in owner.examine(evaluation, rules, newest):
+                if owner.removed:
+                    break
+                yield found
+
+    def select(self, evaluation: Evaluation) -> dict[str, Selection]:
+        """Return all results of :meth:`examine` by the names of the subscriptions that have any."""
+        copies: dict[str, list[Copy]] = {}
+        failures: dict[str, list[Failure]] = {}
+        for found in self.examine(evaluation):
+            if found is not None:
+                owner, result = found
+                if isinstance(result, Copy):
+                    copies.setdefault(owner.name, []).append(result)
+                else:
+                    failures.setdefault(owner.name, []).append(result)
+        return {
+            name: Selection(tuple(copies.get(name, ())), tuple(failures.get(name, ())))
+            for name in copies | failures
         }
-        return {name: found for name, found in selections.items() if found is not _NOTHING}
 
     def admit(self, rules: list[ActiveRule]) -> None:
         """Take *rules* of a subscription into service, all or none.

@@ -26,6 +26,7 @@ from typing import Any
 
 from .sql_compiler import Compiler, Evaluate, Statement
 from .sql_evaluation import (
+    RULE_STEPS_MAX,
     STEPS_MAX,
     SYSTEM_PROPERTIES,
     Changes,
@@ -50,6 +51,7 @@ __all__ = [
     "COMPUTED_TEXT_MAX",
     "DEFAULT_BOUNDS",
     "PATTERN_MAX",
+    "RULE_STEPS_MAX",
     "SERVICE_BOUNDS",
     "STEPS_MAX",
     "SYSTEM_PROPERTIES",

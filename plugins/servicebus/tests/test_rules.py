@@ -61,19 +61,22 @@ class Fields:
         return self.application
 
 
-def message(
-    application: Mapping[str, object] | None = None, /, steps_max: int = 1_000_000, **system: object
-) -> Evaluation:
-    return Evaluation(Fields(application or {}, system), steps_max=steps_max)
+def message(application: Mapping[str, object] | None = None, /, **system: object) -> Evaluation:
+    return Evaluation(Fields(application or {}, system))
 
 
 def rules(*declared: Rule) -> SubscriptionRules:
     return TopicRules().add("s", declared)
 
 
+def select(found: SubscriptionRules, run: Evaluation) -> Selection:
+    """Return the copies that a subscription gets, and the failures of its rules."""
+    return found.topic.select(run).get(found.name, Selection())
+
+
 def selected(found: SubscriptionRules, run: Evaluation) -> list[str | None]:
     """Return the rules that give copies: None for the copy of those without an action."""
-    selection = found.select(run)
+    selection = select(found, run)
     assert selection.failures == ()
     return [copy.rule for copy in selection.copies]
 
@@ -92,7 +95,7 @@ def test_rules_without_an_action_give_one_copy_however_many_match() -> None:
         Rule("d", Nothing()),
         Rule("e", "color = 'blue'"),
     )
-    assert found.select(message(RED)) == Selection((Copy(),))
+    assert select(found, message(RED)) == Selection((Copy(),))
 
 
 def test_each_rule_with_an_action_gives_its_own_copy() -> None:
@@ -105,7 +108,7 @@ def test_each_rule_with_an_action_gives_its_own_copy() -> None:
         Rule("c", Correlation(properties={"size": 4})),
     )
     run = message(RED, Label="x")
-    assert found.select(run).copies == (
+    assert select(found, run).copies == (
         Copy(),
         Copy("halved", {"color": "red", "size": Int(2), "RuleName": "halved"}),
         Copy("labelled", {"size": Int(4), "RuleName": "labelled"}, {"Label": "y"}),
@@ -130,7 +133,7 @@ def test_a_change_of_one_copy_is_seen_in_no_other() -> None:
 
 def test_the_name_of_the_rule_replaces_another() -> None:
     found = rules(Rule("mine", action="SET rulename = 'other'"))
-    (copy,) = found.select(message({"RULENAME": "sent"})).copies
+    (copy,) = select(found, message({"RULENAME": "sent"})).copies
     assert copy.properties == {"RuleName": "mine"}
 
 
@@ -164,7 +167,7 @@ def test_a_failure_is_reported_beside_the_copies_of_other_rules() -> None:
         Rule("acting", "color = 'red'", action="SET sys.Nope = 1"),
         Rule("also", Correlation(properties={"color": "red"}), action="SET n = 1"),
     )
-    selection = found.select(message(RED))
+    selection = select(found, message(RED))
     assert [copy.rule for copy in selection.copies] == [None, "also"]
     assert selection.failures == (
         Failure(
@@ -196,12 +199,104 @@ def test_all_rules_of_a_topic_share_the_steps() -> None:
     for number in range(20):
         topic.add(f"s{number}", [Rule("r", "a LIKE b")])
     topic.add("correlated", [Rule("r", Correlation(label="x"))])
-    run = message({"a": "x" * 30_000, "b": "%_" * 2_000 + "y"}, Label="x")
-    found = topic.select(run)
+    fields = Fields({"a": "x" * 10_000, "b": "%_" * 2_000 + "y"}, {"Label": "x"})
+    found = topic.select(Evaluation(fields, steps_max=500_000))
     failed = [name for name, selection in found.items() if selection.failures]
     assert 0 < len(failed) < 20
-    assert all("more than 1000000 steps" in found[name].failures[0].description for name in failed)
+    assert all("more than 500000 steps" in found[name].failures[0].description for name in failed)
     assert found["correlated"] == Selection((Copy(),))
+
+
+def test_a_subscription_fails_once_when_the_steps_are_used_up() -> None:
+    topic = TopicRules(RuleBounds(steps_max=100))
+    declared = [Rule(f"r{number}", "a = 1", action="SET a = 2") for number in range(50)]
+    for name in ("first", "second", "third"):
+        topic.add(name, [*declared, Rule("all")])
+    found = topic.select(topic.evaluation(Fields({"a": 1}, {})))
+    assert [len(each.failures) for each in found.values()] == [1, 1, 1]
+    # A rule without an expression needs no steps that could be missing.
+    assert found["first"].copies == (Copy(),)
+
+
+def test_a_single_rule_has_steps_of_its_own() -> None:
+    def failures(rule_steps_max: int) -> list[str]:
+        topic = TopicRules(RuleBounds(rule_steps_max=rule_steps_max))
+        topic.add("s", [Rule("long", " OR ".join(["a = 0"] * 9)), Rule("short", "a = 1")])
+        found = topic.select(topic.evaluation(Fields({"a": 1}, {})))["s"]
+        assert found.copies == (Copy(),)
+        return [f"{each.rule}: {each.description}" for each in found.failures]
+
+    # One for the filter and the junction each, and three for each comparison.
+    assert failures(29) == []
+    assert failures(28) == ["long: the rule takes more than 28 steps for this message"]
+
+
+# --- Turns -----------------------------------------------------------------------------------------
+
+
+def longest_pause(topic: TopicRules, run: Evaluation) -> int:
+    """Return the most steps from one pause of an examination to the next."""
+    longest = before = 0
+    for _ in topic.examine(run):
+        longest = max(longest, run.steps - before)
+        before = run.steps
+    return longest
+
+
+def test_no_rule_takes_longer_than_a_turn_before_others_may_have_theirs() -> None:
+    topic = TopicRules(RuleBounds(rule_steps_max=20_000))
+    bomb = " OR ".join(["a LIKE b"] * 50)
+    for number in range(10):
+        topic.add(f"s{number}", [Rule("filter", bomb), Rule("all", action="SET c = a + a; " * 9)])
+    sent = {"a": "x" * 10_000, "b": "%_" * 20 + "y"}
+    run = topic.evaluation(Fields(sent, {}))
+    assert longest_pause(topic, run) <= 20_000 + 100
+    assert run.steps > 150_000
+
+
+def test_many_rules_pause_often() -> None:
+    topic = TopicRules()
+    texts = [Rule(f"r{number}", f"a = {number}") for number in range(500)]
+    topic.add("texts", texts)
+    alike = Correlation(label="x")
+    topic.add("alike", [Rule(f"r{number}", alike) for number in range(5_000)])
+    different = [
+        Rule(f"r{number}", Correlation(label="x", properties={f"p{number}": 1}))
+        for number in range(500)
+    ]
+    topic.add("different", different)
+    sent = {f"p{number}": 2 for number in range(500)} | {"a": 1}
+    run = topic.evaluation(Fields(sent, {"Label": "x"}))
+    assert longest_pause(topic, run) <= 1_100
+    # Three for each text, one for each that is alike, three for each group of different ones.
+    assert run.steps > 3 * 500 + 5_000 + 3 * 500
+
+
+def test_rules_that_come_during_an_examination_do_not_count() -> None:
+    topic = TopicRules()
+    first = topic.add("first", [Rule("a", "n = 1"), Rule("b", "n = 2")])
+    topic.add("second", [Rule("a", Correlation(label="x"))])
+    found = []
+    for each in topic.examine(message({"n": 1}, Label="x")):
+        if "late" not in [rule.declaration.name for rule in first]:
+            first.add(Rule("late", "n = 1", action="SET n = 3"))
+            topic.add("third", [Rule("a", Correlation(label="x")), Rule("b")])
+        if each is not None:
+            found.append((each[0].name, each[1]))
+    assert sorted(found, key=lambda each: each[0]) == [("first", Copy()), ("second", Copy())]
+
+
+def test_a_subscription_that_is_deleted_during_an_examination_gets_no_more() -> None:
+    topic = TopicRules()
+    topic.add("s", [Rule(f"r{number}", "n = 1", action="SET n = 2") for number in range(9)])
+    topic.add("t", [Rule("a", "n = 1")])
+    found = []
+    for each in topic.examine(message({"n": 1})):
+        if each is not None:
+            found.append(each[0].name)
+            if found == ["s"] * 3:
+                topic.remove("s")
+    assert found == ["s", "s", "s", "t"]
 
 
 # --- Adding and removing ---------------------------------------------------------------------------
@@ -304,14 +399,6 @@ def test_bounds_of_the_service() -> None:
     with pytest.raises(InvalidRule, match="at most 1024"):
         topic.add("s", [Rule("a", "color = '" + "x" * 1_024 + "'")])
     assert (topic.bounds.sql_filters_max, topic.bounds.correlation_filters_max) == (2_000, 100_000)
-
-
-def test_a_subscription_alone_selects_by_its_own_rules() -> None:
-    topic = TopicRules()
-    first = topic.add("s", [Rule("a", Correlation(label="x"), action="SET n = 1")])
-    second = topic.add("t", [Rule("b", Correlation(label="x"), action="SET n = 1")])
-    assert selected(first, message(Label="x")) == ["a"]
-    assert selected(second, message(Label="x")) == ["b"]
 
 
 def test_subscriptions_have_unique_names_and_take_their_rules_with_them() -> None:
@@ -476,6 +563,10 @@ def equals(left: object, right: object) -> bool:
     return kinds[0] == kinds[1] and left == right
 
 
+def found_by(index: CorrelationIndex[int], run: Evaluation) -> list[int]:
+    return [number for some in index.search(run) for number in some]
+
+
 @given(
     filters=st.lists(FILTERS, max_size=12),
     removed=st.sets(st.integers(0, 11)),
@@ -506,7 +597,7 @@ def test_the_index_finds_what_a_scan_finds(
             name in lowered and equals(value, lowered[name]) for name, value in properties.items()
         )
     ]
-    assert sorted(index.find(message(application, **system))) == expected
+    assert sorted(found_by(index, message(application, **system))) == expected
     assert index.size == len(filters) - len(removed & set(range(len(filters))))
 
 
@@ -516,7 +607,7 @@ def test_an_index_of_nothing_keeps_nothing() -> None:
     index.add(conditions, 1)
     index.add(conditions, 2)
     index.remove(conditions, 1)
-    assert index.find(message({"a": 1}, Label="x")) == [2]
+    assert found_by(index, message({"a": 1}, Label="x")) == [2]
     index.remove(conditions, 2)
     assert not index._groups
     assert not index._filed
@@ -528,5 +619,5 @@ def test_everything_and_a_text_are_filters() -> None:
         Rule("a", Everything(), action="SET n = 1"),
         Rule("b", "color = 'red'", action="SET n = @p", action_parameters={"@p": "q"}),
     )
-    copies = found.select(message(RED)).copies
+    copies = select(found, message(RED)).copies
     assert [copy.properties and copy.properties["n"] for copy in copies] == [1, "q"]

@@ -79,7 +79,12 @@ def evaluation(
     *,
     steps_max: int = STEPS_MAX,
 ) -> Evaluation:
-    return Evaluation(Fields(application, system), steps_max=steps_max, new_id=lambda: ID)
+    return Evaluation(
+        Fields(application, system),
+        steps_max=steps_max,
+        rule_steps_max=steps_max,
+        new_id=lambda: ID,
+    )
 
 
 def result(text: str, parameters: Mapping[str, Any] | None = None) -> bool | None:

@@ -173,6 +173,8 @@ class ReceiverLink(Link):
         self.stream_above: int = 0
         #: Whether any message was larger.
         self.has_streamed: bool = False
+        #: Work of the endpoint for each delivery, beside that of its frames; see ``Engine.spent``.
+        self.delivery_work: int = 0
         self.draining: bool = False
         #: Deliveries beyond the credit that the peer may still send, because it may not have seen
         #: the flow that reduced the credit.
@@ -414,6 +416,7 @@ class ReceiverLink(Link):
                 if self.max_message_size and size > self.max_message_size and not transfer.aborted:
                     raise self._too_large()
                 self._use_credit()
+                session.engine.spent += self.delivery_work
                 delivery = Delivery(self, delivery_id, tag, transfer.message_format or 0)
                 mode = transfer.rcv_settle_mode
                 delivery.second = (self.rcv_settle_mode if mode is None else mode) == RCV_SECOND

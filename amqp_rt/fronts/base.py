@@ -199,6 +199,10 @@ class ReceivingLink(Link, Protocol):
     #: any message was larger.
     stream_above: int
     has_streamed: bool
+    #: Work of the endpoint for each delivery beside that of its frames, in frames (``work_max`` of the
+    #: engine). An endpoint that does much for a message sets it, and AMQP 1.0 then reads fewer frames
+    #: at a time, so that one connection does not hold up the others.
+    delivery_work: int
 
     def accept(
         self,

@@ -10,7 +10,7 @@ from wire import BEGIN, OPEN, frame, server
 from amqp_rt.codec.primitives import Reader
 from amqp_rt.core.engine import Engine
 from amqp_rt.core.frames import AMQP_HEADER
-from amqp_rt.core.performatives import Attach, Close, Detach, Disposition, Flow
+from amqp_rt.core.performatives import Attach, Close, Detach, Disposition, Flow, Transfer
 from amqp_rt.events import Closed
 from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.outcomes import ACCEPTED, Received
@@ -101,6 +101,37 @@ def test_dispositions_of_many_deliveries_take_more_turns() -> None:
     assert turns(engine, settled + frame(Detach(handle=0, closed=True)))[0] == 1
     assert len(endpoint.outcomes) == 2 * 400
     assert all(each.remote_settled for each in endpoint.outcomes)
+
+
+def test_an_endpoint_that_does_much_for_a_message_takes_more_turns() -> None:
+    engine = server()
+    target = Target(address="q")
+    attach = Attach(
+        name="l", handle=0, role=False, source=Source(), target=target, initial_delivery_count=0
+    )
+    (event,) = engine.receive(AMQP_HEADER + OPEN + BEGIN + frame(attach), 0.0)[-1:]
+    link: Any = event.link  # type: ignore[union-attr]
+    endpoint = Recorder()
+    link.accept(endpoint)
+    link.grant(100)
+    engine.work_max = 100
+
+    def messages(first: int) -> bytes:
+        return b"".join(
+            frame(
+                Transfer(handle=0, delivery_id=number, delivery_tag=b"t", settled=True),
+                payload=b"\x00\x53\x75\xa0\x00",
+            )
+            for number in range(first, first + 50)
+        )
+
+    assert turns(engine, messages(0))[0] == 1
+    link.delivery_work = 24
+    # 25 for each: four of them, and one more that began with room left.
+    engine.receive(messages(50), 0.0)
+    assert len(endpoint.deliveries) == 50 + 4
+    assert turns(engine, b"")[0] == 12
+    assert len(endpoint.deliveries) == 100
 
 
 def test_a_long_array_of_nothing_is_read_at_once() -> None:

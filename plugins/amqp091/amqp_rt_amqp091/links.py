@@ -211,6 +211,7 @@ class ReceivingLink(Link):
         self.available = 0
         self.stream_above = 0
         self.has_streamed = False
+        self.delivery_work = 0
         #: Deliveries that wait for credit or for the answer to the attach, and their octets.
         self._waiting: deque[IncomingDelivery] = deque()
         self._waiting_size = 0

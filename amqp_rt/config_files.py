@@ -74,6 +74,8 @@ def parse_settings(text: str, kind: type[T], name: str) -> T:
         at = _TOML_LINE.search(said)
         line = at[1] if at is not None and at[1] else str(len(text.splitlines()) or 1)
         raise SettingsError(f"{name}, line {line}: {_TOML_LINE.sub('', said)}") from None
+    except RecursionError:
+        raise SettingsError(f"{name}: its values are nested too deeply") from None
     try:
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
@@ -181,7 +183,7 @@ def _keys(line: str) -> tuple[tuple[str, ...], bool]:
     """
     try:
         found: Any = tomllib.loads(line)
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return (), False
     keys: list[str] = []
     while isinstance(found, dict) and found:

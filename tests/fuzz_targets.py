@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import servicebus_targets
 import trio
 import trio.testing
 from hostile import PROGRAMS
@@ -281,5 +282,6 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     for each in (
         *(types, frames, message, columns, sasl, websocket, selector, token, url, users, trace),
         store,
+        *servicebus_targets.TARGETS,
     )
 }

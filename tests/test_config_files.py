@@ -124,3 +124,11 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     bad.write_bytes(b"\xff")
     with pytest.raises(SettingsError, match="it is not UTF-8"):
         read_settings(bad, Outer)
+
+
+@pytest.mark.parametrize("value", ["[" * 5_000, "{ a = " * 5_000])
+def test_values_that_are_nested_too_deeply_are_refused(tmp_path: Path, value: str) -> None:
+    deep = tmp_path / "deep.toml"
+    deep.write_text(f"[outer]\ninner = {value}")
+    with pytest.raises(SettingsError, match=r"deep\.toml: its values are nested too deeply"):
+        read_settings(deep, Outer)

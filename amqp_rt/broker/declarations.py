@@ -165,6 +165,10 @@ def _read_toml(path: Path, text: str) -> tuple[Any, Callable[[tuple[str, ...]], 
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise AmqpError(f"{path}: {error}", condition="amqp:invalid-field") from error
+    except RecursionError:
+        raise AmqpError(
+            f"{path}: its values are nested too deeply", condition="amqp:invalid-field"
+        ) from None
     return document, lambda keys: line_of(text, keys)
 
 
@@ -185,6 +189,10 @@ def _read_yaml(path: Path, text: str) -> tuple[Any, Callable[[tuple[str, ...]], 
     except yaml.YAMLError as error:
         said = " ".join(str(error).split())
         raise AmqpError(f"{path}: {said}", condition="amqp:invalid-field") from error
+    except RecursionError:
+        raise AmqpError(
+            f"{path}: its values are nested too deeply", condition="amqp:invalid-field"
+        ) from None
 
     def line_of(keys: tuple[str, ...]) -> int:
         node = root

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, cast
 
@@ -10,7 +11,7 @@ import msgspec
 
 from ..batches import RECORD_BATCHES
 from ..errors import AmqpError, LinkRefused
-from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
+from ..fronts.base import SENDER, Link, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..loglimit import log_refusal
 from ..outcomes import Error
 from ..termini import Coordinator, DeleteOnClose, Source, Target
@@ -19,7 +20,7 @@ from .nodes import SHARED, Means, Terms, answer, dynamic_declaration
 from .services import Services
 from .spaces import VirtualHost, VirtualHosts
 from .staging.attempts import claim_of
-from .termini import KeptTarget, Key, SharedSource, Terminus
+from .termini import Key, Terminus
 
 _log: Final = logging.getLogger("amqp_rt.broker")
 
@@ -120,7 +121,7 @@ class LinkAcceptor:
         terms = self._terms(node, link, sending, address, kept, made=made)
         if self._attach_special(node, link, terms, sending):
             return True
-        self._end_other(link, node, kept, terms)
+        self._end_other(node, kept, terms)
         if made:
             node.release_owner()
             node.owner = link.connection
@@ -195,8 +196,8 @@ class LinkAcceptor:
         self._services.staging.attach(node, cast("ReceivingLink", link), claim, terms.target)
         return True
 
-    def _end_other(self, link: Any, node: Node, kept: Terminus | None, terms: Terms) -> None:
-        """End the terminus *kept* under the name of *link* if *terms* are those of another one.
+    def _end_other(self, node: Node, kept: Terminus | None, terms: Terms) -> None:
+        """End the terminus *kept* under the name of a link if *terms* are those of another one.
 
         Raises:
             _Refused: Other links share it.
@@ -206,7 +207,7 @@ class LinkAcceptor:
         kept.interrupt()
         if kept.over or kept.is_resumed_by(terms, node.declared.name):
             return
-        if isinstance(kept, SharedSource) and kept.members:
+        if kept.has_other_links:
             raise _Refused(
                 Error(
                     "amqp:precondition-failed",
@@ -219,7 +220,7 @@ class LinkAcceptor:
     def _attach_dynamic(
         self,
         space: VirtualHost,
-        link: Any,
+        link: ReceivingLink | SendingLink,
         terminus: Source | Target,
         sending: bool,
         key: Key,
@@ -264,7 +265,7 @@ class LinkAcceptor:
     def _accept(
         self,
         node: Node,
-        link: Any,
+        link: ReceivingLink | SendingLink,
         terms: Terms,
         sending: bool,
         key: Key,
@@ -275,9 +276,9 @@ class LinkAcceptor:
         kept = self._terminus(node, terms, sending, key, first=first)
         on_left = node.abandon if first and kept is None else None
         if sending:
-            self._accept_consumer(node, link, terms, kept, on_left)
+            self._accept_consumer(node, cast("SendingLink", link), terms, kept, on_left)
         else:
-            self._accept_producer(node, link, terms, kept, on_left)
+            self._accept_producer(node, cast("ReceivingLink", link), terms, kept, on_left)
 
     def _terminus(
         self, node: Node, terms: Terms, sending: bool, key: Key, *, first: bool
@@ -305,14 +306,19 @@ class LinkAcceptor:
         return kept
 
     def _accept_consumer(
-        self, node: Node, link: Any, terms: Terms, kept: Terminus | None, on_left: Any
+        self,
+        node: Node,
+        link: SendingLink,
+        terms: Terms,
+        kept: Terminus | None,
+        on_left: Callable[[], None] | None,
     ) -> None:
         properties = {**(terms.properties or {}), **node.properties(terms)}
         options: dict[str, Any] = {"properties": properties} if properties else {}
         if kept is not None:
             if node.on_left is not None:
                 kept.on_end.append(partial(node.on_left, link))
-            kept.accept(link, terms, **options)
+            kept.accept_consumer(link, terms, **options)
             return
         batches = node.sends_batches(link)
         if batches:
@@ -330,7 +336,12 @@ class LinkAcceptor:
         )
 
     def _accept_producer(
-        self, node: Node, link: Any, terms: Terms, kept: Terminus | None, on_left: Any
+        self,
+        node: Node,
+        link: ReceivingLink,
+        terms: Terms,
+        kept: Terminus | None,
+        on_left: Callable[[], None] | None,
     ) -> None:
         limits = self._services.limits
         producer = node.produce()
@@ -343,19 +354,15 @@ class LinkAcceptor:
             # Larger messages are written to the store while they arrive.
             options["max_message_size"] = limits.streaming_message_size_max
             options["stream_above"] = limits.message_size_max
-        if isinstance(kept, KeptTarget):
-            producer.keeper = kept
-            producer.note = kept.note
-            options["endpoint"] = producer
         node.watch_link(producer, on_left)
         if kept is None:
             link.accept(producer, source=terms.source, target=terms.target, **options)
         else:
-            kept.accept(link, terms, **options)
+            kept.accept_producer(link, terms, producer, **options)
 
     # --- Kept termini and addresses ---
 
-    def _key(self, space: VirtualHost, link: Any, terminus: Source | Target) -> Key:
+    def _key(self, space: VirtualHost, link: Link, terminus: Source | Target) -> Key:
         """Return the key under which the terminus of *link*, which requests *terminus*, is kept."""
         if isinstance(terminus, Source) and SHARED in terminus.capabilities:
             return self._services.termini.shared_key(space.name, link, terminus)
@@ -371,7 +378,7 @@ class LinkAcceptor:
         kept = self._services.termini.named(space.name, link)
         if kept is None or not isinstance(kept.kept, Source):
             return None
-        if isinstance(kept, SharedSource) and kept.members:
+        if kept.has_other_links:
             # A peer that attaches without a source address wants to end the subscription.
             raise AmqpError(
                 f"the subscription {link.name!r} has links", condition="amqp:resource-locked"

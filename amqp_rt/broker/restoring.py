@@ -19,7 +19,7 @@ from .kinds.base import Node
 from .nodes import Terms, restored_terms, split_partition
 from .services import Services
 from .spaces import VirtualHosts
-from .termini import KeptSource, KeptTarget, Terminus
+from .termini import Terminus
 
 _log: Final = logging.getLogger("amqp_rt.broker")
 
@@ -113,24 +113,20 @@ async def _restore_termini(journal: Journal, services: Services, nodes: Mapping[
     for key, value in await facts.DELIVERIES.read(journal):
         source = known.get(facts.number_of(key))
         sequence = facts.DELIVERIES.decode(value)
-        if isinstance(source, KeptSource) and source.queue is not None:
-            await services.pager.fetch(journal, source.queue, sequence)
-        if not (
-            isinstance(source, KeptSource) and source.restore_delivery(facts.part_of(key), sequence)
-        ):
+        queue = None if source is None else source.unsettled_queue
+        if queue is not None:
+            await services.pager.fetch(journal, queue, sequence)
+        if source is None or not source.restore_delivery(facts.part_of(key), sequence):
             facts.DELIVERIES.forget(journal.loose, key)
-    seen: dict[int, list[tuple[int, bytes]]] = {}
+    seen: dict[int, dict[bytes, tuple[int, bytes]]] = {}
     for key, value in await facts.SEEN.read(journal):
-        number = facts.number_of(key)
-        if isinstance(known.get(number), KeptTarget):
-            seen.setdefault(number, []).append(facts.SEEN.decode(value))
-        else:
-            # A later terminus with this number must not take messages for duplicates of these.
-            facts.SEEN.forget(journal.loose, key)
+        seen.setdefault(facts.number_of(key), {})[key] = facts.SEEN.decode(value)
     for number, values in seen.items():
         target = known.get(number)
-        if isinstance(target, KeptTarget):
-            target.restore_tags(values)
+        if target is None or not target.restore_tags(values.values()):
+            # A later terminus with this number must not take messages for duplicates of these.
+            for key in values:
+                facts.SEEN.forget(journal.loose, key)
     for terminus in known.values():
         # The connection of its link ended with the process before.
         terminus.start_countdown()
@@ -160,7 +156,5 @@ async def _restore_terminus(
         )
     terminus = node.open_terminus(key, terms, number)
     await node.restore_subscription(journal, terminus)
-    if not terminus.is_durable and isinstance(terminus, KeptSource | KeptTarget):
-        # The terminus was stored, but not its unsettled deliveries.
-        terminus.memory = None
+    terminus.restored()
     return terminus

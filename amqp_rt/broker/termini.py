@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from math import inf
 from typing import Any, Final, TypeAlias
@@ -41,6 +41,7 @@ from .durable.facts import FactKind, TerminusFact
 from .durable.journal import Journal, Unit
 from .entries import Entry, encode_outgoing
 from .nodes import CONNECTION_CLOSE, GLOBAL, NEVER, SESSION_END, SHARED, Terms
+from .producers import Producer
 from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
 from .recorded_links import RecordedLink
@@ -123,6 +124,15 @@ class Terminus:
         """Return its attached links."""
         return [] if self.link is None else [self.link]
 
+    @property
+    def has_other_links(self) -> bool:
+        """Whether links are attached that go on when another one attaches under its name."""
+        return False
+
+    def subscriptions(self) -> Sequence[Subscription]:
+        """Return its consumers at the node; empty if its links send to the node."""
+        return ()
+
     def deliveries(self) -> Iterable[tuple[FactKind[Any], bytes]]:
         """Return its further facts in the store: their kinds, and their keys after its own key."""
         return ()
@@ -134,8 +144,14 @@ class Terminus:
         asked: Any = terms.source if self.sending else terms.target
         return self.address == address and self.kept.durable == asked.durable
 
-    def accept(self, link: Any, terms: Terms, **options: Any) -> None:
-        """Attach *link* with *terms*."""
+    def accept_consumer(self, link: SendingLink, terms: Terms, **options: Any) -> None:
+        """Attach *link*, which receives from the node, with *terms*."""
+        raise NotImplementedError
+
+    def accept_producer(
+        self, link: ReceivingLink, terms: Terms, producer: Producer, **options: Any
+    ) -> None:
+        """Attach *link*, which sends to the node, with *terms* and *producer* as its endpoint."""
         raise NotImplementedError
 
     def attached(self, link: Link) -> None:
@@ -199,6 +215,24 @@ class Terminus:
     def _expires_at_once(self) -> bool:
         """Whether the terminus expires as soon as the countdown starts."""
         return self.kept.timeout <= 0 and self.kept.expiry_policy != NEVER and not self.frozen
+
+    # --- Restoring ---
+
+    @property
+    def unsettled_queue(self) -> MessageQueue | None:
+        """Queue with the messages of its deliveries in the store; None if it keeps none there."""
+        return None
+
+    def restore_delivery(self, tag: bytes, sequence: int) -> bool:
+        """Restore delivery *tag* of the message at *sequence*; return whether that still exists."""
+        return False
+
+    def restore_tags(self, seen: Iterable[tuple[int, bytes]]) -> bool:
+        """Restore the tags of accepted deliveries, with their order; return whether it keeps such."""
+        return False
+
+    def restored(self) -> None:
+        """Note that it was restored, and is not known to a peer by its unsettled deliveries yet."""
 
     # --- Ending ---
 
@@ -268,7 +302,7 @@ class KeptSource(Terminus):
             and self.terms.snd_settle_mode == terms.snd_settle_mode
         )
 
-    def accept(self, link: SendingLink, terms: Terms, **options: Any) -> None:
+    def accept_consumer(self, link: SendingLink, terms: Terms, **options: Any) -> None:
         self.set_terms(terms)
         subscription = self.subscription
         self._agreed_before = subscription.default_outcome
@@ -351,6 +385,9 @@ class KeptSource(Terminus):
     def queue(self) -> MessageQueue | None:
         return self._queue
 
+    def subscriptions(self) -> Sequence[Subscription]:
+        return (self.subscription,)
+
     def deliveries(self) -> Iterable[tuple[FactKind[Any], bytes]]:
         return [(facts.DELIVERIES, facts.key_of(self.number, tag)) for tag in self.memory or ()]
 
@@ -377,8 +414,11 @@ class KeptSource(Terminus):
         if journal is not None:
             facts.DELIVERIES.forget(journal.loose, facts.key_of(self.number, delivery.tag))
 
+    @property
+    def unsettled_queue(self) -> MessageQueue | None:
+        return self._queue
+
     def restore_delivery(self, tag: bytes, sequence: int) -> bool:
-        """Restore delivery *tag* of the message at *sequence*; return whether that still exists."""
         entry = self.subscription.node.claim(self.subscription, sequence)
         if entry is None:
             return False
@@ -390,6 +430,11 @@ class KeptSource(Terminus):
             context=entry,
         )
         return True
+
+    def restored(self) -> None:
+        if not self.is_durable:
+            # The terminus was stored, but not its unsettled deliveries.
+            self.memory = None
 
 
 def _as_sent(entry: Entry, now: float) -> Payload:
@@ -430,7 +475,7 @@ class SharedSource(Terminus):
             and source.expiry_policy == asked.expiry_policy
         )
 
-    def accept(self, link: SendingLink, terms: Terms, **options: Any) -> None:
+    def accept_consumer(self, link: SendingLink, terms: Terms, **options: Any) -> None:
         self.set_terms(terms)
         subscription = self._queue.subscribe(
             default_outcome=terms.default_outcome,
@@ -455,6 +500,13 @@ class SharedSource(Terminus):
 
     def links(self) -> list[Link]:
         return list(self.members)
+
+    @property
+    def has_other_links(self) -> bool:
+        return bool(self.members)
+
+    def subscriptions(self) -> Sequence[Subscription]:
+        return list(self.members.values())
 
     def attached(self, link: Link) -> None:
         """Do nothing: links of a shared subscription are not resumed."""
@@ -498,8 +550,12 @@ class KeptTarget(Terminus):
         """Whether the terminus may outlive a connection, so that outcomes in flight may be lost."""
         return outlives_connection(self.kept)
 
-    def accept(self, link: ReceivingLink, terms: Terms, **options: Any) -> None:
+    def accept_producer(
+        self, link: ReceivingLink, terms: Terms, producer: Producer, **options: Any
+    ) -> None:
         self.set_terms(terms)
+        producer.keeper = self
+        producer.note = self.note
         memory, self.memory = self.memory, {}
         self.termini.unfinished -= self._unfinished
         self._unfinished = 0
@@ -511,7 +567,7 @@ class KeptTarget(Terminus):
                 if tag in self._outcomes and tag not in memory:
                     memory[tag] = Unsettled(tag=tag, state=self._outcomes[tag])
         link.accept(
-            options.pop("endpoint"),
+            producer,
             source=terms.source,
             target=terms.target,
             unsettled=memory,
@@ -592,12 +648,17 @@ class KeptTarget(Terminus):
     def deliveries(self) -> Iterable[tuple[FactKind[Any], bytes]]:
         return [(facts.SEEN, facts.slot_key(self.number, slot)) for slot in self._stored_tags]
 
-    def restore_tags(self, seen: Iterable[tuple[int, bytes]]) -> None:
-        """Restore the tags of deliveries, with their order, that were accepted before the restart."""
+    def restore_tags(self, seen: Iterable[tuple[int, bytes]]) -> bool:
         for order, tag in sorted(seen):
             self._slot = order
             self._stored_tags[order % self.termini.limits.target_outcomes_max] = tag
             self._keep_outcome(tag, ACCEPTED)
+        return True
+
+    def restored(self) -> None:
+        if not self.is_durable:
+            # The terminus was stored, but not the outcomes of its deliveries.
+            self.memory = None
 
     def end_link(self, link: ReceivingLink, closed: bool) -> bool:
         """Keep the state of an ended *link*, or end the terminus; return whether it is kept."""

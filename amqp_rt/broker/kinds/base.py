@@ -27,7 +27,7 @@ from ..producers import Check, Inlet, Intake, IntakeLedger, Place, Producer
 from ..queue.queue import MessageQueue
 from ..services import Services
 from ..statistics import NodeStats
-from ..termini import KeptSource, KeptTarget, Key, SharedSource, Terminus
+from ..termini import KeptTarget, Key, Terminus
 
 SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
 
@@ -429,12 +429,8 @@ class Node:
             return
         kept: set[NodeConsumer] = set()
         for terminus in self.termini:
-            if not terminus.number:
-                continue
-            if isinstance(terminus, KeptSource):
-                kept.add(terminus.subscription)
-            elif isinstance(terminus, SharedSource):
-                kept.update(terminus.members.values())
+            if terminus.number:
+                kept.update(terminus.subscriptions())
         for consumer in consumers:
             if consumer.link is not None and consumer.link.attached:
                 # A link whose terminus is in the store can be resumed: it is not closed.

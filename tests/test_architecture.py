@@ -466,6 +466,46 @@ def test_one_class_name_is_one_class() -> None:
     assert not stale, f"one class only: remove from NAMESAKES {sorted(stale)}"
 
 
+#: Kinds of termini, and of objects that hold the messages of a node. Their differences are methods.
+KINDS = frozenset(
+    {"KeptSource", "KeptTarget", "SharedSource", "MessageTopic", "MessageLog"}
+    | {"QueueNode", "TopicNode", "LogNode"}
+)
+
+
+def distinctions(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the kinds that *source* distinguishes with ``isinstance``, by line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+            for name in ast.walk(node.args[1]):
+                if isinstance(name, (ast.Name, ast.Attribute)):
+                    last = name.id if isinstance(name, ast.Name) else name.attr
+                    if last in KINDS:
+                        yield node.lineno, last
+
+
+def test_kinds_of_nodes_and_termini_are_not_distinguished() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {kind}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for line, kind in distinctions(path.read_text("utf-8"))
+    ]
+    assert not found, "give the kinds a method for it:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "kinds"),
+    [
+        ("isinstance(x, KeptSource)", ["KeptSource"]),
+        ("isinstance(x, KeptTarget | topics.MessageTopic)", ["KeptTarget", "MessageTopic"]),
+        ("isinstance(x, Source)", []),
+        ("x = KeptSource(y)", []),
+    ],
+)
+def test_distinctions_are_found(source: str, kinds: list[str]) -> None:
+    assert sorted(kind for _, kind in distinctions(source)) == kinds
+
+
 def state(source: str) -> Iterator[tuple[int, str]]:
     """Yield module-level state, which one caller could change under another.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from ..errors import AmqpError
 from ..outcomes import Error
@@ -68,7 +68,7 @@ class Faults:
             condition="amqp:internal-error",
         )
         node.stop(failure)
-        kept: set[Any] = set()
+        kept: set[object] = set()
         for terminus in node.termini:
             # Its countdown continues when its peer can attach again, after the restart.
             terminus.frozen = True
@@ -76,9 +76,8 @@ class Faults:
             kept.update(terminus.links())
         refused = Error.of(failure)
         for link in node.links():
-            raw = getattr(link, "raw", link)
             try:
-                link.detach(refused, closed=raw not in kept)
+                link.detach(refused, closed=link not in kept)
             except Exception:
                 _log.exception("link not detached: %r of %r", link.name, name)
         return failure

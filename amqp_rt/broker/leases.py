@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from secrets import token_hex
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import trio
 from msgspec import Struct
@@ -27,7 +27,7 @@ from msgspec import Struct
 from ..clock import Clock
 from ..errors import AmqpError, LocalProtocolError
 from ..events import Peer
-from ..fronts.base import OutgoingDelivery, Payload, SendingLink
+from ..fronts.base import SENDER, OutgoingDelivery, Payload, SendingLink
 from ..limits import Limits
 from ..message import MESSAGE_FORMAT
 from ..outcomes import ACCEPTED, RELEASED, Error, Modified
@@ -100,6 +100,8 @@ class _Delivery:
 class _LeaseLink:
     """Link without a peer on which a group receives its messages (fronts.base.SendingLink)."""
 
+    role = SENDER
+    idle = False
     draining = False
     attached = True
     writable = True
@@ -124,13 +126,14 @@ class _LeaseLink:
         message_format: int = 0,
         state: Any = None,
         more: bool = False,
-    ) -> _Delivery:
+    ) -> OutgoingDelivery:
         """Append the message to those that the lease has received."""
         self.credit -= 1
         delivery = _Delivery(self, context)
         self._lease.got.append(delivery)
         self._lease.arrived.set()
-        return delivery
+        # It has the attributes that a subscription uses.
+        return cast("OutgoingDelivery", delivery)
 
     def offer(self, available: int) -> None:
         """Do nothing: no peer uses the number."""
@@ -154,6 +157,8 @@ class Lease:
         #: Its number in the store, 0 if it is in memory only.
         self.number = number
         self.subscription = queue.subscribe(default_outcome=RELEASED)
+        #: The link of ``subscription``.
+        self.link: _LeaseLink
         self.generation = 0
         self.first = 0
         #: Held messages from number ``first`` on. None for one that was given back or is lost.
@@ -328,11 +333,11 @@ class Leases:
 
         If none is in memory, wait up to ``_READ_S`` for the queue to read some from the store.
         """
-        link = lease.subscription.link
+        link = lease.link
         lease.arrived = trio.Event()
         link.credit = max(0, count)
         try:
-            lease.subscription.on_credit(link)
+            lease.subscription.on_credit(cast("SendingLink", link))
             if link.credit and not lease.got and lease.queue.available:
                 with trio.move_on_after(_READ_S):
                     await lease.arrived.wait()
@@ -369,7 +374,7 @@ class Leases:
 
     def _put_back(self, lease: Lease) -> None:
         """Release received messages that are not numbered, and end the wait for more."""
-        lease.subscription.link.credit = 0
+        lease.link.credit = 0
         got, lease.got = lease.got, []
         self._settle(lease, got, RELEASED)
         lease.arrived.set()
@@ -512,17 +517,19 @@ class Leases:
                 condition="amqp:resource-locked",
             )
         lease = Lease(node, queue, group, number, id_)
-        lease.subscription.link = self._new_link(lease)
+        self._open_link(lease)
         return lease
 
-    def _new_link(self, lease: Lease) -> _LeaseLink:
-        return _LeaseLink(lease, f"lease {lease.name}", self.limits.message_size_max)
+    def _open_link(self, lease: Lease) -> None:
+        """Attach a new link to the subscription of *lease*."""
+        link = _LeaseLink(lease, f"lease {lease.name}", self.limits.message_size_max)
+        lease.link = lease.subscription.link = link
 
     def _subscribe(self, lease: Lease) -> None:
         """Replace the subscription, so that messages excluded for the old one become available."""
         before = lease.subscription
         lease.subscription = lease.queue.subscribe(default_outcome=RELEASED)
-        lease.subscription.link = self._new_link(lease)
+        self._open_link(lease)
         lease.selective = False
         before.end()
 
@@ -600,8 +607,8 @@ class Leases:
             delivery.state = outcome
             delivery.remote_settled = True
         # They have only the attributes that a subscription uses.
-        settled: list[Any] = [*done]
-        lease.subscription.on_outcomes(lease.subscription.link, settled)
+        settled = cast("list[OutgoingDelivery]", [*done])
+        lease.subscription.on_outcomes(cast("SendingLink", lease.link), settled)
 
     def _forget(self, lease: Lease) -> None:
         """End *lease* and release its messages, of a large number some in each turn."""
@@ -684,7 +691,7 @@ class Leases:
             await fetch(queue, sequence)
             entry = queue.claim(lease_of.subscription, sequence)
             if entry is not None:
-                lease_of.held[place - lease_of.first] = _Delivery(lease_of.subscription.link, entry)
+                lease_of.held[place - lease_of.first] = _Delivery(lease_of.link, entry)
         return highest
 
 

@@ -27,6 +27,7 @@ from .filtering.views import MessageView
 from .nodes import similar
 from .queue.keyed import MessageField
 from .queue.observed import ACCEPTED, DELIVERED, MODIFIED, PUBLISHED, REJECTED, RELEASED
+from .queue.subscriptions import ConsumerLink
 
 #: Address of the log.
 JOURNAL: Final = "$journal"
@@ -172,7 +173,9 @@ class Watch:
         #: delivered.
         self._since: dict[int, float] = {}
 
-    def note(self, event: str, entry: Entry, sequence: int, link: Any, reason: str) -> None:
+    def note(
+        self, event: str, entry: Entry, sequence: int, link: ConsumerLink | None, reason: str
+    ) -> None:
         """Record that *event* happened to *entry*, on *link* if that is not None."""
         if sequence % self._every:
             return

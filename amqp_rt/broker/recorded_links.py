@@ -66,6 +66,18 @@ class RecordedLink:
         return self.raw.connection
 
     @property
+    def max_message_size(self) -> int:
+        return self.raw.max_message_size
+
+    @property
+    def role(self) -> bool:
+        return self.raw.role
+
+    @property
+    def idle(self) -> bool:
+        return self.raw.idle
+
+    @property
     def name(self) -> str:
         return self.raw.name
 
@@ -90,8 +102,16 @@ class RecordedLink:
         settled: bool | None = None,
         message_format: int = 0,
         state: Any = None,
+        more: bool = False,
     ) -> OutgoingDelivery | None:
-        """Send the message once it is recorded; settled or transactional ones are sent at once."""
+        """Send the message once it is recorded; settled or transactional ones are sent at once.
+
+        Raises:
+            LocalProtocolError: The message is larger than the peer takes, or is to be sent in pieces,
+                which the record of a delivery would have to include.
+        """
+        if more:
+            raise LocalProtocolError("a recorded message cannot be sent in pieces")
         source = self._source
         tag = source.next_tag()
         if settled or not isinstance(context, Entry):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from ..errors import AmqpError, LocalProtocolError
-from ..fronts.base import SENDER, Link, LinkConnection
+from ..fronts.base import LinkConnection, SendingLink
 from ..outcomes import Error
 from ..security.access import reserved
 from .dead_letters import DeadLetters, leads_to_an_exchange
 from .durable import facts
 from .entries import Entry
-from .kinds.base import Node
+from .kinds.base import Node, NodeLink, attached_links
 from .lifecycles import JOURNAL
 from .nodes import LOG, NAME_MAX, Declaration, Log, Queue, split_partition
 from .producers import Inlet
+from .queue.subscriptions import ConsumerLink
 from .services import Services
 
 _log: Final = logging.getLogger("amqp_rt.broker")
@@ -505,15 +506,15 @@ class VirtualHost:
 
     # --- Links of a node ---
 
-    def consumers(self, name: str) -> list[Any]:
+    def consumers(self, name: str) -> list[ConsumerLink]:
         """Return the attached links that receive from the node.
 
         Raises:
             AmqpError: There is no such node.
         """
-        return [link for link in self.get(name).links() if link.role == SENDER]
+        return attached_links(self.get(name).consumers())
 
-    def watch_consumers(self, name: str, on_left: Callable[[Link], None]) -> None:
+    def watch_consumers(self, name: str, on_left: Callable[[SendingLink], None]) -> None:
         """Call *on_left* with the link of each consumer that leaves the node.
 
         Raises:
@@ -531,7 +532,7 @@ class VirtualHost:
         node.inlet.publish(payload)
 
 
-def _detaching(links: list[Link], error: Error) -> Iterator[None]:
+def _detaching(links: list[NodeLink], error: Error) -> Iterator[None]:
     """Detach *links* with *error*, one in each step."""
     for link in links:
         link.detach(error)

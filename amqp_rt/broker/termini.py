@@ -43,7 +43,7 @@ from .entries import Entry, encode_outgoing
 from .nodes import CONNECTION_CLOSE, GLOBAL, NEVER, SESSION_END, SHARED, Terms
 from .producers import Producer
 from .queue.queue import MessageQueue
-from .queue.subscriptions import Subscription
+from .queue.subscriptions import ConsumerLink, Subscription
 from .recorded_links import RecordedLink
 from .transactions import Transactions
 
@@ -120,8 +120,8 @@ class Terminus:
         """Queue from which its links get their messages, if any."""
         return None
 
-    def links(self) -> list[Link]:
-        """Return its attached links."""
+    def links(self) -> Sequence[Link | ConsumerLink]:
+        """Return its attached links, as its node has them."""
         return [] if self.link is None else [self.link]
 
     @property
@@ -385,6 +385,9 @@ class KeptSource(Terminus):
     def queue(self) -> MessageQueue | None:
         return self._queue
 
+    def links(self) -> Sequence[Link | ConsumerLink]:
+        return [] if self.link is None else [self.subscription.link]
+
     def subscriptions(self) -> Sequence[Subscription]:
         return (self.subscription,)
 
@@ -498,7 +501,7 @@ class SharedSource(Terminus):
     def queue(self) -> MessageQueue | None:
         return self._queue
 
-    def links(self) -> list[Link]:
+    def links(self) -> Sequence[Link | ConsumerLink]:
         return list(self.members)
 
     @property

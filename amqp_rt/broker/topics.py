@@ -100,8 +100,11 @@ class MessageTopic:
         self.on_room: Callable[[], None] = _nothing
         #: Called with a subscription's queue and the time of its next alarm.
         self.on_alarm: Callable[[MessageQueue, float], None] = _ignore_alarm
-        #: Called when the topic or a subscription's queue has more work than one turn allows.
-        self.on_unfinished: Callable[[MessageQueue | MessageTopic], None] = _ignore_work
+        #: Called with the topic or a subscription's queue if it has more work than one turn allows, and
+        #: with the function that does all of it which must not be lost.
+        self.on_unfinished: Callable[[MessageQueue | MessageTopic, Callable[[], None]], None] = (
+            _ignore_work
+        )
         #: Bytes of messages of transactions, and of messages that wait for a turn.
         self._held = 0
         #: Subscription → its queue.
@@ -222,7 +225,7 @@ class MessageTopic:
         """Request a call of :meth:`resume` in the next turn."""
         if not self._unfinished:
             self._unfinished = True
-            self.on_unfinished(self)
+            self.on_unfinished(self, self.stage_all)
 
     def resume(self) -> None:
         """Continue deferred work."""
@@ -373,7 +376,7 @@ class MessageTopic:
         queue = self._new_queue()
         queue.counts = self.counts
         queue.on_alarm = partial(self.on_alarm, queue)
-        queue.on_unfinished = partial(self.on_unfinished, queue)
+        queue.on_unfinished = partial(self.on_unfinished, queue, queue.conclude_all_left)
         self._identities += 1
         identity = self._identities
         self._queues[identity] = queue
@@ -445,7 +448,7 @@ class MessageTopic:
             "the subscriber did not keep up and its backlog is full",
         )
         # Collected before closing, which removes the links from their subscriptions.
-        links = [each.link for each in queue.consumers.values() if each.link is not None]
+        links = [each.link for each in queue.consumers.values()]
         on_given_up = self.given_up.get(identity)
         self.close(identity)
         for link in links:
@@ -697,7 +700,7 @@ def _nothing() -> None:
     """Do nothing: no publisher waits for room."""
 
 
-def _ignore_work(held: MessageQueue | MessageTopic) -> None:
+def _ignore_work(held: MessageQueue | MessageTopic, finish: Callable[[], None]) -> None:
     """Do nothing: no later turn is scheduled."""
 
 

@@ -125,6 +125,24 @@ async def test_a_dead_letter_is_held_against_so_many_bindings(
         assert not caplog.text
 
 
+@pytest.mark.req("N11", "N12")
+async def test_consumers_without_a_link_of_a_peer_are_counted(tmp_path: Any) -> None:
+    async with Broker(store=f"sqlite:{tmp_path / 'broker.db'}") as broker, broker.local() as peer:
+        here = topology(broker)
+        here.declare_queue(QueueDeclaration(name="q", durable=True))
+        async with peer.receiver("q", name="mine", durable=2, timeout=1_000):
+            # The broker sends on a link of its own, which records the deliveries first.
+            assert here.queue("q").consumers == 1
+        assert here.queue("q").consumers == 0
+        node = broker.host.space().find("q")
+        await broker.host.leases.open(node, "job")
+        assert here.queue("q").consumers == 1
+        with pytest.raises(AmqpError, match="has consumers"):
+            here.delete_queue("q", if_unused=True)
+        await broker.host.leases.release(node, "job")
+        assert here.queue("q").consumers == 0
+
+
 @pytest.mark.req("N12")
 async def test_a_dead_letter_that_an_exchange_leads_nowhere_is_logged(
     caplog: pytest.LogCaptureFixture,

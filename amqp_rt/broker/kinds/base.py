@@ -7,14 +7,14 @@ does not distinguish kinds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from msgspec import Struct
 
 from ...errors import AmqpError
-from ...fronts.base import Link, LinkConnection, SendingEndpoint, SendingLink
+from ...fronts.base import LinkConnection, SendingEndpoint, SendingLink
 from ...limits import Limits
 from ...outcomes import Error
 from ...termini import DeleteOnClose, DeleteOnNoLinksOrMessages, DeleteOnNoMessages
@@ -25,6 +25,7 @@ from ..durable.journal import Journal, Unit
 from ..nodes import Declaration, Lifetime, Terms
 from ..producers import Check, Inlet, Intake, IntakeLedger, Place, Producer
 from ..queue.queue import MessageQueue
+from ..queue.subscriptions import ConsumerLink
 from ..services import Services
 from ..statistics import NodeStats
 from ..termini import KeptTarget, Key, Terminus
@@ -58,12 +59,28 @@ class LeavingEndpoint(Protocol):
     on_left: list[Callable[[], None]]
 
 
+class NodeLink(Protocol):
+    """Link attached to a node: that of a peer, or one of the broker itself such as a lease's."""
+
+    @property
+    def name(self) -> str: ...
+
+    def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
+        """Detach the link."""
+
+
 class NodeConsumer(LeavingEndpoint, SendingEndpoint, Protocol):
     """Endpoint of a link that receives from the node."""
 
     @property
-    def link(self) -> SendingLink | None:
-        """The link; None until it is attached."""
+    def link(self) -> ConsumerLink | None:
+        """The link; None, or one that is not ``attached``, while there is none."""
+
+
+def attached_links(consumers: Iterable[NodeConsumer]) -> list[ConsumerLink]:
+    """Return the links of those of *consumers* that are attached."""
+    links = [consumer.link for consumer in consumers]
+    return [link for link in links if link is not None and link.attached]
 
 
 class Holder(Protocol):
@@ -175,7 +192,7 @@ class Node:
         #: The only connection that may receive from the node; None for any.
         self.reserved: LinkConnection | None = None
         #: Called with the link of each consumer that has left.
-        self.on_left: Callable[[Link], None] | None = None
+        self.on_left: Callable[[SendingLink], None] | None = None
         #: Whether the node was restored, or created for dead letters or on its first use, and has
         #: not been declared since.
         self.found = False
@@ -318,14 +335,10 @@ class Node:
         """Return the consumers, those that only browse included."""
         return list(self.held.consumers)
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[NodeLink]:
         """Return the attached links."""
-        found = [
-            consumer.link
-            for consumer in self.consumers()
-            if consumer.link is not None and consumer.link.attached
-        ]
-        return [*found, *(producer.link for producer in self.intake.producers)]
+        producers = self.intake.producers
+        return [*attached_links(self.consumers()), *(each.link for each in producers)]
 
     def part(self, address: str, number: int) -> Node | None:
         """Return the node at *address*, which is partition *number* of this one; None if it has no partitions.

@@ -47,7 +47,6 @@ class TopicNode(Node):
         watch = None
         if services.journals is not None and not transient:
             watch = services.journals.watch(space.name, declared.name, space.record)
-        turns = services.turns
 
         def new_queue() -> MessageQueue:
             queue = (MessageQueue if watch is None else ObservedQueue)(
@@ -70,13 +69,8 @@ class TopicNode(Node):
             limits=services.limits,
         )
 
-        def go_on_later(work: MessageQueue | MessageTopic) -> None:
-            turns.resume_later(
-                work, topic.stage_all if isinstance(work, MessageTopic) else work.conclude_all_left
-            )
-
-        topic.on_alarm = turns.set_alarm
-        topic.on_unfinished = go_on_later
+        topic.on_alarm = services.turns.set_alarm
+        topic.on_unfinished = services.turns.resume_later
         ledger = None
         if services.journal is not None and number:
             ledger = TopicLedger(services.journal, topic, declared.name)
@@ -225,7 +219,7 @@ class TopicNode(Node):
         found = []
         for queue in self.held.queues:
             consumers = list(queue.consumers.values())
-            links = [each.link for each in consumers if each.link and each.link.attached]
+            links = [each.link for each in consumers if each.link.attached]
             if queue in kept:
                 _, _, container, _, name, _ = kept[queue]
             elif links:

@@ -45,7 +45,7 @@ class Browsing:
         queue = self._queue
         shelf = queue.shelf
         link = browser.link
-        if link is None or queue.deleted:
+        if queue.deleted:
             return
         memory = queue.memory
         browser.searching = False

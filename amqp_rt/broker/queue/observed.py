@@ -11,7 +11,7 @@ from ...outcomes import Accepted, Error, Modified, Rejected, Released
 from ..entries import Entry
 from .paging import NOWHERE_PAGED
 from .queue import DEAD_LETTERED, DROPPED, MessageQueue
-from .subscriptions import Subscription
+from .subscriptions import ConsumerLink, Subscription
 
 PUBLISHED: Final = "published"
 DELIVERED: Final = "delivered"
@@ -35,7 +35,9 @@ MOVED: Final = "moved"
 class QueueWatch(Protocol):
     """Recorder of the events of one queue."""
 
-    def note(self, event: str, entry: Entry, sequence: int, link: Any, reason: str) -> None:
+    def note(
+        self, event: str, entry: Entry, sequence: int, link: ConsumerLink | None, reason: str
+    ) -> None:
         """Record that *event* happened to *entry*, on *link* if that is not None."""
 
 

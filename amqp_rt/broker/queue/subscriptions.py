@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from ...errors import LocalProtocolError
 from ...events import Peer
-from ...fronts.base import LinkConnection, OutgoingDelivery, SendingLink
+from ...fronts.base import SENDER, LinkConnection, OutgoingDelivery, Payload, SendingLink
 from ...outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, Released
 from ...transactions import TransactionalState
 from ...unsettled import Unsettled, UnsettledMap
@@ -110,7 +111,7 @@ class SourceKeeper(Protocol):
 class LinkRecorder(Protocol):
     """Recorder of the deliveries of links, in the store."""
 
-    def wrap_link(self, link: SendingLink) -> object:
+    def wrap_link(self, link: SendingLink) -> ConsumerLink:
         """Return a link that records deliveries, to use in place of *link*."""
 
     def ended(self, delivery: OutgoingDelivery | Unsettled) -> None:
@@ -186,22 +187,102 @@ class Enlisted:
         self.left: bool = False
 
 
+class ConsumerLink(Protocol):
+    """Link on which a node sends messages to a consumer, as far as the node uses it.
+
+    It is the link of a peer, one that records deliveries first, one of a lease, or none. The attributes
+    are those of :class:`~amqp_rt.fronts.base.SendingLink`.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def peer(self) -> Peer: ...
+    @property
+    def role(self) -> bool: ...
+    @property
+    def idle(self) -> bool: ...
+    @property
+    def attached(self) -> bool: ...
+    @property
+    def writable(self) -> bool: ...
+    @property
+    def draining(self) -> bool: ...
+    @property
+    def credit(self) -> int: ...
+    @property
+    def max_message_size(self) -> int: ...
+
+    def send(
+        self,
+        payload: Payload,
+        context: Any = None,
+        *,
+        settled: bool | None = None,
+        message_format: int = 0,
+        state: Any = None,
+        more: bool = False,
+    ) -> OutgoingDelivery | None:
+        """Send one message, or with ``more`` its first piece; None if it leaves later.
+
+        Raises:
+            LocalProtocolError: The link takes no message, or not this one. Nothing was sent.
+        """
+
+    def offer(self, available: int) -> None:
+        """Set the number of waiting messages that the next flow reports."""
+
+    def drained(self) -> None:
+        """Give back unused credit if the peer drains."""
+
+    def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
+        """Detach the link."""
+
+
 class NoLink:
-    """Link of a suspended subscription: it sends nothing and refers to no connection.
+    """Link of a subscription without one: it sends nothing and refers to no connection.
 
     Args:
-        name: Name of the last link, for events of its messages.
+        name: Name of the last link, for events of its messages; empty if there was none.
         container_id: Container-id of that link's peer.
     """
 
+    role: bool = SENDER
+    idle: bool = False
     attached: bool = False
     writable: bool = False
     draining: bool = False
     credit: int = 0
+    max_message_size: int = 0
 
     def __init__(self, name: str, container_id: str) -> None:
         self.name = name
         self.peer = Peer(container_id=container_id)
+
+    def send(
+        self,
+        payload: Payload,
+        context: Any = None,
+        *,
+        settled: bool | None = None,
+        message_format: int = 0,
+        state: Any = None,
+        more: bool = False,
+    ) -> OutgoingDelivery | None:
+        raise LocalProtocolError("the subscription has no link")
+
+    def offer(self, available: int) -> None:
+        """Do nothing: no flow follows."""
+
+    def drained(self) -> None:
+        """Do nothing: there is no credit."""
+
+    def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
+        """Do nothing: no link is attached."""
+
+
+#: Link of subscriptions that were never attached.
+_UNATTACHED: Final = NoLink("", "")
 
 
 class Subscription:
@@ -255,7 +336,7 @@ class Subscription:
         self.default_outcome = default_outcome
         self.outcomes = outcomes
         self.settled = settled
-        self.link: Any = None
+        self.link: ConsumerLink = _UNATTACHED
         #: Registry of the transactions that the link may use; None if there are none.
         self.transactions: TransactionRegistry | None = None
         #: Transaction in which it acquires messages (Part 4 §4.4.3), or None.

@@ -333,7 +333,7 @@ class Turns:
         """Return the credit of all draining links whose consumers get no more messages now."""
         queue = self._queue
         for subscription in [*queue.browsers.values(), *queue.consumers.values()]:
-            if subscription.link is not None and subscription.link.draining:
+            if subscription.link.draining:
                 self.return_credit(subscription)
 
     def _is_searching(self, subscription: Subscription) -> bool:
@@ -350,15 +350,14 @@ class Turns:
             self._queue.browsing.serve(subscription)
         else:
             self.pump()
-        if subscription.link is not None:
-            self.return_credit(subscription)
+        self.return_credit(subscription)
 
     def activate(self) -> None:
         """Begin to serve the active consumer."""
         active = self.single
         if active is not None and not active.active:
             active.active = True
-            if active.link is not None and active.link.credit > 0 and not active.feeding:
+            if active.link.credit > 0 and not active.feeding:
                 active.ready = True
                 self.ring_of(active).append(active)
 

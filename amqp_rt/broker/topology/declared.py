@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 from msgspec import Struct
 
-from ...fronts.base import LinkConnection, QueueDeclaration
+from ...fronts.base import LinkConnection, QueueDeclaration, SendingLink
 from ..bindings import Binding, Exchanges, RoutingTable, size_of
 from ..host import BrokerHost
 from ..spaces import VirtualHost
@@ -99,7 +99,7 @@ class DeclaredSpace:
         if not self.consumers(name):
             self.nodes.delete(name)
 
-    def _left(self, name: str, known: DeclaredQueue, link: Any) -> None:
+    def _left(self, name: str, known: DeclaredQueue, link: SendingLink) -> None:
         """Note that the link of a consumer of an auto-delete queue has ended."""
         if self.queues.get(name) is known and not link.idle:
             self.idle(name)

@@ -131,8 +131,9 @@ run: .venv/flights
 
 # Two of these at a time, since much of their time is spent waiting.
 .PHONY: test
-test: peers
-	@$(call beside,lint types docs,own)
+test: .venv/ready
+	@rm -f .build/peers
+	@$(call beside,lint docs after-peers types,peers own)
 
 .PHONY: test-all
 test-all: .venv/ready
@@ -193,7 +194,7 @@ collect: .venv/ready
 .PHONY: own
 own: .venv/flights peers
 	$(call heading,Tests on plain Python$(comma) with one of each program of others)
-	$(PYTEST) -m 'not foreign or smoke' tests $(wildcard plugins/*/tests)
+	AMQP_RT_BRIEF=1 $(PYTEST) -m 'not foreign or smoke' tests $(wildcard plugins/*/tests)
 
 .PHONY: unit
 unit: .venv/flights peers

@@ -27,17 +27,26 @@ import amqp_rt
 
 ROOT = Path(__file__).parent.parent
 IN_CI = os.environ.get("CI") == "true"
-LONG = os.environ.get("AMQP_RT_LONG") == "1"
-
-# No deadlines, since tests measure no time. Quick runs are always the same, so that a submission is
-# not judged by chance; long runs look for new failures, and print how to reproduce them.
-settings.register_profile(
-    "quick",
-    deadline=None,
-    derandomize=True,
-    max_examples=100,
-    suppress_health_check=[HealthCheck.too_slow],
+#: Which runs these are: ``brief`` in ``make test``, ``long`` in ``make test-long``, otherwise ``quick``.
+RUNS = (
+    "long"
+    if os.environ.get("AMQP_RT_LONG") == "1"
+    else "brief"
+    if os.environ.get("AMQP_RT_BRIEF") == "1"
+    else "quick"
 )
+LONG = RUNS == "long"
+
+# No deadlines, since tests measure no time. Brief and quick runs are always the same, so that a submission is
+# not judged by chance; long runs look for new failures, and print how to reproduce them.
+for name, examples in (("brief", 25), ("quick", 100)):
+    settings.register_profile(
+        name,
+        deadline=None,
+        derandomize=True,
+        max_examples=examples,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.register_profile(
     "long",
     deadline=None,
@@ -45,7 +54,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("long" if LONG else "quick")
+settings.load_profile(RUNS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> list[str]:
     mode = "compiled" if amqp_rt.COMPILED else "pure"
-    return [f"amqp_rt {amqp_rt.__version__}, {mode}, {'long' if LONG else 'quick'}"]
+    return [f"amqp_rt {amqp_rt.__version__}, {mode}, {RUNS}"]
 
 
 #: Marks and fixtures of tests that start programs of others.
@@ -283,6 +292,12 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip("no folder shared/ beside the checkout")
     return path
+
+
+@pytest.fixture(scope="session")
+def brief_run() -> bool:
+    """Whether this is ``make test``: fewer seeds than in CI."""
+    return RUNS == "brief"
 
 
 @pytest.fixture(scope="session")

@@ -291,13 +291,13 @@ _TIMES: Final = "what expires is given up, at its time (B16)"
 
 MUTATIONS: Final = (
     Mutation("a queue settles before the commit", _LOST, trade, QueueLedger, "stage", _settles_first, _gives_up, seed=1),
-    Mutation("a topic settles before the commit", _LOST, market, TopicLedger, "stage", _settles_first, _gives_up, seed=15),
+    Mutation("a topic settles before the commit", _LOST, market, TopicLedger, "stage", _settles_first, _gives_up, seed=23),
     Mutation("a log settles before the commit", _LOST, trade, Entrance, "stage", _settles_first, _gives_up, seed=27),
     Mutation("a full disk counts as kept", _LOST, trade, Journal, "_one_by_one", _takes_full_for_kept, _fills, seed=1),
     Mutation("a released message is not requeued", _LOST, trade, MessageQueue, "conclude", _forgets_to_requeue),
     Mutation("a topic keeps no backlog", _LOST, market, TopicLedger, "_write", _keeps_no_backlog, seed=9),
     Mutation("a topic misses a subscriber", _LOST, market, MessageTopic, "reserve", _misses_a_subscriber),
-    Mutation("an expired message is dropped", _LOST, market, DeadLetters, "move", _false, seed=9),
+    Mutation("an expired message is dropped", _LOST, market, DeadLetters, "move", _false, seed=13),
     Mutation("what is consumed stays on the disk", _SETTLED, trade, QueueLedger, "remove", _nothing, _kills_late),
     Mutation("a kept source forgets what it had in hand", _SETTLED, trade, KeptSource, "restore_delivery", _false, _kills_late, seed=1),
     Mutation("a kept target forgets what it has taken", _SETTLED, trade, KeptTarget, "note", _nothing, _kills_late, seed=4),
@@ -307,10 +307,10 @@ MUTATIONS: Final = (
     Mutation("a message is kept garbled", _INVENTED, trade, Unit, "put_entries", _garbles, seed=6),
     Mutation("a record is appended twice", _INVENTED, trade, Appending, "add", _appends_twice),
     Mutation("a message is skipped as the store is read", _DAMAGE, trade, MessageQueue, "restore", _skips_one, seed=6),
-    Mutation("credit is counted twice", "nobody sends more than is granted (X19)", trade, SenderLink, "on_flow", _counts_credit_twice),
+    Mutation("credit is counted twice", "nobody sends more than is granted (X19)", trade, SenderLink, "on_flow", _counts_credit_twice, seed=4),
     Mutation("a commit loses one of its messages", _ATOMIC, market, Transaction, "commit", _loses_a_post),
     Mutation("a rollback keeps one of its messages", _ATOMIC, market, Transaction, "roll_back", _keeps_a_post, seed=17),
     Mutation("a transaction consumes before its commit", _ATOMIC, trade, Transaction, "enlist", _consumes_before_commit, seed=6),
-    Mutation("nothing expires", _TIMES, market, MessageQueue, "put", _never, seed=9),
+    Mutation("nothing expires", _TIMES, market, MessageQueue, "put", _never, seed=41),
     Mutation("messages expire too early", _TIMES, market, MessageQueue, "put", _too_early, seed=25),
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -294,18 +295,28 @@ def test_a_ledger_knows_its_own() -> None:
 # --- everything at once ----------------------------------------------------------------------------
 
 
+@pytest.fixture
+def seeds_of(brief_run: bool, long_run: bool) -> Callable[[int, int], range]:
+    """Return a function: seeds of a quick run and of a long one → those of this run."""
+
+    def choose(quick: int, long: int) -> range:
+        return range(long if long_run else quick // 4 if brief_run else quick)
+
+    return choose
+
+
 @pytest.mark.slow
 @pytest.mark.req("A22", "A23", "B7", "B13", "R1")
-def test_seeds(long_run: bool) -> None:
-    """Queues, transactions, logs and links that are resumed, under 200 seeds, or 10,000."""
-    check_seeds(trade, range(10_000 if long_run else 120))
+def test_seeds(seeds_of: Callable[[int, int], range]) -> None:
+    """Queues, transactions, logs and links that are resumed."""
+    check_seeds(trade, seeds_of(120, 10_000))
 
 
 @pytest.mark.slow
 @pytest.mark.req("A22", "A23", "B7", "B27", "R1", "M38")
-def test_seeds_of_a_market(long_run: bool) -> None:
+def test_seeds_of_a_market(seeds_of: Callable[[int, int], range]) -> None:
     """Topics, times to live, priorities, and transactions over nodes of every kind."""
-    check_seeds(market, range(2_000 if long_run else 40))
+    check_seeds(market, seeds_of(40, 2_000))
 
 
 @pytest.mark.slow
@@ -326,7 +337,9 @@ def test_what_failed_once(scenario: Scenario, seed: int, faults: list[InjectedFa
 
 @pytest.mark.slow
 @pytest.mark.req("A22", "A23")
-def test_seeds_with_a_neighbour_who_says_anything(long_run: bool) -> None:
+def test_seeds_with_a_neighbour_who_says_anything(
+    seeds_of: Callable[[int, int], range],
+) -> None:
     async def noisy(net: Simulation) -> None:
         await trade(net, noise=True)
 
@@ -344,4 +357,4 @@ def test_seeds_with_a_neighbour_who_says_anything(long_run: bool) -> None:
             )
         ]
 
-    check_seeds(noisy, range(1_000 if long_run else 40), draw=draw)
+    check_seeds(noisy, seeds_of(40, 1_000), draw=draw)

@@ -357,7 +357,10 @@ def found(url: str, address: str) -> Counter[Any]:
 
 crashes = st.lists(st.integers(0, 45), max_size=4)
 steady = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=min(60, settings().max_examples),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -679,7 +682,7 @@ def spool(
     return found(url, out), killed.doubtful
 
 
-fewer = settings(steady, max_examples=30)
+fewer = settings(steady, max_examples=min(30, settings().max_examples))
 kills = st.dictionaries(st.integers(0, 12), st.sampled_from(["before", "after"]), max_size=4)
 
 

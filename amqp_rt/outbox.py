@@ -31,7 +31,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import trio
 from msgspec import Struct
@@ -580,7 +580,8 @@ class _Link(Sender):
         for each in deliveries:
             state = each.state
             if state is not None and not isinstance(state, Received):
-                self._hear(each, each.context, state)
+                # Outcomes that are none of the standard's are recorded as they are.
+                self._hear(each, each.context, cast("Outcome", state))
             elif each.remote_settled:
                 self._hear(each, each.context, RELEASED)
 

@@ -17,7 +17,8 @@ from .codec.composites import (
     any_of,
     composite,
 )
-from .outcomes import Accepted, Modified, Received, Rejected, Released
+from .outcomes import Accepted, Modified, Outcome, Received, Rejected, Released
+from .values import Described
 
 #: Terminus durability (§3.5.5).
 DURABLE_NONE, DURABLE_CONFIGURATION, DURABLE_UNSETTLED = 0, 1, 2
@@ -89,7 +90,7 @@ class Source(Struct, kw_only=True, gc=False):
     #: Filters by a name that the receiver is free to choose; the descriptor identifies the type of
     #: each (§3.5.8). Keys are symbols, or strings from peers that confuse the two.
     filter: Mapping[object, object] | None = None
-    default_outcome: Any = None
+    default_outcome: Outcome | Received | Described | None = None
     outcomes: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
 

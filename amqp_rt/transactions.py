@@ -5,12 +5,13 @@ Defined outside the transport, because nodes that hold messages use them and the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
 from .codec.composites import ANY, BOOLEAN, MANDATORY, any_of, composite
-from .outcomes import Accepted, Modified, Rejected, Released
+from .outcomes import Accepted, Modified, Outcome, Received, Rejected, Released
+from .values import Described
 
 
 @composite(0x31, ("global_id", ANY))
@@ -42,4 +43,8 @@ class TransactionalState(Struct, gc=False):
     """State of a delivery inside a transaction (§4.5.8)."""
 
     txn_id: Any
-    outcome: Any = None
+    outcome: Outcome | Described | None = None
+
+
+#: State of a delivery (Part 3 §3.4, Part 4 §4.5). States of other specifications are described values.
+DeliveryState: TypeAlias = Outcome | Received | Declared | TransactionalState | Described

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from .transactions import DeliveryState
+
 
 class Unsettled(Struct, kw_only=True):
     """Delivery that is not settled on this side.
@@ -25,7 +27,7 @@ class Unsettled(Struct, kw_only=True):
     #: ``Received`` for the earliest point from which it can be, or the outcome that took effect.
     #: At the target: the outcome that was sent, else None; the position reached in the payload is
     #: computed when the link attaches.
-    state: Any = None
+    state: DeliveryState | None = None
     #: At the source the whole encoded message, or None if no longer kept; at the target the part received.
     payload: bytes | Sequence[bytes] | None = None
     #: At the target: whether the whole payload has arrived.

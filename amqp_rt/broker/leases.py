@@ -30,7 +30,8 @@ from ..events import Peer
 from ..fronts.base import SENDER, OutgoingDelivery, Payload, SendingLink
 from ..limits import Limits
 from ..message import MESSAGE_FORMAT
-from ..outcomes import ACCEPTED, RELEASED, Error, Modified
+from ..outcomes import ACCEPTED, RELEASED, Error, Modified, Outcome
+from ..transactions import DeliveryState
 from ..values import Symbol
 from .durable import facts
 from .durable.journal import Journal, Unit
@@ -87,12 +88,12 @@ class _Delivery:
     def __init__(self, link: _LeaseLink, entry: Entry) -> None:
         self.link = link
         self.context: Any = entry
-        self.state: Any = None
+        self.state: DeliveryState | None = None
         self.settled = False
         self.remote_settled = False
         self.tag = b""
 
-    def settle(self, state: Any = None) -> None:
+    def settle(self, state: DeliveryState | None = None) -> None:
         """Mark the delivery as settled by the queue."""
         self.settled = True
 
@@ -124,7 +125,7 @@ class _LeaseLink:
         settled: bool | None = None,
         tag: bytes | None = None,
         message_format: int = 0,
-        state: Any = None,
+        state: DeliveryState | None = None,
         more: bool = False,
     ) -> OutgoingDelivery:
         """Append the message to those that the lease has received."""
@@ -592,7 +593,7 @@ class Leases:
 
         await self.journal.keep(fill)
 
-    def _end(self, lease: Lease, done: list[_Delivery | None], outcome: Any) -> None:
+    def _end(self, lease: Lease, done: list[_Delivery | None], outcome: Outcome) -> None:
         """Settle the first messages of *lease*, which are *done*, with *outcome*."""
         if lease.number and self.journal is not None:
             unit = self.journal.loose
@@ -602,7 +603,7 @@ class Leases:
         lease.first += len(done)
         self._settle(lease, [delivery for delivery in done if delivery is not None], outcome)
 
-    def _settle(self, lease: Lease, done: list[_Delivery], outcome: Any) -> None:
+    def _settle(self, lease: Lease, done: list[_Delivery], outcome: Outcome) -> None:
         for delivery in done:
             delivery.state = outcome
             delivery.remote_settled = True

@@ -12,7 +12,7 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -670,7 +670,7 @@ def _consumer(
         # With a terminus that the peer can resume, the messages must not be lost with the link.
         lasting = timeout > 0 or policy == NEVER or shared
         default = ACCEPTED if copies and not lasting else RELEASED
-    elif type(default) not in _OUTCOMES.values():
+    elif not isinstance(default, Outcome):
         return Error("amqp:invalid-field", "the default-outcome is not an outcome")
     unknown = [outcome for outcome in asked.outcomes if outcome not in _OUTCOMES]
     if unknown:
@@ -751,7 +751,8 @@ def restored_terms(
         target=None,
         snd_settle_mode=snd_settle_mode,
         copies=source.distribution_mode == COPY,
-        default_outcome=source.default_outcome,
+        # As it was answered, with an outcome.
+        default_outcome=cast("Outcome", source.default_outcome),
         outcomes=_allowed(source.outcomes),
         filters=filters if filters.selective else None,
         keeps=True,

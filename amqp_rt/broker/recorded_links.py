@@ -10,6 +10,7 @@ from ..errors import LocalProtocolError
 from ..events import Peer
 from ..fronts.base import LinkConnection, OutgoingDelivery, Payload, SendingLink
 from ..outcomes import RELEASED, Error
+from ..transactions import DeliveryState
 from ..unsettled import Unsettled
 from .entries import Entry
 from .queue.subscriptions import Subscription
@@ -101,7 +102,7 @@ class RecordedLink:
         *,
         settled: bool | None = None,
         message_format: int = 0,
-        state: Any = None,
+        state: DeliveryState | None = None,
         more: bool = False,
     ) -> OutgoingDelivery | None:
         """Send the message once it is recorded; settled or transactional ones are sent at once.

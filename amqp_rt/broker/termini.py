@@ -33,8 +33,9 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..limits import DEFAULT_LIMITS, Limits
-from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected, Released
+from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Outcome, Rejected, Released
 from ..termini import DURABLE_UNSETTLED, Source, Target, outlives_connection
+from ..transactions import DeliveryState
 from ..unsettled import Unsettled, UnsettledMap
 from .durable import facts
 from .durable.facts import FactKind, TerminusFact
@@ -283,7 +284,7 @@ class KeptSource(Terminus):
         self.memory: UnsettledMap | None = {}
         self._tags = 0
         #: The default-outcome for deliveries left by an earlier link.
-        self._agreed_before: Any = None
+        self._agreed_before: Outcome = RELEASED
         if self.is_durable:
             subscription.recorder = self
 
@@ -540,7 +541,7 @@ class KeptTarget(Terminus):
         #: Unsettled deliveries while no link is attached; None if they are no longer known.
         self.memory: UnsettledMap | None = {}
         #: Outcomes that we settled with, by tag, as long as the sender may not have received them.
-        self._outcomes: dict[bytes, Any] = {}
+        self._outcomes: dict[bytes, DeliveryState | None] = {}
         self._open: dict[bytes, IncomingDelivery] = {}
         self._slot = 0
         #: Tags in the store, by slot, and those to be deleted there.
@@ -629,7 +630,7 @@ class KeptTarget(Terminus):
                 del self._open[tag]
                 self._keep_outcome(tag, state)
 
-    def _keep_outcome(self, tag: bytes, state: Any) -> None:
+    def _keep_outcome(self, tag: bytes, state: DeliveryState | None) -> None:
         self._outcomes.pop(tag, None)
         self._outcomes[tag] = state
         if len(self._outcomes) > self.termini.limits.target_outcomes_max:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from ..fronts.base import IncomingDelivery
 from ..limits import DEFAULT_LIMITS, Limits
-from ..outcomes import Error
+from ..outcomes import Error, Outcome
 from .durable.journal import Journal, QueueLedger, Unit, accept, refuse
 from .entries import Entry, head_of
 from .filtering.filters import FilterSet
@@ -413,7 +413,7 @@ class MessageTopic:
     def subscribe(
         self,
         *,
-        default_outcome: Any,
+        default_outcome: Outcome,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
         filters: FilterSet | None = None,
@@ -428,7 +428,7 @@ class MessageTopic:
         self,
         identity: int,
         *,
-        default_outcome: Any,
+        default_outcome: Outcome,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
     ) -> Subscription:

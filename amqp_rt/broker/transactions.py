@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from ..codec.composites import from_described
 from ..errors import AmqpError, DecodeError
 from ..fronts.base import IncomingDelivery, LinkConnection, LinkSession, ReceivingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
-from ..outcomes import ACCEPTED, RELEASED, Error, Received, Rejected, Released, rejected
+from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected, Released, rejected
 from ..termini import Coordinator
 from ..transactions import Declare, Declared, Discharge, TransactionalState
 from ..values import Symbol
@@ -151,7 +151,7 @@ class Transaction:
             self.fail(f"a settled message was refused: {why}")
         delivery.settle(TransactionalState(self.id, outcome))
 
-    def may_retire(self, subscription: Subscription, outcome: Any) -> bool:
+    def may_retire(self, subscription: Subscription, outcome: Outcome | None) -> bool:
         """Return whether a delivery may be retired with *outcome*; if not, fail the transaction."""
         if self.error is not None:
             return False
@@ -185,7 +185,7 @@ class Transaction:
             if state.outcome is None or not subscription.allows(state.outcome):
                 self.fail(f"{state.outcome!r} is not among the outcomes of the link")
             else:
-                enlisted.outcome = state.outcome
+                enlisted.outcome = cast("Outcome", state.outcome)
         elif state is None or type(state) is Received:
             if delivery.remote_settled:
                 enlisted.outcome = subscription.default_outcome
@@ -555,7 +555,7 @@ class Transaction:
         node = enlisted.subscription.node
         if result is not None:
             node.apply_outcome(enlisted.entry, result)
-            self._answer(enlisted, outcome)
+            self._answer(enlisted, cast("Outcome", outcome))
         elif outcome is not None:
             self._conclude(enlisted, outcome)
         elif enlisted.left:
@@ -564,15 +564,15 @@ class Transaction:
             # Acquired, and without an outcome so far: from now on outside of a transaction.
             enlisted.delivery.context = enlisted.entry
 
-    def _conclude(self, enlisted: Enlisted, outcome: Any) -> None:
+    def _conclude(self, enlisted: Enlisted, outcome: Outcome) -> None:
         subscription = enlisted.subscription
         subscription.node.conclude(subscription, enlisted.entry, outcome)
         self._answer(enlisted, outcome)
 
     def _conclude_rolled_back(self, enlisted: Enlisted) -> None:
-        self._conclude(enlisted, enlisted.outcome)
+        self._conclude(enlisted, cast("Outcome", enlisted.outcome))
 
-    def _answer(self, enlisted: Enlisted, outcome: Any) -> None:
+    def _answer(self, enlisted: Enlisted, outcome: Outcome) -> None:
         delivery = enlisted.delivery
         delivery.context = outcome
         if not (delivery.settled or enlisted.left):

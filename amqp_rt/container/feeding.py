@@ -15,6 +15,7 @@ from ..limits import Limits
 from ..message import Message
 from ..outcomes import ACCEPTED, Error, Received
 from ..termini import Source
+from ..transactions import DeliveryState
 from .links import LinkHandle, Member
 from .raising import RaisedOutcome
 from .receiving import Receiver
@@ -141,7 +142,7 @@ class SourceFeed:
         settled = link.snd_settle_mode == SND_SETTLED or (
             link.snd_settle_mode == SND_MIXED and route.mode == "copy"
         )
-        outcome: Any = None
+        outcome: DeliveryState | None = None
         count = 0
         since = trio.current_time()
         async with aclosing(values):

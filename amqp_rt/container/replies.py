@@ -36,6 +36,7 @@ from ..message import MESSAGE_FORMAT, Message, MessageId, Properties, data_messa
 from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected
 from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
+from ..transactions import DeliveryState
 from ..values import Int, Symbol
 from .credit import CreditWindow
 from .home import Home
@@ -267,8 +268,8 @@ class _HostReply:
         self.message_format = MESSAGE_FORMAT
         self.settled = True
         self.second = False
-        self.state: Any = None
-        self.local_state: Any = None
+        self.state: DeliveryState | None = None
+        self.local_state: DeliveryState | None = None
         self.payload = payload
         self.complete = True
         self.aborted = False
@@ -278,11 +279,11 @@ class _HostReply:
     def read_chunks(self) -> list[bytes]:
         return []
 
-    def settle(self, outcome: Any) -> None:
+    def settle(self, outcome: DeliveryState) -> None:
         if isinstance(outcome, Rejected):
             log.info("a reply was not taken: %s", outcome.error)
 
-    def update(self, state: Any) -> None:
+    def update(self, state: DeliveryState) -> None:
         pass
 
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import copy
 from struct import Struct as Packer
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ..codec.composites import encode_composite, read_composite, write_composite
 from ..codec.primitives import Reader
 from ..errors import RemoteProtocolError
 from ..limits import Limits
-from ..outcomes import ACCEPTED, Accepted, Error, Rejected
-from ..transactions import TransactionalState
+from ..outcomes import ACCEPTED, Accepted, Error, Outcome, Rejected
+from ..transactions import DeliveryState, TransactionalState
+from ..values import Described
 from .performatives import Disposition, Transfer
 
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
@@ -178,12 +179,14 @@ def whole_error(error: Error | None) -> Error | None:
     return Error(error.condition, error.description, {})
 
 
-def whole_state(state: Any) -> Any:
+def whole_state(state: DeliveryState | None) -> DeliveryState | None:
     """Return a delivery's *state*, whose error is written with all its fields."""
     if type(state) is Rejected:
         return Rejected(whole_error(state.error))
     if type(state) is TransactionalState:
-        return TransactionalState(state.txn_id, whole_state(state.outcome))
+        # The state of an outcome is the outcome.
+        outcome = cast("Outcome | Described | None", whole_state(state.outcome))
+        return TransactionalState(state.txn_id, outcome)
     return state
 
 
@@ -274,7 +277,7 @@ def any_transfer(channel: int, transfer: Transfer, size: int) -> bytes:
     return bytes(out)
 
 
-def encode_state(state: Any) -> bytes:
+def encode_state(state: DeliveryState | None) -> bytes:
     """Encode a delivery state; null if there is none."""
     if state is None:
         return b"\x40"
@@ -284,7 +287,7 @@ def encode_state(state: Any) -> bytes:
 
 
 def disposition_frame(
-    channel: int, role: bool, first: int, last: int, settled: bool, state: Any
+    channel: int, role: bool, first: int, last: int, settled: bool, state: DeliveryState | None
 ) -> bytes:
     """Encode a disposition frame for a range (§2.7.6)."""
     return encoded_disposition(channel, role, first, last, settled, encode_state(state))

@@ -25,7 +25,7 @@ from ..codec.composites import (
 )
 from ..outcomes import Accepted, Error, Modified, Received, Rejected, Released
 from ..termini import Coordinator, Source, Target
-from ..transactions import Declared, TransactionalState
+from ..transactions import Declared, DeliveryState, TransactionalState
 
 #: ``role`` on the wire (Part 2 §2.8.1).
 SENDER, RECEIVER = False, True
@@ -178,7 +178,7 @@ class Transfer(Struct, gc=False):
     settled: bool | None = None
     more: bool = False
     rcv_settle_mode: int | None = None
-    state: Any = None
+    state: DeliveryState | None = None
     resume: bool = False
     aborted: bool = False
     batchable: bool = False
@@ -200,7 +200,7 @@ class Disposition(Struct, gc=False):
     first: int
     last: int | None = None
     settled: bool = False
-    state: Any = None
+    state: DeliveryState | None = None
     batchable: bool = False
 
 

@@ -9,7 +9,7 @@ from ..errors import LocalProtocolError
 from ..limits import Limits
 from ..outcomes import Error, Received
 from ..termini import Coordinator
-from ..transactions import TransactionalState
+from ..transactions import DeliveryState, TransactionalState
 from ..unsettled import Unsettled, UnsettledMap
 from . import serial
 from .frames import Fault, link_fault
@@ -53,9 +53,9 @@ class Delivery:
         #: Settled by us, or no longer possible to settle.
         self.local_settled: bool = False
         #: State set by the sender.
-        self.state: Any = None
+        self.state: DeliveryState | None = None
         #: State set by us.
-        self.local_state: Any = None
+        self.local_state: DeliveryState | None = None
         self.payload: bytes = b""
         self.complete: bool = False
         self.aborted: bool = False
@@ -99,7 +99,7 @@ class Delivery:
             self._unread = 0
         return chunks
 
-    def settle(self, outcome: Any) -> None:
+    def settle(self, outcome: DeliveryState) -> None:
         """Set *outcome*: settled at once, or after the sender where the link settles second.
 
         Setting the same outcome again has no effect. An outcome that was set within a transaction
@@ -137,7 +137,7 @@ class Delivery:
         """Whether our state depends on a transaction and may still be replaced."""
         return type(self.local_state) is TransactionalState and not self.local_settled
 
-    def update(self, state: Any) -> None:
+    def update(self, state: DeliveryState) -> None:
         """Send *state* without settling (§2.6.12).
 
         Raises:
@@ -600,7 +600,7 @@ class ReceiverLink(Link):
         self.session.touch(self)
         self._batch.append(delivery)
 
-    def _compare(self, delivery: Delivery, state: Any) -> None:
+    def _compare(self, delivery: Delivery, state: DeliveryState | None) -> None:
         """Reconcile our state of a resumed delivery with the sender's *state*, if any."""
         said = delivery.local_state
         final = known_of(state) is Known.OUTCOME
@@ -626,7 +626,7 @@ class ReceiverLink(Link):
         elif delivery.settled and delivery.complete:
             self.on_settled(delivery)
 
-    def _prepare(self, delivery: Delivery, state: Any) -> None:
+    def _prepare(self, delivery: Delivery, state: DeliveryState | None) -> None:
         """Prepare to receive the rest of a message whose beginning is here.
 
         Raises:

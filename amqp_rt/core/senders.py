@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import LocalProtocolError
 from ..outcomes import Received
 from ..termini import Coordinator
+from ..transactions import DeliveryState
 from ..unsettled import Unsettled, UnsettledMap
 from . import serial
 from .frames import any_transfer, encode_state, first_transfer, later_transfer, link_fault
@@ -49,9 +50,9 @@ class Sending:
         self.settled = settled
         self.remote_settled: bool = False
         #: State set by the peer.
-        self.state: Any = None
+        self.state: DeliveryState | None = None
         #: State that we send with the first frame, for example a transactional state.
-        self.local_state: Any = None
+        self.local_state: DeliveryState | None = None
         self.complete: bool = False
         self.aborted: bool = False
         self.context: Any = None
@@ -92,7 +93,7 @@ class Sending:
             raise LocalProtocolError("the message is complete; it can no longer be aborted")
         self.link.give_up(self)
 
-    def settle(self, state: Any = None) -> None:
+    def settle(self, state: DeliveryState | None = None) -> None:
         """Settle, with a disposition to the peer if it has not settled already.
 
         Raises:
@@ -208,7 +209,7 @@ class SenderLink(Link):
         settled: bool | None = None,
         tag: bytes | None = None,
         message_format: int = 0,
-        state: Any = None,
+        state: DeliveryState | None = None,
         more: bool = False,
     ) -> Sending:
         """Send one message, or with ``more`` its first piece. Uses one credit (§2.6.7).
@@ -446,7 +447,7 @@ class SenderLink(Link):
         self._outcomes.append(sending)
         self.session.touch(self)
 
-    def _send_state(self, sending: Sending, state: Any) -> None:
+    def _send_state(self, sending: Sending, state: DeliveryState | None) -> None:
         """Queue a transfer without payload that carries only the state of *sending*."""
         if state is not None:
             size = len(encode_state(state))
@@ -458,7 +459,7 @@ class SenderLink(Link):
                 sending.settled = True
         self._resuming.append(_Queued(sending, b"", False))
 
-    def confirm(self, sending: Sending, outcome: Any) -> None:
+    def confirm(self, sending: Sending, outcome: DeliveryState | None) -> None:
         """Confirm the receiver's outcome, or *outcome* if the owner applied that instead."""
         sending.confirms = False
         if self._over or not self.attached:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import LocalProtocolError
 from ..events import AttachRequested
 from ..outcomes import Error, Received
-from ..transactions import TransactionalState
+from ..transactions import DeliveryState, TransactionalState
 from ..unsettled import UnsettledMap
 from . import serial
 from .frames import (
@@ -113,7 +113,7 @@ class Session:
         self._range_first: int = 0
         self._range_last: int = 0
         self._range_settled: bool = False
-        self._range_state: Any = None
+        self._range_state: DeliveryState | None = None
         self._range_encoded: bytes = b""
         self._whole: bool = engine.options.whole_errors
         self._range_open: bool = False
@@ -779,10 +779,8 @@ class Session:
         found = self._left.pop(link, [])
         # Notifying one link of its end may have settled deliveries of another.
         if link.role == SENDER:
-            outgoing = self._outgoing
-            return [sending for sending in found if sending.delivery_id in outgoing]
-        incoming = self._incoming
-        found = [delivery for delivery in found if delivery.delivery_id in incoming]
+            return [sending for sending in found if sending.delivery_id in self._outgoing]
+        found = [delivery for delivery in found if delivery.delivery_id in self._incoming]
         for delivery in found:
             delivery.local_settled = True
         return found
@@ -820,7 +818,9 @@ class Session:
         self._mark_dirty()
         self.engine.wake()
 
-    def queue_disposition(self, role: bool, delivery_id: int, settled: bool, state: Any) -> None:
+    def queue_disposition(
+        self, role: bool, delivery_id: int, settled: bool, state: DeliveryState | None
+    ) -> None:
         """Queue *state* of a delivery; adjacent ids with equal state share one disposition.
 
         Raises:

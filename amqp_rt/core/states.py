@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
 
 from ..outcomes import Accepted, Modified, Received, Rejected, Released
-from ..transactions import Declared, TransactionalState
+from ..transactions import Declared, DeliveryState, TransactionalState
 
 
-def is_outcome(state: Any) -> bool:
+def is_outcome(state: DeliveryState | None) -> bool:
     """Return whether *state* is terminal (Part 3 §3.4)."""
     kind = type(state)
     return (
@@ -18,7 +17,7 @@ def is_outcome(state: Any) -> bool:
         or kind is Modified
         or kind is Rejected
         or kind is Declared
-        or (kind is TransactionalState and state.outcome is not None)
+        or (type(state) is TransactionalState and state.outcome is not None)
     )
 
 
@@ -31,7 +30,7 @@ class Known(Enum):
     OUTCOME = "outcome"
 
 
-def known_of(state: Any) -> Known:
+def known_of(state: DeliveryState | None) -> Known:
     """Classify a *state* of an unsettled map.
 
     A transactional state is provisional, and its transaction ended with its connection, so that it

@@ -19,6 +19,7 @@ from ..events import Event, Peer
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error, Outcome, Rejected
 from ..termini import Coordinator, Source, Target
+from ..transactions import DeliveryState
 from ..unsettled import Unsettled, UnsettledMap
 
 #: An encoded AMQP 1.0 message, whole or as pieces in order. Large pieces are never joined; they go
@@ -44,9 +45,9 @@ class IncomingDelivery(Protocol):
     #: We settle after the sender (``rcv-settle-mode`` second).
     second: bool
     #: State set by the sender, for example a transactional state.
-    state: Any
+    state: DeliveryState | None
     #: State set by us.
-    local_state: Any
+    local_state: DeliveryState | None
     #: The encoded message, whole once ``complete`` is true. On a streaming link use ``read_chunks``
     #: instead.
     payload: bytes
@@ -60,10 +61,10 @@ class IncomingDelivery(Protocol):
     def read_chunks(self) -> list[bytes]:
         """Return the chunks that arrived since the last call, and reopen the session window."""
 
-    def settle(self, outcome: Any) -> None:
+    def settle(self, outcome: DeliveryState) -> None:
         """Set *outcome*; settled at once, or after the sender where ``second`` is true."""
 
-    def update(self, state: Any) -> None:
+    def update(self, state: DeliveryState) -> None:
         """Send *state* without settling (Part 2 §2.6.12)."""
 
 
@@ -77,7 +78,7 @@ class OutgoingDelivery(Protocol):
     #: Settled by us; no further notification follows.
     settled: bool
     #: The peer's latest state; an outcome once it is terminal.
-    state: Any
+    state: DeliveryState | None
     #: Settled by the peer.
     remote_settled: bool
     #: Free for use by the endpoint.
@@ -89,7 +90,7 @@ class OutgoingDelivery(Protocol):
     def abort(self) -> None:
         """Abort an unfinished message (Part 2 §2.7.5 ``aborted``)."""
 
-    def settle(self, state: Any = None) -> None:
+    def settle(self, state: DeliveryState | None = None) -> None:
         """Settle, with a disposition to the peer if it has not settled already."""
 
 
@@ -281,7 +282,7 @@ class SendingLink(Link, Protocol):
         settled: bool | None = None,
         tag: bytes | None = None,
         message_format: int = 0,
-        state: Any = None,
+        state: DeliveryState | None = None,
         more: bool = False,
     ) -> OutgoingDelivery:
         """Send one message, or with ``more`` its first piece. Uses one credit.

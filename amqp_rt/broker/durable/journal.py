@@ -22,7 +22,7 @@ import trio
 from ...errors import AmqpError
 from ...fronts.base import IncomingDelivery
 from ...loglimit import LogLimiter, error_text
-from ...outcomes import ACCEPTED, Error, Rejected
+from ...outcomes import ACCEPTED, Error, Outcome, Rejected
 from ...stores.base import Batch, Store, StoreDamaged, StoreFailed, StoreFull, StoreRefused
 from ..entries import Entry, head_of
 from ..queue.queue import MessageQueue
@@ -841,7 +841,7 @@ class QueueLedger:
         self._journal.loose.remove(self.number, entry.sequence)
         self._queue.large.cancel(entry)
 
-    def settle(self, delivery: Any, outcome: Any) -> None:
+    def settle(self, delivery: Any, outcome: Outcome) -> None:
         failure = self._journal.failure
         if failure is None:
             self._journal.loose.then(lambda: delivery.settle(outcome))

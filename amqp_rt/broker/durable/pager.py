@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from ...errors import AmqpError
 from ...limits import Limits
-from ...outcomes import RELEASED, rejected
+from ...outcomes import RELEASED, Outcome, rejected
 from ...stores.base import Store
 from ..entries import NEVER, Entry, restored
 from ..queue.paging import AHEAD, CHUNK
@@ -352,7 +352,7 @@ class Pager:
         """Read the pieces of a message and write them to its link as that can send them."""
         delivery, entry = feed.delivery, feed.entry
         link = feed.subscription.link
-        outcome: Any = RELEASED
+        outcome: Outcome | None = RELEASED
         try:
             for index in range(entry.pieces):
                 # A message that is moved in the meantime takes its pieces along: look the origin up

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from ...outcomes import Outcome
 from ..entries import Entry
 
 #: Treatment of messages that exceed the limits of a queue (its ``overflow``).
@@ -106,5 +107,5 @@ class Ledger(Protocol):
     def discard(self, first: int, last: int, kept: list[Entry]) -> None:
         """Remove the messages with sequence numbers from *first* to *last*, except *kept*."""
 
-    def settle(self, delivery: Any, outcome: Any) -> None:
+    def settle(self, delivery: Any, outcome: Outcome) -> None:
         """Settle *delivery* with *outcome* once the changes of its entry are on the disk."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LocalProtocolError
-from ...outcomes import ACCEPTED
+from ...outcomes import ACCEPTED, Outcome
 from ..entries import Entry, encode_outgoing
 from .subscriptions import NO_MORE_WORK, Browser, Enlisted, Subscription
 
@@ -161,7 +161,9 @@ class LargeMessages:
         subscription.feeding = True
         self.on_pieces(subscription, delivery, entry)
 
-    def finish(self, subscription: Subscription, delivery: Any, entry: Entry, outcome: Any) -> None:
+    def finish(
+        self, subscription: Subscription, delivery: Any, entry: Entry, outcome: Outcome | None
+    ) -> None:
         """Finish the sending of *entry* in pieces.
 
         *outcome* is None if all pieces were sent, and otherwise the outcome of the abandoned

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from ...outcomes import Accepted, Error, Modified, Rejected, Released
+from ...outcomes import Accepted, Error, Modified, Outcome, Rejected, Released
 from ..entries import Entry
 from .paging import NOWHERE_PAGED
 from .queue import DEAD_LETTERED, DROPPED, MessageQueue
@@ -60,16 +60,16 @@ class ObservedQueue(MessageQueue):
                 self.watch.note(ACCEPTED, entry, entry.sequence, subscription.link, "")
         return handed
 
-    def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
+    def conclude(self, subscription: Subscription, entry: Entry, outcome: Outcome) -> None:
         if type(outcome) is Accepted and not self.deleted:
             self._note_outcome(subscription, entry, outcome)
         super().conclude(subscription, entry, outcome)
 
-    def record_outcome(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
+    def record_outcome(self, subscription: Subscription, entry: Entry, outcome: Outcome) -> int:
         self._note_outcome(subscription, entry, outcome)
         return super().record_outcome(subscription, entry, outcome)
 
-    def _note_outcome(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
+    def _note_outcome(self, subscription: Subscription, entry: Entry, outcome: Outcome) -> None:
         reason = ""
         if type(outcome) is Rejected and outcome.error is not None:
             reason = str(outcome.error.condition)

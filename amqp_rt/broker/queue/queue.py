@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import LocalProtocolError
 from ...limits import DEFAULT_LIMITS, Limits
-from ...outcomes import Accepted, Error, Modified, Rejected
+from ...outcomes import Accepted, Error, Modified, Outcome, Rejected
 from ..entries import NOWHERE, Entry, annotate, encode_outgoing
 from .accounts import (
     BLOCK,
@@ -446,7 +446,7 @@ class MessageQueue(DistributionNode):
     def subscribe(
         self,
         *,
-        default_outcome: Any,
+        default_outcome: Outcome,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
         filters: FilterSet | None = None,
@@ -591,7 +591,7 @@ class MessageQueue(DistributionNode):
 
     # --- Settling ---
 
-    def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
+    def conclude(self, subscription: Subscription, entry: Entry, outcome: Outcome) -> None:
         """Apply *outcome* to *entry*, whose delivery has ended (§3.4); ``concluded`` follows."""
         if self.deleted:
             return
@@ -602,7 +602,7 @@ class MessageQueue(DistributionNode):
         else:
             self.apply_outcome(entry, self.record_outcome(subscription, entry, outcome))
 
-    def record_outcome(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
+    def record_outcome(self, subscription: Subscription, entry: Entry, outcome: Outcome) -> int:
         """Record *outcome* in *entry* and in the ledger; return its result for the message.
 
         The message is not visible to others before :meth:`apply_outcome`. If it is removed from the
@@ -611,22 +611,21 @@ class MessageQueue(DistributionNode):
         ledger = self.ledger
         if ledger is not None and not entry.stored:
             ledger = None
-        kind = type(outcome)
         reason = ""
         error: Error | None = None
-        if kind is Accepted:
+        if type(outcome) is Accepted:
             if ledger is not None:
                 ledger.remove(entry)
                 entry.stored = False
             return _ACCEPTED
         rewritten = False
-        if kind is Rejected:
+        if type(outcome) is Rejected:
             # Counts as a failed delivery, unlike release (§3.4.3, §3.4.4).
             entry.delivery_count = min(entry.delivery_count + 1, _COUNT_MAX)
             entry.altered = True
             reason = "rejected"
             error = outcome.error
-        elif kind is Modified:
+        elif type(outcome) is Modified:
             if outcome.delivery_failed:
                 entry.delivery_count = min(entry.delivery_count + 1, _COUNT_MAX)
                 entry.altered = True
@@ -648,8 +647,9 @@ class MessageQueue(DistributionNode):
                         ledger.rewrite(entry)
                     else:
                         ledger.update(entry)
-                failed = kind is Modified and outcome.delivery_failed and subscription.pauses
-                return _FAILED if failed else _REQUEUED
+                if type(outcome) is Modified and outcome.delivery_failed and subscription.pauses:
+                    return _FAILED
+                return _REQUEUED
         # The dead letter is written before the message is removed, in the same commit.
         self.memory.work -= WORK_OF_AN_END
         result = DEAD_LETTERED if self.dead_letter(entry, reason, error) else DROPPED
@@ -694,7 +694,7 @@ class MessageQueue(DistributionNode):
         self.bytes += size
         self.memory.held += size
 
-    def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
+    def settle(self, delivery: Any, entry: Entry, outcome: Outcome) -> None:
         """Settle *delivery*, whose peer waits for it, once its outcome is safe."""
         if self.ledger is not None and entry.stored:
             self.ledger.settle(delivery, outcome)

@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from ...errors import LocalProtocolError
 from ...events import Peer
 from ...fronts.base import SENDER, LinkConnection, OutgoingDelivery, Payload, SendingLink
-from ...outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, Released
-from ...transactions import TransactionalState
+from ...outcomes import (
+    RELEASED,
+    Accepted,
+    Error,
+    Modified,
+    Outcome,
+    Received,
+    Rejected,
+    Released,
+)
+from ...transactions import DeliveryState, TransactionalState
 from ...unsettled import Unsettled, UnsettledMap
 from ..entries import Entry
 from .groups import Groups
@@ -43,11 +52,11 @@ class DistributionNode:
         """Send available messages to a subscription that has got credit or room."""
         raise NotImplementedError
 
-    def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
+    def conclude(self, subscription: Subscription, entry: Entry, outcome: Outcome) -> None:
         """Apply *outcome* to *entry*, whose delivery ended; ``concluded`` follows after a batch."""
         raise NotImplementedError
 
-    def record_outcome(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
+    def record_outcome(self, subscription: Subscription, entry: Entry, outcome: Outcome) -> int:
         """Record *outcome* of *entry*, a stored message, and store it; return its result."""
         raise NotImplementedError
 
@@ -67,7 +76,7 @@ class DistributionNode:
         """Note that *delivery*, which was recorded before, has been sent."""
         raise NotImplementedError
 
-    def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
+    def settle(self, delivery: Any, entry: Entry, outcome: Outcome) -> None:
         """Settle *delivery* of *entry* with *outcome*, for which its peer waits."""
         raise NotImplementedError
 
@@ -132,7 +141,7 @@ class WorkTransaction(Protocol):
     def acquire(self, subscription: Subscription) -> None:
         """Note that *subscription* acquires in it until its discharge."""
 
-    def may_retire(self, subscription: Subscription, outcome: Any) -> bool:
+    def may_retire(self, subscription: Subscription, outcome: Outcome | None) -> bool:
         """Return whether a delivery may be retired with *outcome*; if not, fail."""
 
     def enlist(self, enlisted: Enlisted) -> None:
@@ -175,7 +184,7 @@ class Enlisted:
         *,
         acquired: bool = False,
         delivery: Any = None,
-        outcome: Any = None,
+        outcome: Outcome | None = None,
     ) -> None:
         self.subscription = subscription
         self.transaction = transaction
@@ -220,7 +229,7 @@ class ConsumerLink(Protocol):
         *,
         settled: bool | None = None,
         message_format: int = 0,
-        state: Any = None,
+        state: DeliveryState | None = None,
         more: bool = False,
     ) -> OutgoingDelivery | None:
         """Send one message, or with ``more`` its first piece; None if it leaves later.
@@ -266,7 +275,7 @@ class NoLink:
         *,
         settled: bool | None = None,
         message_format: int = 0,
-        state: Any = None,
+        state: DeliveryState | None = None,
         more: bool = False,
     ) -> OutgoingDelivery | None:
         raise LocalProtocolError("the subscription has no link")
@@ -308,7 +317,7 @@ class Subscription:
         node: Any,
         identity: int,
         *,
-        default_outcome: Any,
+        default_outcome: Outcome,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
         filters: FilterSet | None = None,
@@ -399,7 +408,7 @@ class Subscription:
         self.acquiring = transaction
         return True
 
-    def allows(self, outcome: Any) -> bool:
+    def allows(self, outcome: object) -> bool:
         """Return whether the link may use *outcome*."""
         return type(outcome) in (_OUTCOMES if self.outcomes is None else self.outcomes)
 
@@ -523,12 +532,12 @@ class Subscription:
             delivery.context = RELEASED
             self.node.conclude(self, entry, RELEASED)
 
-    def give_up(self, left: Iterable[Unsettled], outcome: Any) -> None:
+    def give_up(self, left: Iterable[Unsettled], outcome: Outcome) -> None:
         """End unsettled deliveries with *outcome*, as no other outcome can arrive."""
         self.node.conclude_left(list(left), partial(self._end_in, outcome))
         self.node.concluded()
 
-    def _end_in(self, outcome: Any, known: Unsettled) -> None:
+    def _end_in(self, outcome: Outcome, known: Unsettled) -> None:
         """End *known* with *outcome*, unless it has ended already."""
         entry = known.context if known.delivery is None else known.delivery.context
         if isinstance(entry, Entry):
@@ -619,7 +628,12 @@ class Browser(Subscription):
         filters: FilterSet | None = None,
     ) -> None:
         super().__init__(
-            node, identity, default_outcome=None, settled=settled, filters=filters, cursor=cursor
+            node,
+            identity,
+            default_outcome=RELEASED,
+            settled=settled,
+            filters=filters,
+            cursor=cursor,
         )
         self.backlog = backlog
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...fronts.base import IncomingDelivery
 from ...outcomes import RELEASED, Accepted, Rejected
-from ...transactions import TransactionalState
+from ...transactions import DeliveryState, TransactionalState
 
 
 class Copies:
@@ -22,9 +22,9 @@ class Copies:
         self.delivery = delivery
         self.awaited = awaited
         self.payload = payload
-        self.outcome: Any = None
+        self.outcome: DeliveryState | None = None
 
-    def settle(self, outcome: Any) -> None:
+    def settle(self, outcome: DeliveryState) -> None:
         """Count the outcome of one queue; settle the delivery with the last."""
         said = outcome.outcome if type(outcome) is TransactionalState else outcome
         counts = said is not outcome or not _is_gone(said)
@@ -35,11 +35,11 @@ class Copies:
             self.delivery.settle(RELEASED if self.outcome is None else self.outcome)
 
 
-def _is_gone(outcome: Any) -> bool:
+def _is_gone(outcome: object) -> bool:
     """Return whether *outcome* is that of a queue that has been deleted."""
     if type(outcome) is not Rejected or outcome.error is None:
         return False
-    return bool(outcome.error.condition == "amqp:not-found")
+    return outcome.error.condition == "amqp:not-found"
 
 
 class Copy:
@@ -57,13 +57,13 @@ class Copy:
         self.payload = copies.payload
         self.settled = copies.delivery.settled
         self.context: Any = None
-        self.local_state: Any = None
+        self.local_state: DeliveryState | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the delivery that is not overridden here."""
         return getattr(self._copies.delivery, name)
 
-    def settle(self, outcome: Any) -> None:
+    def settle(self, outcome: DeliveryState) -> None:
         """Settle the copy; only the first outcome counts."""
         if self.local_state is not None:
             return
@@ -71,5 +71,5 @@ class Copy:
         copies, self.local_state = self._copies, outcome
         copies.settle(outcome)
 
-    def update(self, state: Any) -> None:
+    def update(self, state: DeliveryState) -> None:
         """Do nothing: states of a single copy are not sent to the peer."""

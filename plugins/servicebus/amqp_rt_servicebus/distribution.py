@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from amqp_rt.broker.building import Subscription
 from amqp_rt.errors import LocalProtocolError
@@ -96,7 +96,8 @@ class Distribution:
         if stored.expires_at <= now + EARLY_S:
             self.entity.outcomes.expire(stored)
             return False
-        link: SendingLink = subscription.link
+        # Deliveries are not recorded in a store, so that the link is the peer's.
+        link = cast("SendingLink", subscription.link)
         token = self.entity.new_id()
         settled = subscription.settled
         until = inf if session is not None else now + self.entity.options.lock_s
@@ -139,5 +140,4 @@ class Distribution:
         self.entity.finish()
         if not self.unfinished:
             for subscription in list(self.entity.consumers.values()):
-                if subscription.link is not None:
-                    self.give_back(subscription.link)
+                self.give_back(subscription.link)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 from uuid import UUID, uuid4
 
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from amqp_rt.broker.building import Counts, Duplicates, Enlisted, Entry, Memory,
 from amqp_rt.clock import Clock
 from amqp_rt.errors import AmqpError
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
-from amqp_rt.outcomes import Accepted, Error, Modified, Rejected, Released
+from amqp_rt.outcomes import Accepted, Error, Modified, Outcome, Rejected, Released
 
 from .conditions import (
     ENTITY_DISABLED,
@@ -500,7 +500,8 @@ class Entity:
 
     def _subscribe(self, settled: bool) -> Subscription:
         self._identities += 1
-        subscription = Subscription(self, self._identities, default_outcome=KEEP, settled=settled)
+        keep = cast("Outcome", KEEP)
+        subscription = Subscription(self, self._identities, default_outcome=keep, settled=settled)
         self.consumers[subscription.identity] = subscription
         self.timing.touch()
         return subscription

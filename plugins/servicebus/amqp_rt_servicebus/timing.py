@@ -115,7 +115,7 @@ class Timing:
                 self.entity.unlock(stored)
                 self.entity.outcomes.fail(stored, at)
         self.entity.sessions.unlock(session)
-        if holder is not None and holder.link is not None and holder.link.attached:
+        if holder is not None and holder.link.attached:
             holder.link.detach(Error.of(session_lock_lost(session.id)))
 
     def lapse_all(self, now: float) -> None:

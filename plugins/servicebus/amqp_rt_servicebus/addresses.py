@@ -1,0 +1,62 @@
+"""Addresses of a namespace: an entity, one of its sub-queues, or the management node of either."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from amqp_rt.security.access import MANAGEMENT
+
+DEAD_LETTERS: Final = "$deadletterqueue"
+TRANSFERS: Final = "$transfer/$deadletterqueue"
+
+_SUBSCRIPTIONS: Final = "/subscriptions/"
+
+
+class Place(Struct, frozen=True):
+    """Place that an address names."""
+
+    #: Name of the queue or topic, in lower case as all parts are.
+    name: str
+    #: Name of the subscription, empty for none.
+    subscription: str = ""
+    #: :data:`DEAD_LETTERS`, :data:`TRANSFERS`, or empty for the entity itself.
+    sub_queue: str = ""
+    #: Whether it is the place's management node.
+    management: bool = False
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Path of the entity without its sub-queue."""
+        return (self.name, self.subscription) if self.subscription else (self.name,)
+
+
+def address_of(text: str) -> str:
+    """Return the address that a client means: a path in lower case, without scheme, host and outer slashes.
+
+    Clients write paths, or URLs whose host is that of the namespace, ``sb://``, ``amqps://`` or ``https://``.
+    """
+    _, separator, rest = text.partition("://")
+    path = rest.partition("/")[2] if separator else text
+    return path.strip("/").lower()
+
+
+def place_of(address: str) -> Place:
+    """Return the place of *address*, which need not exist.
+
+    Suffixes are read from the end: names of queues and topics may contain slashes.
+    """
+    rest = address_of(address)
+    management = rest.endswith(f"/{MANAGEMENT}")
+    rest = rest.removesuffix(f"/{MANAGEMENT}")
+    sub_queue = ""
+    for each in (TRANSFERS, DEAD_LETTERS):
+        if rest.endswith(f"/{each}"):
+            sub_queue = each
+            rest = rest.removesuffix(f"/{each}")
+            break
+    name, separator, subscription = rest.rpartition(_SUBSCRIPTIONS)
+    if separator and "/" not in subscription:
+        return Place(name, subscription, sub_queue, management)
+    return Place(rest, "", sub_queue, management)

@@ -1,0 +1,429 @@
+"""Links to the entities of one namespace: where they attach, and why they are refused.
+
+The texts and conditions of refusals are those by which the SDKs choose their exceptions (Service Bus facts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any, Final, Protocol
+
+import trio
+
+from amqp_rt.broker.building import FULL, Intake, Producer, Subscription, Transactions
+from amqp_rt.clock import Clock
+from amqp_rt.errors import AmqpError, DecodeError
+from amqp_rt.fronts import (
+    ACCEPTED,
+    SENDER,
+    Coordinator,
+    Error,
+    IncomingDelivery,
+    ReceivingLink,
+    Rejected,
+    SendingLink,
+    Source,
+    Symbol,
+    Target,
+    ULong,
+    rejected,
+)
+from amqp_rt.fronts.base import SND_SETTLED
+from amqp_rt.limits import Limits
+from amqp_rt.values import Described
+
+from .addresses import DEAD_LETTERS, Place, place_of
+from .conditions import ENTITY_DISABLED, NOT_ALLOWED, TIMEOUT
+from .entity import Entity
+from .messages import BATCH_FORMAT, Stored, StoredFactory, split_batch
+from .nodes import AnyNode, SubscriptionNode, TopicNode
+from .sessions import Session
+
+SESSION_FILTER: Final = "com.microsoft:session-filter"
+#: Link property of receivers with a session: the end of its lock, in ticks.
+LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
+#: Link property of attaches: milliseconds to wait for a session.
+ATTACH_TIMEOUT: Final = "com.microsoft:timeout"
+#: Link property of senders: octets of a batch, which clients fill up to that size.
+BATCH_SIZE: Final = Symbol("com.microsoft:max-message-batch-size")
+
+#: Ticks of .NET at 1970, and in a second.
+_TICKS_AT_1970: Final = 621_355_968_000_000_000
+_TICKS: Final = 10_000_000
+#: Seconds that an attach waits for a session, unless it says so itself, and the most that it may say.
+SESSION_WAIT_S: Final = 60.0
+SESSION_WAIT_MAX_S: Final = 600.0
+#: Octets of a batch of messages, unless the namespace has the limits of the service.
+BATCH_BYTES_MAX: Final = 1024 * 1024
+#: Link of an attach that names no session filter, which differs from one that names any session.
+_NO_FILTER: Final = object()
+
+_IN_TRANSACTION: Final = rejected(
+    "amqp:not-implemented", "a batch is not sent in a transaction: send its messages one by one"
+)
+
+
+def not_found(address: str) -> Error:
+    """Return the error for an entity that does not exist; JavaScript reads its text."""
+    return Error("amqp:not-found", f"The messaging entity '{address:.300}' could not be found.")
+
+
+class Names(Protocol):
+    """Entities of a namespace by their addresses."""
+
+    def node(self, path: Sequence[str]) -> AnyNode | None:
+        """Return the entity at a path in lower case, None if there is none."""
+
+
+class HostServices(Protocol):
+    """What the host needs of the broker that it serves."""
+
+    clock: Clock
+    limits: Limits
+    transactions: Transactions
+
+    def start(self, task: Callable[..., Any], *arguments: object) -> bool:
+        """Run an async function while the broker runs; return False if it stops."""
+
+    def has_other(self, link: ReceivingLink | SendingLink) -> bool:
+        """Return whether the address of *link* is one of the broker's own nodes or handlers."""
+
+
+class Sender(Producer):
+    """Endpoint of one link that sends to an entity: messages, and batches of them.
+
+    Args:
+        intake: Room of the entity.
+        entity: The entity.
+        services: The broker's.
+    """
+
+    def __init__(self, intake: Intake, entity: Entity, services: HostServices) -> None:
+        self.factory = StoredFactory("lenient", services.limits)
+        super().__init__(
+            intake,
+            entity,
+            self.factory,
+            services.clock.wall,
+            volatile=True,
+            check=entity.check,
+            transactions=services.transactions,
+        )
+        self.entity = entity
+
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        """Take messages and batches in the order in which they came."""
+        single: list[IncomingDelivery] = []
+        for delivery in deliveries:
+            if delivery.message_format != BATCH_FORMAT:
+                single.append(delivery)
+                continue
+            if single:
+                super().deliver(link, single)
+                single = []
+                if not link.attached:
+                    return
+            self.intake.used(self)
+            self._deliver_batch(link, delivery)
+            self.intake.top_up(self)
+        if single:
+            super().deliver(link, single)
+
+    def _deliver_batch(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
+        """Take all messages of a batch, or none."""
+        transaction = self.transaction_of(link, delivery) if delivery.state is not None else None
+        if transaction is not None:
+            transaction.refuse(delivery, _IN_TRANSACTION)
+            return
+        entries: list[Stored] = []
+        try:
+            now = self.wall()
+            for payload in split_batch(delivery.payload, limits=self.factory.limits):
+                entries.append(self.factory.make_entry(payload, 0, now))
+        except DecodeError as error:
+            delivery.settle(Rejected(Error.of(error)))
+            return
+        for entry in entries:
+            refused = self.entity.check(entry, link.peer)
+            if refused is not None:
+                delivery.settle(refused)
+                return
+        if self.entity.deleted:
+            delivery.settle(Rejected(not_found(self.entity.path)))
+        elif not self.entity.fits(sum(each.size for each in entries)):
+            delivery.settle(FULL)
+        else:
+            for entry in entries:
+                entry.publisher = link.peer.container_id
+                self.entity.receive(entry)
+            delivery.settle(ACCEPTED)
+
+
+class _SessionAttach:
+    """Attach of a receiver that waits for any session.
+
+    Args:
+        host: The host.
+        node: The entity.
+        part: The entity itself, whose sessions they are.
+        link: The link.
+    """
+
+    def __init__(
+        self, host: NamespaceHost, node: AnyNode, part: Entity, link: SendingLink
+    ) -> None:
+        self._host = host
+        self._node = node
+        self._part = part
+        self._link = link
+        self._number = part.wait_for_session(self._take, settled=_settles(link))
+        self._answered = trio.Event()
+        node.waiting[self] = self.refuse
+        link.session.followers[self] = self._give_up
+
+    def _take(self, subscription: Subscription) -> bool:
+        """Attach with the session of *subscription*; return whether the link is still there."""
+        self._leave()
+        if self._link.session.ended:
+            return False
+        self._host.accept_session(self._link, self._part, subscription)
+        return True
+
+    def refuse(self, error: Error) -> None:
+        """Refuse the link, and stop waiting."""
+        self._give_up()
+        self._link.refuse(error)
+
+    def _give_up(self) -> None:
+        self._part.sessions.stop_waiting(self._number)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._node.waiting.pop(self, None)
+        self._link.session.followers.pop(self, None)
+        self._answered.set()
+
+    async def run(self) -> None:
+        """Wait for the session as long as the client does, by the time of the event loop."""
+        with trio.move_on_after(_wait_of(self._link)):
+            await self._answered.wait()
+        if not self._answered.is_set():
+            self.refuse(
+                Error(TIMEOUT, f"no session of {self._part.path!r} was free within the time to wait")
+            )
+
+
+class NamespaceHost:
+    """Host of one namespace's entities (``fronts.base.Host``).
+
+    Args:
+        names: The entities.
+        services: What it needs of the broker.
+        batch_bytes_max: Octets of a batch or a message, where the entity sets no limit.
+    """
+
+    capabilities: Sequence[str] = ()
+
+    def __init__(
+        self, names: Names, services: HostServices, *, batch_bytes_max: int | None = None
+    ) -> None:
+        self._names = names
+        self._services = services
+        self._batch_bytes_max = batch_bytes_max
+
+    # --- Attaching ---
+
+    def attach(self, link: ReceivingLink | SendingLink) -> bool:
+        """Accept or refuse *link*, now or when a session is free; return False if its address is not ours."""
+        terminus: Any = link.source if link.role == SENDER else link.target
+        if terminus is None or isinstance(terminus, Coordinator) or terminus.dynamic:
+            return False
+        address = terminus.address
+        if not isinstance(address, str) or not address:
+            return False
+        place = place_of(address)
+        if place.name.startswith("$"):
+            return False
+        node = self._names.node(place.path)
+        part = None if node is None else part_of(node, place)
+        if node is None or part is None:
+            if self._services.has_other(link):
+                return False
+            link.refuse(not_found(link.asked or address))
+            return True
+        if place.management:
+            # The handler of all management nodes answers there.
+            return False
+        try:
+            if link.role == SENDER:
+                self._attach_receiver(link, node, part, place)  # type: ignore[arg-type]
+            else:
+                self._attach_sender(link, node, part, place)  # type: ignore[arg-type]
+        except AmqpError as error:
+            link.refuse(Error.of(error))
+        return True
+
+    def _attach_sender(
+        self, link: ReceivingLink, node: AnyNode, part: Entity, place: Place
+    ) -> None:
+        """Attach a link of a client that sends.
+
+        Raises:
+            AmqpError: Nothing can be sent there, or not now.
+        """
+        if place.sub_queue or isinstance(node, SubscriptionNode):
+            raise AmqpError(
+                f"{part.path!r} takes no messages of clients: send to the queue or topic",
+                condition=NOT_ALLOWED,
+            )
+        if node.declared.status in ("Disabled", "SendDisabled"):
+            raise AmqpError(f"{part.path!r} is disabled for sending", condition=ENTITY_DISABLED)
+        kilobytes = node.declared.max_message_size_in_kilobytes
+        size = self._batch_bytes_max if kilobytes is None else kilobytes * 1024
+        batch = BATCH_BYTES_MAX if size is None else min(size, BATCH_BYTES_MAX)
+        link.accept(
+            Sender(node.intake, part, self._services),
+            max_message_size=size,
+            properties={BATCH_SIZE: ULong(batch)},
+        )
+
+    def _attach_receiver(
+        self, link: SendingLink, node: AnyNode, part: Entity, place: Place
+    ) -> None:
+        """Attach a link of a client that receives.
+
+        Raises:
+            AmqpError: Nothing can be received there, or not now, or its session is locked.
+        """
+        if isinstance(node, TopicNode):
+            raise AmqpError(
+                f"{part.path!r} is a topic: receive from one of its subscriptions",
+                condition=NOT_ALLOWED,
+            )
+        disabled = part.refuse_consumer()
+        if disabled is not None:
+            raise disabled.raised_as(AmqpError)
+        if part.forward is not None:
+            raise AmqpError(
+                f"{part.path!r} forwards its messages: receive where they arrive",
+                condition=NOT_ALLOWED,
+            )
+        wanted = _session_wanted(link)
+        if wanted is _NO_FILTER:
+            link.accept(part.consume(settled=_settles(link)))
+            return
+        if wanted is not None and not isinstance(wanted, str):
+            raise AmqpError(
+                f"the session filter is {wanted!r:.80}, neither a text nor null",
+                condition="amqp:invalid-field",
+            )
+        session_id = None if wanted is None else str(wanted)
+        subscription = part.consume_session(session_id, settled=_settles(link))
+        if subscription is not None:
+            self.accept_session(link, part, subscription)
+            return
+        waiting = _SessionAttach(self, node, part, link)
+        if not self._services.start(waiting.run):
+            waiting.refuse(Error(TIMEOUT, "the broker stops"))
+
+    def accept_session(self, link: SendingLink, part: Entity, subscription: Subscription) -> None:
+        """Attach *link* with the session that *subscription* has locked."""
+        session = part.session_of(subscription)
+        assert session is not None, "it has just been locked"
+        link.accept(
+            subscription,
+            source=_source_with(link, session),
+            properties={LOCKED_UNTIL: int(session.until * _TICKS) + _TICKS_AT_1970},
+        )
+
+    # --- Other questions of the container ---
+
+    def recall(self, link: SendingLink) -> Source | None:
+        """Return None: no sources are kept."""
+        return None
+
+    def takes_over(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
+        """Return None: no termini are kept."""
+        return None
+
+    def relay(self, address: str, link: ReceivingLink) -> Sender | Error | None:
+        """Return the endpoint for messages to *address* on a link with an anonymous terminus."""
+        place = place_of(address)
+        node = self._names.node(place.path)
+        if node is None or place.management or place.sub_queue:
+            return None
+        if isinstance(node, SubscriptionNode):
+            return Error(NOT_ALLOWED, f"{node.path!r} takes no messages of clients")
+        return Sender(node.intake, node.entity, self._services)
+
+    def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
+        """Do nothing: the broker's own host keeps the transactions."""
+
+    def release_post(self, delivery: IncomingDelivery) -> None:
+        """Do nothing: the broker's own host keeps the transactions."""
+
+    def refuse_post(
+        self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected
+    ) -> bool:
+        """Return False: the broker's own host keeps the transactions."""
+        return False
+
+    def virtual_host(self, hostname: str) -> str | None:
+        """Return the default virtual host: a namespace answers under every name."""
+        return ""
+
+    def own_name(self, address: str, virtual_host: str) -> str:
+        """Return *address*: there are no aliases."""
+        return address
+
+    def is_dynamic(self, address: str, virtual_host: str) -> bool:
+        """Return False: no addresses are created for links."""
+        return False
+
+
+def part_of(node: AnyNode, place: Place) -> Entity | None:
+    """Return the entity or sub-queue at *place*, None if there is no such sub-queue."""
+    if not place.sub_queue:
+        return node.entity
+    if isinstance(node, TopicNode):
+        return None
+    return node.entity.dead_letters if place.sub_queue == DEAD_LETTERS else node.entity.transfers
+
+
+def _settles(link: SendingLink) -> bool:
+    return link.snd_settle_mode == SND_SETTLED
+
+
+def _session_wanted(link: SendingLink) -> object:
+    """Return the session that *link* asks for, None for any, :data:`_NO_FILTER` for none."""
+    source = link.source
+    filters = None if source is None else source.filter
+    if not filters or SESSION_FILTER not in filters:
+        return _NO_FILTER
+    wanted = filters[SESSION_FILTER]
+    return wanted.value if isinstance(wanted, Described) else wanted
+
+
+def _source_with(link: SendingLink, session: Session) -> Source:
+    """Return the source as the client asked for it, with the id of its session as a plain text."""
+    asked = link.source
+    assert asked is not None, "it had the filter"
+    filters: Mapping[object, object] = {Symbol(SESSION_FILTER): session.id}
+    return Source(
+        address=asked.address,
+        durable=asked.durable,
+        expiry_policy=asked.expiry_policy,
+        timeout=asked.timeout,
+        filter=filters,
+        outcomes=asked.outcomes,
+        capabilities=asked.capabilities,
+    )
+
+
+def _wait_of(link: SendingLink) -> float:
+    """Return the seconds that *link* waits for a session."""
+    given = link.properties.get(ATTACH_TIMEOUT)
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
+        return SESSION_WAIT_S
+    return min(given / 1000, SESSION_WAIT_MAX_S) if given != inf else SESSION_WAIT_MAX_S

@@ -65,6 +65,11 @@ class HttpEngine:
         """Whether answers have to be taken before more is read."""
         return len(self._out) >= OUTPUT_MAX
 
+    @property
+    def waiting(self) -> int:
+        """Number of octets of answers that :meth:`take` returns."""
+        return len(self._out)
+
     def receive(self, data: bytes, now: float) -> None:
         """Take *data* from the client; no bytes mean that it has closed its side."""
         if self.closed:

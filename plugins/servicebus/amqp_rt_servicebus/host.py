@@ -170,9 +170,7 @@ class _SessionAttach:
         link: The link.
     """
 
-    def __init__(
-        self, host: NamespaceHost, node: AnyNode, part: Entity, link: SendingLink
-    ) -> None:
+    def __init__(self, host: NamespaceHost, node: AnyNode, part: Entity, link: SendingLink) -> None:
         self._host = host
         self._node = node
         self._part = part
@@ -210,7 +208,9 @@ class _SessionAttach:
             await self._answered.wait()
         if not self._answered.is_set():
             self.refuse(
-                Error(TIMEOUT, f"no session of {self._part.path!r} was free within the time to wait")
+                Error(
+                    TIMEOUT, f"no session of {self._part.path!r} was free within the time to wait"
+                )
             )
 
 

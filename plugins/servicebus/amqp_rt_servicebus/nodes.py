@@ -57,7 +57,9 @@ class Services:
 class TopicEntity(Entity):
     """Entrance of a topic, which holds its scheduled messages; those of its subscriptions count as its size."""
 
-    def __init__(self, path: str, options: Options, memory: Memory, clock: Clock, **more: Any) -> None:
+    def __init__(
+        self, path: str, options: Options, memory: Memory, clock: Clock, **more: Any
+    ) -> None:
         super().__init__(path, options, memory, clock, **more)
         #: Returns the bytes of all subscriptions.
         self.count_bytes: Callable[[], int] = lambda: 0
@@ -149,7 +151,9 @@ class Node:
             counts=self.counts(),
         )
 
-    def _apply(self, before: Queue | Topic | Subscription, after: Queue | Topic | Subscription) -> None:
+    def _apply(
+        self, before: Queue | Topic | Subscription, after: Queue | Topic | Subscription
+    ) -> None:
         """Apply a changed declaration, and detach the links for which it matters."""
         self.updated_at = self.services.clock.wall()
         self.entity.reconfigure(self._options(after))
@@ -161,7 +165,9 @@ class Node:
             )
         elif getattr(after, "forward_to", None) and not getattr(before, "forward_to", None):
             self.detach(
-                Error("amqp:link:detach-forced", f"{self.path!r} forwards its messages from now on"),
+                Error(
+                    "amqp:link:detach-forced", f"{self.path!r} forwards its messages from now on"
+                ),
                 senders=False,
             )
 
@@ -271,9 +277,7 @@ class TopicNode(Node):
 
     def _is_used(self) -> bool:
         return super()._is_used() or any(
-            part.consumers
-            for each in self.subscriptions.values()
-            for part in each.entity.parts
+            part.consumers for each in self.subscriptions.values() for part in each.entity.parts
         )
 
     def facts(self) -> RuntimeFacts:

@@ -151,7 +151,9 @@ class Asked(Struct, frozen=True):
 
     def numbers(self) -> list[int]:
         """Return the sequence numbers."""
-        return [int(each) for each in self.items("sequence-numbers", int, "sequence numbers (long)")]
+        return [
+            int(each) for each in self.items("sequence-numbers", int, "sequence numbers (long)")
+        ]
 
     def subscription(self) -> SubscriptionNode:
         """Return the subscription that the request is about.
@@ -358,7 +360,10 @@ class Operations:
         found = asked.requests.sessions(recent, skip, top)
         if not found:
             return 204, {}
-        return 200, {"skip": Int(min(skip + len(found), _INT_MAX)), "sessions-ids": Array(found, of=str)}
+        return 200, {
+            "skip": Int(min(skip + len(found), _INT_MAX)),
+            "sessions-ids": Array(found, of=str),
+        }
 
     # --- Rules ---
 

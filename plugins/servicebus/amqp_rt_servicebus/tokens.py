@@ -122,10 +122,9 @@ def resource_of(text: str) -> str:
 
     JavaScript writes ``host:port/entity`` without a scheme for the targets of forwarding.
     """
-    if "://" not in text:
-        # Names of entities have no colon, which precedes the port of a host.
-        if ":" in text.partition("/")[0]:
-            text = f"sb://{text}"
+    # Names of entities have no colon, which precedes the port of a host.
+    if "://" not in text and ":" in text.partition("/")[0]:
+        text = f"sb://{text}"
     return scope_of(text)
 
 
@@ -204,9 +203,7 @@ class TokenAuthorizer:
             AccessRefused: The token is malformed, expired, not signed by a known key or for something else.
         """
         now = self._clock.wall()
-        validators: list[Validator] = (
-            [self._keys] if token.startswith(_PREFIX) else [*self._others]
-        )
+        validators: list[Validator] = [self._keys] if token.startswith(_PREFIX) else [*self._others]
         refusal = "no validator takes a token of this kind"
         for validator in validators:
             try:

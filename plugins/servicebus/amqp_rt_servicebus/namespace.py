@@ -1,0 +1,454 @@
+"""Namespace of Service Bus: an add-on that makes a broker answer Microsoft's SDKs.
+
+::
+
+    namespace = Namespace(Queue("orders"), Topic("prices", [Subscription("eu")]))
+    async with Broker(addons=[namespace]) as broker:
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        print(namespace.connection_string(url))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+from amqp_rt import Profile
+from amqp_rt.broker import Broker
+from amqp_rt.broker.building import Transactions
+from amqp_rt.clock import Clock
+from amqp_rt.fronts import SENDER, ReceivingLink, SendingLink
+from amqp_rt.limits import Limits
+from amqp_rt.security.tokens import Validator
+
+from .addresses import address_of
+from .admin_front import AdminFront
+from .administration import Administration, EntityExists, EntityNotFound, QuotaExceeded
+from .atom import Declared, Described, EntityPath, NamespaceFacts
+from .declarations import Declaration, Hub, Queue, Rule, SasKey, Subscription, Topic
+from .host import NamespaceHost
+from .nodes import AnyNode, QueueNode, Services, SubscriptionNode, TopicNode
+from .operations import Operations
+from .quotas import QUOTAS, UNLIMITED, Quotas
+from .router import Router
+from .rules import (
+    DEFAULT_RULE_BOUNDS,
+    SERVICE_RULE_BOUNDS,
+    RuleExists,
+    RuleNotFound,
+    TooManyRules,
+)
+from .tokens import DEFAULT_KEY, DEFAULT_POLICY, Policies, TokenAuthorizer, cbs_of
+
+__all__ = ["Namespace"]
+
+#: Largest frame that listeners of a namespace accept, in octets.
+FRAME_SIZE_MAX: Final = 1024 * 1024
+
+
+class Namespace:
+    """Queues and topics of one namespace, and an add-on of a broker (``Broker(addons=[namespace])``).
+
+    Methods other than the constructor are called in the event loop of the broker.
+
+    Args:
+        declarations: Entities that exist from the start.
+        keys: Shared access policies of the namespace by name; by default one, ``RootManageSharedAccessKey``
+            with the key ``SAS_KEY_VALUE``, as the emulator has it.
+        validators: Validators of web tokens, such as :class:`amqp_rt.Jwt`.
+        realistic: Whether the limits of the service apply; otherwise only those of the broker do.
+        name: Name of the namespace, as the administration shows it.
+
+    Raises:
+        ValueError: A declaration cannot be, or two have the same name.
+    """
+
+    def __init__(
+        self,
+        *declarations: Declaration,
+        keys: Mapping[str, SasKey] | None = None,
+        validators: Iterable[Validator] = (),
+        realistic: bool = False,
+        name: str = "tests",
+    ) -> None:
+        self.name = name
+        self.keys = dict(keys) if keys is not None else {DEFAULT_POLICY: SasKey(DEFAULT_KEY)}
+        self.quotas: Quotas = QUOTAS if realistic else UNLIMITED
+        self._validators = tuple(validators)
+        self._declared = declarations
+        self._nodes: dict[str, QueueNode | TopicNode] = {}
+        self._services: Services | None = None
+        self._router = Router(self._find)
+        self.host: NamespaceHost | None = None
+        self.administration = Administration(
+            self, TokenAuthorizer(self._policies_at, self._validators)
+        )
+        self._created_at = self._modified_at = 0.0
+        #: Names that are about to be declared: entities may forward to those declared after them.
+        self._expected: set[str] = set()
+
+    # --- Installing ---
+
+    def install(self, broker: Broker) -> None:
+        """Add the entities to *broker*, and let its listeners speak as the service does.
+
+        Raises:
+            ValueError: A declaration cannot be, or the broker has no management.
+        """
+        if self._services is not None:
+            raise ValueError("a namespace is installed in one broker, and this one has one")
+        if broker.management is None:
+            raise ValueError("a namespace needs management nodes: leave out management=False")
+        host = broker.host
+        self._services = Services(
+            host.memory,
+            host.clock,
+            limits=host.limits,
+            set_alarm=host.set_alarm,
+            resume_later=host.turns.resume_later,
+            rule_bounds=SERVICE_RULE_BOUNDS if self.quotas is QUOTAS else DEFAULT_RULE_BOUNDS,
+        )
+        self._router = Router(self._find, host.limits)
+        self._created_at = self._modified_at = host.clock.wall()
+        self.host = NamespaceHost(
+            self, _BrokerServices(broker), batch_bytes_max=self.quotas.message_bytes
+        )
+        broker.container.add_host(self.host, first=True)
+        Operations(self, host.limits).install(broker.management)
+        broker.container.add_front(AdminFront(self.administration.handle))
+        broker.container.set_profile(
+            Profile(
+                name=f"namespace {self.name}",
+                properties={"product": "Microsoft.ServiceBus", "version": "amqp_rt"},
+                address=address_of,
+                echo_addresses=True,
+                whole_errors=True,
+                settle_second=False,
+                cbs=cbs_of(self._policies_at, self._validators),
+                frame_size_max=FRAME_SIZE_MAX,
+                annotations="lenient",
+            )
+        )
+        declared, self._declared = self._declared, ()
+        self.declare_all(*declared)
+
+    def connection_string(self, url: str, policy: str | None = None, entity: str = "") -> str:
+        """Return the connection string of the namespace for clients of the listener at *url*.
+
+        Args:
+            url: As ``broker.listen`` has returned it.
+            policy: Name of the shared access policy; by default the first one of the namespace.
+            entity: Entity that the string is for, which may have policies of its own.
+
+        Raises:
+            ValueError: There is no such policy.
+        """
+        known = dict(self.keys)
+        for _, keys in self._policies_at(entity.lower()):
+            known.update(keys)
+        name = next(iter(known), "") if policy is None else policy
+        if name not in known:
+            raise ValueError(f"there is no policy {name!r}; there are {', '.join(known) or 'none'}")
+        where = urlsplit(url)
+        host = where.hostname or "127.0.0.1"
+        host = f"[{host}]" if ":" in host else host
+        port = f":{where.port}" if where.port is not None else ""
+        parts = [
+            f"Endpoint=sb://{host}{port}",
+            f"SharedAccessKeyName={name}",
+            f"SharedAccessKey={known[name].key}",
+        ]
+        if where.scheme not in ("amqps", "wss"):
+            parts.append("UseDevelopmentEmulator=true")
+        if entity:
+            parts.append(f"EntityPath={entity}")
+        return ";".join(parts) + ";"
+
+    # --- Finding ---
+
+    def _find(self, name: str) -> QueueNode | TopicNode | None:
+        return self._nodes.get(name.lower())
+
+    def node(self, path: Sequence[str]) -> AnyNode | None:
+        """Return the queue, topic or subscription at *path*, in any case; None if there is none."""
+        found = self._nodes.get(path[0].lower())
+        if len(path) == 1:
+            return found
+        if not isinstance(found, TopicNode):
+            return None
+        return found.subscriptions.get(path[1].lower())
+
+    def walk(self) -> Iterator[AnyNode]:
+        """Yield all queues, topics and subscriptions."""
+        for node in list(self._nodes.values()):
+            yield node
+            if isinstance(node, TopicNode):
+                yield from node.walk()
+
+    def existing(self, path: Sequence[str]) -> AnyNode:
+        """Return the queue, topic or subscription at *path*.
+
+        Raises:
+            EntityNotFound: There is none.
+        """
+        found = self.node(path[:2])
+        if found is None:
+            raise EntityNotFound(
+                f"The messaging entity '{'/'.join(path[:2]):.300}' could not be found."
+            )
+        return found
+
+    def _policies_at(self, address: str) -> Iterator[Policies]:
+        """Yield the shared access policies that apply at *address*, a path in lower case."""
+        yield "", self.keys
+        name = address
+        while name:
+            found = self._nodes.get(name)
+            if found is not None and found.declared.keys:
+                yield name, found.declared.keys
+            name = name.rpartition("/")[0]
+
+    # --- Changing (administration.Entities) ---
+
+    def declare_all(self, *declarations: Declaration) -> None:
+        """Create entities, with the subscriptions of topics; an equal declaration changes nothing.
+
+        Raises:
+            EntityExists: Another entity has the name.
+            QuotaExceeded: There are too many.
+            ValueError: An entity cannot be as declared.
+        """
+        self._expected = {each.name.lower() for each in declarations}
+        try:
+            for each in declarations:
+                if isinstance(each, Hub):
+                    raise ValueError(f"hub {each.name!r}: this release has no event hubs")
+                found = self._find(each.name)
+                if found is None or found.declared != each:
+                    self.declare((each.name,), each)
+        finally:
+            self._expected = set()
+
+    def declare(self, path: EntityPath, declared: Declared) -> None:
+        """Create an entity. A new topic brings its subscriptions, and these their rules.
+
+        Raises:
+            EntityExists: The name is taken.
+            EntityNotFound: The topic or subscription that it belongs to does not exist.
+            QuotaExceeded: There are too many of them.
+            ValueError: It cannot be as declared.
+        """
+        self.quotas.check(declared)
+        match declared:
+            case Queue() | Topic():
+                self._declare_top(declared)
+            case Subscription():
+                topic = self.existing(path[:1])
+                self._declare_subscription(cast("TopicNode", topic), declared)
+            case Rule():
+                self._declare_rule(path, declared)
+        self._touch()
+
+    def _declare_top(self, declared: Queue | Topic) -> None:
+        key = declared.name.lower()
+        if key in self._nodes:
+            raise EntityExists(
+                f"The messaging entity '{declared.name}' already exists: queues and topics share their names."
+            )
+        if len(self._nodes) >= self.quotas.entities:
+            raise QuotaExceeded(f"the namespace has {len(self._nodes)} entities already")
+        self._check_targets(declared.name, declared)
+        services = self._running()
+        node: QueueNode | TopicNode
+        if isinstance(declared, Queue):
+            node = QueueNode(declared, services)
+        else:
+            node = TopicNode(declared, services)
+        self._nodes[key] = node
+        self._router.wire(node)
+        node.entity.on_idle = lambda: self._delete_idle((declared.name,), node)
+        if isinstance(node, TopicNode):
+            try:
+                for each in declared.subscriptions if isinstance(declared, Topic) else ():
+                    self._declare_subscription(node, each)
+            except Exception:
+                # All or nothing: a subscription of a new topic may have a malformed rule.
+                del self._nodes[key]
+                node.delete()
+                raise
+
+    def _declare_subscription(self, topic: AnyNode, declared: Subscription) -> None:
+        if not isinstance(topic, TopicNode):
+            raise EntityNotFound(f"{topic.path!r} is no topic")
+        key = declared.name.lower()
+        if key in topic.subscriptions:
+            raise EntityExists(
+                f"The messaging entity '{topic.path}/Subscriptions/{declared.name}' already exists."
+            )
+        if len(topic.subscriptions) >= self.quotas.subscriptions:
+            raise QuotaExceeded(
+                f"topic {topic.path!r} has {len(topic.subscriptions)} subscriptions already"
+            )
+        self._check_targets(f"{topic.path}/Subscriptions/{declared.name}", declared)
+        node = SubscriptionNode(topic, declared, self._running())
+        topic.subscriptions[key] = node
+        self._router.wire(node)
+        node.entity.on_idle = lambda: self._delete_idle((topic.path, declared.name), node)
+
+    def _declare_rule(self, path: EntityPath, rule: Rule) -> None:
+        node = self._subscription(path)
+        try:
+            node.add_rule(rule)
+        except RuleExists as error:
+            raise EntityExists(str(error)) from None
+        except TooManyRules as error:
+            raise QuotaExceeded(str(error)) from None
+
+    def _subscription(self, path: Sequence[str]) -> SubscriptionNode:
+        node = self.existing(path)
+        if not isinstance(node, SubscriptionNode):
+            raise EntityNotFound(f"{node.path!r} is no subscription")
+        return node
+
+    def _check_targets(self, path: str, declared: Queue | Topic | Subscription) -> None:
+        """Check the entities to which *declared* forwards.
+
+        Raises:
+            ValueError: One does not exist, or is the entity itself.
+        """
+        for option in ("forward_to", "forward_dead_lettered_messages_to"):
+            target = getattr(declared, option, None)
+            if target is None:
+                continue
+            if target.lower() == path.lower():
+                raise ValueError(f"{path!r}: {option} is the entity itself")
+            if self._find(target) is None and target.lower() not in self._expected:
+                raise ValueError(f"{path!r}: {option} is {target!r:.300}, which does not exist")
+
+    def update(self, path: EntityPath, declared: Declared) -> None:
+        """Replace the options of an entity; subscriptions of a topic and rules of a subscription stay.
+
+        Raises:
+            EntityNotFound: It does not exist.
+            ValueError: It cannot be as declared.
+        """
+        self.quotas.check(declared)
+        if isinstance(declared, Rule):
+            node = self._subscription(path)
+            try:
+                node.rules.replace(declared)
+            except RuleNotFound as error:
+                raise EntityNotFound(str(error)) from None
+            except TooManyRules as error:
+                raise QuotaExceeded(str(error)) from None
+            return
+        found = self.existing(path)
+        if type(found.declared) is not type(declared):
+            raise ValueError(f"{found.path!r} is no {type(declared).__name__.lower()}")
+        self._check_targets(found.path, declared)
+        found.update(declared)  # type: ignore[arg-type]
+        self._router.wire(found)
+        self._touch()
+
+    def delete(self, path: EntityPath) -> None:
+        """Delete an entity and all that belongs to it.
+
+        Raises:
+            EntityNotFound: It does not exist.
+        """
+        if len(path) == 3:
+            try:
+                self._subscription(path).rules.remove(path[2])
+            except RuleNotFound as error:
+                raise EntityNotFound(str(error)) from None
+            return
+        node = self.existing(path)
+        if isinstance(node, SubscriptionNode):
+            del node.topic.subscriptions[node.declared.name.lower()]
+        else:
+            del self._nodes[node.declared.name.lower()]
+        node.delete()
+        self._touch()
+
+    def _delete_idle(self, path: tuple[str, ...], node: AnyNode) -> None:
+        if self.node(path) is node:
+            self.delete(cast("EntityPath", path))
+
+    def _touch(self) -> None:
+        self._modified_at = self._running().clock.wall()
+
+    def _running(self) -> Services:
+        if self._services is None:
+            raise RuntimeError("the namespace is in no broker yet: pass it in Broker(addons=[…])")
+        return self._services
+
+    # --- Describing (administration.Entities) ---
+
+    def get(self, path: EntityPath) -> Described:
+        """Return an entity, with its name as it was declared.
+
+        Raises:
+            EntityNotFound: It does not exist.
+        """
+        if len(path) == 3:
+            try:
+                return self._subscription(path).describe_rule(path[2])
+            except RuleNotFound as error:
+                raise EntityNotFound(str(error)) from None
+        return self.existing(path).describe()
+
+    def queues(self, skip: int, top: int) -> Sequence[Described]:
+        """Return at most *top* queues in the order of their names, without the first *skip*."""
+        return self._page(QueueNode, skip, top)
+
+    def topics(self, skip: int, top: int) -> Sequence[Described]:
+        """Return topics as :meth:`queues` does."""
+        return self._page(TopicNode, skip, top)
+
+    def _page(self, kind: type, skip: int, top: int) -> list[Described]:
+        names = sorted(name for name, node in self._nodes.items() if isinstance(node, kind))
+        return [self._nodes[name].describe() for name in names[skip : skip + top]]
+
+    def subscriptions(self, topic: str, skip: int, top: int) -> Sequence[Described]:
+        """Return subscriptions of a topic as :meth:`queues` does."""
+        node = self.existing((topic,))
+        if not isinstance(node, TopicNode):
+            raise EntityNotFound(f"{topic!r:.300} is no topic")
+        return [each.describe() for each in list(node.walk())[skip : skip + top]]
+
+    def rules(self, topic: str, subscription: str, skip: int, top: int) -> Sequence[Described]:
+        """Return rules of a subscription as :meth:`queues` does."""
+        node = self._subscription((topic, subscription))
+        names = sorted(each.declaration.name for each in node.rules)
+        return [node.describe_rule(name) for name in names[skip : skip + top]]
+
+    def namespace(self) -> NamespaceFacts:
+        """Return the properties of the namespace."""
+        return NamespaceFacts(
+            name=self.name, created_at=self._created_at, modified_at=self._modified_at
+        )
+
+
+class _BrokerServices:
+    """What a host needs of its broker (``host.HostServices``)."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.clock: Clock = broker.host.clock
+        self.limits: Limits = broker.host.limits
+        self.transactions: Transactions = broker.host.transactions
+
+    def start(self, task: Callable[..., Any], *arguments: object) -> bool:
+        """Run an async function while the broker runs; return False if it stops."""
+        return self._broker.container.start_handler(task, *arguments)
+
+    def has_other(self, link: ReceivingLink | SendingLink) -> bool:
+        """Return whether the address of *link* is a node of the broker or an address of a handler."""
+        sends = link.role == SENDER
+        terminus: Any = link.source if sends else link.target
+        address: str = terminus.address
+        if address in self._broker.host.space(link.peer.virtual_host).nodes:
+            return True
+        nodes = self._broker.container.nodes
+        return nodes.handler_at(address, sends=sends) is not None

@@ -1,0 +1,37 @@
+"""Plug-in of pytest: the fixture ``servicebus``, and the class behind it for other test runners.
+
+pytest loads this module in every run. Hence modules that a run without the fixture does not need are
+imported in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .testing import ServiceBus
+
+__all__ = ["servicebus"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark."""
+    config.addinivalue_line(
+        "markers",
+        "servicebus(*declarations, **options): arguments of amqp_rt_servicebus.testing.ServiceBus for the fixture "
+        "servicebus, such as config and realistic",
+    )
+
+
+@pytest.fixture
+def servicebus(request: pytest.FixtureRequest) -> Iterator[ServiceBus]:
+    """A namespace of Service Bus on a free port of 127.0.0.1, for this test; see ServiceBus."""
+    from .testing import ServiceBus
+
+    mark = request.node.get_closest_marker("servicebus")
+    arguments, options = ((), {}) if mark is None else (mark.args, mark.kwargs)
+    with ServiceBus(*arguments, **options) as namespace:
+        yield namespace

@@ -1,0 +1,50 @@
+"""Limits that only the service has, for a namespace that is as strict."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, Final
+
+from msgspec import Struct
+
+
+class Quotas(Struct, frozen=True, kw_only=True):
+    """Limits of a namespace; ``inf`` and None stand for none."""
+
+    #: Queues and topics.
+    entities: float = inf
+    #: Subscriptions of one topic.
+    subscriptions: float = inf
+    #: Octets of a message or batch where the entity sets no limit; None for the limit of the broker.
+    message_bytes: int | None = None
+    #: Shortest and longest time of each option, in seconds.
+    times: dict[str, tuple[float, float]] = {}
+
+    def check(self, declared: Any) -> None:
+        """Check the options of a declaration.
+
+        Raises:
+            ValueError: One is out of its range.
+        """
+        for option, (least, most) in self.times.items():
+            value = getattr(declared, option, None)
+            if value is not None and not least <= value <= most:
+                raise ValueError(
+                    f"{type(declared).__name__.lower()} {declared.name!r:.80}: {option} is {value:g} s,"
+                    f" not {least:g} to {most:g}"
+                )
+
+
+UNLIMITED: Final = Quotas()
+#: Quotas of the standard tier.
+QUOTAS: Final = Quotas(
+    entities=10_000,
+    subscriptions=2_000,
+    message_bytes=256 * 1024,
+    times={
+        "lock_duration": (5, 300),
+        "duplicate_detection_history_time_window": (20, 7 * 86_400),
+        "auto_delete_on_idle": (300, inf),
+        "default_message_time_to_live": (1, inf),
+    },
+)

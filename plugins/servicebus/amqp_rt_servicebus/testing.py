@@ -1,0 +1,376 @@
+"""A namespace of Service Bus on a real loopback port, beside the test.
+
+The namespace has its own thread and event loop, so that all kinds of tests can use it, with any client in the same
+process or another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, cast
+
+import trio
+from msgspec.structs import replace
+
+from amqp_rt.message import Message
+from amqp_rt.security.tokens import Validator
+from amqp_rt.testing import LoopbackBroker
+
+from .atom import EntityPath
+from .configuration import read_configuration
+from .declarations import Declaration, Rule, SasKey, Subscription
+from .entity import Entity
+from .messages import (
+    DESCRIPTION,
+    REASON,
+    State,
+    Stored,
+    application_properties,
+    arrived,
+    encoded,
+)
+from .namespace import Namespace
+from .nodes import AnyNode
+from .options import Sizes
+from .requests import Requests
+
+__all__ = ["EntityHandle", "HeldMessage", "ServiceBus"]
+
+T = TypeVar("T")
+
+#: Seconds between two checks of an entity that a test waits for, and the default of the seconds that it waits.
+_LOOK_S: Final = 0.002
+PATIENCE_S: Final = 5.0
+
+
+class HeldMessage:
+    """A message that an entity holds, as tests see it.
+
+    Attributes:
+        message: The message, with the annotations of the service.
+        sequence_number: Its number.
+        delivery_count: Deliveries that have failed.
+        locked: Whether a receiver has it.
+        state: ``active``, ``deferred`` or ``scheduled``.
+        reason: Why it is a dead letter, None if it is none or there is no reason.
+        description: Description of that reason.
+        source: Path of the entity that dead-lettered it, empty if none did.
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        self.message = Message.decode(encoded(stored))
+        self.sequence_number = stored.number
+        self.delivery_count = stored.delivery_count
+        self.locked = stored.token is not None
+        self.state = stored.state.name.lower()
+        properties = application_properties(stored)
+        self.reason: str | None = properties.get(REASON)
+        self.description: str | None = properties.get(DESCRIPTION)
+        self.source = stored.dead_letter_source
+
+    @property
+    def body(self) -> Any:
+        """Body of the message."""
+        return self.message.body
+
+    @property
+    def application_properties(self) -> Mapping[str, Any]:
+        """Application properties of the message."""
+        return self.message.application_properties
+
+    def __repr__(self) -> str:
+        return f"<HeldMessage {self.sequence_number}: {self.body!r:.80}, {self.state}>"
+
+
+class EntityHandle:
+    """A queue, topic or subscription of the namespace, for tests: plain calls, from any thread."""
+
+    def __init__(self, owner: ServiceBus, *path: str) -> None:
+        self._owner = owner
+        self.path = path
+
+    def _node(self) -> AnyNode:
+        return self._owner.namespace.existing(self.path)
+
+    @property
+    def stats(self) -> Sizes:
+        """Numbers of messages by state, and their bytes.
+
+        Raises:
+            EntityNotFound: The entity does not exist.
+        """
+
+        def sizes() -> Sizes:
+            return self._node().entity.sizes()
+
+        return self._owner.call(sizes)
+
+    @property
+    def messages(self) -> list[HeldMessage]:
+        """Active messages, locked ones included, in the order of their numbers."""
+        return self._held(lambda node: node.entity, State.ACTIVE)
+
+    @property
+    def deferred(self) -> list[HeldMessage]:
+        """Deferred messages."""
+        return self._held(lambda node: node.entity, State.DEFERRED)
+
+    @property
+    def scheduled(self) -> list[HeldMessage]:
+        """Messages that are not due yet."""
+        return self._held(lambda node: node.entity, State.SCHEDULED)
+
+    @property
+    def dead_letters(self) -> list[HeldMessage]:
+        """Messages of the dead-letter queue."""
+        return self._held(lambda node: node.entity.dead_letters)
+
+    @property
+    def transfer_dead_letters(self) -> list[HeldMessage]:
+        """Messages that could not be forwarded."""
+        return self._held(lambda node: node.entity.transfers)
+
+    def _held(
+        self, part_of: Callable[[AnyNode], Entity | None], state: State | None = None
+    ) -> list[HeldMessage]:
+        def collect() -> list[HeldMessage]:
+            part = part_of(self._node())
+            if part is None:
+                return []
+            found = [part.shelf.find(number) for number in part.shelf.numbers]
+            return [
+                HeldMessage(each)
+                for each in found
+                if each is not None and (state is None or each.state == state)
+            ]
+
+        return self._owner.call(collect)
+
+    def send(self, body: object = None, **fields: Any) -> int:
+        """Put a message into the entity, as if a client had sent it; return its sequence number.
+
+        Args:
+            body: The body, or a whole :class:`~amqp_rt.Message`.
+            fields: Other arguments of :class:`~amqp_rt.Message`, such as ``subject`` and ``group_id``.
+
+        Raises:
+            AmqpError: The entity refuses the message.
+        """
+        message = body if isinstance(body, Message) else Message(body, **fields)
+
+        def put() -> int:
+            node = self._node()
+            stored = arrived(bytes(message.encode()))
+            # The requests of clients check what is sent, and remember the id for duplicates.
+            return Requests(node.entity).schedule([stored])[0]
+
+        return self._owner.call(put)
+
+    def purge(self) -> int:
+        """Remove all messages that are not locked; return how many there were."""
+
+        def purge() -> int:
+            return self._node().entity.purge()
+
+        return self._owner.call(purge)
+
+    def expire_locks(self) -> int:
+        """End all locks now, as if their time were over; return how many messages were locked."""
+
+        def expire() -> int:
+            return sum(part.expire_locks() for part in self._node().entity.parts)
+
+        return self._owner.call(expire)
+
+    def wait_until(
+        self, condition: Callable[[Sizes], bool], *, timeout_s: float = PATIENCE_S
+    ) -> Sizes:
+        """Wait until *condition* is true of the numbers of messages; return those.
+
+        Raises:
+            AssertionError: It was not within *timeout_s* seconds of real time.
+        """
+        __tracebackhide__ = True
+
+        async def wait() -> Sizes:
+            with trio.move_on_after(timeout_s):
+                while True:
+                    sizes = self._node().entity.sizes()
+                    if condition(sizes):
+                        return sizes
+                    await trio.sleep(_LOOK_S)
+            raise AssertionError(
+                f"{'/'.join(self.path)!r} did not become as wanted within {timeout_s:g} s:"
+                f" {self._node().entity.sizes()!r}"
+            )
+
+        return self._owner.broker.call(wait)
+
+    def __repr__(self) -> str:
+        return f"<EntityHandle {'/'.join(self.path)!r}>"
+
+
+class ServiceBus:
+    """A namespace at a free port of 127.0.0.1, which runs within a ``with`` block.
+
+    ::
+
+        with ServiceBus(Queue("orders", lock_duration=30)) as servicebus:
+            client = ServiceBusClient.from_connection_string(servicebus.connection_string)
+
+    Calls are allowed in any thread.
+
+    Args:
+        declarations: Entities that exist from the start.
+        config: Configuration file with more of them; see :mod:`.configuration`.
+        keys: Shared access policies of the namespace.
+        validators: Validators of web tokens.
+        realistic: Whether the limits of the service apply.
+        options: Options of :class:`~amqp_rt.Broker`, such as ``tls``.
+    """
+
+    def __init__(
+        self,
+        *declarations: Declaration,
+        config: str | Path | None = None,
+        keys: Mapping[str, SasKey] | None = None,
+        validators: Iterable[Validator] = (),
+        realistic: bool = False,
+        **options: Any,
+    ) -> None:
+        if config is not None:
+            found = read_configuration(config)
+            declarations = (*found.declarations, *declarations)
+            keys = keys or found.keys or None
+        self.namespace = Namespace(
+            *declarations, keys=keys, validators=validators, realistic=realistic
+        )
+        self._tls = "tls" in options
+        addons = [self.namespace, *options.pop("addons", ())]
+        #: The broker with the namespace.
+        self.broker = LoopbackBroker(addons=addons, **options)
+
+    def __enter__(self) -> Self:
+        self.broker.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.broker.__exit__(kind, error, traceback)
+
+    # --- Clients ---
+
+    @property
+    def port(self) -> int:
+        """Port for AMQP and for the administration."""
+        return self.broker.port
+
+    @property
+    def connection_string(self) -> str:
+        """Connection string of the namespace, with the right to do everything."""
+        return self.connection_string_for()
+
+    def connection_string_for(self, policy: str | None = None, entity: str = "") -> str:
+        """Return a connection string with the key of a shared access policy.
+
+        Args:
+            policy: Name of the policy; by default the first one of the namespace.
+            entity: Entity that the string is for.
+
+        Raises:
+            ValueError: There is no such policy.
+        """
+        url = self.broker.url
+        if self._tls:
+            # Certificates are issued to names, and clients check them.
+            url = f"amqps://localhost:{self.port}"
+        return self.call(lambda: self.namespace.connection_string(url, policy, entity))
+
+    # --- Entities ---
+
+    def declare(self, *declarations: Declaration) -> EntityHandle:
+        """Create entities; return a handle of the first. Equal declarations change nothing.
+
+        Raises:
+            EntityExists: Another entity has the name.
+            ValueError: An entity cannot be as declared.
+        """
+        if not declarations:
+            raise TypeError("declare takes at least one declaration")
+        self.call(lambda: self.namespace.declare_all(*declarations))
+        return EntityHandle(self, declarations[0].name)
+
+    def declare_subscription(self, topic: str, declared: Subscription) -> EntityHandle:
+        """Create a subscription of a topic that exists; return its handle."""
+        self.call(lambda: self.namespace.declare((topic, declared.name), declared))
+        return EntityHandle(self, topic, declared.name)
+
+    def declare_rule(self, topic: str, subscription: str, rule: Rule) -> None:
+        """Create a rule of a subscription that exists."""
+        self.call(lambda: self.namespace.declare((topic, subscription, rule.name), rule))
+
+    def update(self, *path: str, **options: Any) -> None:
+        """Change options of a queue, topic or subscription, such as ``status="Disabled"``."""
+
+        def change() -> None:
+            node = self.namespace.existing(path)
+            declared = replace(node.declared, **options)
+            self.namespace.update(cast("EntityPath", path), declared)
+
+        self.call(change)
+
+    def delete(self, *path: str) -> None:
+        """Delete a queue or topic, a subscription or a rule, named by its path."""
+        self.call(lambda: self.namespace.delete(cast("EntityPath", path)))
+
+    def queue(self, name: str) -> EntityHandle:
+        """Return a handle of the queue *name*, which need not exist yet."""
+        return EntityHandle(self, name)
+
+    def topic(self, name: str) -> EntityHandle:
+        """Return a handle of the topic *name*, which need not exist yet."""
+        return EntityHandle(self, name)
+
+    def subscription(self, topic: str, name: str) -> EntityHandle:
+        """Return a handle of a subscription, which need not exist yet."""
+        return EntityHandle(self, topic, name)
+
+    # --- Time and faults ---
+
+    def advance(self, seconds: float) -> None:
+        """Advance the clock of messages, and complete what becomes due before returning.
+
+        Locks, times to live, schedules, duplicates and idle times follow it; tokens and clients do not.
+        """
+        self.broker.advance(seconds)
+
+    def disconnect(self) -> int:
+        """Close all connections of clients; return how many there were."""
+        return self.broker.disconnect()
+
+    def expire_locks(self) -> int:
+        """End all locks of all entities now; return how many messages were locked."""
+
+        def expire() -> int:
+            return sum(
+                part.expire_locks() for node in self.namespace.walk() for part in node.entity.parts
+            )
+
+        return self.call(expire)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call *function* in the thread of the namespace, and return its result."""
+
+        async def run() -> T:
+            return function()
+
+        return self.broker.call(run)
+
+    def __repr__(self) -> str:
+        return f"<ServiceBus {self.broker!r}>"

@@ -31,6 +31,7 @@ from amqp_rt.fronts import (
 )
 from amqp_rt.fronts.base import SND_SETTLED
 from amqp_rt.limits import Limits
+from amqp_rt.message import MESSAGE_FORMAT
 from amqp_rt.values import Described
 
 from .addresses import DEAD_LETTERS, Place, place_of
@@ -136,11 +137,11 @@ class Sender(Producer):
         if transaction is not None:
             transaction.refuse(delivery, _IN_TRANSACTION)
             return
-        entries: list[Stored] = []
+        entries: list[Stored]
         try:
+            payloads = split_batch(delivery.payload, limits=self.factory.limits)
             now = self.wall()
-            for payload in split_batch(delivery.payload, limits=self.factory.limits):
-                entries.append(self.factory.make_entry(payload, 0, now))
+            entries = [self.factory.make_entry(each, MESSAGE_FORMAT, now) for each in payloads]
         except DecodeError as error:
             delivery.settle(Rejected(Error.of(error)))
             return

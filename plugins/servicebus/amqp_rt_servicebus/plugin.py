@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def servicebus(request: pytest.FixtureRequest) -> Iterator[ServiceBus]:
-    """A namespace of Service Bus on a free port of 127.0.0.1, for this test; see ServiceBus."""
+    """Run a namespace of Service Bus on a free port of 127.0.0.1, for this test; see ServiceBus."""
     from .testing import ServiceBus
 
     mark = request.node.get_closest_marker("servicebus")

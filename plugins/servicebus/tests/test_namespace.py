@@ -1,0 +1,206 @@
+"""A namespace without clients of others: what the fixture and the class for other runners do."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from pathlib import Path
+
+import pytest
+from amqp_rt_servicebus.addresses import DEAD_LETTERS, TRANSFERS, Place, address_of, place_of
+from amqp_rt_servicebus.administration import EntityExists, EntityNotFound, QuotaExceeded
+from amqp_rt_servicebus.declarations import Queue, Rule, SasKey, Sql, Subscription, Topic
+from amqp_rt_servicebus.namespace import Namespace
+from amqp_rt_servicebus.router import COPIES_MAX
+from amqp_rt_servicebus.testing import ServiceBus
+from amqp_rt_servicebus.tokens import resource_of
+
+from amqp_rt.errors import AmqpError
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("Orders", Place("orders")),
+        ("sb://host:5672/Orders/", Place("orders")),
+        ("a/b/$DeadLetterQueue", Place("a/b", sub_queue=DEAD_LETTERS)),
+        ("a/$Transfer/$DeadLetterQueue", Place("a", sub_queue=TRANSFERS)),
+        ("t/Subscriptions/S", Place("t", "s")),
+        ("a/b/subscriptions/s/$deadletterqueue", Place("a/b", "s", DEAD_LETTERS)),
+        ("q/$management", Place("q", management=True)),
+        (
+            "amqps://h/t/Subscriptions/s/$DeadLetterQueue/$management",
+            Place("t", "s", DEAD_LETTERS, management=True),
+        ),
+        ("$cbs", Place("$cbs")),
+        ("", Place("")),
+    ],
+)
+def test_an_address_is_read_suffix_by_suffix(address: str, place: Place) -> None:
+    assert place_of(address) == place
+
+
+@pytest.mark.parametrize("text", ["sb://h/Q", "//a//", "://", "a://b://c", "q", "/Q/"])
+def test_the_address_of_an_address_is_itself(text: str) -> None:
+    assert address_of(address_of(text)) == address_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "resource"),
+    [
+        ("sb://h:1/Q", "q"),
+        ("https://h:1/", ""),
+        ("h:1/q", "q"),
+        ("h:1", ""),
+        ("q", "q"),
+        ("q/subscriptions/s", "q/subscriptions/s"),
+    ],
+)
+def test_a_resource_without_a_scheme_is_that_of_a_host_only_with_its_port(
+    text: str, resource: str
+) -> None:
+    assert resource_of(text) == resource
+
+
+def test_entities_are_found_in_any_case() -> None:
+    with ServiceBus(Queue("Orders"), Topic("T", [Subscription("S")])) as bus:
+        bus.queue("ORDERS").send("a")
+        bus.topic("t").send("b")
+        assert [each.body for each in bus.queue("orders").messages] == ["a"]
+        assert [each.body for each in bus.subscription("t", "s").messages] == ["b"]
+
+
+def test_a_name_is_taken_once() -> None:
+    with ServiceBus(Queue("a")) as bus:
+        bus.declare(Queue("a"))
+        with pytest.raises(EntityExists):
+            bus.declare(Topic("A"))
+        with pytest.raises(EntityExists):
+            bus.declare(Queue("a", lock_duration=5))
+
+
+def test_an_entity_is_declared_with_all_its_parts_or_not_at_all() -> None:
+    with ServiceBus() as bus:
+        with pytest.raises(ValueError, match="rule 'bad'"):
+            bus.declare(Topic("t", [Subscription("s", [Rule("bad", Sql("a ="))])]))
+        with pytest.raises(EntityNotFound):
+            bus.topic("t").purge()
+
+
+def test_an_entity_forwards_to_one_that_exists_or_is_declared_with_it() -> None:
+    with ServiceBus(Queue("a", forward_to="b"), Queue("b")) as bus:
+        bus.queue("a").send("x")
+        assert bus.queue("b").stats.active == 1
+        with pytest.raises(ValueError, match="does not exist"):
+            bus.declare(Queue("c", forward_to="nowhere"))
+        with pytest.raises(ValueError, match="is the entity itself"):
+            bus.declare(Queue("d", forward_to="d"))
+
+
+def test_an_idle_entity_is_deleted() -> None:
+    with ServiceBus(Queue("q", auto_delete_on_idle=300)) as bus:
+        bus.advance(200)
+        bus.queue("q").send("a")
+        bus.advance(200)
+        assert bus.queue("q").stats.active == 1
+        bus.advance(101)
+        with pytest.raises(EntityNotFound):
+            bus.queue("q").purge()
+
+
+def test_the_default_time_to_live_of_a_topic_counts_in_its_subscriptions() -> None:
+    topic = Topic("t", [Subscription("s")], default_message_time_to_live=10)
+    with ServiceBus(topic) as bus:
+        bus.topic("t").send("a")
+        bus.advance(9)
+        assert bus.subscription("t", "s").stats.active == 1
+        bus.advance(2)
+        assert bus.subscription("t", "s").stats.active == 0
+
+
+def test_a_topic_is_full_with_the_messages_of_its_subscriptions() -> None:
+    topic = Topic("t", [Subscription("s")], max_size_in_megabytes=1)
+    with ServiceBus(topic) as bus:
+        body = b"x" * 400_000
+        bus.topic("t").send(body)
+        bus.topic("t").send(body)
+        with pytest.raises(AmqpError, match="no room"):
+            bus.topic("t").send(body)
+        bus.subscription("t", "s").purge()
+        bus.topic("t").send(body)
+        assert bus.subscription("t", "s").stats.active == 1
+
+
+def test_copies_of_a_message_are_bounded_where_subscriptions_forward_to_their_topic() -> None:
+    bus = ServiceBus(
+        Topic("t", [Subscription(f"s{number}", forward_to="t") for number in range(30)])
+    )
+    with bus:
+        bus.topic("t").send("a")
+        stats = [bus.subscription("t", f"s{number}").stats for number in range(30)]
+    # Without the bound there would be 30 ** 5 of them.
+    copies = sum(each.dead_letters + each.transfer_dead_letters for each in stats)
+    assert COPIES_MAX <= copies < 4 * COPIES_MAX
+
+
+def test_limits_of_the_service_apply_if_asked() -> None:
+    with ServiceBus(realistic=True) as bus:
+        with pytest.raises(ValueError, match="lock_duration is 301 s, not 5 to 300"):
+            bus.declare(Queue("q", lock_duration=301))
+        bus.declare(Topic("t", [Subscription(f"s{number}") for number in range(2000)]))
+        with pytest.raises(QuotaExceeded):
+            bus.declare_subscription("t", Subscription("more"))
+
+
+def test_a_connection_string_has_the_key_of_a_policy() -> None:
+    keys = {"app": SasKey("k")}
+    with ServiceBus(Queue("q", keys={"own": SasKey("o")}), keys=keys) as bus:
+        place = f"Endpoint=sb://127.0.0.1:{bus.port};"
+        assert bus.connection_string == (
+            f"{place}SharedAccessKeyName=app;SharedAccessKey=k;UseDevelopmentEmulator=true;"
+        )
+        assert "SharedAccessKeyName=own;SharedAccessKey=o;" in bus.connection_string_for("own", "q")
+        with pytest.raises(ValueError, match="there is no policy 'own'; there are app"):
+            bus.connection_string_for("own")
+
+
+def test_a_namespace_reads_its_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text('[queues.q]\nmax_delivery_count = 1\n[keys.app]\nkey = "k"\n')
+    with ServiceBus(config=file) as bus:
+        assert "SharedAccessKey=k;" in bus.connection_string
+        assert bus.queue("q").stats.active == 0
+
+
+def test_a_namespace_is_in_one_broker() -> None:
+    namespace = Namespace()
+    with pytest.raises(RuntimeError, match="in no broker yet"):
+        namespace.declare(("q",), Queue("q"))
+
+
+def test_http_and_amqp_share_the_port() -> None:
+    with ServiceBus() as bus:
+        http_client = http.client.HTTPConnection("127.0.0.1", bus.port, timeout=10)
+        for _ in range(2):
+            http_client.request("GET", "/health")
+            answer = http_client.getresponse()
+            assert (answer.status, b"healthy" in answer.read()) == (200, True)
+        http_client.close()
+        with socket.create_connection(("127.0.0.1", bus.port), timeout=10) as amqp:
+            amqp.sendall(b"AMQP\x03\x01\x00\x00")
+            assert amqp.recv(8) == b"AMQP\x03\x01\x00\x00"
+
+
+def test_a_request_without_a_token_is_refused() -> None:
+    with ServiceBus(Queue("q")) as bus:
+        client = http.client.HTTPConnection("127.0.0.1", bus.port, timeout=10)
+        client.request("GET", "/q")
+        assert client.getresponse().status == 401
+        client.close()
+
+
+def test_no_thread_and_no_port_is_left() -> None:
+    with ServiceBus() as bus:
+        port = bus.port
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)

@@ -91,8 +91,8 @@ class Router:
         if not self._depth:
             self._copies = 0
 
-    def _fan_out(self, topic: TopicNode, stored: Stored) -> None:
-        """Give each subscription of *topic* the copies that its rules select."""
+    def _fan_out(self, topic: TopicNode, stored: Stored) -> Failure | None:
+        """Give each subscription of *topic* the copies that its rules select. That never fails as a whole."""
         self._depth += 1
         try:
             evaluation = Evaluation(StoredFields(stored, self._limits))
@@ -102,6 +102,7 @@ class Router:
                     self._give(node, stored, selection)
         finally:
             self._leave()
+        return None
 
     def _give(self, node: SubscriptionNode, stored: Stored, selection: Selection) -> None:
         failure: Failure | None = None

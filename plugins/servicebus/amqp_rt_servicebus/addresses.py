@@ -37,7 +37,8 @@ def address_of(text: str) -> str:
 
     Clients write paths, or URLs whose host is that of the namespace, ``sb://``, ``amqps://`` or ``https://``.
     """
-    _, separator, rest = text.partition("://")
+    # After the last separator, so that the result has none and stands for itself.
+    _, separator, rest = text.rpartition("://")
     path = rest.partition("/")[2] if separator else text
     return path.strip("/").lower()
 

@@ -312,7 +312,9 @@ class NamespaceHost:
             )
         wanted = _session_wanted(link)
         if wanted is _NO_FILTER:
-            link.accept(part.consume(settled=_settles(link)))
+            consumer = part.consume(settled=_settles(link))
+            consumer.transactions = self._services.transactions
+            link.accept(consumer)
             return
         if wanted is not None and not isinstance(wanted, str):
             raise AmqpError(
@@ -332,6 +334,7 @@ class NamespaceHost:
         """Attach *link* with the session that *subscription* has locked."""
         session = part.session_of(subscription)
         assert session is not None, "it has just been locked"
+        subscription.transactions = self._services.transactions
         link.accept(
             subscription,
             source=_source_with(link, session),
@@ -371,8 +374,8 @@ class NamespaceHost:
         return False
 
     def virtual_host(self, hostname: str) -> str | None:
-        """Return the default virtual host: a namespace answers under every name."""
-        return ""
+        """Return *hostname*: a namespace answers under every name that the broker has."""
+        return hostname
 
     def own_name(self, address: str, virtual_host: str) -> str:
         """Return *address*: there are no aliases."""

@@ -450,5 +450,9 @@ class _BrokerServices:
         address: str = terminus.address
         if address in self._broker.host.space(link.peer.virtual_host).nodes:
             return True
-        nodes = self._broker.container.nodes
-        return nodes.handler_at(address, sends=sends) is not None
+        container = self._broker.container
+        # A target may also be an address that was created for a link of a client.
+        return (
+            container.nodes.handler_at(address, sends=sends) is not None
+            or address in container.replies.dynamic
+        )

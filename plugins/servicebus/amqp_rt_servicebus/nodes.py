@@ -83,14 +83,11 @@ class Node:
 
     Args:
         path: Address as it was declared.
-        declared: The declaration.
         entity: Its messages.
         services: Objects that all entities share.
     """
 
-    def __init__(
-        self, path: str, declared: Queue | Topic | Subscription, entity: Entity, services: Services
-    ) -> None:
+    def __init__(self, path: str, entity: Entity, services: Services) -> None:
         self.path = path
         self.entity = entity
         self.services = services
@@ -188,7 +185,7 @@ class QueueNode(Node):
         entity = Entity(
             declared.name, options, services.memory, services.clock, limits=services.limits
         )
-        super().__init__(declared.name, declared, entity, services)
+        super().__init__(declared.name, entity, services)
         self.declared = declared
 
     def describe(self) -> Described:
@@ -219,7 +216,7 @@ class SubscriptionNode(Node):
         entity = Entity(
             path, self._options(declared), services.memory, services.clock, limits=services.limits
         )
-        super().__init__(path, declared, entity, services)
+        super().__init__(path, entity, services)
         self.declared = declared
 
     def _options(self, declared: Any) -> Options:
@@ -265,7 +262,7 @@ class TopicNode(Node):
         entity = TopicEntity(
             declared.name, options, services.memory, services.clock, limits=services.limits
         )
-        super().__init__(declared.name, declared, entity, services)
+        super().__init__(declared.name, entity, services)
         self.declared = declared
         self.rules = TopicRules(services.rule_bounds)
         #: By name in lower case.

@@ -40,7 +40,9 @@ def test_an_address_is_read_suffix_by_suffix(address: str, place: Place) -> None
     assert place_of(address) == place
 
 
-@pytest.mark.parametrize("text", ["sb://h/Q", "//a//", "://", "a://b://c", "q", "/Q/"])
+@pytest.mark.parametrize(
+    "text", ["sb://h/Q", "//a//", "://", "a://b://c", "sb://h/a://b/c", "q", "/Q/"]
+)
 def test_the_address_of_an_address_is_itself(text: str) -> None:
     assert address_of(address_of(text)) == address_of(text)
 
@@ -138,9 +140,9 @@ def test_copies_of_a_message_are_bounded_where_subscriptions_forward_to_their_to
     with bus:
         bus.topic("t").send("a")
         stats = [bus.subscription("t", f"s{number}").stats for number in range(30)]
-    # Without the bound there would be 30 ** 5 of them.
+    # Without the bound there would be 30 ** 5 of them. Copies that went on are not counted here.
     copies = sum(each.dead_letters + each.transfer_dead_letters for each in stats)
-    assert COPIES_MAX <= copies < 4 * COPIES_MAX
+    assert 0.9 * COPIES_MAX < copies < 1.1 * COPIES_MAX
 
 
 def test_limits_of_the_service_apply_if_asked() -> None:

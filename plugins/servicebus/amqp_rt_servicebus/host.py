@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from amqp_rt.broker.building import FULL, Intake, Producer, Subscription, Transactions
+from amqp_rt.broker.building import FULL, Inlet, Intake, Producer, Subscription, Transactions
 from amqp_rt.clock import Clock
 from amqp_rt.errors import AmqpError, DecodeError
 from amqp_rt.fronts import (
@@ -351,7 +351,7 @@ class NamespaceHost:
         """Return None: no termini are kept."""
         return None
 
-    def relay(self, address: str, link: ReceivingLink) -> Sender | Error | None:
+    def relay(self, address: str, link: ReceivingLink) -> Inlet | Error | None:
         """Return the endpoint for messages to *address* on a link with an anonymous terminus."""
         place = place_of(address)
         node = self._names.node(place.path)
@@ -359,7 +359,16 @@ class NamespaceHost:
             return None
         if isinstance(node, SubscriptionNode):
             return Error(NOT_ALLOWED, f"{node.path!r} takes no messages of clients")
-        return Sender(node.intake, node.entity, self._services)
+        # The relay grants the credit of its link, which is for many addresses.
+        return Inlet(
+            node.intake,
+            node.entity,
+            StoredFactory("lenient", self._services.limits),
+            self._services.clock.wall,
+            volatile=True,
+            check=node.entity.check,
+            transactions=self._services.transactions,
+        )
 
     def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
         """Do nothing: the broker's own host keeps the transactions."""

@@ -391,15 +391,11 @@ class Operations:
     def enumerate_rules(self, asked: Asked) -> Answer:
         """Return rules of a subscription."""
         found = asked.subscription().rules.page(
-            asked.integer("skip", 0, _INT_MAX), asked.integer("top", 100, RULES_MAX_ASKED)
+            asked.integer("skip", 0, _INT_MAX), asked.integer("top", 100, _INT_MAX)
         )[:RULES_MAX]
         if not found:
             return 204, {}
         return 200, {"rules": [{"rule-description": write_rule(each)} for each in found]}
-
-
-#: Largest ``top`` that is read; answers have :data:`RULES_MAX` at most.
-RULES_MAX_ASKED: Final = _INT_MAX
 
 
 class HookRegistry(Protocol):

@@ -95,7 +95,7 @@ def test_peeked_messages_are_encoded(bus: ServiceBus) -> None:
 
 def test_scheduled_messages_get_numbers_of_64_bits(bus: ServiceBus) -> None:
     at = Timestamp(4_000_000_000_000)
-    message = Message("a", annotations={Symbol("x-opt-scheduled-enqueue-time"): at})
+    message = Message("a", message_annotations={Symbol("x-opt-scheduled-enqueue-time"): at})
     entry = {"message-id": "1", "message": bytes(message.encode())}
     status, _, body = ask(bus, "q", "schedule-message", {"messages": [entry, entry]})
     assert (status, body["sequence-numbers"]) == (200, Array([1, 2], of=int))

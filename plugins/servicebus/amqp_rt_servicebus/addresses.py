@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from amqp_rt.security.access import MANAGEMENT
-
+#: Last part of the address of an entity's management node.
+MANAGEMENT: Final = "$management"
 DEAD_LETTERS: Final = "$deadletterqueue"
 TRANSFERS: Final = "$transfer/$deadletterqueue"
 

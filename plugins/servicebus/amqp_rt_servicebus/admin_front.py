@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from amqp_rt.events import Closed, Event, Peer
-from amqp_rt.fronts import Error, ServerOptions
+from amqp_rt.fronts import Closed, Error, Event, Peer, ServerOptions
 
 from .admin_http import Handler, HttpEngine
 

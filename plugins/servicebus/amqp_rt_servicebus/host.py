@@ -78,7 +78,7 @@ class Names(Protocol):
 
 
 class HostServices(Protocol):
-    """What the host needs of the broker that it serves."""
+    """Services of a broker, as far as its host of a namespace needs them."""
 
     clock: Clock
     limits: Limits

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from amqp_rt import Profile
-from amqp_rt.broker import Broker
+from amqp_rt import Broker, Profile
 from amqp_rt.broker.building import Transactions
 from amqp_rt.clock import Clock
 from amqp_rt.fronts import SENDER, ReceivingLink, SendingLink
@@ -431,7 +430,7 @@ class Namespace:
 
 
 class _BrokerServices:
-    """What a host needs of its broker (``host.HostServices``)."""
+    """Services of a broker (``host.HostServices``)."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

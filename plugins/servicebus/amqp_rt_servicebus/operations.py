@@ -14,12 +14,12 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from amqp_rt import Rights
 from amqp_rt.broker.building import Subscription
 from amqp_rt.errors import AmqpError
-from amqp_rt.events import Peer
+from amqp_rt.fronts import Peer
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import Message
-from amqp_rt.security.access import Rights
 from amqp_rt.values import Array, Int, Map, Symbol, Timestamp
 
 from .addresses import place_of

@@ -11,19 +11,17 @@ from urllib.parse import unquote
 
 from msgspec.structs import replace
 
+from amqp_rt import Cbs, Rights, SasKeys
+from amqp_rt import SasKey as Policy
 from amqp_rt.clock import Clock, SystemClock
-from amqp_rt.security.access import Rights
 from amqp_rt.security.tokens import (
     SAS_TYPE,
-    Cbs,
     Claims,
-    SasKeys,
     TokenRefused,
     Validator,
     covers,
     scope_of,
 )
-from amqp_rt.security.tokens import SasKey as Policy
 
 from .administration import AccessRefused
 from .declarations import Right, SasKey

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 from amqp_rt.fronts import Closed, Error, Event, Peer, ServerOptions
 
-from .admin_http import Handler, HttpEngine
+from .admin_http import HttpEngine
+from .administration import Response
+
+#: Answers a request of a client: method, target, headers by lower-case name, body.
+Answer: TypeAlias = Callable[[Peer, str, str, Mapping[str, str], bytes], Response]
 
 #: Beginnings of requests, by method.
 METHODS: Final = (b"GET ", b"PUT ", b"POST ", b"HEAD ", b"DELETE ")
@@ -17,14 +22,14 @@ class AdminEngine:
     """Connection of one HTTP client, as a container carries it (``fronts.base.ServerEngine``).
 
     Args:
-        handler: Answers requests.
+        answer: Answers requests.
         options: Options of the listener.
         now: Seconds of the event loop's clock.
     """
 
-    def __init__(self, handler: Handler, options: ServerOptions, now: float) -> None:
-        self._http = HttpEngine(handler, now)
+    def __init__(self, answer: Answer, options: ServerOptions, now: float) -> None:
         self._peer = Peer(address=options.address, protocol="http")
+        self._http = HttpEngine(partial(answer, self._peer), now)
         self._now = now
         self._ended = False
         self.on_output: Callable[[], None] = _nothing
@@ -109,7 +114,7 @@ class AdminFront:
     """Front that accepts HTTP requests (``fronts.base.Front``).
 
     Args:
-        handler: Answers a request: method, target, headers by lower-case name, body.
+        answer: Answers a request of a client, whose listener is known by the profile of the peer.
     """
 
     name = "http"
@@ -117,12 +122,12 @@ class AdminFront:
     #: Answer to a client whose first octets resemble HTTP and are no request.
     preferred_header = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
 
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
 
     def server(self, options: ServerOptions, now: float) -> AdminEngine:
         """Create the engine for a connection that begins with a request."""
-        return AdminEngine(self._handler, options, now)
+        return AdminEngine(self._answer, options, now)
 
 
 def _nothing() -> None:

@@ -98,6 +98,9 @@ class Distribution:
             return False
         # Deliveries are not recorded in a store, so that the link is the peer's.
         link = cast("SendingLink", subscription.link)
+        if (fault := self.entity.fault("receive")) is not None:
+            link.detach(fault)
+            return False
         token = self.entity.new_id()
         settled = subscription.settled
         until = inf if session is not None else now + self.entity.options.lock_s

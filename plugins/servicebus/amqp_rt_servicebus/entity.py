@@ -69,6 +69,10 @@ def _no_alarm(at: float) -> None:
     """Do nothing."""
 
 
+def _no_fault(on: str) -> None:
+    """Return None: nothing fails."""
+
+
 class Entity:
     """Messages of one entity, and their distribution to receivers.
 
@@ -122,6 +126,8 @@ class Entity:
         self.is_used: Callable[[], bool] = lambda: False
         #: Called when the entity was idle for the time after which it is deleted.
         self.on_idle: Callable[[], None] = _nothing
+        #: Returns the error that a test wants instead of what would happen, by the occasion (``faults.OCCASIONS``).
+        self.fault: Callable[[str], Error | None] = _no_fault
         #: Forwards a message, which is a copy; returns why that is impossible, None if it was done. The
         #: attribute is None if the entity keeps its messages.
         self.forward: Callable[[Stored], Failure | None] | None = None
@@ -162,6 +168,8 @@ class Entity:
         self.freed = False
         #: The last entry whose outcome came after the end of its lock.
         self._late: Entry | None = None
+        #: The fault in place of the last outcome.
+        self._failed: Error | None = None
         self.outcomes = Outcomes(self)
         self.distribution = Distribution(self)
         self.timing = Timing(self)
@@ -262,6 +270,8 @@ class Entity:
         """Return why a message that a client sends is refused, None if it is not. For ``Inlet(check=)``."""
         if self.parent is not None:
             return Rejected(Error(NOT_ALLOWED, f"{self.path!r} takes dead letters only"))
+        if (error := self.fault("send")) is not None:
+            return Rejected(error)
         if self.options.status in ("Disabled", "SendDisabled"):
             return Rejected(Error(ENTITY_DISABLED, f"{self.path!r} is disabled for sending"))
         if not isinstance(entry, Stored):
@@ -605,7 +615,7 @@ class Entity:
 
     def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
         """Apply *outcome* to *entry*, whose delivery has ended; :meth:`concluded` follows."""
-        self._late = None
+        self._late = self._failed = None
         now = self.timing.begin()
         if (
             self.deleted
@@ -615,6 +625,10 @@ class Entity:
         ):
             # The lock has ended, perhaps just now; the message may be a dead letter, or locked again.
             self._late = entry
+        elif outcome is not KEEP and (error := self.fault("settle")) is not None:
+            # The message stays locked: only its delivery has ended.
+            self._failed = error
+            entry.delivery = None
         elif outcome is KEEP:
             entry.delivery = None
             session = self.session_for(entry)
@@ -639,6 +653,8 @@ class Entity:
         """Answer the outcome of *delivery*, for which its receiver waits."""
         if entry is LOST or entry is self._late:
             delivery.settle(Rejected(Error.of(message_lock_lost())))
+        elif self._failed is not None:
+            delivery.settle(Rejected(self._failed))
         elif type(outcome) is Rejected:
             # With an error, the SDKs take the answer for a failure.
             delivery.settle(Rejected())

@@ -11,15 +11,15 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from amqp_rt.broker.building import FULL, Inlet, Intake, Producer, Subscription, Transactions
+from amqp_rt.broker.building import Inlet, Subscription, Transactions
 from amqp_rt.clock import Clock
-from amqp_rt.errors import AmqpError, DecodeError
+from amqp_rt.errors import AmqpError
 from amqp_rt.fronts import (
-    ACCEPTED,
     SENDER,
     Coordinator,
     Error,
     IncomingDelivery,
+    Peer,
     ReceivingLink,
     Rejected,
     SendingLink,
@@ -27,23 +27,24 @@ from amqp_rt.fronts import (
     Symbol,
     Target,
     ULong,
-    rejected,
 )
 from amqp_rt.fronts.base import SND_SETTLED
 from amqp_rt.limits import Limits
-from amqp_rt.message import MESSAGE_FORMAT
 from amqp_rt.values import Described
 
 from .addresses import DEAD_LETTERS, Place, place_of
 from .conditions import ENTITY_DISABLED, NOT_ALLOWED, TIMEOUT
 from .entity import Entity
-from .messages import BATCH_FORMAT, Stored, StoredFactory, split_batch
-from .nodes import AnyNode, SubscriptionNode, TopicNode
+from .messages import StoredFactory
+from .nodes import AnyNode, QueueNode, SubscriptionNode, TopicNode
+from .senders import Sender
 from .sessions import Session
 
 SESSION_FILTER: Final = "com.microsoft:session-filter"
 #: Link property of receivers with a session: the end of its lock, in ticks.
 LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
+#: Link property of senders: the entity to which messages go by way of the target, for transactions with that.
+VIA_DESTINATION: Final = "com.microsoft:transfer-destination-address"
 #: Link property of attaches: milliseconds to wait for a session.
 ATTACH_TIMEOUT: Final = "com.microsoft:timeout"
 #: Link property of senders: octets of a batch, which clients fill up to that size.
@@ -59,10 +60,6 @@ SESSION_WAIT_MAX_S: Final = 600.0
 BATCH_BYTES_MAX: Final = 1024 * 1024
 #: Link of an attach that names no session filter, which differs from one that names any session.
 _NO_FILTER: Final = object()
-
-_IN_TRANSACTION: Final = rejected(
-    "amqp:not-implemented", "a batch is not sent in a transaction: send its messages one by one"
-)
 
 
 def not_found(address: str) -> Error:
@@ -87,78 +84,11 @@ class HostServices(Protocol):
     def start(self, task: Callable[..., Any], *arguments: object) -> bool:
         """Run an async function while the broker runs; return False if it stops."""
 
+    def may_send(self, peer: Peer, address: str) -> Error | None:
+        """Return why *peer* may not send to *address*, None if it may."""
+
     def has_other(self, link: ReceivingLink | SendingLink) -> bool:
         """Return whether the address of *link* is one of the broker's own nodes or handlers."""
-
-
-class Sender(Producer):
-    """Endpoint of one link that sends to an entity: messages, and batches of them.
-
-    Args:
-        intake: Room of the entity.
-        entity: The entity.
-        services: The broker's.
-    """
-
-    def __init__(self, intake: Intake, entity: Entity, services: HostServices) -> None:
-        self.factory = StoredFactory("lenient", services.limits)
-        super().__init__(
-            intake,
-            entity,
-            self.factory,
-            services.clock.wall,
-            volatile=True,
-            check=entity.check,
-            transactions=services.transactions,
-        )
-        self.entity = entity
-
-    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
-        """Take messages and batches in the order in which they came."""
-        single: list[IncomingDelivery] = []
-        for delivery in deliveries:
-            if delivery.message_format != BATCH_FORMAT:
-                single.append(delivery)
-                continue
-            if single:
-                super().deliver(link, single)
-                single = []
-                if not link.attached:
-                    return
-            self.intake.used(self)
-            self._deliver_batch(link, delivery)
-            self.intake.top_up(self)
-        if single:
-            super().deliver(link, single)
-
-    def _deliver_batch(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
-        """Take all messages of a batch, or none."""
-        transaction = self.transaction_of(link, delivery) if delivery.state is not None else None
-        if transaction is not None:
-            transaction.refuse(delivery, _IN_TRANSACTION)
-            return
-        entries: list[Stored]
-        try:
-            payloads = split_batch(delivery.payload, limits=self.factory.limits)
-            now = self.wall()
-            entries = [self.factory.make_entry(each, MESSAGE_FORMAT, now) for each in payloads]
-        except DecodeError as error:
-            delivery.settle(Rejected(Error.of(error)))
-            return
-        for entry in entries:
-            refused = self.entity.check(entry, link.peer)
-            if refused is not None:
-                delivery.settle(refused)
-                return
-        if self.entity.deleted:
-            delivery.settle(Rejected(not_found(self.entity.path)))
-        elif not self.entity.fits(sum(each.size for each in entries)):
-            delivery.settle(FULL)
-        else:
-            for entry in entries:
-                entry.publisher = link.peer.container_id
-                self.entity.receive(entry)
-            delivery.settle(ACCEPTED)
 
 
 class _SessionAttach:
@@ -256,6 +186,9 @@ class NamespaceHost:
         if place.management:
             # The handler of all management nodes answers there.
             return False
+        if (fault := part.fault("attach")) is not None:
+            link.refuse(fault)
+            return True
         try:
             if link.role == SENDER:
                 self._attach_receiver(link, node, part, place)  # type: ignore[arg-type]
@@ -278,6 +211,11 @@ class NamespaceHost:
                 f"{part.path!r} takes no messages of clients: send to the queue or topic",
                 condition=NOT_ALLOWED,
             )
+        via = link.properties.get(VIA_DESTINATION)
+        if via is not None:
+            # A transaction may span entities here: the message need not wait at the entity in between.
+            node = self._destination(link, via)
+            part = node.entity
         if node.declared.status in ("Disabled", "SendDisabled"):
             raise AmqpError(f"{part.path!r} is disabled for sending", condition=ENTITY_DISABLED)
         kilobytes = node.declared.max_message_size_in_kilobytes
@@ -288,6 +226,28 @@ class NamespaceHost:
             max_message_size=size,
             properties={BATCH_SIZE: ULong(batch)},
         )
+
+    def _destination(self, link: ReceivingLink, address: object) -> QueueNode | TopicNode:
+        """Return the entity *address*, to which messages of *link* go by way of its target.
+
+        Raises:
+            AmqpError: There is none, or the client may not send to it.
+        """
+        if not isinstance(address, str):
+            raise AmqpError(
+                f"{VIA_DESTINATION} is {address!r:.80}, not an address",
+                condition="amqp:invalid-field",
+            )
+        place = place_of(address)
+        node = self._names.node(place.path)
+        if node is None or place.sub_queue or place.management:
+            raise not_found(address).raised_as(AmqpError)
+        if isinstance(node, SubscriptionNode):
+            raise AmqpError(f"{node.path!r} takes no messages of clients", condition=NOT_ALLOWED)
+        refused = self._services.may_send(link.peer, node.path.lower())
+        if refused is not None:
+            raise refused.raised_as(AmqpError)
+        return node
 
     def _attach_receiver(
         self, link: SendingLink, node: AnyNode, part: Entity, place: Place

@@ -14,18 +14,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from amqp_rt import Broker, Profile
+from amqp_rt import Broker, Profile, Rights
 from amqp_rt.broker.building import Transactions
 from amqp_rt.clock import Clock
-from amqp_rt.fronts import SENDER, ReceivingLink, SendingLink
+from amqp_rt.fronts import SENDER, Error, Host, Peer, ReceivingLink, SendingLink
 from amqp_rt.limits import Limits
 from amqp_rt.security.tokens import Validator
 
 from .addresses import address_of
 from .admin_front import AdminFront
-from .administration import Administration, EntityExists, EntityNotFound, QuotaExceeded
+from .administration import (
+    Administration,
+    EntityExists,
+    EntityNotFound,
+    QuotaExceeded,
+    Response,
+)
 from .atom import Declared, Described, EntityPath, NamespaceFacts
 from .declarations import Declaration, Hub, Queue, Rule, SasKey, Subscription, Topic
+from .faults import Faults
 from .host import NamespaceHost
 from .nodes import AnyNode, QueueNode, Services, SubscriptionNode, TopicNode
 from .operations import Operations
@@ -40,7 +47,7 @@ from .rules import (
 )
 from .tokens import DEFAULT_KEY, DEFAULT_POLICY, Policies, TokenAuthorizer, cbs_of
 
-__all__ = ["Namespace"]
+__all__ = ["Namespace", "Namespaces"]
 
 #: Largest frame that listeners of a namespace accept, in octets.
 FRAME_SIZE_MAX: Final = 1024 * 1024
@@ -79,7 +86,9 @@ class Namespace:
         self._nodes: dict[str, QueueNode | TopicNode] = {}
         self._services: Services | None = None
         self._router = Router(self._find)
-        self.host: NamespaceHost | None = None
+        #: Errors that a test wants in place of what entities would do.
+        self.faults = Faults()
+        self._profile: Profile | None = None
         self.administration = Administration(
             self, TokenAuthorizer(self._policies_at, self._validators)
         )
@@ -90,11 +99,42 @@ class Namespace:
     # --- Installing ---
 
     def install(self, broker: Broker) -> None:
-        """Add the entities to *broker*, and let its listeners speak as the service does.
+        """Add the entities to *broker*, and let all its listeners speak as the service does.
 
         Raises:
-            ValueError: A declaration cannot be, or the broker has no management.
+            ValueError: A declaration cannot be, the namespace is in a broker already, or this one has no
+                management.
         """
+        for host in self._create(broker):
+            broker.container.add_host(host, first=True)
+        self._profile = self._dialect()
+        broker.container.set_profile(self._profile)
+        _answer_requests(broker, lambda peer: self)
+
+    def install_beside(self, broker: Broker) -> None:
+        """Add the entities to *broker* for those listeners that have the :attr:`profile` of this namespace.
+
+        Raises:
+            ValueError: As for :meth:`install`.
+        """
+        self._profile = self._dialect(*self._create(broker))
+
+    def _dialect(self, *hosts: Host) -> Profile:
+        return Profile(
+            name=f"namespace {self.name}",
+            properties={"product": "Microsoft.ServiceBus", "version": "amqp_rt"},
+            address=address_of,
+            echo_addresses=True,
+            whole_errors=True,
+            settle_second=False,
+            cbs=cbs_of(self._policies_at, self._validators),
+            frame_size_max=FRAME_SIZE_MAX,
+            annotations="lenient",
+            hosts=hosts,
+        )
+
+    def _create(self, broker: Broker) -> list[Host]:
+        """Create the entities; return their hosts, in the order in which these are asked for an address."""
         if self._services is not None:
             raise ValueError("a namespace is installed in one broker, and this one has one")
         if broker.management is None:
@@ -104,36 +144,36 @@ class Namespace:
             host.memory,
             host.clock,
             limits=host.limits,
+            faults=self.faults,
             set_alarm=host.set_alarm,
             resume_later=host.turns.resume_later,
             rule_bounds=SERVICE_RULE_BOUNDS if self.quotas is QUOTAS else DEFAULT_RULE_BOUNDS,
         )
         self._router = Router(self._find, host.limits)
         self._created_at = self._modified_at = host.clock.wall()
-        self.host = NamespaceHost(
-            self, _BrokerServices(broker), batch_bytes_max=self.quotas.message_bytes
-        )
-        broker.container.add_host(self.host, first=True)
-        Operations(self, host.limits).install(broker.management)
-        broker.container.add_front(AdminFront(self.administration.handle))
-        broker.container.set_profile(
-            Profile(
-                name=f"namespace {self.name}",
-                properties={"product": "Microsoft.ServiceBus", "version": "amqp_rt"},
-                address=address_of,
-                echo_addresses=True,
-                whole_errors=True,
-                settle_second=False,
-                cbs=cbs_of(self._policies_at, self._validators),
-                frame_size_max=FRAME_SIZE_MAX,
-                annotations="lenient",
-            )
-        )
         declared, self._declared = self._declared, ()
         self.declare_all(*declared)
+        return [
+            NamespaceHost(self, _BrokerServices(broker), batch_bytes_max=self.quotas.message_bytes)
+        ]
+
+    @property
+    def profile(self) -> Profile:
+        """Dialect of the listeners of this namespace, for ``broker.listen(url, profile=namespace.profile)``.
+
+        Needed only if a broker has several namespaces (:class:`Namespaces`).
+
+        Raises:
+            RuntimeError: The namespace is in no broker yet.
+        """
+        if self._profile is None:
+            raise RuntimeError("the namespace is in no broker yet: pass it in Broker(addons=[…])")
+        return self._profile
 
     def connection_string(self, url: str, policy: str | None = None, entity: str = "") -> str:
         """Return the connection string of the namespace for clients of the listener at *url*.
+
+        Unless the listener is one for TLS, clients connect in clear (``UseDevelopmentEmulator``).
 
         Args:
             url: As ``broker.listen`` has returned it.
@@ -429,6 +469,60 @@ class Namespace:
         )
 
 
+class Namespaces:
+    """Several namespaces in one broker, an add-on in their place; each has listeners of its own.
+
+    ::
+
+        first, second = Namespace(Queue("q")), Namespace(Queue("q"), name="second")
+        async with Broker(addons=[Namespaces(first, second)]) as broker:
+            (url,) = await broker.listen("amqp://127.0.0.1:0", profile=first.profile)
+            print(first.connection_string(url))
+
+    Listeners without the profile of a namespace reach the broker's own nodes only.
+
+    Args:
+        namespaces: The namespaces.
+
+    Raises:
+        ValueError: Two have the same name.
+    """
+
+    def __init__(self, *namespaces: Namespace) -> None:
+        names = [each.name for each in namespaces]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two namespaces are named {name!r}: pass name= to one of them")
+        self._namespaces = namespaces
+
+    def install(self, broker: Broker) -> None:
+        """Add the entities of all namespaces to *broker*.
+
+        Raises:
+            ValueError: As for :meth:`Namespace.install`.
+        """
+        for each in self._namespaces:
+            each.install_beside(broker)
+        by_profile = {each.profile: each for each in self._namespaces}
+        _answer_requests(broker, lambda peer: by_profile.get(peer.profile))
+
+
+def _answer_requests(broker: Broker, find: Callable[[Peer], Namespace | None]) -> None:
+    """Answer operations and requests of the administration for the namespace that a client reaches."""
+
+    def answer(
+        peer: Peer, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> Response:
+        namespace = find(peer)
+        if namespace is None:
+            return Response(404, {"content-type": "text/plain"}, b"there is no namespace here\n")
+        return namespace.administration.handle(method, target, headers, body)
+
+    assert broker.management is not None, "each namespace has checked that"
+    Operations(find, broker.host.limits).install(broker.management)
+    broker.container.add_front(AdminFront(answer))
+
+
 class _BrokerServices:
     """Services of a broker (``host.HostServices``)."""
 
@@ -441,6 +535,10 @@ class _BrokerServices:
     def start(self, task: Callable[..., Any], *arguments: object) -> bool:
         """Run an async function while the broker runs; return False if it stops."""
         return self._broker.container.start_handler(task, *arguments)
+
+    def may_send(self, peer: Peer, address: str) -> Error | None:
+        """Return why *peer* may not send to *address*, None if it may."""
+        return self._broker.container.permissions.decide(peer, Rights.SEND, address)
 
     def has_other(self, link: ReceivingLink | SendingLink) -> bool:
         """Return whether the address of *link* is a node of the broker or an address of a handler."""

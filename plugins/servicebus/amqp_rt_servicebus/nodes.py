@@ -17,6 +17,7 @@ from .atom import Described, MessageCounts, RuntimeFacts
 from .conditions import ENTITY_DISABLED
 from .declarations import Queue, Rule, Subscription, Topic
 from .entity import Entity
+from .faults import Faults
 from .options import Options
 from .rules import RuleBounds, SubscriptionRules, TopicRules
 
@@ -34,6 +35,7 @@ class Services:
         set_alarm: Calls ``tick`` of an entity at a time of the monotonic clock.
         resume_later: Calls ``resume`` of an entity in a later turn.
         rule_bounds: Bounds of the rules of a topic.
+        faults: Errors that a test wants in place of what entities would do.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Services:
         set_alarm: Callable[[Any, float], None],
         resume_later: Callable[[Any], None],
         rule_bounds: RuleBounds,
+        faults: Faults,
     ) -> None:
         self.memory = memory
         self.clock = clock
@@ -52,6 +55,7 @@ class Services:
         self.set_alarm = set_alarm
         self.resume_later = resume_later
         self.rule_bounds = rule_bounds
+        self.faults = faults
 
 
 class TopicEntity(Entity):
@@ -104,6 +108,7 @@ class Node:
     def _wire(self, part: Entity) -> None:
         part.on_alarm = lambda at: self.services.set_alarm(part, at)
         part.on_unfinished = lambda: self.services.resume_later(part)
+        part.fault = lambda on: self.services.faults.take(on, part.path)
         # An entity sets its first alarm, for the time after which it is idle, before it has a host.
         if part.alarm != inf:
             self.services.set_alarm(part, part.alarm)

@@ -49,6 +49,7 @@ STATUS: Final[Mapping[str, int]] = {
     "com.microsoft:entity-already-exists": 409,
     "com.microsoft:precondition-failed": 412,
 }
+UPDATE_DISPOSITION: Final = "com.microsoft:update-disposition"
 ALREADY_EXISTS: Final = "com.microsoft:entity-already-exists"
 
 #: ``last-updated-time`` of a request for the sessions that have a message or a state: the end of .NET's time.
@@ -173,40 +174,49 @@ def _wrong(name: str, value: object, wanted: str) -> AmqpError:
 
 
 class Operations:
-    """Operations on the entities of one namespace.
+    """Operations on the entities of the namespaces of a broker.
 
     Args:
-        names: The entities.
+        names_for: Returns the entities that a peer reaches, None if there are none for it.
         limits: Bounds of the codec.
     """
 
-    def __init__(self, names: Names, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._names = names
+    def __init__(
+        self, names_for: Callable[[Peer], Names | None], limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self._names_for = names_for
         self._limits = limits
 
     def install(self, registry: HookRegistry) -> None:
         """Add the operations to the management nodes."""
         for name, (operation, rights) in OPERATIONS.items():
-            registry.add_hook(name, self._hook(operation), rights=rights)
+            registry.add_hook(name, self._hook(name, operation), rights=rights)
 
     def _hook(
-        self, operation: Callable[[Operations, Asked], Answer]
+        self, name: str, operation: Callable[[Operations, Asked], Answer]
     ) -> Callable[[str, Message, Peer], Awaitable[Message]]:
         async def hook(entity: str, message: Message, peer: Peer) -> Message:
-            return self.answer(operation, entity, message, peer)
+            return self.answer(name, operation, entity, message, peer)
 
         return hook
 
     def answer(
         self,
+        name: str,
         operation: Callable[[Operations, Asked], Answer],
         entity: str,
         message: Message,
         peer: Peer,
     ) -> Message:
-        """Return the answer to *message*, which asks for *operation* on *entity*."""
+        """Return the answer to *message*, which asks for the *operation* *name* on *entity*."""
         try:
-            status, body = operation(self, self._asked(entity, message, peer))
+            asked = self._asked(entity, message, peer)
+            fault = asked.part.fault(name)
+            if fault is None and name == UPDATE_DISPOSITION:
+                fault = asked.part.fault("settle")
+            if fault is not None:
+                raise fault.raised_as(AmqpError)
+            status, body = operation(self, asked)
         except AmqpError as error:
             status = STATUS.get(error.condition, 400)
             return _reply(status, {}, error.description, error.condition)
@@ -214,7 +224,8 @@ class Operations:
 
     def _asked(self, entity: str, message: Message, peer: Peer) -> Asked:
         place = place_of(entity)
-        node = self._names.node(place.path)
+        names = self._names_for(peer)
+        node = None if names is None else names.node(place.path)
         part = None if node is None else part_of(node, place)
         if node is None or part is None:
             raise not_found(entity).raised_as(AmqpError)

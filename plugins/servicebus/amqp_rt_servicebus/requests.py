@@ -135,6 +135,9 @@ class Requests:
         """
         entity = self.entity
         now = entity.timing.begin()
+        if session_id is not None and entity.options.sessions:
+            # The lock of a message ends with that of its session, which is what clients have to accept again.
+            self._held(session_id, None)
         found: dict[UUID, Stored] = {}
         for token in _few(tokens):
             stored = entity.shelf.tokens.get(token)

@@ -7,21 +7,27 @@ process or another one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Literal, Self, TypeVar, cast
+from urllib.parse import urlsplit
 
 import trio
 from msgspec.structs import replace
 
+from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.message import Message
+from amqp_rt.outcomes import Error
 from amqp_rt.security.tokens import Validator
 from amqp_rt.testing import LoopbackBroker
 
 from .atom import EntityPath
+from .certificates import OwnCertificate, can_make
 from .configuration import read_configuration
 from .declarations import Declaration, Rule, SasKey, Subscription
 from .entity import Entity
+from .faults import OCCASIONS, Fault
 from .messages import (
     DESCRIPTION,
     REASON,
@@ -33,6 +39,7 @@ from .messages import (
 )
 from .namespace import Namespace
 from .nodes import AnyNode
+from .operations import OPERATIONS
 from .options import Sizes
 from .requests import Requests
 
@@ -43,6 +50,11 @@ T = TypeVar("T")
 #: Seconds between two checks of an entity that a test waits for, and the default of the seconds that it waits.
 _LOOK_S: Final = 0.002
 PATIENCE_S: Final = 5.0
+#: Path of WebSockets at the service.
+WEBSOCKET_PATH: Final = "/$servicebus/websocket"
+#: Messages and outcomes of a transaction, and its seconds, with the limits of the service.
+TRANSACTION_WORK_MAX: Final = 100
+TRANSACTION_S: Final = 120.0
 
 
 class HeldMessage:
@@ -168,11 +180,19 @@ class EntityHandle:
 
         return self._owner.call(put)
 
-    def purge(self) -> int:
-        """Remove all messages that are not locked; return how many there were."""
+    def purge(
+        self, part: Literal["messages", "dead_letters", "transfer_dead_letters"] = "messages"
+    ) -> int:
+        """Remove all messages that are not locked, or those of a sub-queue; return how many there were."""
 
         def purge() -> int:
-            return self._node().entity.purge()
+            entity = self._node().entity
+            found = {
+                "messages": entity,
+                "dead_letters": entity.dead_letters,
+                "transfer_dead_letters": entity.transfers,
+            }[part]
+            return 0 if found is None else found.purge()
 
         return self._owner.call(purge)
 
@@ -247,7 +267,16 @@ class ServiceBus:
         self.namespace = Namespace(
             *declarations, keys=keys, validators=validators, realistic=realistic
         )
-        self._tls = "tls" in options
+        self._certificate: OwnCertificate | None = None
+        if "tls" not in options and can_make():
+            options["tls"] = self._certificate = OwnCertificate()
+        if realistic and "limits" not in options:
+            options["limits"] = replace(
+                DEFAULT_LIMITS,
+                transaction_work_max=TRANSACTION_WORK_MAX,
+                transaction_s=TRANSACTION_S,
+            )
+        self._websocket_port: int | None = None
         addons = [self.namespace, *options.pop("addons", ())]
         #: The broker with the namespace.
         self.broker = LoopbackBroker(addons=addons, **options)
@@ -273,24 +302,75 @@ class ServiceBus:
 
     @property
     def connection_string(self) -> str:
-        """Connection string of the namespace, with the right to do everything."""
+        """Connection string of the namespace, with the right to do everything.
+
+        Clients for messages connect in clear, those of the administration with TLS.
+        """
         return self.connection_string_for()
 
-    def connection_string_for(self, policy: str | None = None, entity: str = "") -> str:
+    def connection_string_for(
+        self,
+        policy: str | None = None,
+        entity: str = "",
+        *,
+        over: Literal["amqp", "amqps", "wss"] = "amqp",
+    ) -> str:
         """Return a connection string with the key of a shared access policy.
 
         Args:
             policy: Name of the policy; by default the first one of the namespace.
             entity: Entity that the string is for.
+            over: ``amqps`` for AMQP with TLS, ``wss`` for the port of :attr:`websocket_url`.
 
         Raises:
             ValueError: There is no such policy.
         """
-        url = self.broker.url
-        if self._tls:
+        urls = {
+            "amqp": lambda: self.broker.url,
             # Certificates are issued to names, and clients check them.
-            url = f"amqps://localhost:{self.port}"
+            "amqps": lambda: f"amqps://localhost:{self.port}",
+            "wss": lambda: self.websocket_url,
+        }
+        url = urls[over]()
         return self.call(lambda: self.namespace.connection_string(url, policy, entity))
+
+    @property
+    def ca_file(self) -> str:
+        """PEM file of the authority of the certificate, which clients have to trust.
+
+        ``connection_verify`` of the SDK for Python, ``NODE_EXTRA_CA_CERTS`` for JavaScript.
+
+        Raises:
+            RuntimeError: The certificate is one of the test, or none can be made.
+        """
+        if self._certificate is None:
+            raise RuntimeError(
+                "the fixture has no certificate of its own: install amqp-rt-servicebus[tls], and leave tls out"
+            )
+        return self._certificate.ca_file
+
+    @property
+    def admin_options(self) -> dict[str, Any]:
+        """Options of ``ServiceBusAdministrationClient.from_connection_string`` of the SDK for Python.
+
+        Raises:
+            RuntimeError: As for :attr:`ca_file`.
+        """
+        return {"connection_verify": self.ca_file}
+
+    @property
+    def websocket_url(self) -> str:
+        """URL at which WebSockets with TLS are accepted, from the first time on that it is asked for.
+
+        For Python it is the ``custom_endpoint_address``; JavaScript takes the port from the connection string
+        (``connection_string_for(over="wss")``).
+        """
+        if self._websocket_port is None:
+            (url,) = self.broker.call(
+                self.broker.broker.listen, f"wss://127.0.0.1:0{WEBSOCKET_PATH}"
+            )
+            self._websocket_port = urlsplit(url).port
+        return f"wss://localhost:{self._websocket_port}"
 
     # --- Entities ---
 
@@ -349,6 +429,51 @@ class ServiceBus:
         Locks, times to live, schedules, duplicates and idle times follow it; tokens and clients do not.
         """
         self.broker.advance(seconds)
+
+    @property
+    def now(self) -> datetime:
+        """The present time of messages."""
+        return datetime.fromtimestamp(self.broker.clock.wall(), UTC)
+
+    def fault(
+        self,
+        condition: str,
+        *,
+        on: str = "send",
+        times: int = 1,
+        entity: str | None = None,
+        description: str = "a fault that the test wants",
+    ) -> None:
+        """Let something fail in the next *times* cases, with the error *condition*.
+
+        ``attach``: a link is refused. ``send``: a message, a batch or scheduled messages are rejected. ``receive``: the link
+        of a receiver is detached instead of being sent a message, which stays. ``settle``: an outcome is
+        answered with the error, and the message stays locked. The name of an operation at ``$management``, such as
+        ``peek-message``: it is answered with the error.
+
+        Args:
+            condition: Error condition, such as ``com.microsoft:server-busy``.
+            on: What fails.
+            times: How often.
+            entity: Path of the queue, topic, subscription (``TOPIC/Subscriptions/NAME``) or sub-queue; any by default.
+            description: Description of the error.
+
+        Raises:
+            ValueError: *on* or *times* is out of its range.
+        """
+        if on not in OCCASIONS:
+            operation = on if on in OPERATIONS else f"com.microsoft:{on}"
+            if operation not in OPERATIONS:
+                known = (*OCCASIONS, *(each.partition(":")[2] for each in OPERATIONS))
+                raise ValueError(f"on is {on!r:.80}, not one of {', '.join(known)}")
+            on = operation
+        fault = Fault(
+            error=Error(condition, description),
+            on=on,
+            path=None if entity is None else entity.lower(),
+            times=times,
+        )
+        self.call(lambda: self.namespace.faults.add(fault))
 
     def disconnect(self) -> int:
         """Close all connections of clients; return how many there were."""

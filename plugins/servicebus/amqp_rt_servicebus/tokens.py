@@ -14,15 +14,18 @@ from msgspec.structs import replace
 from amqp_rt import Cbs, Rights, SasKeys
 from amqp_rt import SasKey as Policy
 from amqp_rt.clock import Clock, SystemClock
+from amqp_rt.limits import Limits
 from amqp_rt.security.tokens import (
     SAS_TYPE,
     Claims,
+    Token,
     TokenRefused,
     Validator,
     covers,
     scope_of,
 )
 
+from .addresses import MANAGEMENT
 from .administration import AccessRefused
 from .declarations import Right, SasKey
 
@@ -82,7 +85,7 @@ class PolicyKeys:
         """
         fields = _fields_of(token)
         name = unquote(fields.get("skn", ""))
-        scope = resource_of(unquote(fields.get("sr", "")))
+        scope = entity_of(resource_of(unquote(fields.get("sr", ""))))
         rules = [
             (address, policies[name])
             for address, policies in self._policies(scope)
@@ -104,7 +107,7 @@ class PolicyKeys:
 async def _checked(token: str, now: float, name: str, address: str, key: SasKey) -> Claims:
     keys = (key.key, key.secondary) if key.secondary else (key.key,)
     claims = await SasKeys({name: Policy(keys, rights_of_key(key))}).validate(token, now)
-    scope = resource_of(str(claims.values["sr"]))
+    scope = entity_of(resource_of(str(claims.values["sr"])))
     if not covers(address, scope):
         raise TokenRefused(f"the key {name!r:.100} is for {address!r:.300} only")
     return replace(claims, scope=scope)
@@ -154,6 +157,30 @@ class RoleTokens:
         return replace(claims, rights=rights)
 
 
+class NamespaceCbs(Cbs):
+    """Tokens of a namespace: one that is put for a management node is put for its entity.
+
+    JavaScript puts a token for ``orders/$management``, and sends requests about ``orders`` there.
+    """
+
+    async def validate(
+        self, kind: str | None, text: str, audience: str | None, limits: Limits
+    ) -> Token:
+        """Validate a token and return its rights; see :meth:`amqp_rt.Cbs.validate`.
+
+        Raises:
+            TokenRefused: The token is not accepted, or not for that audience.
+        """
+        if audience is not None:
+            audience = entity_of(scope_of(audience))
+        return await super().validate(kind, text, audience, limits)
+
+
+def entity_of(scope: str) -> str:
+    """Return the entity of *scope*, which may be its management node."""
+    return scope.removesuffix(f"/{MANAGEMENT}")
+
+
 def cbs_of(
     policies: Callable[[str], Iterable[Policies]],
     validators: Iterable[Validator] = (),
@@ -168,7 +195,7 @@ def cbs_of(
         clock: Clock of their expiry; by default that of the system, since clients issue their tokens by it,
             whatever time it is for messages.
     """
-    return Cbs(
+    return NamespaceCbs(
         [PolicyKeys(policies), *(RoleTokens(each) for each in validators)],
         clock=clock or SystemClock(),
     )

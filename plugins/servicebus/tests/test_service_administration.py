@@ -1,18 +1,14 @@
-"""Administration and messages at one port with TLS, by one connection string: Azure's SDK for Python, unmodified."""
+"""Administration and messages at one port, by one connection string: Azure's SDK for Python, unmodified."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from amqp_rt_servicebus.declarations import Queue, SasKey
 from amqp_rt_servicebus.testing import ServiceBus
 from driven import Dialler
-
-from amqp_rt import ServerTls
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Testing an element's truth value"),
@@ -23,44 +19,32 @@ pytestmark = [
 
 
 @pytest.fixture
-def ca_file(tmp_path: Path) -> str:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    certificate = authority.issue_cert("localhost")
-    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
-    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    return str(tmp_path / "ca.pem")
-
-
-@pytest.fixture
-def bus(ca_file: str) -> Iterator[ServiceBus]:
-    folder = Path(ca_file).parent
+def bus() -> Iterator[ServiceBus]:
     keys = {"root": SasKey("all"), "user": SasKey("using", rights=("Send", "Listen"))}
-    tls = ServerTls(str(folder / "cert.pem"), str(folder / "key.pem"))
-    with ServiceBus(Queue("q"), keys=keys, tls=tls) as bus:
+    with ServiceBus(Queue("q"), keys=keys) as bus:
         yield bus
 
 
-def administrator(text: str, ca_file: str) -> Any:
+def administrator(bus: ServiceBus, policy: str | None = None) -> Any:
     from azure.servicebus.management import ServiceBusAdministrationClient
 
     return ServiceBusAdministrationClient.from_connection_string(
-        text, connection_verify=ca_file, retry_total=0
+        bus.connection_string_for(policy), retry_total=0, **bus.admin_options
     )
 
 
-def test_one_connection_string_does_everything(bus: ServiceBus, ca_file: str) -> None:
+def test_one_connection_string_does_everything(bus: ServiceBus) -> None:
     from azure.servicebus import ServiceBusMessage
     from azure.servicebus.management import SqlRuleFilter
 
-    with administrator(bus.connection_string, ca_file) as admin:
+    with administrator(bus) as admin:
         admin.create_topic("t")
         admin.create_subscription("t", "s")
         admin.create_rule("t", "s", "eu", filter=SqlRuleFilter("region = 'eu'"))
         admin.delete_rule("t", "s", "$Default")
         assert [each.name for each in admin.list_queues()] == ["q"]
         dialler = Dialler("threads")
-        client = dialler.client(bus.connection_string, connection_verify=ca_file)
+        client = dialler.client(bus.connection_string)
         with client.get_topic_sender("t") as sender:
             for region in ("eu", "us"):
                 sender.send_messages(
@@ -74,10 +58,10 @@ def test_one_connection_string_does_everything(bus: ServiceBus, ca_file: str) ->
         assert list(admin.list_topics()) == []
 
 
-def test_options_of_a_queue_are_read_and_changed(bus: ServiceBus, ca_file: str) -> None:
+def test_options_of_a_queue_are_read_and_changed(bus: ServiceBus) -> None:
     from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 
-    with administrator(bus.connection_string, ca_file) as admin:
+    with administrator(bus) as admin:
         admin.create_queue("new", max_delivery_count=3, lock_duration="PT20S")
         with pytest.raises(ResourceExistsError):
             admin.create_queue("NEW")
@@ -88,7 +72,7 @@ def test_options_of_a_queue_are_read_and_changed(bus: ServiceBus, ca_file: str) 
         admin.update_queue(queue)
         bus.queue("new").send("a")
         dialler = Dialler("threads")
-        client = dialler.client(bus.connection_string, connection_verify=ca_file)
+        client = dialler.client(bus.connection_string)
         with client.get_queue_receiver("new", max_wait_time=5) as receiver:
             (message,) = receiver.receive_messages(1)
             receiver.abandon_message(message)
@@ -99,13 +83,11 @@ def test_options_of_a_queue_are_read_and_changed(bus: ServiceBus, ca_file: str) 
             admin.get_queue("new")
 
 
-def test_a_key_without_the_right_to_manage_administers_nothing(
-    bus: ServiceBus, ca_file: str
-) -> None:
+def test_a_key_without_the_right_to_manage_administers_nothing(bus: ServiceBus) -> None:
     from azure.core.exceptions import ClientAuthenticationError
 
     with (
-        administrator(bus.connection_string_for("user"), ca_file) as admin,
+        administrator(bus, "user") as admin,
         pytest.raises(ClientAuthenticationError),
     ):
         admin.create_queue("more")

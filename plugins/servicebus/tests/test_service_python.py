@@ -328,10 +328,11 @@ def test_peeking_shows_messages_in_every_state_and_locks_none(
     with client.get_queue_receiver("q") as receiver:
         _, deferred = received(receiver, 2)
         receiver.defer_message(deferred)
-        found = receiver.peek_messages(10)
+        # By default the SDK peeks behind the last message that it has received.
+        assert bodies(receiver.peek_messages(10)) == ["free"]
+        found = receiver.peek_messages(10, sequence_number=1)
         assert bodies(found) == ["locked", "deferred", "free"]
         assert [each.state.value for each in found] == [0, 1, 0]
-        assert receiver.peek_messages(10) == []
         assert bodies(receiver.peek_messages(1, sequence_number=2)) == ["deferred"]
 
 
@@ -562,11 +563,13 @@ def test_an_entity_that_does_not_exist_is_refused(client: Driven) -> None:
 
 
 def test_a_disabled_entity_detaches_its_links_and_refuses_others(
-    bus: ServiceBus, client: Driven
+    bus: ServiceBus, dialler: Dialler
 ) -> None:
     from azure.servicebus import ServiceBusMessage
     from azure.servicebus.exceptions import MessagingEntityDisabledError
 
+    # An idle client does not read the reason of a detach: it attaches again to hear it.
+    client = dialler.client(bus.connection_string, retry_total=1, retry_backoff_factor=0.01)
     with client.get_queue_sender("q") as sender:
         sender.send_messages(ServiceBusMessage("a"))
         bus.update("q", status="SendDisabled")
@@ -581,10 +584,11 @@ def test_a_disabled_entity_detaches_its_links_and_refuses_others(
     receiver.close()
 
 
-def test_links_of_a_deleted_entity_are_detached(bus: ServiceBus, client: Driven) -> None:
+def test_links_of_a_deleted_entity_are_detached(bus: ServiceBus, dialler: Dialler) -> None:
     from azure.servicebus import ServiceBusMessage
     from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
+    client = dialler.client(bus.connection_string, retry_total=1, retry_backoff_factor=0.01)
     with client.get_queue_sender("q") as sender:
         sender.send_messages(ServiceBusMessage("a"))
         bus.delete("q")
@@ -637,8 +641,11 @@ def test_a_key_of_an_entity_is_for_that_entity_only(bus: ServiceBus, dialler: Di
 
 
 def test_clients_connect_again_after_a_disconnect(bus: ServiceBus, dialler: Dialler) -> None:
+    from azure.servicebus import ServiceBusMessage
+
     client = dialler.client(bus.connection_string, retry_total=3, retry_backoff_factor=0.01)
-    sent(client, "a")
-    assert bus.disconnect() >= 1
-    sent(client, "b")
+    with client.get_queue_sender("q") as sender:
+        sender.send_messages(ServiceBusMessage("a"))
+        assert bus.disconnect() >= 1
+        sender.send_messages(ServiceBusMessage("b"))
     assert bus.queue("q").stats.active == 2

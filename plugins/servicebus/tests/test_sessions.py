@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from amqp_rt_servicebus.conditions import (
-    MESSAGE_LOCK_LOST,
     NOT_ALLOWED,
     SERVER_BUSY,
     SESSION_CANNOT_BE_LOCKED,
@@ -222,7 +221,7 @@ def test_messages_of_a_session_are_settled_by_their_tokens_too() -> None:
     receiver.detach()
     with pytest.raises(AmqpError) as caught:
         bench.requests.complete([token], session_id="a")
-    assert condition(caught.value) == MESSAGE_LOCK_LOST
+    assert condition(caught.value) == SESSION_LOCK_LOST
 
 
 def test_deferred_messages_need_the_lock_of_their_session() -> None:

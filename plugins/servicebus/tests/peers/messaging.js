@@ -71,16 +71,8 @@ const steps = {
   },
   rules: async (topic, subscription, method, ...args) => {
     const manager = client.createRuleManager(topic, subscription);
-    try {
-      if (method === "list") {
-        const found = [];
-        for await (const rule of manager.getRules()) found.push(rule);
-        return found;
-      }
-      return (await manager[method](...args)) ?? null;
-    } finally {
-      await manager.close();
-    }
+    if (method !== "list") return (await manager[method](...args)) ?? null;
+    return manager.getRules();
   },
   close: async (name) => void (await receivers.get(name).close()),
 };

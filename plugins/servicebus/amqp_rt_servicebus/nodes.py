@@ -127,8 +127,7 @@ class Node:
             self.refuse_waiting(error)
             for part in self.entity.parts:
                 for subscription in list(part.consumers.values()):
-                    if subscription.link is not None:
-                        subscription.link.detach(error)
+                    subscription.link.detach(error)
         if senders:
             for producer in list(self.intake.producers):
                 producer.link.detach(error)

@@ -90,7 +90,7 @@ class Asked(Struct, frozen=True):
             return None
         for subscription in self.part.consumers.values():
             link = subscription.link
-            if link is not None and link.name == self.link_name and link.peer is self.peer:
+            if link.name == self.link_name and link.peer is self.peer:
                 return subscription
         raise session_lock_lost(session_id)
 

@@ -12,7 +12,6 @@ from .fields import StoredFields, apply_copy
 from .messages import Stored, copied, enqueued
 from .nodes import AnyNode, QueueNode, SubscriptionNode, TopicNode
 from .rules import ACTION_FAILED, Copy, Selection
-from .sql import Evaluation
 
 #: Copies of one message that may result on all its ways together; a topic that it reaches after that does not
 #: get it. Subscriptions that forward to their own topic would multiply it otherwise.
@@ -95,7 +94,7 @@ class Router:
         """Give each subscription of *topic* the copies that its rules select. That never fails as a whole."""
         self._depth += 1
         try:
-            evaluation = Evaluation(StoredFields(stored, self._limits))
+            evaluation = topic.rules.evaluation(StoredFields(stored, self._limits))
             for name, selection in topic.rules.select(evaluation).items():
                 node = topic.subscriptions.get(name.lower())
                 if node is not None:

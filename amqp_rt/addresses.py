@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import AddressValueError, IPv6Address
+from ipaddress import AddressValueError, IPv6Address, IPv6Network
 from keyword import iskeyword
 from typing import Final, Generic, TypeVar
 from urllib.parse import unquote
@@ -519,3 +519,28 @@ def _unquoted(text: str, what: str, safe: str) -> str:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
         raise _bad(safe, f"the percent-encoded characters in the {what} are not UTF-8") from None
+
+
+# --- Addresses of peers ------------------------------------------------------------------------
+
+
+def host_in(address: str) -> str:
+    """Return the host of a peer's address as text, such as ``[::1]:5672``."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def network_of(host: str) -> str:
+    """Return the part of *host* that counts as one address.
+
+    For IPv6 this is the /64 network, since its owner can choose the rest freely.
+    """
+    if ":" not in host:
+        return host
+    try:
+        address = IPv6Address(host.partition("%")[0])
+    except AddressValueError:
+        # A name in memory.
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Network((address, 64), strict=False))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
+from .addresses import host_in, network_of
 from .errors import printable
 from .limits import DEFAULT_LIMITS, Limits
 from .message import message_id_of
@@ -116,14 +117,16 @@ def log_refusal(
 ) -> None:
     """Log that *link*, requested by a peer, has been refused with *error*, if *limiter* admits the line.
 
-    Lines are counted by the peer's container-id and the condition of *error*.
+    Lines are counted by the network of the peer's connection and the condition of *error*: a peer chooses
+    its container-id, and with it would choose how many lines it may write.
     """
     # Our side of a link on which the peer receives is a sending link.
     receives = hasattr(link, "send")
     terminus = link.source if receives else link.target
     address = getattr(terminus, "address", None)
     container = link.peer.container_id
-    left_out = limiter.admit(("link refused", container, str(error.condition)), now)
+    network = network_of(host_in(link.peer.address))
+    left_out = limiter.admit(("link refused", network, str(error.condition)), now)
     if left_out is not None:
         log.info(
             "link refused: %.100r of %.100r, to %s %.200r: %s%s",

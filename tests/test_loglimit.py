@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from amqp_rt.events import Peer
 from amqp_rt.limits import Limits
-from amqp_rt.loglimit import LogLimiter, error_text
+from amqp_rt.loglimit import LogLimiter, error_text, log_refusal
 from amqp_rt.outcomes import Error
+from amqp_rt.termini import Target
 
 LIMITS = Limits(log_lines_max=2, log_period_s=10, log_keys_max=3)
 
@@ -39,3 +46,28 @@ def test_a_peer_forges_no_line_by_its_error() -> None:
     assert len(said) < 200
     assert error_text(Error("amqp:not-found", "no")) == "amqp:not-found: 'no'"
     assert error_text(Error("amqp:not-found")) == "amqp:not-found"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "lines"),
+    [
+        # A peer chooses its container-id and its port, and in IPv6 the second half of its address.
+        (["192.0.2.1:1", "192.0.2.1:2", "192.0.2.1:3"], 2),
+        (["[2001:db8::1]:1", "[2001:db8::2]:1", "[2001:db8::ffff:1]:1"], 2),
+        (["192.0.2.1:1", "[::ffff:192.0.2.1]:2", "192.0.2.1:3"], 2),
+        (["192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1"], 3),
+        (["[2001:db8::1]:1", "[2001:db8:0:1::1]:1", "192.0.2.1:1"], 3),
+        (["unix", "unix", "unix"], 2),
+        (["memory://a", "memory://b:5672", "memory://a"], 3),
+    ],
+)
+def test_refused_links_are_counted_by_the_network_of_their_peer(
+    addresses: list[str], lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    limiter = LogLimiter(LIMITS)
+    for number, address in enumerate(addresses):
+        peer = Peer(container_id=f"c{number}", address=address)
+        link = SimpleNamespace(name="l", peer=peer, source=None, target=Target(address="q"))
+        log_refusal(logging.getLogger(), limiter, link, Error("amqp:not-found", "no"), 0)
+    assert len(caplog.records) == lines

@@ -13,7 +13,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from ..addresses import parse_url
+from ..addresses import host_in, network_of, parse_url
 from ..errors import AmqpError, ConnectFailed, printable
 from ..events import LoginRequested, Peer
 from ..fronts.base import Front, LinkConnection, ServerOptions, Topology
@@ -27,8 +27,6 @@ from ..net.listeners import (
     ConnectionLimiter,
     Crowd,
     bound_address,
-    host_in,
-    network_of,
     open_tcp,
     open_unix,
     serve_memory,

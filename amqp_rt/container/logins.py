@@ -8,9 +8,9 @@ from typing import Final
 
 import trio
 
+from ..addresses import host_in, network_of
 from ..events import Peer
 from ..limits import Limits
-from ..net.listeners import host_in, network_of
 from ..security.bearer import (
     BearerServer,
     CbsLoginServer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 import os
 import socket
@@ -16,6 +15,7 @@ from typing import Final, TypeAlias
 
 import trio
 
+from ..addresses import network_of
 from ..errors import ConnectFailed
 from ..limits import Limits
 from .endpoints import reason
@@ -43,7 +43,7 @@ class Crowd:
     """Counts of the connections of all listeners of one process.
 
     Args:
-        blocks: Whether an address (:func:`network_of`) is blocked for failed logins before.
+        blocks: Whether an address (:func:`~amqp_rt.addresses.network_of`) is blocked for failed logins before.
     """
 
     def __init__(self, blocks: Callable[[str], bool] = lambda network: False) -> None:
@@ -171,24 +171,6 @@ def _take_from(counts: Counter[str], key: str) -> None:
     counts[key] -= 1
     if not counts[key]:
         del counts[key]
-
-
-def host_in(address: str) -> str:
-    """Return the host of a peer's address as text, such as ``[::1]:5672``."""
-    return address.rpartition(":")[0].strip("[]")
-
-
-def network_of(host: str) -> str:
-    """Return the part of *host* that counts as one address.
-
-    For IPv6 this is the /64 network, since its owner can choose the rest freely.
-    """
-    if ":" not in host:
-        return host
-    address = ipaddress.IPv6Address(host.partition("%")[0])
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Network((address, 64), strict=False))
 
 
 async def open_tcp(host: str, port: int) -> list[trio.SocketListener]:

@@ -769,3 +769,17 @@ async def test_connections_and_refused_links_are_logged(caplog: pytest.LogCaptur
             "link refused: 's' of 'caller', to send to 'no\\nsuch': amqp:not-found: "
         )
     assert closed.startswith("connection closed: from 127.0.0.1:")
+
+
+async def test_other_container_ids_bring_no_more_lines_of_refused_links(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "amqp_rt")
+    async with Container("c", limits=Limits(log_lines_max=2)) as container:
+        (url,) = await container.listen("amqp://127.0.0.1:0")
+        for number in range(4):
+            async with Container(f"caller {number}") as caller, caller.connect(url) as peer:
+                with pytest.raises(LinkRefused):
+                    async with peer.sender("no such"):
+                        pass
+    assert caplog.text.count("link refused: ") == 2

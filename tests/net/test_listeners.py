@@ -16,6 +16,7 @@ import pytest
 import trio
 import trio.testing
 
+from amqp_rt.addresses import network_of
 from amqp_rt.errors import ConnectFailed
 from amqp_rt.limits import Limits
 from amqp_rt.net.listeners import (
@@ -23,7 +24,6 @@ from amqp_rt.net.listeners import (
     Crowd,
     Serve,
     bound_address,
-    network_of,
     open_tcp,
     open_unix,
     serve_memory,

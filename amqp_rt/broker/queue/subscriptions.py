@@ -337,6 +337,8 @@ class Subscription:
         self.exclusive = exclusive
         #: Whether some messages are not for this consumer.
         self.selective: bool = filters is not None or groups is not None
+        #: Whether a busy node concludes accepted deliveries later too, since that takes it long.
+        self.accepts_later: bool = False
         #: Whether a message is being sent in pieces, and a callback for when more can be sent.
         self.feeding: bool = False
         self.on_writable: Callable[[], None] | None = None
@@ -468,7 +470,7 @@ class Subscription:
                 outcome = self.default_outcome
             # Later dispositions of the peer no longer change the outcome.
             delivery.context = outcome
-            if type(outcome) is not Accepted and (later or node.is_busy()):
+            if (type(outcome) is not Accepted or self.accepts_later) and (later or node.is_busy()):
                 # The message may become a dead letter, and that many copies.
                 later.append((delivery, entry, outcome))
                 continue

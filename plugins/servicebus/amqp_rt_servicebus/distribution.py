@@ -20,8 +20,8 @@ from .turns import Turns
 if TYPE_CHECKING:
     from .entity import Entity
 
-#: Messages that are delivered in one turn of the event loop.
-DELIVERIES_OF_A_TURN: Final = 1_000
+#: Work of a delivery, and of a session that is given to a receiver, in the unit of ``Memory.work``.
+_WORK_OF_A_DELIVERY: Final = 10
 
 
 class Distribution:
@@ -54,11 +54,12 @@ class Distribution:
         """Deliver ready messages to receivers with credit, as many as one turn allows."""
         if self._delivering or self.entity.deleted:
             return
+        memory = self.entity.memory
         self._delivering = True
+        most = left = -(-max(0, memory.work) // _WORK_OF_A_DELIVERY)
         try:
             now = self.entity.clock.wall()
-            left = DELIVERIES_OF_A_TURN
-            self.entity.sessions.serve_waiting()
+            left = self.entity.sessions.serve_waiting(left)
             while self.stirred and left > 0:
                 session_id = next(iter(self.stirred))
                 session = self.entity.sessions.find(session_id)
@@ -75,7 +76,22 @@ class Distribution:
                     self.turns.use()
         finally:
             self._delivering = False
-        if left <= 0:
+            memory.work -= _WORK_OF_A_DELIVERY * (most - left)
+        if left <= 0 and self._has_more():
+            self.resume_later()
+
+    def _has_more(self) -> bool:
+        """Return whether a message is ready for a receiver with credit, or a session for one that waits."""
+        sessions = self.entity.sessions
+        return bool(
+            self.stirred
+            or (sessions.waiting and sessions.first_free() is not None)
+            or (self.entity.shelf.ready.first is not None and self.turns.first() is not None)
+        )
+
+    def run_backlog(self) -> None:
+        """Continue with the backlog of the entity as far as this turn allows."""
+        if not self.entity.backlog.run() and not self.entity.backlog.running:
             self.resume_later()
 
     def _deliver_session(self, session: Session, now: float, left: int) -> int:
@@ -136,6 +152,7 @@ class Distribution:
     def resume(self) -> None:
         """Continue with work that was too much for a turn."""
         self.unfinished = False
+        self.run_backlog()
         if self.entity.deleted:
             return
         if not self.entity.timing.run_due(self.entity.clock.wall()):

@@ -21,6 +21,7 @@ from amqp_rt.errors import AmqpError
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.outcomes import Accepted, Error, Modified, Outcome, Rejected, Released
 
+from .backlog import WORK_OF_A_CALL, Backlog
 from .conditions import (
     ENTITY_DISABLED,
     NOT_ALLOWED,
@@ -63,6 +64,12 @@ LOST: Final = Entry(b"")
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+def _forget(item: object) -> None:
+    """Free *item*. Deliveries and messages refer to each other: the cycle is removed."""
+    if isinstance(item, Stored):
+        item.delivery = None
 
 
 def _no_alarm(at: float) -> None:
@@ -170,6 +177,8 @@ class Entity:
         self._late: Entry | None = None
         #: The fault in place of the last outcome.
         self._failed: Error | None = None
+        #: Outcomes, and messages of sessions that end, for later turns.
+        self.backlog = Backlog(memory)
         self.outcomes = Outcomes(self)
         self.distribution = Distribution(self)
         self.timing = Timing(self)
@@ -512,6 +521,7 @@ class Entity:
         self._identities += 1
         keep = cast("Outcome", KEEP)
         subscription = Subscription(self, self._identities, default_outcome=keep, settled=settled)
+        subscription.accepts_later = True
         self.consumers[subscription.identity] = subscription
         self.timing.touch()
         return subscription
@@ -523,14 +533,30 @@ class Entity:
         self.distribution.turns.leave(subscription)
         session = self._session_of.pop(subscription.identity, None)
         if session is not None and session.holder is subscription:
-            now = self.clock.wall()
-            for stored in list(session.in_hand.values()):
-                if self.enlisted(stored) is None:
-                    self.unlock(stored)
-                    self.outcomes.requeue(stored, now)
-            self.sessions.unlock(session)
+            self.empty_hands(
+                session, lambda stored: self.outcomes.requeue(stored, self.clock.wall())
+            )
         self.timing.touch()
         self.finish()
+
+    def empty_hands(self, session: Session, give_back: Callable[[Stored], object]) -> None:
+        """Call *give_back* for the messages that the receiver of *session* has, then unlock the session."""
+        holder = session.holder
+
+        def leave(stored: Stored) -> None:
+            if (
+                session.in_hand.get(place_of(stored.number)) is stored
+                and self.enlisted(stored) is None
+            ):
+                self.unlock(stored)
+                give_back(stored)
+
+        def free() -> None:
+            if session.holder is holder:
+                self.sessions.unlock(session)
+
+        self.backlog.add(list(session.in_hand.values()), leave, free)
+        self.distribution.run_backlog()
 
     def serve(self, subscription: Subscription) -> None:
         """Deliver to a receiver that has got credit or room, and return credit that a drain asks for."""
@@ -610,18 +636,20 @@ class Entity:
     # --- Outcomes ---
 
     def is_busy(self) -> bool:
-        """Return False: each outcome takes little time."""
-        return False
+        """Return whether outcomes wait for a later turn of the event loop; they keep their order."""
+        return (self.memory.work <= 0 or self.backlog.pending) and not self.backlog.running
 
     def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
         """Apply *outcome* to *entry*, whose delivery has ended; :meth:`concluded` follows."""
         self._late = self._failed = None
+        self.memory.work -= 1 if outcome is KEEP else WORK_OF_A_CALL
         now = self.timing.begin()
         if (
             self.deleted
             or not isinstance(entry, Stored)
             or entry.token is None
             or self.shelf.tokens.get(entry.token) is not entry
+            or entry.until <= now + EARLY_S
         ):
             # The lock has ended, perhaps just now; the message may be a dead letter, or locked again.
             self._late = entry
@@ -662,9 +690,9 @@ class Entity:
             delivery.settle(None if outcome is KEEP else outcome)
 
     def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
-        """Call *finish* for each of *deliveries*."""
-        for delivery in deliveries:
-            finish(delivery)
+        """Call *finish* for each of *deliveries*: as far as this turn allows, later for the rest."""
+        self.backlog.add(deliveries, finish, work=0)
+        self.distribution.run_backlog()
 
     def concluded(self) -> None:
         """Deliver the messages that a batch of outcomes has made ready."""
@@ -706,13 +734,13 @@ class Entity:
             sub.delete()
         self.deleted = True
         self.counts.dropped += len(self.shelf)
-        for stored in self.shelf.tokens.values():
-            # Deliveries and messages refer to each other: remove the cycle.
-            stored.delivery = None
-        self.shelf.clear()
-        self.sessions = Sessions()
+        # Freeing a hundred thousand messages or sessions takes long, too.
+        self.backlog.clear()
+        self.backlog.add(self.shelf.clear(), _forget)
+        self.backlog.add(self.sessions.clear(), _forget)
         self.alarm = inf
         self.timing.clear()
         self.distribution.stirred.clear()
+        self.distribution.run_backlog()
         if self.memory.waiting:
             self.memory.notify_waiting()

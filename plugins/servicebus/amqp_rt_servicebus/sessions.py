@@ -73,6 +73,16 @@ class Sessions:
             found = self._all[session_id] = Session(session_id)
         return found
 
+    def clear(self) -> Iterator[Session]:
+        """Remove all sessions at once; return an iterator that frees one at each step."""
+        removed, self._all = self._all, {}
+        self._free = Numbers()
+        self._by_place = {}
+        self._stated = {}
+        self._waiting = {}
+        self.locks = Deadlines()
+        return _popped(removed)
+
     # --- Locks ---
 
     def lock(self, session: Session, holder: Subscription, until: float) -> None:
@@ -149,11 +159,13 @@ class Sessions:
         """Number of receivers that wait for a session."""
         return len(self._waiting)
 
-    def serve_waiting(self) -> None:
-        """Let receivers that wait take the sessions that are free."""
-        while self._waiting and self._free:
+    def serve_waiting(self, most: int) -> int:
+        """Let at most *most* receivers that wait take the sessions that are free; return how many may follow."""
+        while self._waiting and self._free and most > 0:
+            most -= 1
             number = next(iter(self._waiting))
             self._waiting.pop(number)()
+        return most
 
     # --- State ---
 
@@ -188,3 +200,8 @@ class Sessions:
             if self._stated[session_id] < since:
                 return
             yield session_id
+
+
+def _popped(removed: dict[str, Session]) -> Iterator[Session]:
+    while removed:
+        yield removed.popitem()[1]

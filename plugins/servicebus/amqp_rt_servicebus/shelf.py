@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 from uuid import UUID
 
@@ -100,8 +101,8 @@ class Shelf:
         found = self._at.get(place_of(number))
         return found if found is not None and found.number == number else None
 
-    def clear(self) -> None:
-        """Remove all messages."""
+    def clear(self) -> Iterator[Stored]:
+        """Remove all messages at once; return an iterator that frees one at each step."""
         self.memory.held -= self.bytes + self.reserved
         self.bytes = self.reserved = 0
         self.counts = dict.fromkeys(State, 0)
@@ -109,4 +110,10 @@ class Shelf:
         self.numbers = Numbers()
         self.tokens.clear()
         self.locked_active = 0
-        self._at.clear()
+        removed, self._at = self._at, {}
+        return _popped(removed)
+
+
+def _popped(removed: dict[int, Stored]) -> Iterator[Stored]:
+    while removed:
+        yield removed.popitem()[1]

@@ -16,8 +16,8 @@ from .shelf import place_of
 if TYPE_CHECKING:
     from .entity import Entity
 
-#: Events that are handled in one turn of the event loop.
-EVENTS_OF_A_TURN: Final = 1_000
+#: Work of an event, in the unit of ``Memory.work``.
+WORK_OF_AN_EVENT: Final = 4
 #: An alarm is never set for less than this from now, in seconds.
 _ALARM_MIN_S: Final = 0.001
 
@@ -51,10 +51,10 @@ class Timing:
         self.arm()
 
     def begin(self) -> float:
-        """Handle due events before a request is served; return the wall-clock time."""
+        """Handle due events before a request is served, as far as this turn allows; return the wall-clock time."""
         now = self.used_at = self.entity.clock.wall()
-        if self.next_event() <= now + EARLY_S:
-            self.run_due(now)
+        if self.next_event() <= now + EARLY_S and not self.run_due(now):
+            self.entity.distribution.resume_later()
         return now
 
     def next_event(self) -> float:
@@ -64,11 +64,15 @@ class Timing:
         )
 
     def run_due(self, now: float) -> bool:
-        """Handle due events in the order of their times; return whether these were all."""
-        for _ in range(EVENTS_OF_A_TURN):
+        """Handle due events in the order of their times, as this turn allows; return whether these were all."""
+        memory = self.entity.memory
+        while True:
             at = self.next_event()
             if at > now + EARLY_S:
                 return True
+            if memory.work <= 0:
+                return False
+            memory.work -= WORK_OF_AN_EVENT
             if self.due.next == at:
                 place = self.due.pop(now)
                 if place is not None:
@@ -89,7 +93,6 @@ class Timing:
                 session = None if session_id is None else self.entity.sessions.find(session_id)
                 if session is not None:
                     self._lapse_session(session, at)
-        return False
 
     def _activate(self, stored: Stored, at: float) -> None:
         """Enqueue a scheduled message, which is due: with a new number, at the end."""
@@ -110,11 +113,7 @@ class Timing:
     def _lapse_session(self, session: Session, at: float) -> None:
         """End the lock of a session: messages in hand count as failed, and the link is detached."""
         holder = session.holder
-        for stored in list(session.in_hand.values()):
-            if self.entity.enlisted(stored) is None:
-                self.entity.unlock(stored)
-                self.entity.outcomes.fail(stored, at)
-        self.entity.sessions.unlock(session)
+        self.entity.empty_hands(session, lambda stored: self.entity.outcomes.fail(stored, at))
         if holder is not None and holder.link.attached:
             holder.link.detach(Error.of(session_lock_lost(session.id)))
 

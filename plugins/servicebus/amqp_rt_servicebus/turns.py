@@ -11,6 +11,10 @@ from amqp_rt.broker.building import Subscription
 GRANTS_MAX: Final = 100
 
 
+#: Grants without credit that may be in the line beyond one for each other one.
+_SPARE: Final = 64
+
+
 class _Grant:
     def __init__(self, subscription: Subscription, credit: int) -> None:
         self.subscription = subscription
@@ -26,12 +30,14 @@ class Turns:
 
     def __init__(self) -> None:
         self._grants: deque[_Grant] = deque()
-        #: Credit in the line and number of grants, by the identity of the subscription.
+        #: Credit in the line, and the grants, by the identity of the subscription.
         self._credit: dict[int, int] = {}
-        self._count: dict[int, int] = {}
+        self._own: dict[int, deque[_Grant]] = {}
+        #: Grants in the line whose consumers have left. Each has no credit.
+        self._left = 0
 
     def __len__(self) -> int:
-        return len(self._grants)
+        return len(self._grants) - self._left
 
     def credit(self, subscription: Subscription) -> int:
         """Return the credit of *subscription* that is in the line."""
@@ -45,19 +51,13 @@ class Turns:
         more = link.credit - known
         if more <= 0 or not link.writable:
             return
-        count = self._count.get(identity, 0)
-        last = self._grants[-1] if self._grants else None
-        if last is None or last.subscription is not subscription:
-            last = None
-            if count >= GRANTS_MAX:
-                last = next(
-                    each for each in reversed(self._grants) if each.subscription is subscription
-                )
-        if last is None:
-            self._grants.append(_Grant(subscription, more))
-            self._count[identity] = count + 1
+        own = self._own.setdefault(identity, deque())
+        if own and (len(own) >= GRANTS_MAX or own[-1] is self._grants[-1]):
+            own[-1].credit += more
         else:
-            last.credit += more
+            grant = _Grant(subscription, more)
+            own.append(grant)
+            self._grants.append(grant)
         self._credit[identity] = known + more
 
     def first(self) -> Subscription | None:
@@ -67,6 +67,10 @@ class Turns:
         """
         grants = self._grants
         while grants:
+            if grants[0].credit <= 0:
+                grants.popleft()
+                self._left -= 1
+                continue
             subscription = grants[0].subscription
             link: Any = subscription.link
             if link is not None and link.attached and link.credit > 0 and link.writable:
@@ -77,25 +81,31 @@ class Turns:
     def use(self) -> None:
         """Take the unit of credit that the last message has used from the line."""
         grant = self._grants[0]
-        identity = grant.subscription.identity
         grant.credit -= 1
-        self._credit[identity] -= 1
+        self._credit[grant.subscription.identity] -= 1
         if grant.credit <= 0:
             self._retire()
 
     def _retire(self) -> None:
         grant = self._grants.popleft()
         identity = grant.subscription.identity
+        own = self._own[identity]
+        # The grants of a consumer are in the order of the line.
+        own.popleft()
         self._credit[identity] -= grant.credit
-        self._count[identity] -= 1
-        if not self._count[identity]:
-            del self._credit[identity], self._count[identity]
+        if not own:
+            del self._credit[identity], self._own[identity]
 
     def leave(self, subscription: Subscription) -> None:
         """Remove the credit of *subscription*, which has ended."""
-        identity = subscription.identity
-        if self._count.pop(identity, 0):
-            del self._credit[identity]
-            self._grants = deque(
-                each for each in self._grants if each.subscription is not subscription
-            )
+        own = self._own.pop(subscription.identity, None)
+        if own is None:
+            return
+        del self._credit[subscription.identity]
+        for grant in own:
+            grant.credit = 0
+        self._left += len(own)
+        # Thousands of consumers may end with one connection: the line is not gone through for each.
+        if self._left > len(self) + _SPARE:
+            self._grants = deque(each for each in self._grants if each.credit > 0)
+            self._left = 0

@@ -50,6 +50,8 @@ class Bench:
     def __init__(self, **options: Any) -> None:
         self.time = Time()
         self.memory = Memory(100 * 1024 * 1024)
+        # One turn has time for all, unless a test sets this.
+        self.memory.work = 1 << 40
         self.entity = Entity("q", Options(**options), self.memory, self.time, new_id=ids())
         self.requests = Requests(self.entity)
         self.wired: list[Entity] = []
@@ -88,6 +90,13 @@ class Bench:
             for each in due:
                 each.tick()
         self.run()
+
+    def turn(self, work: int) -> None:
+        """Continue unfinished work as the host does in one turn, which has time for *work*."""
+        self.memory.work = work
+        unfinished, self.unfinished[:] = self.unfinished[:], []
+        for each in unfinished:
+            each.resume()
 
     def run(self) -> None:
         """Continue unfinished work, and carry bytes."""

@@ -19,7 +19,6 @@ from amqp_rt_servicebus.declarations import Queue, Subscription, Topic
 from amqp_rt_servicebus.messages import SCHEDULED_ENQUEUE_TIME, arrived
 from amqp_rt_servicebus.options import Options
 from amqp_rt_servicebus.requests import NAMED_MAX, PEEKED_MAX
-from amqp_rt_servicebus.timing import EVENTS_OF_A_TURN
 from entities import NOW, Bench, Receiving, condition, stored_of
 
 from amqp_rt import Message
@@ -647,29 +646,6 @@ def test_a_drain_returns_the_credit_that_finds_no_message() -> None:
     assert len(receiver.deliveries) == 1
     receiver.grant(1)
     assert len(receiver.deliveries) == 2
-
-
-def test_very_many_messages_are_delivered_in_turns() -> None:
-    bench = Bench()
-    for body in range(2_500):
-        bench.send(body)
-    receiver = bench.receiver()
-    receiver.link.grant(2_500)
-    receiver.joined.pump()
-    assert len(receiver.deliveries) < 2_500
-    bench.run()
-    assert receiver.bodies == list(range(2_500))
-
-
-def test_very_many_events_are_handled_in_turns() -> None:
-    bench = Bench()
-    for _ in range(EVENTS_OF_A_TURN + 10):
-        bench.send(ttl_s=5)
-    bench.time.now += 6
-    bench.entity.tick()
-    assert len(bench.entity.shelf) == 10
-    bench.run()
-    assert len(bench.entity.shelf) == 0
 
 
 def test_a_message_that_a_link_cannot_take_stays_for_others() -> None:

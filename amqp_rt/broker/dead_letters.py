@@ -116,9 +116,26 @@ class DeadLetters:
         if unit is not None and node.ledger is None:
             # A transaction has no visible effect before it is stored.
             unit.then(partial(node.inlet.take, letter))
-        else:
+        elif unit is not None:
             node.inlet.take(letter)
+        else:
+            self._hand_over(declared.name, entry, letter, node.inlet)
         return True
+
+    def _hand_over(self, source: str, entry: Entry, letter: Entry, inlet: Inlet) -> None:
+        """Put *letter* into *inlet*, in place of *entry* of the queue *source*.
+
+        The queue removes *entry* from the store, unless filters of a topic need more than this turn
+        to examine *letter*: then both changes are made together in a later one.
+        """
+        node = self._nodes.get(source)
+        ledger = None if node is None or node.ledger is None else node.ledger.pieces
+        if not entry.stored:
+            inlet.take_in_turn(letter, _nothing)
+        elif ledger is None:
+            inlet.take(letter)
+        elif inlet.take_in_turn(letter, partial(ledger.remove_left, entry)):
+            ledger.leave(entry)
 
     def _move_to_each(
         self,
@@ -227,3 +244,7 @@ class DeadLetters:
             error=error,
             key=key,
         )
+
+
+def _nothing() -> None:
+    """Do nothing: the message is not in the store."""

@@ -82,6 +82,13 @@ class Line(Protocol):
     def forget(self, entries: list[Entry]) -> None:
         """Forget *entries*, which have been received or are withdrawn."""
 
+    def receive_in_turn(self, entry: Entry, remove: Callable[[], None]) -> bool:
+        """Store *entry*, which takes the place of a message elsewhere, after all messages that wait.
+
+        Return False if that is done. True means that a later turn does it, since filters need more
+        time, and calls *remove* then: it adds the removal of that message to the same unit.
+        """
+
 
 class IntakeLedger(Protocol):
     """Writer of durable messages to the store, which puts them into their node afterwards."""
@@ -236,11 +243,33 @@ class Inlet:
             key=("settled", None if error is None else error.condition),
         )
 
-    def take(self, entry: Entry) -> None:
-        """Put a message of another node of this broker, whether or not there is room."""
+    def take_in_turn(self, entry: Entry, remove: Callable[[], None]) -> bool:
+        """Put a message of another node as :meth:`take` does; in a later turn if filters need more time.
+
+        Args:
+            entry: The message, which takes the place of another one.
+            remove: Called in that later turn, to remove the other message from the store together with
+                storing *entry*.
+
+        Returns:
+            Whether *remove* will be called.
+        """
+        ledger = self.ledger
+        if ledger is None or ledger.line is None or not ledger.wants(entry):
+            self.take(entry)
+            return False
+        self._limit_ttl(entry)
+        return ledger.line.receive_in_turn(entry, remove)
+
+    def _limit_ttl(self, entry: Entry) -> None:
+        """Apply the node's time to live to *entry*, which comes from another node."""
         entry.expires_at = min(entry.expires_at, expiry(None, self.ttl_s, self.wall()))
         if entry.expires_at != NEVER:
             self.on_expiring()
+
+    def take(self, entry: Entry) -> None:
+        """Put a message of another node of this broker, whether or not there is room."""
+        self._limit_ttl(entry)
         if self.ledger is not None and self.ledger.wants(entry):
             # After a failure of the node it stays in the store until the broker is restarted.
             self.ledger.receive([entry])

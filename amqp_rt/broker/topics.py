@@ -664,13 +664,47 @@ class TopicLedger:
     def receive(self, entries: list[Entry]) -> None:
         """Store *entries*, then put them; they are in the broker already and cannot be refused."""
         for entry in entries:
-            self._receive(entry)
+            self._receive(entry, self._filter_matches.get(id(entry)))
 
-    def _receive(self, entry: Entry) -> None:
+    def receive_in_turn(self, entry: Entry, remove: Callable[[], None]) -> bool:
+        """Store *entry*, now or in a later turn (:class:`~amqp_rt.broker.producers.Line`)."""
+        topic = self._topic
+        matches: dict[int, bool] = {}
+        if (
+            not topic.staging
+            and topic.takes_turn(len(topic.stored), _WORK_OF_A_ROW)
+            and topic.examine(entry, matches)
+        ):
+            self._receive(entry, matches)
+            return False
+        topic.pending += 1
+        topic.reserve_room(entry)
+        topic.staging.append(partial(self._receive_held, entry, matches, remove))
+        topic.resume_later()
+        return True
+
+    def _receive_held(
+        self, entry: Entry, matches: dict[int, bool], remove: Callable[[], None]
+    ) -> bool:
+        """Receive *entry*, for which room was reserved while it waited for a turn.
+
+        Return whether this has to be repeated, since filters have not examined it yet.
+        """
+        topic = self._topic
+        if not topic.examine(entry, matches):
+            return True
+        topic.memory.work -= _WORK_OF_A_ROW * len(topic.stored)
+        topic.release_room(entry)
+        topic.pending -= 1
+        self._receive(entry, matches)
+        remove()
+        return False
+
+    def _receive(self, entry: Entry, matches: dict[int, bool] | None) -> None:
         topic = self._topic
         topic.pending += 1
         unit = self._journal.loose
-        copies = self._write(unit, entry, self._filter_matches.get(id(entry)))
+        copies = self._write(unit, entry, matches)
 
         def kept() -> None:
             topic.pending -= 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from brokers import Controller, Receiving, World
-from paged import world_of
+from paged import PagedWorld, world_of
 
+from amqp_rt.broker.durable.journal import QueueLedger
 from amqp_rt.broker.entries import Entry
 from amqp_rt.broker.log.log import MessageLog
 from amqp_rt.broker.log.reading import LogReader
@@ -19,7 +21,8 @@ from amqp_rt.broker.queue.subscriptions import Subscription
 from amqp_rt.broker.topics import MessageTopic, TopicLedger
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
-from amqp_rt.outcomes import ACCEPTED, RELEASED, Rejected
+from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Outcome, Rejected, rejected
+from amqp_rt.stores.base import Batch
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.termini import COPY
 from amqp_rt.transactions import Discharge
@@ -557,3 +560,163 @@ async def test_filters_of_durable_subscriptions_examine_posts_in_turns(fails: bo
         ledger = world.host.space().find("t").ledger
         assert isinstance(ledger, TopicLedger)
         assert not ledger._filter_matches
+
+
+# --- Dead letters for topics -------------------------------------------------------------------
+
+SUBSCRIPTIONS = 10
+
+
+class Watched(MemoryStore):
+    """Store that counts the rows of nodes after each commit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: list[int] = []
+        self.rows: list[list[int]] = []
+
+    def commit(self, batch: Batch) -> None:
+        super().commit(batch)
+        self.rows.append([self.summary(number)[0] for number in self.numbers])
+
+
+class Letters:
+    """Topic with durable subscriptions, whose filters are costly, and a queue that dead-letters to it."""
+
+    def __init__(self, world: PagedWorld, store: Watched) -> None:
+        self.world = world
+        self.queue = world.queue("q")
+        self.topic = topic_of(world)
+        self.everything = [Costly(*named(0, 2)) for _ in self.topic.stored]
+        for identity, filters in zip(self.topic.stored, self.everything, strict=True):
+            self.topic._filters[identity] = filters
+        store.numbers = [world.host.space().find("q").number, *self.topic.stored.values()]
+        #: Examinations in each turn.
+        self.turns: list[int] = []
+        run_pending = world.host.turns.run_pending
+
+        def counted() -> None:
+            before = self.asked
+            run_pending()
+            self.turns.append(self.asked - before)
+
+        world.host.turns.run_pending = counted  # type: ignore[method-assign]
+
+    @property
+    def asked(self) -> int:
+        return sum(each.asked for each in self.everything)
+
+    def bodies(self) -> list[list[object]]:
+        return [
+            [Message.decode(entry.payload).body for entry in queue.peek(9)]
+            for queue in self.topic.queues
+        ]
+
+
+@asynccontextmanager
+async def lettering(store: Watched, **options: Any) -> AsyncIterator[Letters]:
+    nodes = Topic("t"), Queue("q", dead_letter="t", **options)
+    async with world_of(store, *nodes, limits=WIDE) as world:
+        client = world.client("c")
+        for number in range(SUBSCRIPTIONS):
+            client.receiver("t", name=f"s{number}", expiry_policy="never", timeout=99, durable=2)
+        await world.settle()
+        yield Letters(world, store)
+
+
+@pytest.mark.req("B4", "B19", "X16")
+@pytest.mark.parametrize(
+    ("outcome", "options"),
+    [(rejected("no"), {}), (MODIFIED_FAILED, {"max_deliveries": 1})],
+    ids=["rejected", "failed"],
+)
+async def test_filters_of_durable_subscriptions_examine_dead_letters_in_turns(
+    outcome: Outcome, options: dict[str, Any]
+) -> None:
+    store = Watched()
+    async with lettering(store, **options) as here:
+        world = here.world
+        await world.put(*named(0, 1, 2))
+        receiver = await world.take(3)
+        before = len(store.rows)
+        world.host.memory.work = WORK_OF_A_TURN
+        receiver.settle(outcome)
+        world.pump()
+        assert 0 < here.asked <= PER_TURN
+        # The first message has left the queue, and stays in the store until its letters are there.
+        assert here.queue.acquired == 2
+        assert here.bodies() == [[]] * SUBSCRIPTIONS
+        await world.settle()
+        assert here.asked == 3 * SUBSCRIPTIONS
+        assert max(here.turns) <= PER_TURN
+        assert here.bodies() == [named(0, 2)] * SUBSCRIPTIONS
+        assert (here.queue.available, here.queue.counts.dead_lettered) == (0, 3)
+        for left, *copies in store.rows[before:]:
+            # The removal of the second message stands alone, since no filter wants it.
+            letters = {(3, 0), (2, 1), (1, 1), (0, 2)}
+            assert len(set(copies)) == 1
+            assert (left, copies[0]) in letters
+        assert store.rows[-1] == [0, *[2] * SUBSCRIPTIONS]
+        assert world.host.memory.held == sum(queue.bytes for queue in here.topic.queues)
+
+
+@pytest.mark.req("B4", "B5", "X16")
+async def test_filters_examine_what_overflows_in_turns_and_before_later_posts() -> None:
+    store = Watched()
+    async with lettering(store, length_max=1, overflow="drop-head") as here:
+        world = here.world
+        await world.put(*named(0, 1, 2))
+        world.client().sender("t").send(*named(0), durable=True)
+        await world.settle()
+        assert max(here.turns) <= PER_TURN
+        assert here.bodies() == [named(0, 0)] * SUBSCRIPTIONS
+        assert store.rows[-1] == [1, *[2] * SUBSCRIPTIONS]
+
+
+@pytest.mark.req("B4", "B19")
+@pytest.mark.parametrize("what", ["broker", "topic", "queue"])
+async def test_dead_letters_that_wait_for_their_turn_survive_the_end_of(what: str) -> None:
+    store = Watched()
+    async with lettering(store) as here:
+        world = here.world
+        await world.put(*named(0, 1, 2))
+        receiver = await world.take(3)
+        world.host.memory.work = 0
+        receiver.settle(rejected("no"))
+        world.pump()
+        world.host.turns.run_pending()
+        assert here.topic.staging
+        if what != "broker":
+            world.host.space().delete({"topic": "t", "queue": "q"}[what])
+            await world.settle()
+    async with world_of(store, limits=WIDE) as world:
+        await world.settle()
+        names = {node.declared.name for node in world.host.spaces.nodes()}
+        if what == "topic":
+            assert world.stats("q").available == 0
+            assert store.rows[-1][0] == 0
+        else:
+            assert names == ({"t", "q"} if what == "broker" else {"t"})
+            # With its queue, messages are dropped that were not given up yet.
+            expected = named(0, 2) if what == "broker" else named(0)
+            for queue in topic_of(world).queues:
+                bodies = [Message.decode(entry.payload).body for entry in queue.peek(5)]
+                assert bodies == expected
+
+
+@pytest.mark.req("B19")
+async def test_a_purge_spares_messages_whose_dead_letters_are_not_stored_yet() -> None:
+    store = Watched()
+    async with world_of(store, Queue("q"), limits=WIDE) as world:
+        await world.put(*named(*range(5)))
+        ledger = world.host.space().find("q").ledger
+        assert isinstance(ledger, QueueLedger)
+        waiting = world.queue().peek(5)[2]
+        ledger.leave(waiting)
+        ledger.discard(0, 4, [])
+        await world.settle()
+        assert [head.sequence for head in store.heads(ledger.number)] == [2]
+        ledger.remove_left(waiting)
+        ledger.discard(0, 4, [])
+        await world.settle()
+        assert store.summary(ledger.number)[0] == 0

@@ -633,6 +633,9 @@ class QueueLedger:
         self.address = address
         self._journal = journal
         self._queue = queue
+        #: Sequence numbers of messages that have left the queue, and are removed from the store
+        #: together with storing their dead letters.
+        self._leaving: set[int] = set()
 
     @property
     def pieces(self) -> QueueLedger:
@@ -743,6 +746,16 @@ class QueueLedger:
         if entry.sequence >= self._queue.paging.first:
             unit.then(partial(self._queue.paging.removed, entry.sequence), None, self._queue)
 
+    def leave(self, entry: Entry) -> None:
+        """Keep *entry*, which leaves the queue, in the store until :meth:`remove_left`."""
+        entry.stored = False
+        self._leaving.add(entry.sequence)
+
+    def remove_left(self, entry: Entry) -> None:
+        """Remove *entry*, which has left the queue."""
+        self._leaving.discard(entry.sequence)
+        self.remove(entry)
+
     def update(self, entry: Entry) -> None:
         self._journal.loose.update(self.number, entry.sequence, head_of(entry))
 
@@ -764,12 +777,12 @@ class QueueLedger:
 
     def discard(self, first: int, last: int, kept: list[Entry]) -> None:
         unit = self._journal.loose
-        for entry in sorted(kept, key=lambda entry: entry.sequence):
-            if entry.pieces:
-                # The payload is not in memory, so that the message cannot be put again.
-                if first < entry.sequence:
-                    unit.drop(self.number, first, entry.sequence - 1)
-                first = entry.sequence + 1
+        # The payload of a message in pieces is not in memory, so that it cannot be put again.
+        spared = self._leaving.union(entry.sequence for entry in kept if entry.pieces)
+        for place in sorted(place for place in spared if first <= place <= last):
+            if first < place:
+                unit.drop(self.number, first, place - 1)
+            first = place + 1
         if first <= last:
             unit.drop(self.number, first, last)
         for entry in kept:

@@ -653,7 +653,7 @@ class MessageQueue(DistributionNode):
         # The dead letter is written before the message is removed, in the same commit.
         self.memory.work -= WORK_OF_AN_END
         result = DEAD_LETTERED if self.dead_letter(entry, reason, error) else DROPPED
-        if ledger is not None:
+        if ledger is not None and entry.stored:
             ledger.remove(entry)
             entry.stored = False
         return result

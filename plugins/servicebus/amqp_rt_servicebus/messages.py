@@ -330,7 +330,9 @@ def copied(stored: Stored, *, hops: int = 0) -> Stored:
 # --- Delivery --------------------------------------------------------------------------------
 
 
-def delivered(stored: Stored, *, token: UUID | None = None, until: float = inf) -> Payload:
+def delivered(
+    stored: Stored, *, token: UUID | None = None, until: float = inf, body: bool = True
+) -> Payload:
     """Encode a message for a receiver.
 
     The header always has the count of failed deliveries, and the time to live that the message had at
@@ -340,6 +342,7 @@ def delivered(stored: Stored, *, token: UUID | None = None, until: float = inf) 
         stored: The message.
         token: Token of the lock, which is a delivery annotation; None without a lock.
         until: Wall-clock end of the lock; ``inf`` if the message has none of its own.
+        body: Whether the body is included.
     """
     out = bytearray(b"\x00\x53\x70")
     at = open_compound(out, 0xC0)
@@ -370,6 +373,9 @@ def delivered(stored: Stored, *, token: UUID | None = None, until: float = inf) 
         annotations[LOCKED_UNTIL] = Timestamp(milliseconds(until))
     write_annotations(out, MESSAGE_ANNOTATIONS, annotations)
     write_properties(out, stored.properties)
+    if not body:
+        out += stored.payload[stored.content_at : stored.body_at]
+        return bytes(out)
     content = memoryview(stored.payload)[stored.content_at :]
     if len(content) < JOIN_MAX:
         out += content
@@ -377,9 +383,9 @@ def delivered(stored: Stored, *, token: UUID | None = None, until: float = inf) 
     return [bytes(out), bytes(content) if stored.content_at else stored.payload]
 
 
-def encoded(stored: Stored, *, until: float = inf) -> bytes:
+def encoded(stored: Stored, *, until: float = inf, body: bool = True) -> bytes:
     """Return :func:`delivered` in one piece, without a token, as answers at ``$management`` have it."""
-    payload = delivered(stored, until=until)
+    payload = delivered(stored, until=until, body=body)
     return payload if isinstance(payload, bytes) else b"".join(payload)
 
 

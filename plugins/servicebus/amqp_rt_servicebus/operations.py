@@ -302,6 +302,7 @@ class Operations:
             asked.integer("from-sequence-number", 0),
             asked.integer("message-count", 1, _INT_MAX),
             session_id=asked.optional_text("session-id"),
+            bodies=asked.take("omit-message-body") is not True,
         )
         return (200, {"messages": [{"message": each} for each in found]}) if found else (204, {})
 

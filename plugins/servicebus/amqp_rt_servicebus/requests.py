@@ -211,6 +211,7 @@ class Requests:
         count: int,
         *,
         session_id: str | None = None,
+        bodies: bool = True,
         bytes_max: int = PEEKED_BYTES_MAX,
     ) -> list[bytes]:
         """Return messages in any state, in the order of their numbers, without locking them.
@@ -219,6 +220,7 @@ class Requests:
             first: Lowest sequence number.
             count: How many at most; there are at most :data:`PEEKED_MAX` in any case.
             session_id: Session of the messages, for an entity with sessions; None for all.
+            bodies: Whether the bodies are included.
             bytes_max: Octets after which no more messages are added.
         """
         entity = self.entity
@@ -236,9 +238,9 @@ class Requests:
             stored = entity.shelf.find(number)
             if stored is None:
                 continue
-            if found and stored.size > left:
+            if found and left < (stored.size if bodies else stored.body_at):
                 break
-            payload = encoded(stored)
+            payload = encoded(stored, body=bodies)
             left -= len(payload)
             found.append(payload)
         return found

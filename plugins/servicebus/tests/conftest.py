@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
-from pathlib import Path
 
 import pytest
-
-PEERS = Path(__file__).parent / "peers"
-
-
-def _require(missing: str | None) -> None:
-    """Skip the test for the reason *missing*, if there is one; in CI that is an error."""
-    if missing is None:
-        return
-    if os.environ.get("CI") == "true":
-        pytest.fail(missing)
-    pytest.skip(missing)
+from driven import PEERS, require
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +18,7 @@ def azure_python() -> None:
         except ModuleNotFoundError:
             found = False
         if not found:
-            _require(f"{package} is not installed (make peers)")
+            require(f"{package} is not installed (make peers)")
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +26,7 @@ def azure_javascript() -> str:
     """Require the SDK for JavaScript, and return the path of Node."""
     node = shutil.which("node")
     if node is None:
-        _require("node is not installed")
+        require("node is not installed")
     elif not (PEERS / "node_modules" / "@azure" / "service-bus").is_dir():
-        _require("@azure/service-bus is not installed (make peers)")
+        require("@azure/service-bus is not installed (make peers)")
     return str(node)

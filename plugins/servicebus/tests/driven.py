@@ -1,11 +1,26 @@
-"""Clients of Azure's SDK for Python, with threads and with asyncio, behind the same plain calls."""
+"""Clients of Azure's SDKs behind plain calls: for Python, with threads and with asyncio, and for JavaScript."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import os
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
+
+import pytest
+
+PEERS = Path(__file__).parent / "peers"
+
+
+def require(missing: str) -> None:
+    """Skip the test for the reason *missing*; in CI that is an error."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(missing)
+    pytest.skip(missing)
 
 
 class Driven:
@@ -78,3 +93,56 @@ class Dialler:
         for each in reversed(self._clients):
             each.__exit__(None, None, None)
         self._runner.close()
+
+
+class Refused(Exception):
+    """Error of the SDK; its code is the first argument."""
+
+
+class Javascript:
+    """A client of the SDK for JavaScript in Node, to which steps are sent.
+
+    Args:
+        node: The program.
+        arguments: The connection string, and ``websocket`` for that transport.
+        ca_file: Authority to trust.
+    """
+
+    def __init__(self, node: str, *arguments: str, ca_file: str | None = None) -> None:
+        # Node 20 has its own WebSocket behind this option only; later versions accept the option.
+        command = [node, "--experimental-websocket"] if "websocket" in arguments else [node]
+        env = {**os.environ} if ca_file is None else {**os.environ, "NODE_EXTRA_CA_CERTS": ca_file}
+        self._process = subprocess.Popen(
+            [*command, str(PEERS / "messaging.js"), *arguments],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *step: Any) -> Any:
+        """Perform a step, and return its result.
+
+        Raises:
+            Refused: The SDK has thrown.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(step) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        if "error" in answer:
+            error = answer["error"]
+            raise Refused(error.get("code") or error["name"], error["message"])
+        return answer["value"]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()

@@ -3,108 +3,23 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any
 
 import pytest
 from amqp_rt_servicebus.conditions import MESSAGE_LOCK_LOST, NO_ROOM, NOT_ALLOWED
-from amqp_rt_servicebus.messages import StoredFactory
-from entities import Bench, condition
+from entities import condition
+from linked import Connection
 
 from amqp_rt import Message
-from amqp_rt.broker.building import Intake, Producer, Transactions
 from amqp_rt.fronts import (
     ACCEPTED,
-    Coordinator,
-    Declare,
-    Declared,
-    Discharge,
     Modified,
     Outcome,
     Rejected,
-    Source,
-    Target,
     TransactionalState,
 )
-from amqp_rt.testing.pairs import Joined, Recorder
 
 ABANDON = Modified(delivery_failed=True)
 DEFER = Modified(undeliverable_here=True)
-
-
-class Connection:
-    """A client with links that send to, receive from, and control transactions of an entity."""
-
-    def __init__(self, **options: Any) -> None:
-        self.bench = Bench(**options)
-        entity = self.bench.entity
-        self.intake = Intake(entity)
-        self.intake.duplicates = entity.duplicates
-        self.transactions = Transactions(None, self.bench.time.monotonic)
-        self.joined = Joined(on_attach=self.attach)
-        self.joined.pump()
-        self.session = self.joined.client.begin()
-        self.names = 0
-
-    def attach(self, link: Any) -> None:
-        if isinstance(link.target, Coordinator):
-            self.transactions.attach(link)
-        elif hasattr(link, "send"):
-            subscription = self.bench.entity.consume(settled=False)
-            subscription.transactions = self.transactions
-            link.accept(subscription)
-        else:
-            entity = self.bench.entity
-            link.accept(
-                Producer(
-                    self.intake,
-                    entity,
-                    StoredFactory(),
-                    self.bench.time.wall,
-                    transactions=self.transactions,
-                    volatile=True,
-                    check=entity.check,
-                )
-            )
-
-    def sender(self) -> Any:
-        self.names += 1
-        link = self.session.attach_sender(f"s{self.names}", Recorder(), target=Target(address="q"))
-        self.joined.pump()
-        return link
-
-    def send(self, link: Any, message: Message, state: Any = None) -> Any:
-        """Send *message*; return the outcome."""
-        delivery = link.send(message.encode(), state=state)
-        self.joined.pump()
-        return delivery.state
-
-    def receiver(self, credit: int) -> Recorder:
-        self.names += 1
-        endpoint = Recorder()
-        link = self.session.attach_receiver(f"r{self.names}", endpoint, source=Source(address="q"))
-        self.joined.pump()
-        link.grant(credit)
-        self.joined.pump()
-        return endpoint
-
-    def update(self, delivery: Any, state: Outcome | TransactionalState) -> None:
-        delivery.update(state)
-        self.joined.pump()
-
-    def controller(self) -> Any:
-        link = self.session.attach_sender(
-            "control", Recorder(), source=Source(), target=Coordinator()
-        )
-        self.joined.pump()
-        return link
-
-    def declare(self, control: Any) -> bytes:
-        state = self.send(control, Message(Declare()))
-        assert isinstance(state, Declared)
-        return state.txn_id
-
-    def discharge(self, control: Any, txn_id: bytes, *, fail: bool) -> None:
-        assert self.send(control, Message(Discharge(txn_id, fail))) == ACCEPTED
 
 
 def test_durable_messages_are_taken_and_keep_that() -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
+import time
 from pathlib import Path
 
+import jwt
 import pytest
+import trustme
 from amqp_rt_servicebus.addresses import DEAD_LETTERS, TRANSFERS, Place, address_of, place_of
 from amqp_rt_servicebus.administration import EntityExists, EntityNotFound, QuotaExceeded
 from amqp_rt_servicebus.declarations import Queue, Rule, SasKey, Sql, Subscription, Topic
@@ -15,6 +19,7 @@ from amqp_rt_servicebus.router import COPIES_MAX
 from amqp_rt_servicebus.testing import ServiceBus
 from amqp_rt_servicebus.tokens import resource_of
 
+from amqp_rt import Jwt, ServerTls
 from amqp_rt.errors import AmqpError
 
 
@@ -178,6 +183,86 @@ def test_a_namespace_is_in_one_broker() -> None:
     namespace = Namespace()
     with pytest.raises(RuntimeError, match="in no broker yet"):
         namespace.declare(("q",), Queue("q"))
+
+
+def test_sub_queues_are_purged(tmp_path: Path) -> None:
+    with ServiceBus(
+        Queue("q", default_message_time_to_live=5, dead_lettering_on_message_expiration=True),
+        Queue("from", forward_to="to"),
+        Queue("to"),
+    ) as bus:
+        bus.queue("q").send("a")
+        bus.advance(6)
+        bus.queue("q").send("b")
+        assert bus.queue("q").purge("dead_letters") == 1
+        assert (bus.queue("q").stats.active, bus.queue("q").stats.dead_letters) == (1, 0)
+        bus.delete("to")
+        bus.queue("from").send("a")
+        assert bus.queue("from").purge("transfer_dead_letters") == 1
+        assert bus.queue("from").purge() == 0
+
+
+def test_a_test_sees_the_time_that_it_has_moved() -> None:
+    with ServiceBus(Queue("q")) as bus:
+        before = bus.now
+        bus.advance(3600)
+        assert 3600 <= (bus.now - before).total_seconds() < 3660
+
+
+def test_the_certificate_is_for_names_of_this_machine() -> None:
+    with ServiceBus() as bus:
+        context = ssl.create_default_context(cafile=bus.ca_file)
+        for name in ("localhost", "127.0.0.1"):
+            client = http.client.HTTPSConnection(name, bus.port, timeout=10, context=context)
+            client.request("GET", "/health")
+            assert client.getresponse().status == 200
+            client.close()
+
+
+def test_a_certificate_of_the_test_is_left_to_it(tmp_path: Path) -> None:
+    certificate = trustme.CA().issue_cert("localhost")
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
+    with (
+        ServiceBus(tls=ServerTls(tmp_path / "server.pem")) as bus,
+        pytest.raises(RuntimeError, match="no certificate of its own"),
+    ):
+        _ = bus.ca_file
+
+
+# --- Web tokens --------------------------------------------------------------------------------
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+AUDIENCE = "https://servicebus.azure.net"
+
+
+def web_token(**claims: object) -> str:
+    return jwt.encode(
+        {"aud": AUDIENCE, "exp": time.time() + 60, **claims}, SECRET, algorithm="HS256"
+    )
+
+
+@pytest.mark.parametrize(
+    ("claims", "status"),
+    [
+        ({"roles": ["Azure Service Bus Data Owner"]}, 200),
+        ({"roles": ["Azure Service Bus Data Sender", "Azure Service Bus Data Receiver"]}, 401),
+        ({"roles": []}, 401),
+        ({"scope": "manage"}, 200),
+        ({}, 401),
+        ({"roles": ["Azure Service Bus Data Owner"], "exp": 1}, 401),
+        ({"roles": ["Azure Service Bus Data Owner"], "aud": "https://elsewhere"}, 401),
+    ],
+)
+def test_a_web_token_in_a_header_administers_by_its_roles(
+    claims: dict[str, object], status: int
+) -> None:
+    with ServiceBus(Queue("q"), validators=[Jwt(audience=AUDIENCE, secret=SECRET)]) as bus:
+        client = http.client.HTTPConnection("127.0.0.1", bus.port, timeout=10)
+        client.request("GET", "/q", headers={"Authorization": f"Bearer {web_token(**claims)}"})
+        answer = client.getresponse()
+        assert answer.status == status
+        assert (b"<entry" in answer.read()) == (status == 200)
+        client.close()
 
 
 def test_http_and_amqp_share_the_port() -> None:

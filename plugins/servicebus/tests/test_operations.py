@@ -93,6 +93,15 @@ def test_peeked_messages_are_encoded(bus: ServiceBus) -> None:
     assert (status, Message.decode(found["message"]).body) == (200, "b")
 
 
+def test_bodies_are_left_out_if_asked(bus: ServiceBus) -> None:
+    bus.queue("q").send(b"large", application_properties={"a": 1})
+    body = ask(bus, "q", "peek-message", {"omit-message-body": True})[2]
+    (found,) = body["messages"]
+    assert b"large" not in found["message"]
+    peeked = Message.decode(found["message"] + b"\x00\x53\x77\x40")
+    assert peeked.application_properties == {"a": 1}
+
+
 def test_scheduled_messages_get_numbers_of_64_bits(bus: ServiceBus) -> None:
     at = Timestamp(4_000_000_000_000)
     message = Message("a", message_annotations={Symbol("x-opt-scheduled-enqueue-time"): at})

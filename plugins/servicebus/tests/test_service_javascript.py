@@ -2,63 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from amqp_rt_servicebus.declarations import Queue, Subscription, Topic
 from amqp_rt_servicebus.testing import ServiceBus
-
-PEERS = Path(__file__).parent / "peers"
+from driven import Javascript, Refused
 
 #: Node is a program of others, and takes a second to start.
 pytestmark = [pytest.mark.foreign, pytest.mark.slow]
-
-
-class Refused(Exception):
-    """Error of the SDK; its code is the first argument."""
-
-
-class Javascript:
-    """A client in Node, to which steps are sent."""
-
-    def __init__(self, node: str, connection_string: str) -> None:
-        self._process = subprocess.Popen(
-            [node, str(PEERS / "messaging.js"), connection_string],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __call__(self, *step: Any) -> Any:
-        """Perform a step, and return its result.
-
-        Raises:
-            Refused: The SDK has thrown.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(step) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
-        if "error" in answer:
-            error = answer["error"]
-            raise Refused(error.get("code") or error["name"], error["message"])
-        return answer["value"]
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=30)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self._process.stdout.close()
 
 
 @pytest.fixture
@@ -145,6 +98,8 @@ def test_messages_are_scheduled_cancelled_and_peeked(bus: ServiceBus, client: Ja
     client("open", "r", ["q"])
     (peeked,) = client("peek", "r", 10)
     assert (peeked["body"], peeked["state"]) == ("b", "scheduled")
+    (peeked,) = client("peek", "r", 10, {"omitMessageBody": True, "from": "1"})
+    assert (peeked.get("body"), peeked["state"]) == (None, "scheduled")
     bus.advance(101)
     assert bodies(client("receive", "r", 1)) == ["b"]
 

@@ -1,15 +1,16 @@
 // Performs steps with ServiceBusClient as they are read, a line of JSON each, and answers each with a line.
 //
-//   node messaging.js CONNECTION_STRING
+//   node messaging.js CONNECTION_STRING [websocket]
 //
 // A step is [method, ...arguments] of the table below. Senders, receivers and messages keep the names that the
 // steps give them.
 const readline = require("node:readline");
 const { ServiceBusClient } = require("@azure/service-bus");
 
-const [, , text] = process.argv;
+const [, , text, transport] = process.argv;
 const retryOptions = { maxRetries: 0, timeoutInMs: 10000 };
-const client = new ServiceBusClient(text, { retryOptions });
+const webSocketOptions = transport === "websocket" ? { webSocket: WebSocket } : undefined;
+const client = new ServiceBusClient(text, { retryOptions, webSocketOptions });
 const senders = new Map();
 const receivers = new Map();
 const messages = new Map();
@@ -60,7 +61,10 @@ const steps = {
     const number = messages.get(key).sequenceNumber;
     return (await receivers.get(name).receiveDeferredMessages(number)).map(shown);
   },
-  peek: async (name, count) => (await receivers.get(name).peekMessages(count)).map(shown),
+  peek: async (name, count, { from, ...options } = {}) => {
+    if (from) options.fromSequenceNumber = Long(from);
+    return (await receivers.get(name).peekMessages(count, options)).map(shown);
+  },
   settle: async (name, how, key, options) =>
     void (await receivers.get(name)[`${how}Message`](messages.get(key), options)),
   renew: async (name, key) =>

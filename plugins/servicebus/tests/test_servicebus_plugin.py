@@ -12,7 +12,7 @@ def test_the_fixture_has_the_entities_of_its_mark(pytester: pytest.Pytester) -> 
     pytester.makeini(
         """
         [pytest]
-        addopts = --strict-markers -p amqp_rt_servicebus.plugin
+        addopts = --strict-markers
         """
     )
     pytester.makepyfile(

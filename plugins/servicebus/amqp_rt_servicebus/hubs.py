@@ -22,6 +22,7 @@ from amqp_rt.events import Peer
 from amqp_rt.fronts.base import (
     SENDER,
     SND_SETTLED,
+    SND_UNSETTLED,
     IncomingDelivery,
     ReceivingEndpoint,
     ReceivingLink,
@@ -91,6 +92,7 @@ class EventHub:
             Log(declared.name, partitions=declared.partitions, key_hash=_KEY_HASH)
         )
         node = space.get(declared.name)
+        #: The declaration, which :meth:`HubHost.declare` may replace.
         self.declared = declared
         self.limits = host.limits
         self.log = host.log(declared.name)
@@ -98,7 +100,7 @@ class EventHub:
         #: Time of the declaration, in seconds since 1970.
         self.created_at = host.clock.wall()
         self._clock = host.clock
-        self._space = space
+        self._delete = partial(space.delete, declared.name)
         self._entry_factory = EntryFactory("lenient", host.limits)
         self._places: list[Place] = []
         for index in range(declared.partitions):
@@ -260,6 +262,8 @@ class EventHub:
                 filter=asked.filter,
                 outcomes=asked.outcomes,
             ),
+            # A client that leaves the choice to us settles each event, as it is used to.
+            snd_settle_mode=SND_SETTLED if settled else SND_UNSETTLED,
             offered_capabilities=(RUNTIME_METRIC,) if measured else (),
         )
 
@@ -286,7 +290,7 @@ class EventHub:
 
     def delete(self) -> None:
         """Delete the hub with its events, and detach its links."""
-        self._space.delete(self.name)
+        self._delete()
 
 
 class HubHost:

@@ -34,7 +34,7 @@ PRODUCER_ID: Final = Symbol("com.microsoft:producer-id")
 PRODUCER_EPOCH: Final = Symbol("com.microsoft:producer-epoch")
 PRODUCER_SEQUENCE_NUMBER: Final = Symbol("com.microsoft:producer-sequence-number")
 
-#: Events in one batch; a batch has at most 1 MiB, of which an event takes at least ten octets.
+#: Events in one batch; a batch has at most 1 MiB, of which an event takes at least five octets.
 BATCH_EVENTS_MAX: Final = 100_000
 
 _PRODUCER: Final = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)

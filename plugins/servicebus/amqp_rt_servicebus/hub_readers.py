@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from msgspec import Struct
 
-from amqp_rt.broker.building import LogReader
+from amqp_rt.broker.building import LogReader, Position
 from amqp_rt.errors import AmqpError, LocalProtocolError
 from amqp_rt.fronts.base import SendingLink
 from amqp_rt.message import MESSAGE_FORMAT
@@ -16,7 +16,6 @@ from amqp_rt.values import Symbol
 
 from .conditions import ARGUMENT_ERROR, ARGUMENT_OUT_OF_RANGE, NO_ROOM
 from .hub_events import delivered_event
-from .hub_positions import StartPosition
 
 #: Link property of a reader's owner level, a long.
 OWNER_LEVEL: Final = Symbol("com.microsoft:epoch")
@@ -31,7 +30,7 @@ class HubReader(LogReader):
     """
 
     @classmethod
-    def at(cls, log: Any, index: int, position: StartPosition, *, settled: bool) -> Self:
+    def at(cls, log: Any, index: int, position: Position, *, settled: bool) -> Self:
         """Return a new reader of partition *index* of *log*, from *position*.
 
         Raises:
@@ -44,12 +43,8 @@ class HubReader(LogReader):
                 f" partition is {following - 1}; a checkpoint of another hub perhaps",
                 condition=ARGUMENT_ERROR,
             )
-        plain = log.subscribe([index], cast("Any", position))
         reader = cls(log, settled=settled)
-        # The log finds the places of its own readers, and this one takes them over.
-        reader.places = plain.places
-        del log.readers[plain]
-        log.readers[reader] = None
+        log.add_reader(reader, [index], position)
         return reader
 
     def give(self, link: SendingLink, partition: Any, offset: int, record: Any) -> bool:

@@ -18,7 +18,7 @@ from amqp_rt_servicebus.hub_events import (
     arrived_event,
     delivered_event,
 )
-from amqp_rt_servicebus.hub_positions import SELECTOR, SELECTOR_CODE, StartPosition, start_position
+from amqp_rt_servicebus.hub_positions import SELECTOR, SELECTOR_CODE, start_position
 from amqp_rt_servicebus.hub_producers import (
     EPOCH_STOLEN,
     OUT_OF_ORDER,
@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 
 from amqp_rt import Message
 from amqp_rt.batches import write_messages
+from amqp_rt.broker.building import Position
 from amqp_rt.errors import AmqpError, DecodeError
 from amqp_rt.values import Described, Int, Short, Symbol, Timestamp
 
@@ -77,40 +78,40 @@ def test_partitions_have_one_spelling(text: str, index: int | None) -> None:
 # --- Start positions -------------------------------------------------------------------------
 
 
-def selected(text: object, descriptor: object = SELECTOR) -> StartPosition:
+def selected(text: object, descriptor: object = SELECTOR) -> Position:
     return start_position({Symbol("any"): Described(descriptor, text)})
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("amqp.annotation.x-opt-offset > '-1'", StartPosition("first")),
-        ("amqp.annotation.x-opt-offset >= '-1'", StartPosition("first")),
-        ("amqp.annotation.x-opt-offset > '@latest'", StartPosition("next")),
-        ("amqp.annotation.x-opt-offset >= '@latest'", StartPosition("last")),
-        ("amqp.annotation.x-opt-offset > '7'", StartPosition("offset", 7, inclusive=False)),
-        ("amqp.annotation.x-opt-offset >= '7'", StartPosition("offset", 7)),
+        ("amqp.annotation.x-opt-offset > '-1'", Position("first")),
+        ("amqp.annotation.x-opt-offset >= '-1'", Position("first")),
+        ("amqp.annotation.x-opt-offset > '@latest'", Position("next")),
+        ("amqp.annotation.x-opt-offset >= '@latest'", Position("last")),
+        ("amqp.annotation.x-opt-offset > '7'", Position("offset", 7, inclusive=False)),
+        ("amqp.annotation.x-opt-offset >= '7'", Position("offset", 7)),
         (
             "amqp.annotation.x-opt-sequence-number > '7'",
-            StartPosition("sequence-number", 7, inclusive=False),
+            Position("sequence-number", 7, inclusive=False),
         ),
-        ("amqp.annotation.x-opt-sequence-number >= 7", StartPosition("sequence-number", 7)),
+        ("amqp.annotation.x-opt-sequence-number >= 7", Position("sequence-number", 7)),
         (
             "amqp.annotation.x-opt-enqueued-time > '1700000000000'",
-            StartPosition("timestamp", 1_700_000_000_000, inclusive=False),
+            Position("timestamp", 1_700_000_000_000, inclusive=False),
         ),
-        (" amqp.annotation.x-opt-enqueuedtimeutc>=5 ", StartPosition("timestamp", 5)),
+        (" amqp.annotation.x-opt-enqueuedtimeutc>=5 ", Position("timestamp", 5)),
     ],
 )
 @pytest.mark.parametrize("descriptor", [SELECTOR, SELECTOR_CODE])
 def test_selectors_of_both_sdks_are_start_positions(
-    text: str, found: StartPosition, descriptor: object
+    text: str, found: Position, descriptor: object
 ) -> None:
     assert selected(text, descriptor) == found
 
 
 def test_without_a_filter_a_reader_begins_with_the_first_event() -> None:
-    assert start_position(None) == start_position({}) == StartPosition("first")
+    assert start_position(None) == start_position({}) == Position("first")
 
 
 def test_the_name_of_a_filter_tells_its_type_if_it_has_no_descriptor() -> None:
@@ -122,9 +123,9 @@ def test_the_name_of_a_filter_tells_its_type_if_it_has_no_descriptor() -> None:
     ("filters", "why"),
     [
         ({Symbol("x"): Described(SELECTOR, "color = 'red'")}, "is no start position"),
-        ({Symbol("x"): Described(SELECTOR, "amqp.annotation.x-opt-offset > 'x'")}, "no offset"),
+        ({Symbol("x"): Described(SELECTOR, "amqp.annotation.x-opt-offset > 'x'")}, "expected as offset"),
         ({Symbol("x"): Described(SELECTOR, "amqp.annotation.x-opt-other > '1'")}, "no start"),
-        ({Symbol("x"): Described(SELECTOR, "amqp.annotation.x-opt-sequence-number > '@latest'")}, "no seq"),
+        ({Symbol("x"): Described(SELECTOR, "amqp.annotation.x-opt-sequence-number > '@latest'")}, "expected as sequence-number"),
         ({Symbol("x"): Described(SELECTOR, 7)}, "is not a text"),
         ({Symbol("x"): Described(Symbol("y"), "z")}, "'x' is not supported"),
         ({Symbol("x"): "amqp.annotation.x-opt-offset > '1'"}, "'x' is not supported"),
@@ -134,7 +135,7 @@ def test_the_name_of_a_filter_tells_its_type_if_it_has_no_descriptor() -> None:
                 Symbol(name): Described(SELECTOR, "amqp.annotation.x-opt-offset > '1'")
                 for name in "ab"
             },
-            "two start positions",
+            "more than one filter",
         ),
     ],
 )  # fmt: skip

@@ -162,3 +162,8 @@ def delivered_event(
     if len(payload) < JOIN_MAX:
         return bytes(out) + head.rest
     return [bytes(out), head.rest]
+
+
+def joined(payload: Payload) -> bytes:
+    """Return *payload* in one piece."""
+    return payload if isinstance(payload, bytes) else b"".join(payload)

@@ -36,7 +36,7 @@ from amqp_rt.values import Array, Int, Symbol, Timestamp
 from .conditions import ARGUMENT_ERROR, NOT_ALLOWED
 from .declarations import DEFAULT_GROUP, Hub
 from .hub_addresses import HubAddress, hub_address, partition_index
-from .hub_events import arrived_event
+from .hub_events import arrived_event, delivered_event, joined
 from .hub_inlets import EventIntake, HubInlet, HubProducer
 from .hub_positions import start_position
 from .hub_producers import IDEMPOTENT, ProducerLink, Producers
@@ -194,6 +194,18 @@ class EventHub:
         place = self._places[index]
         place.put(self._entry_factory.make_entry(event.payload, 0, self._clock.wall()))
         return index
+
+    def events(self, index: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the sequence numbers and the encoded events of partition *index*, as readers get them."""
+        for block in self.log.partitions[index].blocks:
+            for number, record in enumerate(block.records, block.offset):
+                yield number, joined(delivered_event(record.payload, number, record.time_ms))
+
+    def event(self, index: int, number: int) -> bytes:
+        """Return the encoded event *number* of partition *index*, which is kept, as readers get it."""
+        block = self.log.partitions[index].find(number)
+        record = block.records[number - block.offset]
+        return joined(delivered_event(record.payload, number, record.time_ms))
 
     # --- Links ---
 
@@ -447,11 +459,7 @@ class HubHost:
     # --- Links (fronts.base.Host) ---
 
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
-        """Accept or refuse *link*; return False if its address is not that of a hub or a part of one.
-
-        A receiver at the plain name of a hub is left to the log of the broker, which sends it the events of
-        all partitions. The service has no such links, but tools of this package use them.
-        """
+        """Accept or refuse *link*; return False if its address is not that of a hub or a part of one."""
         terminus = link.source if link.role == SENDER else link.target
         if not isinstance(terminus, Source | Target) or not isinstance(terminus.address, str):
             return False
@@ -462,8 +470,6 @@ class HubHost:
         try:
             if link.role != SENDER:
                 hub.attach_sender(cast("ReceivingLink", link), _as_asked(address, link.asked))
-            elif address == HubAddress(address.hub):
-                return False
             else:
                 hub.attach_reader(cast("SendingLink", link), address)
         except AmqpError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from amqp_rt_servicebus.declarations import Hub
@@ -36,6 +36,7 @@ class HubsAlone:
                 address=lambda text: address_of(text).lower(),
                 echo_addresses=True,
                 whole_errors=True,
+                whole_frames=True,
                 settle_second=False,
                 cbs=Cbs([SasKeys({KEY_NAME: KEY})]),
                 annotations="lenient",
@@ -337,7 +338,10 @@ class AsyncClients:
                 chosen = {"starting_position": "-1", **options, "partition_id": partition}
                 task = asyncio.create_task(client.receive(on_event, on_error=on_error, **chosen))
                 await done.wait()
-            await task
+                # Closing the client would be waited for up to the interval of its balancing.
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
         self._run(receive())
         return found

@@ -18,7 +18,7 @@ from amqp_rt.addresses import address_of
 from amqp_rt.broker import Log
 from amqp_rt.broker.building import EntryFactory, Intake, Place
 from amqp_rt.errors import AmqpError
-from amqp_rt.events import Peer
+from amqp_rt.fronts import Peer
 from amqp_rt.fronts.base import (
     SENDER,
     SND_SETTLED,
@@ -43,7 +43,7 @@ from .hub_producers import IDEMPOTENT, ProducerLink, Producers
 from .hub_readers import HubReader, ReaderGroup, owner_level
 
 if TYPE_CHECKING:
-    from amqp_rt.broker import Broker
+    from amqp_rt import Broker
 
 HUB_TYPE: Final = "com.microsoft:eventhub"
 PARTITION_TYPE: Final = "com.microsoft:partition"

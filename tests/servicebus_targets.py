@@ -83,8 +83,7 @@ def _match(rule: Rule) -> None:
         topic.add("s", [rule])
     except InvalidRule:
         return
-    for _ in topic.examine(topic.evaluation(_Fields())):
-        pass
+    topic.select(topic.evaluation(_Fields()))
 
 
 class _Entities:

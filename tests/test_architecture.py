@@ -92,12 +92,12 @@ PLUGINS_MAY_IMPORT = {
     # Shared vocabulary: values of the wire, and types of messages, outcomes and errors.
     *("amqp_rt.values", "amqp_rt.message", "amqp_rt.errors", "amqp_rt.outcomes", "amqp_rt.termini"),
     *("amqp_rt.addresses", "amqp_rt.clock", "amqp_rt.config_files", "amqp_rt.batches"),
-    *("amqp_rt.durations", "amqp_rt.cli.groups"),
+    *("amqp_rt.durations", "amqp_rt.security.identities"),
+    # For commands: groups, options for log lines, signals, and errors as sentences.
+    *("amqp_rt.cli.groups", "amqp_rt.cli.running"),
     # For nodes of their own: what they are built of, limits, and the codec of the sections that they rewrite.
     *("amqp_rt.broker.building", "amqp_rt.fronts.base", "amqp_rt.limits", "amqp_rt.codec.sections"),
     *("amqp_rt.codec.section_types", "amqp_rt.codec.primitives"),
-    # For nodes that are logs of the broker with other addresses and annotations.
-    "amqp_rt.broker.Log",
     # For validators of tokens: claims, refusals, and the form of audiences.
     "amqp_rt.security.tokens",
     # For clients of other protocols: opening a stream, and running an engine on it.

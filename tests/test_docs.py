@@ -33,6 +33,9 @@ TIME_LIMIT_S = 200  # below pytest's own, so that the page's output is shown
 #: A session of Spark takes long to start.
 SPARK_LIMIT_S = 280
 
+#: In pages that use Microsoft's SDKs.
+AZURE = "from azure."
+
 #: Starts a Java of Spark that lives until its input ends, and prints how other processes find it.
 SPARK_JAVA = """
 import json, os, sys
@@ -155,9 +158,10 @@ def spark_java(
 
 
 def page_case(page: Path) -> Any:
-    """Return the parameter of *page*, with the mark of those that start Spark."""
-    with_spark = any("amqp_rt_spark" in text for _, text in blocks(page.read_text("utf-8")))
-    marks = [pytest.mark.foreign] if with_spark else []
+    """Return the parameter of *page*, with the mark of those that need Spark or an SDK of Azure."""
+    program = "".join(text for _, text in blocks(page.read_text("utf-8")))
+    needs_others = "amqp_rt_spark" in program or AZURE in program
+    marks = [pytest.mark.foreign] if needs_others else []
     return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT)))
 
 
@@ -176,6 +180,10 @@ def test_page(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Non
         java = request.getfixturevalue("spark_java")
         folder, found = java.start()
         environ |= found
+    if any(AZURE in text for _, text in program):
+        if amqp_rt.COMPILED:
+            pytest.skip("the SDKs of Azure are beside the editable tree")
+        command = request.getfixturevalue("azure")
     try:
         run = subprocess.run(
             [*command, "-W", "error", "-c", RUNNER, str(page)],

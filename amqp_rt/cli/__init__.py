@@ -33,7 +33,10 @@ _OURS: Final = {
 }
 
 #: Commands of plug-ins that may not be installed: name → distribution that provides it, and short help.
-_ELSEWHERE: Final = {"pipeline": ("amqp-rt-spark[all]", "Jobs of Apache Spark over nodes.")}
+_ELSEWHERE: Final = {
+    "pipeline": ("amqp-rt-spark[all]", "Jobs of Apache Spark over nodes."),
+    "servicebus": ("amqp-rt-servicebus", "Run a namespace of Azure Service Bus."),
+}
 
 
 class _Commands(LazyGroup):

@@ -106,6 +106,41 @@ def tls_options(command: F) -> F:
     return cast("F", with_files)
 
 
+def log_options(command: F) -> F:
+    """Add the options for log lines to a command, and send the lines to standard error as they say."""
+
+    @wraps(command)
+    def with_logs(
+        *args: Any, log_level: str, verbose: bool, quiet: bool, log_format: str, **options: Any
+    ) -> Any:
+        if verbose and quiet:
+            raise click.UsageError("-v shows more and -q shows less: give one of them")
+        set_up_logs("debug" if verbose else "warning" if quiet else log_level, log_format)
+        return command(*args, **options)
+
+    with_options = with_logs
+    for option in (
+        click.option(
+            "--log-format",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            help="Form of log lines on standard error.",
+        ),
+        click.option("-q", "--quiet", is_flag=True, help="The same as --log-level warning."),
+        click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug."),
+        click.option(
+            "--log-level",
+            type=click.Choice(["debug", "info", "warning", "error"]),
+            default="info",
+            show_default=True,
+            help="Lowest level of log lines to write.",
+        ),
+    ):
+        with_options = option(with_options)
+    return cast("F", with_options)
+
+
 class _LineFormatter(logging.Formatter):
     """Log format with one line per message, invisible characters escaped; a traceback follows in its
     own lines."""

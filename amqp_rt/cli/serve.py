@@ -33,7 +33,7 @@ from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .configured import ConfiguredCommand
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
-from .running import run, set_up_logs, signalled
+from .running import log_options, run, signalled
 
 log = logging.getLogger("amqp_rt.cli")
 
@@ -211,22 +211,7 @@ log = logging.getLogger("amqp_rt.cli")
     metavar="FOLDER",
     help="Record every connection in a file of FOLDER, messages included; see amqp-rt trace.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="Lowest level of log lines to write.",
-)
-@click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug.")
-@click.option("-q", "--quiet", is_flag=True, help="The same as --log-level warning.")
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Form of log lines on standard error.",
-)
+@log_options
 @click.pass_context
 def serve(  # noqa: C901
     context: click.Context,
@@ -257,19 +242,12 @@ def serve(  # noqa: C901
     given_cbs: tuple[str, ...],
     settle_second: bool,
     trace: str | None,
-    log_level: str,
-    verbose: bool,
-    quiet: bool,
-    log_format: str,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM, after which running work may finish.
 
     FILE.py:container adds the nodes of a container that a Python file defines. Once listening, a
     line on standard output has the addresses: ready {"listeners": [...], "pid": ...}.
     """
-    if verbose and quiet:
-        raise click.UsageError("-v shows more and -q shows less: give one of them")
-    set_up_logs("debug" if verbose else "warning" if quiet else log_level, log_format)
     places = [_place(url) for url in urls]
     limits = limits_of(context, given_limits)
     cbs = cbs_of(context, given_cbs, limits)

@@ -35,7 +35,6 @@ class Front:
                 address=options.address,
                 echo_addresses=options.echo_addresses,
                 whole_errors=options.whole_errors,
-                whole_frames=options.whole_frames,
             ),
             client=False,
             now=now,

@@ -23,7 +23,8 @@ HEAD = """\
 # Command line and configuration
 
 The command `amqp-rt` is installed with the package. `amqp-rt COMMAND --help` shows what this page lists.
-`amqp-rt pipeline` comes with the [Spark plug-in](../guides/pipelines.md).
+`amqp-rt pipeline` comes with the [Spark plug-in](../guides/pipelines.md), `amqp-rt servicebus` with that for
+[Service Bus](../guides/servicebus.md).
 
 Commands that connect to a broker take the address from `--url`, else from the environment variable
 `AMQP_URL`, else `amqp://127.0.0.1:5672`. The exit status is 0 on success, 1 if the broker refused or could not

@@ -276,6 +276,8 @@ class ServiceBus:
                 transaction_work_max=TRANSACTION_WORK_MAX,
                 transaction_s=TRANSACTION_S,
             )
+        # The synchronous SDK for Python sends the origin that a page would; tokens are what protects the namespace.
+        options.setdefault("origins", ("*",))
         self._websocket_port: int | None = None
         addons = [self.namespace, *options.pop("addons", ())]
         #: The broker with the namespace.
@@ -429,7 +431,6 @@ class ServiceBus:
         Locks, times to live, schedules, duplicates and idle times follow it; tokens and clients do not.
         """
         self.broker.advance(seconds)
-        self.call(lambda: None)
 
     @property
     def now(self) -> datetime:
@@ -491,15 +492,9 @@ class ServiceBus:
         return self.call(expire)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call *function* in the thread of the namespace, and return its result.
-
-        What earlier calls have begun and was too much for one turn of the event loop is finished first.
-        """
+        """Call *function* in the thread of the namespace, and return its result."""
 
         async def run() -> T:
-            turns = self.broker.broker.host.turns
-            while turns.unfinished:
-                await trio.lowlevel.checkpoint()
             return function()
 
         return self.broker.call(run)

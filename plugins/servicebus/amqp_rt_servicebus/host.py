@@ -222,10 +222,13 @@ class NamespaceHost:
         size = self._batch_bytes_max if kilobytes is None else kilobytes * 1024
         batch = BATCH_BYTES_MAX if size is None else min(size, BATCH_BYTES_MAX)
         link.accept(
-            Sender(node.intake, part, self._services),
+            Sender(node.intake, part, self._services, size_max=size),
             max_message_size=size,
             properties={BATCH_SIZE: ULong(batch)},
         )
+        if size is not None:
+            # Larger messages are rejected: Python does not tell why a link was detached from under a message.
+            link.max_message_size = max(size, self._services.limits.message_size_max)
 
     def _destination(self, link: ReceivingLink, address: object) -> QueueNode | TopicNode:
         """Return the entity *address*, to which messages of *link* go by way of its target.

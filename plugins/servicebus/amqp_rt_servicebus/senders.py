@@ -11,6 +11,7 @@ from amqp_rt.fronts import (
     ACCEPTED,
     Error,
     IncomingDelivery,
+    Peer,
     ReceivingLink,
     Rejected,
     TransactionalState,
@@ -18,6 +19,7 @@ from amqp_rt.fronts import (
 )
 from amqp_rt.message import MESSAGE_FORMAT
 
+from .conditions import TOO_LARGE
 from .entity import Entity
 from .messages import BATCH_FORMAT, Stored, StoredFactory, split_batch
 
@@ -79,9 +81,17 @@ class Sender(Producer):
         intake: Room of the entity.
         entity: The entity.
         services: The broker's.
+        size_max: Octets of a message or batch, None for the limit of the broker.
     """
 
-    def __init__(self, intake: Intake, entity: Entity, services: HostServices) -> None:
+    def __init__(
+        self,
+        intake: Intake,
+        entity: Entity,
+        services: HostServices,
+        *,
+        size_max: int | None = None,
+    ) -> None:
         self.factory = StoredFactory("lenient", services.limits)
         super().__init__(
             intake,
@@ -89,10 +99,25 @@ class Sender(Producer):
             self.factory,
             services.clock.wall,
             volatile=True,
-            check=entity.check,
+            check=self._check,
             transactions=services.transactions,
         )
         self.entity = entity
+        self._size_max = size_max
+
+    def _check(self, entry: Entry, peer: Peer) -> Rejected | None:
+        """Return why a message is refused, None if it is not."""
+        size = entry.size if isinstance(entry, Stored) else len(entry.payload)
+        return self._too_large(size) or self.entity.check(entry, peer)
+
+    def _too_large(self, size: int) -> Rejected | None:
+        """Return why a message or batch of *size* octets is refused, None if it is not."""
+        if self._size_max is None or size <= self._size_max:
+            return None
+        return rejected(
+            TOO_LARGE,
+            f"it has {size} octets, and {self.entity.path!r} takes {self._size_max} at most",
+        )
 
     def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Take messages and batches in the order in which they came."""
@@ -148,6 +173,9 @@ class Sender(Producer):
             return Rejected(transaction.error)
         if transaction is not None and not transaction.has_room:
             return _TOO_MUCH
+        too_large = self._too_large(len(delivery.payload))
+        if too_large is not None:
+            return too_large
         try:
             payloads = split_batch(delivery.payload, limits=self.factory.limits)
             now = self.wall()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import jwt
 import pytest
 from amqp_rt_servicebus.declarations import Queue, SasKey
 from amqp_rt_servicebus.testing import ServiceBus
 from driven import Dialler
+
+from amqp_rt import Jwt
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Testing an element's truth value"),
@@ -91,3 +95,91 @@ def test_a_key_without_the_right_to_manage_administers_nothing(bus: ServiceBus) 
         pytest.raises(ClientAuthenticationError),
     ):
         admin.create_queue("more")
+
+
+# --- Web tokens --------------------------------------------------------------------------------
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+AUDIENCE = "https://servicebus.azure.net"
+
+
+class Credential:
+    """Credential with a token of its issuer for some roles."""
+
+    def __init__(self, *roles: str) -> None:
+        self._roles = [f"Azure Service Bus Data {each}" for each in roles]
+
+    def get_token(self, *scopes: str, **options: Any) -> Any:
+        from azure.core.credentials import AccessToken
+
+        until = int(time.time()) + 600
+        claims = {"aud": AUDIENCE, "exp": until, "roles": self._roles}
+        return AccessToken(jwt.encode(claims, SECRET, algorithm="HS256"), until)
+
+
+@pytest.fixture
+def guarded() -> Iterator[ServiceBus]:
+    with ServiceBus(Queue("q"), validators=[Jwt(audience=AUDIENCE, secret=SECRET)]) as bus:
+        yield bus
+
+
+def test_a_role_administers_with_a_web_token(guarded: ServiceBus) -> None:
+    from azure.core.exceptions import ClientAuthenticationError
+    from azure.servicebus.management import ServiceBusAdministrationClient
+
+    place = f"localhost:{guarded.port}"
+    options = {"retry_total": 0, **guarded.admin_options}
+    with ServiceBusAdministrationClient(place, Credential("Owner"), **options) as admin:
+        admin.create_queue("new", forward_to="q")
+        assert admin.get_queue("new").forward_to.endswith("/q")
+    with (
+        ServiceBusAdministrationClient(place, Credential("Sender"), **options) as admin,
+        pytest.raises(ClientAuthenticationError),
+    ):
+        admin.create_queue("more")
+
+
+def test_a_role_sends_or_receives_with_a_web_token(guarded: ServiceBus) -> None:
+    from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
+    from azure.servicebus.exceptions import ServiceBusError
+
+    options = {
+        "connection_verify": guarded.ca_file,
+        "custom_endpoint_address": f"sb://localhost:{guarded.port}",
+        "transport_type": TransportType.Amqp,
+        "retry_total": 0,
+    }
+    with (
+        ServiceBusClient("localhost", Credential("Sender"), **options) as client,
+        client.get_queue_sender("q") as sender,
+    ):
+        sender.send_messages(ServiceBusMessage("a"))
+        with pytest.raises(ServiceBusError):
+            client.get_queue_receiver("q").receive_messages(1, max_wait_time=5)
+    with (
+        ServiceBusClient("localhost", Credential("Receiver"), **options) as client,
+        client.get_queue_receiver("q") as receiver,
+    ):
+        assert [str(each) for each in receiver.receive_messages(1, max_wait_time=5)] == ["a"]
+
+
+# --- Limits of the service ---------------------------------------------------------------------
+
+
+def test_a_message_is_no_larger_than_at_the_service() -> None:
+    from azure.servicebus import ServiceBusMessage
+    from azure.servicebus.exceptions import MessageSizeExceededError
+
+    with ServiceBus(Queue("q"), realistic=True) as bus:
+        dialler = Dialler("threads")
+        client = dialler.client(bus.connection_string)
+        with client.get_queue_sender("q") as sender:
+            sender.send_messages(ServiceBusMessage(b"x" * 250_000))
+            for large in (
+                ServiceBusMessage(b"x" * 270_000),
+                [ServiceBusMessage(b"x" * 140_000)] * 2,
+            ):
+                with pytest.raises(MessageSizeExceededError):
+                    sender.send_messages(large)
+        dialler.close()
+        assert bus.queue("q").stats.active == 1

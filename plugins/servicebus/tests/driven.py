@@ -57,6 +57,10 @@ class Driven:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        # What keeps its connection alive sleeps for a second at a time, ends by itself, and would be waited for.
+        handler = getattr(self.target, "_handler", None)
+        if handler is not None:
+            handler._keep_alive_thread = None
         if hasattr(self.target, "__aexit__"):
             self._run(self.target.__aexit__(*error))
         else:

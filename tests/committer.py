@@ -41,7 +41,7 @@ def batch_of(n: int) -> Batch:
     if n >= 2:
         batch.remove(4, n - 2)
         batch.drop(5, 0, n - 2)
-    batch.keep("last", b"batch", b"%d" % n)
+    batch.put_fact("last", b"batch", b"%d" % n)
     return batch
 
 

@@ -17,7 +17,7 @@ def known_batch(n: int) -> Batch:
         batch.put(node, n, b"shared", shared)
     for sequence in range(n * 25, n * 25 + 25):
         batch.put(1 + n % 3, sequence, b"h%d" % sequence, known_payload(sequence))
-    batch.keep("kind", b"%d" % n, b"value" * 20)
+    batch.put_fact("kind", b"%d" % n, b"value" * 20)
     batch.append(9, Chunk(n * 10, 10, n, n + 1, b"c%d" % n * 300))
     if n % 4 == 0:
         for index in range(3):

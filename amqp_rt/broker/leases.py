@@ -359,7 +359,7 @@ class Leases:
                 entry = delivery.context
                 if entry.stored:
                     key = facts.place_key(lease.number, place)
-                    facts.LEASED.keep(unit, key, entry.sequence)
+                    facts.LEASED.put(unit, key, entry.sequence)
 
         try:
             await self._keep(lease, note)
@@ -446,7 +446,7 @@ class Leases:
                     done.append(delivery)
                     if lease.number and self.journal is not None:
                         key = facts.place_key(lease.number, place)
-                        facts.LEASED.forget(self.journal.loose, key)
+                        facts.LEASED.remove(self.journal.loose, key)
             if done:
                 lease.selective = True
                 self._settle(lease, done, Modified(undeliverable_here=True))
@@ -465,7 +465,7 @@ class Leases:
         count = len(lease.held)
         self._forget(lease)
         if lease.number and self.journal is not None:
-            await self.journal.keep(_nothing_more)
+            await self.journal.write(_nothing_more)
         return count
 
     # --- Links ---
@@ -587,18 +587,18 @@ class Leases:
                 lease.ttl_s,
                 lease.id,
             )
-            facts.LEASES.keep(unit, facts.key_of(lease.number), known)
+            facts.LEASES.put(unit, facts.key_of(lease.number), known)
             if note is not None:
                 note(unit)
 
-        await self.journal.keep(fill)
+        await self.journal.write(fill)
 
     def _end(self, lease: Lease, done: list[_Delivery | None], outcome: Outcome) -> None:
         """Settle the first messages of *lease*, which are *done*, with *outcome*."""
         if lease.number and self.journal is not None:
             unit = self.journal.loose
             for place in range(lease.first, lease.first + len(done)):
-                facts.LEASED.forget(unit, facts.place_key(lease.number, place))
+                facts.LEASED.remove(unit, facts.place_key(lease.number, place))
         del lease.held[: len(done)]
         lease.first += len(done)
         self._settle(lease, [delivery for delivery in done if delivery is not None], outcome)
@@ -626,12 +626,12 @@ class Leases:
         lease.queue.conclude_left(held, partial(self._release, lease))
         lease.subscription.end()
         if lease.number and self.journal is not None:
-            facts.LEASES.forget(self.journal.loose, facts.key_of(lease.number))
+            facts.LEASES.remove(self.journal.loose, facts.key_of(lease.number))
 
     def _release(self, lease: Lease, numbered: tuple[int, _Delivery | None]) -> None:
         place, delivery = numbered
         if lease.number and self.journal is not None:
-            facts.LEASED.forget(self.journal.loose, facts.place_key(lease.number, place))
+            facts.LEASED.remove(self.journal.loose, facts.place_key(lease.number, place))
         if delivery is not None:
             self._settle(lease, [delivery], RELEASED)
 
@@ -672,7 +672,7 @@ class Leases:
             known = facts.LEASES.decode(value)
             node = nodes.get(known.node)
             if node is None or node.leased_queue is None:
-                facts.LEASES.forget(journal.loose, key)
+                facts.LEASES.remove(journal.loose, key)
                 continue
             lease = found[number] = self._make(node, known.name, number, known.id)
             self._leases.setdefault(node, {})[known.name] = lease
@@ -685,7 +685,7 @@ class Leases:
             lease_of = found.get(facts.number_of(key))
             place = facts.place_of(key)
             if lease_of is None or not lease_of.first <= place < lease_of.next:
-                facts.LEASED.forget(journal.loose, key)
+                facts.LEASED.remove(journal.loose, key)
                 continue
             queue = lease_of.queue
             sequence = facts.LEASED.decode(value)

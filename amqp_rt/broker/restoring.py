@@ -74,7 +74,7 @@ async def _restore_ids(journal: Journal, services: Services, nodes: Mapping[int,
         if node is not None and node.intake.duplicates is not None:
             node.intake.duplicates.restore(key, value)
         else:
-            facts.DUPLICATES.forget(journal.loose, key)
+            facts.DUPLICATES.remove(journal.loose, key)
     for duplicates in services.windows:
         duplicates.expire()
 
@@ -89,7 +89,7 @@ async def _restore_facts(journal: Journal, spaces: VirtualHosts, nodes: Mapping[
                     node.restore_fact(kind, key, kind.decode(value))
                 else:
                     # The node was deleted while this fact was being written.
-                    kind.forget(journal.loose, key)
+                    kind.remove(journal.loose, key)
     for node in nodes.values():
         node.restored()
 
@@ -109,7 +109,7 @@ async def _restore_termini(journal: Journal, services: Services, nodes: Mapping[
             raise AmqpError(
                 f"the store has a terminus that this release does not understand: {error}"
             ) from error
-        facts.TERMINI.forget(journal.loose, key)
+        facts.TERMINI.remove(journal.loose, key)
     for key, value in await facts.DELIVERIES.read(journal):
         source = known.get(facts.number_of(key))
         sequence = facts.DELIVERIES.decode(value)
@@ -117,7 +117,7 @@ async def _restore_termini(journal: Journal, services: Services, nodes: Mapping[
         if queue is not None:
             await services.pager.fetch(journal, queue, sequence)
         if source is None or not source.restore_delivery(facts.part_of(key), sequence):
-            facts.DELIVERIES.forget(journal.loose, key)
+            facts.DELIVERIES.remove(journal.loose, key)
     seen: dict[int, dict[bytes, tuple[int, bytes]]] = {}
     for key, value in await facts.SEEN.read(journal):
         seen.setdefault(facts.number_of(key), {})[key] = facts.SEEN.decode(value)
@@ -126,7 +126,7 @@ async def _restore_termini(journal: Journal, services: Services, nodes: Mapping[
         if target is None or not target.restore_tags(values.values()):
             # A later terminus with this number must not take messages for duplicates of these.
             for key in values:
-                facts.SEEN.forget(journal.loose, key)
+                facts.SEEN.remove(journal.loose, key)
     for terminus in known.values():
         # The connection of its link ended with the process before.
         terminus.start_countdown()

@@ -342,7 +342,7 @@ class VirtualHost:
             if new:
                 number = services.number
                 fact = facts.node_fact(declared, self.name, implicit=implicit)
-                facts.NODES.keep(journal.loose, facts.key_of(number), fact)
+                facts.NODES.put(journal.loose, facts.key_of(number), fact)
             services.reserve_numbers(number, kind.numbers(declared))
         node = kind.make(self, declared, number=number, owner=owner, transient=transient, new=new)
         node.implicit = implicit

@@ -409,14 +409,14 @@ class KeptSource(Terminus):
         assert journal is not None
         unit = journal.loose
         if entry.stored:
-            facts.DELIVERIES.keep(unit, facts.key_of(self.number, tag), entry.sequence)
+            facts.DELIVERIES.put(unit, facts.key_of(self.number, tag), entry.sequence)
         unit.then(then, None, self._queue)
 
     def ended(self, delivery: OutgoingDelivery | Unsettled) -> None:
         """Remove the record of a delivery, in the unit that has its outcome."""
         journal = self.termini.journal
         if journal is not None:
-            facts.DELIVERIES.forget(journal.loose, facts.key_of(self.number, delivery.tag))
+            facts.DELIVERIES.remove(journal.loose, facts.key_of(self.number, delivery.tag))
 
     @property
     def unsettled_queue(self) -> MessageQueue | None:
@@ -607,7 +607,7 @@ class KeptTarget(Terminus):
 
         unit = Unit(refused)
         for slot in forgotten:
-            facts.SEEN.forget(unit, facts.slot_key(self.number, slot))
+            facts.SEEN.remove(unit, facts.slot_key(self.number, slot))
         unit.then(call)
         journal.add(unit)
 
@@ -647,7 +647,7 @@ class KeptTarget(Terminus):
             slot = self._slot % self.termini.limits.target_outcomes_max
             self._stored_tags[slot] = delivery.tag
             key = facts.slot_key(self.number, slot)
-            facts.SEEN.keep(unit, key, (self._slot, delivery.tag))
+            facts.SEEN.put(unit, key, (self._slot, delivery.tag))
 
     def deliveries(self) -> Iterable[tuple[FactKind[Any], bytes]]:
         return [(facts.SEEN, facts.slot_key(self.number, slot)) for slot in self._stored_tags]
@@ -841,7 +841,7 @@ class Termini:
             terminus.terms.priority,
             terminus.terms.exclusive,
         )
-        facts.TERMINI.keep(self.journal.loose, facts.key_of(terminus.number), fact)
+        facts.TERMINI.put(self.journal.loose, facts.key_of(terminus.number), fact)
 
     def forget(self, terminus: Terminus) -> None:
         """Remove *terminus*, which has ended."""

@@ -252,12 +252,12 @@ class Batch:
         self.moves.append(((node, sequence), (to, to_sequence), head))
         self.size += len(head)
 
-    def keep(self, kind: str, key: bytes, value: bytes) -> None:
+    def put_fact(self, kind: str, key: bytes, value: bytes) -> None:
         """Store a fact, replacing an earlier value of the same kind and key."""
         self.facts[kind, key] = value
         self.size += len(key) + len(value)
 
-    def forget(self, kind: str, key: bytes) -> None:
+    def remove_fact(self, kind: str, key: bytes) -> None:
         """Delete a fact, if it exists."""
         self.facts[kind, key] = None
         self.size += len(key)

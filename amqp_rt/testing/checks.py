@@ -437,9 +437,9 @@ def facts_are_kept_in_order_of_their_keys(store: Store) -> None:
 
     def fill(batch: Batch) -> None:
         for key in keys:
-            batch.keep("binding", key, b"value of " + key)
-        batch.keep("cursor", b"a", b"")
-        batch.keep("épingle", b"a", b"x")
+            batch.put_fact("binding", key, b"value of " + key)
+        batch.put_fact("cursor", b"a", b"")
+        batch.put_fact("épingle", b"a", b"x")
 
     _commit(store, fill)
     for _ in range(2):
@@ -450,13 +450,13 @@ def facts_are_kept_in_order_of_their_keys(store: Store) -> None:
         _reopen(store)
 
     def change(batch: Batch) -> None:
-        batch.keep("binding", b"a", b"new")
-        batch.forget("binding", b"b")
-        batch.forget("binding", b"unknown")
-        batch.keep("cursor", b"b", b"1")
-        batch.forget("cursor", b"b")
-        batch.forget("cursor", b"a")
-        batch.keep("cursor", b"a", b"2")
+        batch.put_fact("binding", b"a", b"new")
+        batch.remove_fact("binding", b"b")
+        batch.remove_fact("binding", b"unknown")
+        batch.put_fact("cursor", b"b", b"1")
+        batch.remove_fact("cursor", b"b")
+        batch.remove_fact("cursor", b"a")
+        batch.put_fact("cursor", b"a", b"2")
 
     _commit(store, change)
     for _ in range(2):
@@ -572,7 +572,7 @@ def clearing_forgets_messages_pieces_and_chunks(store: Store) -> None:
         batch.piece(1, 300, 0, b"piece")
         batch.put(1, 300, b"", b"")
         batch.piece(1, 301, 0, b"piece")
-        batch.keep("node", b"1", b"stays")
+        batch.put_fact("node", b"1", b"stays")
 
     _commit(store, fill)
     _fill(store, 2, 1)
@@ -635,7 +635,7 @@ def what_no_store_can_keep_is_refused(store: Store) -> None:
         lambda batch: batch.piece(0, 0, 0, large),
         lambda batch: batch.piece(0, 0, PIECE_MAX + 1, b"x"),
         lambda batch: batch.piece(0, 0, 0, b""),
-        lambda batch: batch.keep("kind", b"key", large),
+        lambda batch: batch.put_fact("kind", b"key", large),
         lambda batch: batch.append(0, Chunk(0, 1, 0, 0, large)),
         lambda batch: batch.append(0, Chunk(0, 0, 0, 0, b"")),
         lambda batch: batch.append(0, Chunk(SEQUENCE_MAX, 1, 0, 0, b"")),

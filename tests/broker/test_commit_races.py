@@ -186,7 +186,7 @@ async def test_what_is_remembered_of_links_that_are_not_there_is_forgotten() -> 
         await broker.declare(Queue("q"))
         assert broker.host.journal is not None
         for kind in (facts.SEEN.name, facts.DELIVERIES.name):
-            broker.host.journal.loose.keep(kind, (77).to_bytes(4, "big") + b"tag", bytes(8))
+            broker.host.journal.loose.put_fact(kind, (77).to_bytes(4, "big") + b"tag", bytes(8))
     async with Broker(store=store, executor=Stalls()) as broker:
         await broker.host.wait_kept()
         assert store.facts(facts.SEEN.name) == store.facts(facts.DELIVERIES.name) == []

@@ -42,7 +42,7 @@ async def test_what_waits_for_room_at_the_end_is_in_the_last_commit(
         # The first makes room and cannot be refused; the second comes behind it.
         for name, refusal in (("first", None), ("second", refused)):
             unit = Unit(refusal)
-            unit.keep("kind", name.encode(), b"")
+            unit.put_fact("kind", name.encode(), b"")
             unit.then(lambda name=name: ended.append(name))  # type: ignore[misc]
             journal.add(unit)
         await trio.sleep(0.5)

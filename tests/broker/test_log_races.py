@@ -209,7 +209,7 @@ async def test_facts_of_logs_that_are_gone_are_dropped_at_the_start() -> None:
         broker.host.space().delete("log")
         await broker.host.wait_kept()
         assert list(store.facts(CURSORS.name)) == []
-        broker.host.journal.loose.keep(CURSORS.name, key, value)
+        broker.host.journal.loose.put_fact(CURSORS.name, key, value)
     async with Broker(store=store) as broker:
         await broker.host.wait_kept()
         assert list(store.facts(CURSORS.name)) == []

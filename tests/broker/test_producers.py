@@ -357,7 +357,7 @@ async def test_a_queue_that_was_stored_with_one_option_for_both_has_both(tmp_pat
         fields = {"name": "q", "check_properties": True}
         value = msgspec.msgpack.encode(["", "queue", fields])
         ((key, _),) = await journal.call(journal.store.facts, "node")
-        await journal.keep(lambda unit: unit.keep("node", key, value))
+        await journal.write(lambda unit: unit.put_fact("node", key, value))
     async with Broker(store=path) as broker:
         (queue,) = broker.nodes()
         assert isinstance(queue, Queue)

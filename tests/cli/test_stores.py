@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     for sequence in range(100):
         batch = Batch()
         batch.put(sequence % 2, sequence, b"head", bytes(1000))
-        batch.keep("fact", b"%d" % sequence, b"")
+        batch.put_fact("fact", b"%d" % sequence, b"")
         kept.commit(batch)
     kept.close()
     return kept.path

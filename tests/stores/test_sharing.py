@@ -81,7 +81,7 @@ def test_a_payload_for_a_hundred_queues_is_written_once(store: SQLiteStore, spil
 def test_a_payload_is_written_once_although_it_takes_several_batches(store: SQLiteStore) -> None:
     payload = bytes(MIB)
     share(store, payload, range(2))
-    commit(store, lambda batch: batch.keep("kind", b"between", b""))
+    commit(store, lambda batch: batch.put_fact("kind", b"between", b""))
     for node in range(2, 20):
         share(store, payload, range(node, node + 1))
     assert (count(store, "pieces"), count(store, "bodies")) == (1, 20)

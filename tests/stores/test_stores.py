@@ -195,10 +195,10 @@ class Model(RuleBasedStateMachine):
         for key in data.draw(st.sets(st.sampled_from([b"a", b"b", b"\xff"]))):
             value = data.draw(st.none() | DATA)
             if value is None:
-                batch.forget("kind", key)
+                batch.remove_fact("kind", key)
                 self.facts.pop(("kind", key), None)
             else:
-                batch.keep("kind", key, value)
+                batch.put_fact("kind", key, value)
                 self.facts["kind", key] = value
         for log in data.draw(st.lists(NODES, max_size=3)):
             chunks, end = logs.get(log, ([], 0))

@@ -69,7 +69,7 @@ class Arrived:
         """Add the ids of durable messages to *unit*, which keeps the messages."""
         if self._durable:
             self.key = self._window.next_key()
-            DUPLICATES.keep(unit, self.key, (self.at, self._durable))
+            DUPLICATES.put(unit, self.key, (self.at, self._durable))
         unit.then(self.kept, self.refused)
 
     def kept(self) -> None:
@@ -230,7 +230,7 @@ class Duplicates:
     def _forget(self, arrived: Arrived) -> None:
         self._remove(arrived)
         if arrived.key is not None and self._journal is not None:
-            DUPLICATES.forget(self._journal.loose, arrived.key)
+            DUPLICATES.remove(self._journal.loose, arrived.key)
             arrived.key = None
 
     def _remove(self, arrived: Arrived) -> None:

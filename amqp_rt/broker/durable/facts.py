@@ -51,13 +51,13 @@ class FactKind(Generic[T]):
         self._encode = encode
         self.decode = decode
 
-    def keep(self, unit: Unit, key: bytes, value: T) -> None:
+    def put(self, unit: Unit, key: bytes, value: T) -> None:
         """Add the fact to *unit*; it replaces an earlier one of that key."""
-        unit.keep(self.name, key, self._encode(value))
+        unit.put_fact(self.name, key, self._encode(value))
 
-    def forget(self, unit: Unit, key: bytes) -> None:
+    def remove(self, unit: Unit, key: bytes) -> None:
         """Delete the fact in *unit*, if there is one."""
-        unit.forget(self.name, key)
+        unit.remove_fact(self.name, key)
 
     async def read(self, journal: Journal) -> list[tuple[bytes, bytes]]:
         """Return the keys and encoded values of all facts in the store, in the order of the keys."""

@@ -197,11 +197,11 @@ class Unit:
     def remove(self, node: int, sequence: int) -> None:
         self._changes.append((Batch.remove, (node, sequence)))
 
-    def keep(self, kind: str, key: bytes, value: bytes) -> None:
-        self._changes.append((Batch.keep, (kind, key, value)))
+    def put_fact(self, kind: str, key: bytes, value: bytes) -> None:
+        self._changes.append((Batch.put_fact, (kind, key, value)))
 
-    def forget(self, kind: str, key: bytes) -> None:
-        self._changes.append((Batch.forget, (kind, key)))
+    def remove_fact(self, kind: str, key: bytes) -> None:
+        self._changes.append((Batch.remove_fact, (kind, key)))
 
     def clear(self, node: int) -> None:
         self._changes.append((Batch.clear, (node,)))
@@ -360,7 +360,7 @@ class Journal:
         unit.then(call)
         self.add(unit)
 
-    async def keep(self, fill: Callable[[Unit], None]) -> None:
+    async def write(self, fill: Callable[[Unit], None]) -> None:
         """Write the changes that *fill* adds to a unit, and wait until they are on the disk.
 
         Raises:

@@ -319,7 +319,7 @@ class Pager:
                 continue
             if journal is None or not queue.paging.count or queue.paging.first >= before:
                 return done
-            await journal.keep(_nothing)
+            await journal.write(_nothing)
             waiting = self._waiting.setdefault(queue, _Waiting())
             queue.paging.read_on()
             if queue.paging.count:

@@ -260,7 +260,7 @@ class Node:
         journal = self.services.journal
         if self.number and journal is not None:
             fact = facts.node_fact(self.declared, self.space.name, implicit=self.implicit)
-            facts.NODES.keep(journal.loose, facts.key_of(self.number), fact)
+            facts.NODES.put(journal.loose, facts.key_of(self.number), fact)
 
     def seal(self) -> None:
         """Let only the broker itself append from now on, to record events of messages.
@@ -418,9 +418,9 @@ class Node:
         journal = self.services.journal
         if terminus.number and journal is not None:
             unit = journal.loose
-            facts.TERMINI.forget(unit, facts.key_of(terminus.number))
+            facts.TERMINI.remove(unit, facts.key_of(terminus.number))
             for kind, key in terminus.deliveries():
-                kind.forget(unit, key)
+                kind.remove(unit, key)
             self.delete_stored_terminus(unit, terminus)
         if self.lifetime is not None:
             self.end_if_due()
@@ -498,7 +498,7 @@ class Node:
 
     def delete_stored(self, unit: Unit) -> None:
         """Remove the node and its messages from the store."""
-        facts.NODES.forget(unit, facts.key_of(self.number))
+        facts.NODES.remove(unit, facts.key_of(self.number))
         unit.clear(self.number)
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class LogNode(Node):
         )
         services.logs[log] = node
         if new and services.journal is not None:
-            facts.INCARNATIONS.keep(services.journal.loose, facts.key_of(number), log.incarnation)
+            facts.INCARNATIONS.put(services.journal.loose, facts.key_of(number), log.incarnation)
             node._begin_era()
         return node
 
@@ -139,7 +139,7 @@ class LogNode(Node):
         log, journal = self.held, self.services.journal
         if self.number and log.storage is not None and journal is not None:
             log.begin_era(self.services.era)
-            facts.ERAS.keep(journal.loose, facts.key_of(self.number), log.eras)
+            facts.ERAS.put(journal.loose, facts.key_of(self.number), log.eras)
 
     # --- State ---
 
@@ -179,11 +179,11 @@ class LogNode(Node):
     def delete_stored(self, unit: Unit) -> None:
         log, number = self.held, self.number
         for kind in (facts.NODES, facts.INCARNATIONS, facts.ERAS):
-            kind.forget(unit, facts.key_of(number))
+            kind.remove(unit, facts.key_of(number))
         for name in log.cursors:
-            facts.CURSORS.forget(unit, facts.name_key(number, name))
+            facts.CURSORS.remove(unit, facts.name_key(number, name))
         for name in log.holds:
-            facts.HOLDS.forget(unit, facts.name_key(number, name))
+            facts.HOLDS.remove(unit, facts.name_key(number, name))
         for partition in log.partitions:
             unit.clear(partition.number)
 
@@ -201,7 +201,7 @@ class LogNode(Node):
         log.sweep()
         for holder in log.holds.expire(log.wall()):
             if self.number and journal is not None:
-                facts.HOLDS.forget(journal.loose, facts.name_key(self.number, holder))
+                facts.HOLDS.remove(journal.loose, facts.name_key(self.number, holder))
 
     # --- Operators ---
 
@@ -370,16 +370,16 @@ class LogNode(Node):
                 note()
             elif value is not None:
                 # The log was deleted in the meantime, when it did not have this fact yet.
-                kind.forget(journal.loose, key)
+                kind.remove(journal.loose, key)
 
         def fill(unit: Unit) -> None:
             if value is None:
-                kind.forget(unit, key)
+                kind.remove(unit, key)
             else:
-                kind.keep(unit, key, value)
+                kind.put(unit, key, value)
             unit.then(kept)
 
-        await journal.keep(fill)
+        await journal.write(fill)
 
 
 class PartitionNode(LogNode):

@@ -143,7 +143,7 @@ class LogStorage:
     async def trim(self, partition: Partition, keep: int) -> tuple[int, int]:
         """Drop the chunks before *keep*; return the first remaining offset, and the bytes."""
         journal, number = self.journal, partition.number
-        await journal.keep(lambda unit: unit.trim(number, keep))
+        await journal.write(lambda unit: unit.trim(number, keep))
         first, _, size = await journal.call(journal.store.extent, number)
         return first, size
 

@@ -229,7 +229,7 @@ class Commits:
         if producer.destination.number and self._journal is not None:
             producer.deciding = True
             try:
-                await self._journal.keep(
+                await self._journal.write(
                     partial(
                         self._producers.keep,
                         producer=producer,

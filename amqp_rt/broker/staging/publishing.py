@@ -142,7 +142,7 @@ class Publishing:
                 sequences=sequences,
                 last=last and not waiting,
             )
-            await journal.keep(fill)
+            await journal.write(fill)
             if not waiting:
                 return last
 

@@ -97,7 +97,7 @@ class EpochProducers:
             )
         del producers[oldest.name]
         if oldest.destination.number and self._journal is not None:
-            facts.PRODUCERS.forget(self._journal.loose, _producer_key(oldest))
+            facts.PRODUCERS.remove(self._journal.loose, _producer_key(oldest))
 
     def keep_soon(self, producer: EpochProducer) -> None:
         """Write the state of *producer* with the next changes, or after its decision."""
@@ -118,7 +118,7 @@ class EpochProducers:
         """Add to *unit* that *producer* has committed *epoch* by *writes*; *publishing* is left to do."""
         numbers = [stage.number for stage in publishing]
         known = facts.ProducerFact(producer.runs, epoch, numbers, producer.used, writes)
-        facts.PRODUCERS.keep(unit, _producer_key(producer), known)
+        facts.PRODUCERS.put(unit, _producer_key(producer), known)
 
     def drop(
         self, producer: EpochProducer, stage: MessageStage, error: Error | None = None
@@ -138,7 +138,7 @@ class EpochProducers:
         if stage.number and self._journal is not None:
             unit = self._journal.loose
             unit.clear(stage.number)
-            facts.STAGES.forget(unit, facts.key_of(stage.number))
+            facts.STAGES.remove(unit, facts.key_of(stage.number))
         stage.entries.clear()
         self._area.grow(stage, -stage.bytes)
 
@@ -152,7 +152,7 @@ class EpochProducers:
         if number:
             assert self._journal is not None
             known = facts.StageFact(destination.number, claim, stage.began)
-            facts.STAGES.keep(self._journal.loose, facts.key_of(number), known)
+            facts.STAGES.put(self._journal.loose, facts.key_of(number), known)
         return stage
 
     def committed(self, destination: StagedNode, producer: str) -> int:
@@ -214,7 +214,7 @@ class EpochProducers:
         for key, value in await facts.PRODUCERS.read(journal):
             destination = destinations.get(facts.number_of(key))
             if destination is None:
-                facts.PRODUCERS.forget(journal.loose, key)
+                facts.PRODUCERS.remove(journal.loose, key)
                 continue
             kept = facts.PRODUCERS.decode(value)
             name = facts.name_of(key)
@@ -256,7 +256,7 @@ class EpochProducers:
             for stage in stages:
                 self.drop(producer, stage, error)
             if destination.number and self._journal is not None:
-                facts.PRODUCERS.forget(self._journal.loose, _producer_key(producer))
+                facts.PRODUCERS.remove(self._journal.loose, _producer_key(producer))
 
 
 def _producer_key(producer: EpochProducer) -> bytes:

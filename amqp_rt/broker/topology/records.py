@@ -89,11 +89,11 @@ class TopologyRecords:
 
     def _keep(self, kind: FactKind[list[Any]], key: bytes, fields: list[Any]) -> None:
         if self._host.journal is not None:
-            kind.keep(self._host.journal.loose, key, fields)
+            kind.put(self._host.journal.loose, key, fields)
 
     def _forget(self, kind: FactKind[list[Any]], key: bytes) -> None:
         if self._host.journal is not None:
-            kind.forget(self._host.journal.loose, key)
+            kind.remove(self._host.journal.loose, key)
 
     async def restore(self, journal: Journal) -> None:
         """Restore stored declarations: queues, exchanges, and then their bindings."""
@@ -109,7 +109,7 @@ class TopologyRecords:
                 except (AmqpError, ValueError, TypeError) as error:
                     # Its node or exchange does not exist any more, or this release does not know it.
                     _log.warning("a fact of the topology is dropped: %s", error)
-                    kind.forget(journal.loose, key)
+                    kind.remove(journal.loose, key)
 
     def _restore_queue(self, key: bytes, fields: list[Any]) -> None:
         virtual_host, name, auto_delete, arguments = fields

@@ -39,7 +39,7 @@ def check(engine: Engine) -> None:
         held += session._held
         for handle, link in session.links.items():
             assert link.handle == handle
-            assert not link.over
+            assert not link.ended
         for handle, link in session._remote.items():
             assert link.remote_handle == handle
             assert link.theirs.stage is Stage.ATTACHED

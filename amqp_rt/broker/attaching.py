@@ -274,11 +274,11 @@ class LinkAcceptor:
     ) -> None:
         """Accept *link* at *node*; the *first* link of a dynamic node is the one that it was created for."""
         kept = self._terminus(node, terms, sending, key, first=first)
-        on_left = node.abandon if first and kept is None else None
+        on_end = node.abandon if first and kept is None else None
         if sending:
-            self._accept_consumer(node, cast("SendingLink", link), terms, kept, on_left)
+            self._accept_consumer(node, cast("SendingLink", link), terms, kept, on_end)
         else:
-            self._accept_producer(node, cast("ReceivingLink", link), terms, kept, on_left)
+            self._accept_producer(node, cast("ReceivingLink", link), terms, kept, on_end)
 
     def _terminus(
         self, node: Node, terms: Terms, sending: bool, key: Key, *, first: bool
@@ -311,22 +311,22 @@ class LinkAcceptor:
         link: SendingLink,
         terms: Terms,
         kept: Terminus | None,
-        on_left: Callable[[], None] | None,
+        on_end: Callable[[], None] | None,
     ) -> None:
         properties = {**(terms.properties or {}), **node.properties(terms)}
         options: dict[str, Any] = {"properties": properties} if properties else {}
         if kept is not None:
-            if node.on_left is not None:
-                kept.on_end.append(partial(node.on_left, link))
+            if node.on_consumer_detached is not None:
+                kept.on_end.append(partial(node.on_consumer_detached, link))
             kept.accept_consumer(link, terms, **options)
             return
         batches = node.sends_batches(link)
         if batches:
             options["offered_capabilities"] = (RECORD_BATCHES,)
         endpoint = node.consume(terms, batches=batches)
-        node.watch_link(endpoint, on_left)
-        if node.on_left is not None:
-            endpoint.on_left.append(partial(node.on_left, link))
+        node.watch_link(endpoint, on_end)
+        if node.on_consumer_detached is not None:
+            endpoint.on_end.append(partial(node.on_consumer_detached, link))
         link.accept(
             endpoint,
             source=terms.source,
@@ -341,7 +341,7 @@ class LinkAcceptor:
         link: ReceivingLink,
         terms: Terms,
         kept: Terminus | None,
-        on_left: Callable[[], None] | None,
+        on_end: Callable[[], None] | None,
     ) -> None:
         limits = self._services.limits
         producer = node.produce()
@@ -354,7 +354,7 @@ class LinkAcceptor:
             # Larger messages are written to the store while they arrive.
             options["max_message_size"] = limits.streaming_message_size_max
             options["stream_above"] = limits.message_size_max
-        node.watch_link(producer, on_left)
+        node.watch_link(producer, on_end)
         if kept is None:
             link.accept(producer, source=terms.source, target=terms.target, **options)
         else:
@@ -368,7 +368,7 @@ class LinkAcceptor:
             return self._services.termini.shared_key(space.name, link, terminus)
         return self._services.termini.key(space.name, link)
 
-    def recall(self, link: SendingLink) -> Source | None:
+    def kept_source(self, link: SendingLink) -> Source | None:
         """Return the source kept for *link*, whose peer gives none; None if none is kept.
 
         Raises:
@@ -385,7 +385,7 @@ class LinkAcceptor:
             )
         return msgspec.structs.replace(kept.kept)
 
-    def takes_over(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
+    def kept_terminus(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
         """Return the terminus kept under the name of *link* for any user; None if there is none."""
         terminus = link.source if link.role == SENDER else link.target
         if not isinstance(terminus, Source | Target):

@@ -102,7 +102,7 @@ class BrokerHost:
         self._acceptor = LinkAcceptor(services, self.spaces)
         self._sweeper = Sweeper(services)
         if journal is not None:
-            journal.on_given_up = self._detach_consumers
+            journal.on_failure = self._detach_consumers
             journal.on_fault = self.fail
             journal.on_end = self.turns.finish
 
@@ -137,17 +137,17 @@ class BrokerHost:
         """Accept or refuse *link*; return False if its address is not ours."""
         return self._acceptor.attach(link)
 
-    def recall(self, link: SendingLink) -> Source | None:
+    def kept_source(self, link: SendingLink) -> Source | None:
         """Return the source kept for *link*, whose peer gives none; None if none is kept.
 
         Raises:
             AmqpError: It is that of a shared subscription with attached links.
         """
-        return self._acceptor.recall(link)
+        return self._acceptor.kept_source(link)
 
-    def takes_over(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
+    def kept_terminus(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
         """Return the terminus kept under the name of *link* for any user; None if there is none."""
-        return self._acceptor.takes_over(link)
+        return self._acceptor.kept_terminus(link)
 
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
         """Return the endpoint for messages to *address* on *link*, which has an anonymous terminus.

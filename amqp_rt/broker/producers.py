@@ -472,7 +472,7 @@ class Producer(Inlet):
         #: Terminus whose endpoint this is; None if the terminus is not kept.
         self.keeper: TargetKeeper | None = None
         #: Functions called when the link has ended, if the terminus is not kept.
-        self.on_left: list[Callable[[], None]] = []
+        self.on_end: list[Callable[[], None]] = []
 
     def admits(self, size: int) -> bool:
         """Return whether *size* bytes fit; messages with credit have their room already."""
@@ -545,9 +545,9 @@ class Producer(Inlet):
         if self.keeper is not None:
             self.keeper.end_link(link, closed)
         # The functions refer to this object: without them no cycle keeps the link in memory.
-        called, self.on_left = self.on_left, []
-        for on_left in called:
-            on_left()
+        called, self.on_end = self.on_end, []
+        for on_end in called:
+            on_end()
         # Deliveries refer to their link; those waiting for the disk are settled independently.
         link.unsettled = []
 

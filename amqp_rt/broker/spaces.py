@@ -514,13 +514,15 @@ class VirtualHost:
         """
         return attached_links(self.get(name).consumers())
 
-    def watch_consumers(self, name: str, on_left: Callable[[SendingLink], None]) -> None:
-        """Call *on_left* with the link of each consumer that leaves the node.
+    def watch_consumers(
+        self, name: str, on_consumer_detached: Callable[[SendingLink], None]
+    ) -> None:
+        """Call *on_consumer_detached* with the link of each consumer that leaves the node.
 
         Raises:
             AmqpError: There is no such node.
         """
-        self.get(name).on_left = on_left
+        self.get(name).on_consumer_detached = on_consumer_detached
 
     def publish(self, address: str, payload: bytes) -> None:
         """Put an encoded message into a node, from within the process.

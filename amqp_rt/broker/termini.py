@@ -363,7 +363,7 @@ class KeptSource(Terminus):
             # The peer does not have these. If it remembers the link they are delivered again,
             # otherwise the default-outcome agreed for that case applies.
             outcome = RELEASED if link.resumed else self._agreed_before
-            self.subscription.give_up(link.unknown, outcome)
+            self.subscription.end_unsettled(link.unknown, outcome)
 
     def end(self) -> None:
         if self.over:
@@ -371,7 +371,7 @@ class KeptSource(Terminus):
         memory, self.memory = self.memory, {}
         super().end()
         subscription = self.subscription
-        subscription.give_up((memory or {}).values(), subscription.default_outcome)
+        subscription.end_unsettled((memory or {}).values(), subscription.default_outcome)
         subscription.end()
         if self.link is None:
             subscription.keeper = None

@@ -115,7 +115,7 @@ class MessageTopic:
         self.stored: dict[int, int] = {}
         #: Subscription → function called with the error when it is ended because its backlog is
         #: full, so that a peer that attaches again gets the error.
-        self.given_up: dict[int, Callable[[Error], None]] = {}
+        self.on_end_slow: dict[int, Callable[[Error], None]] = {}
         #: Number of messages that are being stored.
         self.pending = 0
         self._identities = 0
@@ -312,7 +312,7 @@ class MessageTopic:
         # Each queue counted its copy, but the topic has got only one message.
         counts.enqueued = before
         for identity in slow:
-            self._give_up(identity)
+            self._end_slow(identity)
 
     def _matches(self, wanted: FilterSet, entry: Entry) -> bool:
         """Return whether the filters *wanted* match *entry*, and count the work of that."""
@@ -397,7 +397,7 @@ class MessageTopic:
         queue = self._queues.pop(identity, None)
         self._order = None
         self._filters.pop(identity, None)
-        self.given_up.pop(identity, None)
+        self.on_end_slow.pop(identity, None)
         self.stored.pop(identity, None)
         if queue is None:
             return
@@ -436,10 +436,10 @@ class MessageTopic:
         subscription = self._queues[identity].subscribe(
             default_outcome=default_outcome, outcomes=outcomes, settled=settled
         )
-        subscription.on_left.append(partial(self.close, identity))
+        subscription.on_end.append(partial(self.close, identity))
         return subscription
 
-    def _give_up(self, identity: int) -> None:
+    def _end_slow(self, identity: int) -> None:
         queue = self._queues.get(identity)
         if queue is None:
             return
@@ -449,13 +449,13 @@ class MessageTopic:
         )
         # Collected before closing, which removes the links from their subscriptions.
         links = [each.link for each in queue.consumers.values()]
-        on_given_up = self.given_up.get(identity)
+        on_end_slow = self.on_end_slow.get(identity)
         self.close(identity)
         for link in links:
             if link.attached:
                 link.detach(error)
-        if on_given_up is not None:
-            on_given_up(error)
+        if on_end_slow is not None:
+            on_end_slow(error)
 
     def sweep(self) -> None:
         """Drop expired messages at the front of each queue; of many queues in later turns."""
@@ -484,7 +484,7 @@ class MessageTopic:
         self._queues.clear()
         self._order = None
         self._filters.clear()
-        self.given_up.clear()
+        self.on_end_slow.clear()
         self.stored.clear()
         # No subscription is left to store them for, but their senders have to be answered.
         self.stage_all()
@@ -633,10 +633,10 @@ class TopicLedger:
     ) -> None:
         topic = self._topic
 
-        def answer(say: Callable[[IncomingDelivery], None]) -> None:
+        def answer(settle: Callable[[IncomingDelivery], None]) -> None:
             topic.pending -= len(entries)
             for delivery in deliveries:
-                say(delivery)
+                settle(delivery)
             if done is not None:
                 done()
 

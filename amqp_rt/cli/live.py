@@ -252,7 +252,7 @@ async def trace_live(
         ConnectFailed: *listen* cannot be listened on.
     """
     live = _Live(url, tls, drawing, kept)
-    door = ConnectionLimiter(DEFAULT_LIMITS)
+    limiter = ConnectionLimiter(DEFAULT_LIMITS)
     async with trio.open_nursery() as nursery:
         if listen.scheme == "amqp+unix":
             listeners = [await open_unix(listen.path)]
@@ -263,7 +263,7 @@ async def trace_live(
         await nursery.start(signalled, nursery.cancel_scope.cancel)
         serve = partial(live.serve, nursery=nursery)
         for listener in listeners:
-            nursery.start_soon(partial(serve_socket, listener, door, serve, nursery=nursery))
+            nursery.start_soon(partial(serve_socket, listener, limiter, serve, nursery=nursery))
         click.echo(
             f"listening on {where}, passing on to {url}: connect there; Ctrl-C ends it", err=True
         )

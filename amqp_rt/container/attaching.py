@@ -131,7 +131,7 @@ class Attaching:
             return None
         for host in self._home.hosts:
             try:
-                link.source = host.recall(cast("SendingLink", link))
+                link.source = host.kept_source(cast("SendingLink", link))
             except AmqpError as error:
                 return Error.of(error)
             if link.source is not None:
@@ -187,7 +187,7 @@ class Attaching:
         if refused is not None or link.peer.trusted or not self._home.permissions.guarded:
             return refused
         taken: list[Source | Target | Coordinator | Error | None] = [
-            host.takes_over(link) for host in self._home.hosts
+            host.kept_terminus(link) for host in self._home.hosts
         ]
         old = self._links.get(_identity(link)) if link.peer.user is None else None
         if old is not None and old.connection is not link.connection and old.attached:

@@ -145,7 +145,7 @@ class Session:
         self._ended = False
 
     @property
-    def going(self) -> bool:
+    def ending(self) -> bool:
         """Whether the session or its connection is ending, so that its links end with it."""
         return self.core is None or bool(self.core.ended) or self.connection.engine_over
 
@@ -179,7 +179,7 @@ class Session:
 
         Does nothing if the member or *core* has ended in the meantime.
         """
-        if member not in self._members or core is not self.core or self.going:
+        if member not in self._members or core is not self.core or self.ending:
             return
         if error is not None:
             member.lost(error)
@@ -237,7 +237,7 @@ class Session:
 
     def admitted(self, member: Member, core: EngineSession | None) -> None:
         """Attach *member* on *core*, now that the token that it waited for has been put."""
-        if member in self._members and core is self.core and core is not None and not self.going:
+        if member in self._members and core is self.core and core is not None and not self.ending:
             try:
                 member.attach(core)
             except LocalProtocolError as error:
@@ -268,7 +268,7 @@ class Session:
         self.connection.refuse_if_closed()
         if self._ended:
             raise SessionEnded("the session has ended")
-        if self.core is not None and not self.going:
+        if self.core is not None and not self.ending:
             self._attach(member)
         self._members[member] = None
 
@@ -511,10 +511,10 @@ class Connection:
     def lose(self, error: ConnectionLost) -> None:
         """End the connection permanently, and report *error* to all its sessions."""
         self.recovers = False
-        self._give_up(error)
+        self._fail_sessions(error)
         self._become("closed")
 
-    def _give_up(self, error: ConnectionLost) -> None:
+    def _fail_sessions(self, error: ConnectionLost) -> None:
         if self._error is None:
             self._error = error
             for session in list(self._sessions):
@@ -535,7 +535,7 @@ class Connection:
             self.lose(ConnectionLost("the connection was closed"))
         else:
             self._engine.close(error)
-            self._give_up(ConnectionLost("the connection was closed"))
+            self._fail_sessions(ConnectionLost("the connection was closed"))
 
     async def aclose(self) -> None:
         """Close, and wait for the peer's answer for as long as the engine allows.

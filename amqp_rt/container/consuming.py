@@ -107,7 +107,7 @@ class _Consumer:
         session = self.session
         if self._over:
             return
-        if session.going:
+        if session.ending:
             if not session.may_be_replaced:
                 self.over(gone(LinkDetached, error, self.route.address))
             return
@@ -203,7 +203,7 @@ class _Relay:
         """Handle the permanent loss of the session or the link."""
         if not self._answered.is_set():
             self.answered(error)
-        elif not self.session.going:
+        elif not self.session.ending:
             log.warning("replies cannot be sent any more: %s", error)
             self.session.connection.container.fail(error)
 
@@ -216,7 +216,7 @@ class _Relay:
     def detached(self, error: Error | None, closed: bool) -> None:
         """Handle the end of the link, by the peer or with the connection."""
         attached = self._answered.is_set()
-        if attached and self.session.going:
+        if attached and self.session.ending:
             return
         why = gone(LinkDetached if attached else LinkRefused, error, "the anonymous terminus")
         if not _returns(self, error, closed, why, attached=attached):

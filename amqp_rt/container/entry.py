@@ -222,14 +222,14 @@ class ConnectionEntry:
         connections = self._home.connection_nursery
         listeners = self._home.listener_nursery
         where = parse_url(url, listening=True)
-        door = ConnectionLimiter(self._home.limits, self._crowd)
+        limiter = ConnectionLimiter(self._home.limits, self._crowd)
         if where.scheme == "memory":
             try:
                 await listeners.start(
                     partial(serve_memory, nursery=connections),
                     self._home.network,
                     where.host,
-                    door,
+                    limiter,
                     partial(self.accept, scheme=where.scheme, profile=profile),
                 )
             except OSError as error:
@@ -237,7 +237,7 @@ class ConnectionEntry:
         elif where.scheme == "amqp+unix":
             listener = await open_unix(where.path)
             serve = partial(self.accept, scheme=where.scheme, profile=profile)
-            listeners.start_soon(self._serve_unix, listener, door, serve, where.path)
+            listeners.start_soon(self._serve_unix, listener, limiter, serve, where.path)
         else:
             if where.scheme == "sb":
                 raise ConnectFailed(
@@ -259,7 +259,9 @@ class ConnectionEntry:
                 self.accept, scheme=where.scheme, path=where.path or "/", profile=profile
             )
             for each in sockets:
-                listeners.start_soon(partial(serve_socket, each, door, serve, nursery=connections))
+                listeners.start_soon(
+                    partial(serve_socket, each, limiter, serve, nursery=connections)
+                )
             host, port = bound_address(sockets[0])
             where = msgspec.structs.replace(where, host=where.host or host, port=port)
         return str(where)
@@ -267,12 +269,12 @@ class ConnectionEntry:
     async def _serve_unix(
         self,
         listener: trio.SocketListener,
-        door: ConnectionLimiter,
+        limiter: ConnectionLimiter,
         serve: Callable[..., Awaitable[None]],
         path: str,
     ) -> None:
         try:
-            await serve_socket(listener, door, serve, nursery=self._home.connection_nursery)
+            await serve_socket(listener, limiter, serve, nursery=self._home.connection_nursery)
         finally:
             with suppress(OSError):
                 os.unlink(path)

@@ -275,7 +275,7 @@ class LinkHandler:
     """Handler of a ``@node.link`` for one link, which is detached when the handler returns."""
 
     #: Only the peer can attach again a link that it attached.
-    going = False
+    ending = False
     may_be_replaced = False
 
     def __init__(self, binding: RouteBinding) -> None:

@@ -97,7 +97,7 @@ class Owner(Protocol):
     """Owner of a link: a session of a connection, or the handler of a link of the peer's."""
 
     @property
-    def going(self) -> bool:
+    def ending(self) -> bool:
         """Whether the owner is ending, so that it decides whether its links attach again."""
 
     @property
@@ -341,7 +341,7 @@ class LinkHandle:
             self.changes.unpark_all()
             return
         self._stage = "waiting"
-        if self._session.going:
+        if self._session.ending:
             # The session decides whether the link is lost or attached on another one.
             if self._session.may_be_replaced:
                 self._remember(link)

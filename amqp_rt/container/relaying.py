@@ -20,7 +20,7 @@ from .profiles import address_for
 from .raising import Reject
 from .replies import ReplyLink
 from .routes import PREFETCH, RouteBinding
-from .serving import GIVEN_UP, Inbox, given_up, read_message
+from .serving import ABANDONED, Inbox, abandon, read_message
 
 
 class Forward:
@@ -250,8 +250,8 @@ class Relay:
             for target in self._targets.values():
                 for each in settled.intersection(target.waiting or ()):
                     # If the address turns out to be an rpc, its caller has given up.
-                    each.context = GIVEN_UP
-        others = [each for each in deliveries if not given_up(each)]
+                    each.context = ABANDONED
+        others = [each for each in deliveries if not abandon(each)]
         if others:
             for target in self._targets.values():
                 if target.endpoint is not None and not isinstance(

@@ -47,7 +47,7 @@ from .raising import RaisedOutcome, Reject
 from .routes import NO_DEADLINE, Deadline, ReplyPath, RouteBinding
 from .sending import make_message
 from .serving import (
-    GIVEN_UP,
+    ABANDONED,
     TURN_MESSAGES,
     TURN_S,
     Inbox,
@@ -499,7 +499,7 @@ class Replies:
         settled it.
         """
         arrived = delivery.context
-        if arrived is GIVEN_UP:
+        if arrived is ABANDONED:
             return
         binding = inbox.binding
         permissions = self.home.permissions

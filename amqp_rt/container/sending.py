@@ -164,7 +164,7 @@ class Receipt:
         return self._outcome is not None or self.error is not None
 
     @property
-    def said(self) -> Outcome | None:
+    def known_outcome(self) -> Outcome | None:
         """Outcome, if it is known."""
         return self._outcome
 

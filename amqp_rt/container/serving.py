@@ -55,7 +55,7 @@ TURN_MESSAGES: Final = 64
 TURN_S: Final = 0.001
 #: ``context`` of a request that its caller abandoned before it was started. Otherwise the ``context`` of a
 #: request is the time of its arrival while it waits, and its :class:`Worker` while it is processed.
-GIVEN_UP: Final = object()
+ABANDONED: Final = object()
 #: Least and most seconds before a link is asked for its unused credit (:meth:`Workers.rotate_unused_credit`).
 _ROTATION_MIN_S: Final = 0.005
 _ROTATION_MAX_S: Final = 0.5
@@ -306,7 +306,7 @@ class Inbox:
         if self.route.kind == "rpc":
             now = trio.current_time()
             for each in deliveries:
-                if each.context is not GIVEN_UP:
+                if each.context is not ABANDONED:
                     each.context = now
         self.waiting += deliveries
         if not self._open:
@@ -322,7 +322,7 @@ class Inbox:
     def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Cancel the handlers of requests that their callers have settled, which abandons them."""
         for each in deliveries:
-            given_up(each)
+            abandon(each)
 
     def on_flow(self, link: ReceivingLink) -> None:
         if self._window is not None:
@@ -398,7 +398,7 @@ class Inbox:
         self.waiting += kept
 
 
-def given_up(delivery: IncomingDelivery) -> bool:
+def abandon(delivery: IncomingDelivery) -> bool:
     """Abandon *delivery*, which its sender has settled, if it is a request to a handler.
 
     A running handler is cancelled, and a waiting request is not started.
@@ -410,9 +410,9 @@ def given_up(delivery: IncomingDelivery) -> bool:
     if isinstance(context, Worker):
         context.cancel()
     elif type(context) is float:
-        delivery.context = GIVEN_UP
+        delivery.context = ABANDONED
     else:
-        return context is GIVEN_UP
+        return context is ABANDONED
     return True
 
 

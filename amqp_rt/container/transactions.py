@@ -102,15 +102,15 @@ class Transaction:
         await control.wait_attached()
         receipt = control.request(Declare())
         try:
-            said: object = await receipt.outcome()
+            answer: object = await receipt.outcome()
         except trio.Cancelled:
             if not receipt.withdraw():
                 control.abandon_declare(receipt)
             raise
-        if not isinstance(said, Declared):
-            error = said.error if isinstance(said, Rejected) else None
+        if not isinstance(answer, Declared):
+            error = answer.error if isinstance(answer, Rejected) else None
             raise (error or Error("amqp:not-allowed", "it was not declared")).raised_as(AmqpError)
-        self._id = said.txn_id
+        self._id = answer.txn_id
         self._over = False
         control.declared.add(self)
         return self
@@ -293,13 +293,15 @@ class ControlLink(Sender):
             self.unwanted.add(receipt)
 
     def _undeclare(self, receipt: Receipt) -> None:
-        said = cast("Any", receipt.said)
-        if isinstance(said, Declared) and self.attached:
-            self.request(Discharge(said.txn_id, True))
+        answer = cast("Any", receipt.known_outcome)
+        if isinstance(answer, Declared) and self.attached:
+            self.request(Discharge(answer.txn_id, True))
 
     def _retire(self, receipt: Receipt) -> None:
         txn_id, retired = self._retiring.pop(receipt)
-        committed = receipt.said is not None and not isinstance(receipt.said, Rejected)
+        committed = receipt.known_outcome is not None and not isinstance(
+            receipt.known_outcome, Rejected
+        )
         for delivery, outcome in retired.items():
             if delivery.retract_outcome(txn_id) and committed:
                 delivery.settle(outcome)

@@ -64,8 +64,8 @@ class Link:
         self.remote_incomplete: bool = False
         #: Whether we attach with an unsettled map, its contents, and whether it is complete.
         self.resumes: bool = False
-        self.said: dict[Any, Any] = {}
-        self.said_all: bool = True
+        self.sent_unsettled: dict[Any, Any] = {}
+        self.sent_all: bool = True
         #: Whether both sides gave a map: a delivery absent from a side's map has no record there.
         self.resumed: bool = False
         #: One of the maps was incomplete (§2.6.13): the link sends no new deliveries, is suspended
@@ -88,7 +88,7 @@ class Link:
         self.available: int = 0
         #: Whether the link may have had deliveries. Ending one that never had any needs no search.
         self.used: bool = False
-        self._over: bool = False
+        self._ended: bool = False
         #: The engine itself has refused the peer's request: accepting it has no effect.
         self._denied: bool = False
         #: Why the link ended or we detached it, and whether the detach closed it.
@@ -116,9 +116,9 @@ class Link:
         return link_state(self.ours, self.theirs)
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """Whether the link has ended, by a detach or with its session."""
-        return self._over
+        return self._ended
 
     def refuse(self, error: Error) -> None:
         """Answer an attach request with null termini, then detach with *error* (§2.6.3).
@@ -129,7 +129,7 @@ class Link:
             LocalProtocolError: The link is attached already.
             EncodeError: *error* has no encoding.
         """
-        if self._over or self._denied:
+        if self._ended or self._denied:
             return
         if self.ours.stage is not DETACHED:
             raise LocalProtocolError(f"link {self.name!r} is attached already")
@@ -161,7 +161,7 @@ class Link:
         Raises:
             EncodeError: *error* has no encoding. Nothing was sent.
         """
-        if self._over or self.ours.stage is not ATTACHED:
+        if self._ended or self.ours.stage is not ATTACHED:
             return
         self._send_detach(error, closed=closed)
 
@@ -241,7 +241,7 @@ class Link:
         self.remote_unsettled = None
         self.resumed = self.resumes and remote is not None
         # A peer without a map remembers nothing, and in that sense its map is complete.
-        self.incomplete = remote is not None and (self.remote_incomplete or not self.said_all)
+        self.incomplete = remote is not None and (self.remote_incomplete or not self.sent_all)
         try:
             self._resume({} if remote is None else remote)
         except Fault as fault:
@@ -283,11 +283,11 @@ class Link:
 
     def end(self, error: Error | None, closed: bool) -> None:
         """End the link, for any cause, and notify its endpoint."""
-        if self._over:
+        if self._ended:
             return
         self.drop_queued()
         self.flush_batch()
-        self._over = True
+        self._ended = True
         self._cause = error
         self._closed = closed
         self.attached = False
@@ -355,7 +355,7 @@ class Link:
         properties: Mapping[object, object] | None,
         offered_capabilities: Sequence[str],
     ) -> bool:
-        if self._over or self._denied:
+        if self._ended or self._denied:
             # The link ended or was refused before its owner answered.
             endpoint.on_detached(self, self._cause, self._closed)
             return False

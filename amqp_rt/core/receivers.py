@@ -273,7 +273,7 @@ class ReceiverLink(Link):
         """
         if credit < 0 or credit > 0xFFFFFFFF:
             raise LocalProtocolError("credit is a number from 0 to 4294967295")
-        if self._over:
+        if self._ended:
             return
         promised = self.credit + self._excess
         self._excess = promised - credit if promised > credit else 0
@@ -296,7 +296,7 @@ class ReceiverLink(Link):
 
     def drain(self) -> None:
         """Ask the peer to use its credit now or give it back (§2.6.7). ``on_flow`` follows."""
-        if self._over:
+        if self._ended:
             return
         self.draining = True
         self.flow_due()
@@ -526,7 +526,7 @@ class ReceiverLink(Link):
                 if isinstance(delivery, Delivery) and self.resumed:
                     delivery.settled = True
                 self.unknown.append(entry)
-        self._reserved = len([tag for tag in self.said if tag in remote])
+        self._reserved = len([tag for tag in self.sent_unsettled if tag in remote])
         if self._reserved:
             self.flow_due()
 
@@ -662,7 +662,7 @@ class ReceiverLink(Link):
         for tag, entry in self._remembered.items():
             # If the map cannot name all of them, those named this time go last, so that each gets
             # its turn.
-            (in_vain if self.incomplete and tag in self.said else found)[tag] = entry
+            (in_vain if self.incomplete and tag in self.sent_unsettled else found)[tag] = entry
         for delivery in self.unsettled:
             if delivery.settled or not (delivery.complete or delivery.payload):
                 continue

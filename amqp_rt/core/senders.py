@@ -91,7 +91,7 @@ class Sending:
             return
         if self.complete:
             raise LocalProtocolError("the message is complete; it can no longer be aborted")
-        self.link.give_up(self)
+        self.link.abort(self)
 
     def settle(self, state: DeliveryState | None = None) -> None:
         """Settle, with a disposition to the peer if it has not settled already.
@@ -293,7 +293,7 @@ class SenderLink(Link):
 
     def continue_sending(self, sending: Sending, data: bytes, more: bool) -> None:
         """Send a further piece of an unfinished message; see ``Sending.write``."""
-        if self._over or not self.attached:
+        if self._ended or not self.attached:
             raise LocalProtocolError(f"link {self.name!r} is not attached")
         size = sending.size + len(data)
         if self.max_message_size and size > self.max_message_size:
@@ -310,7 +310,7 @@ class SenderLink(Link):
         if not more and self._resuming:
             self._queue_resuming()
 
-    def give_up(self, sending: Sending) -> None:
+    def abort(self, sending: Sending) -> None:
         """Abort an unfinished message; see ``Sending.abort``."""
         sending.complete = True
         sending.aborted = True
@@ -321,7 +321,7 @@ class SenderLink(Link):
             self.session.forget_outgoing(sending.delivery_id)
         if self._current is sending:
             self._current = None
-        if self._over or not self.attached:
+        if self._ended or not self.attached:
             return
         while self._queue and self._queue[-1].sending is sending:
             self._queue.pop()
@@ -462,7 +462,7 @@ class SenderLink(Link):
     def confirm(self, sending: Sending, outcome: DeliveryState | None) -> None:
         """Confirm the receiver's outcome, or *outcome* if the owner applied that instead."""
         sending.confirms = False
-        if self._over or not self.attached:
+        if self._ended or not self.attached:
             sending.settled = True
             return
         theirs = sending.state
@@ -621,7 +621,7 @@ class SenderLink(Link):
 
     def drained(self) -> None:
         """Give back unused credit if the peer drains and nothing is left to send (§2.6.7)."""
-        if not self.draining or self._over or (self._drain_answered and not self.credit):
+        if not self.draining or self._ended or (self._drain_answered and not self.credit):
             return
         if self._queue and not (
             self._queue[0].sending.delivery_id < 0 and self._unsent <= self._uncredited

@@ -257,9 +257,9 @@ class Session:
         frame = self.engine.frame_of(self.channel, attach)
         if link.resumes and not null_termini:
             room = self.engine.frame_size_out - len(frame) - _MAP_OVERHEAD
-            link.said, complete = fitting(link.states(), room, self.limits.unsettled_max)
-            link.said_all = complete
-            attach.unsettled = link.said
+            link.sent_unsettled, complete = fitting(link.states(), room, self.limits.unsettled_max)
+            link.sent_all = complete
+            attach.unsettled = link.sent_unsettled
             attach.incomplete_unsettled = not complete
             frame = self.engine.frame_of(self.channel, attach)
         if self._free_handles:

@@ -645,13 +645,13 @@ class Host(Protocol):
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
         """Accept or refuse *link*, now or later; return False if the address is not ours."""
 
-    def recall(self, link: SendingLink) -> Source | None:
+    def kept_source(self, link: SendingLink) -> Source | None:
         """Return the source kept for *link*, whose peer gives none; None if none is kept.
 
         An example is a durable subscription (Part 3 §3.5.5).
         """
 
-    def takes_over(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
+    def kept_terminus(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
         """Return the terminus that *link* would resume or end; None if there is none.
 
         The terminus is one that is kept for links of this name, for any user.

@@ -245,7 +245,11 @@ def _remove_stale(path: str) -> None:
 
 
 async def serve_socket(
-    listener: trio.SocketListener, door: ConnectionLimiter, serve: Serve, *, nursery: trio.Nursery
+    listener: trio.SocketListener,
+    limiter: ConnectionLimiter,
+    serve: Serve,
+    *,
+    nursery: trio.Nursery,
 ) -> None:
     """Accept connections into *nursery* until cancelled; then close the listener.
 
@@ -266,11 +270,11 @@ async def serve_socket(
                 continue
             exhausted = False
             host, address = _peer_of(stream)
-            nursery.start_soon(door.serve, stream, host, address, serve)
+            nursery.start_soon(limiter.serve, stream, host, address, serve)
 
 
 async def serve_memory(
-    network: MemoryNetwork, name: str, door: ConnectionLimiter, serve: Serve, *, nursery: trio.Nursery,
+    network: MemoryNetwork, name: str, limiter: ConnectionLimiter, serve: Serve, *, nursery: trio.Nursery,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:  # fmt: skip
     """Accept connections to a name in memory into *nursery* until cancelled.
@@ -285,7 +289,7 @@ async def serve_memory(
     async with listening as arrivals:
         task_status.started()
         async for stream in arrivals:
-            nursery.start_soon(door.serve, stream, "memory", f"memory://{name}", serve)
+            nursery.start_soon(limiter.serve, stream, "memory", f"memory://{name}", serve)
 
 
 def bound_address(listener: trio.SocketListener) -> tuple[str, int]:

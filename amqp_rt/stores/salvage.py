@@ -186,7 +186,7 @@ def read_tail(path: Path, start: int, *, everything: bool = False) -> Tail:
             others = [_header_before(order, data, one, stored)[0] for one in sums]
             frames.append(_Frame(False, (page, *others), commit))
             sums = [stored, after[0]]
-    return _judge(frames, start, path, everything=everything and sound)
+    return _classify(frames, start, path, everything=everything and sound)
 
 
 def _at(file: Any, offset: int, length: int) -> bytes:
@@ -195,7 +195,7 @@ def _at(file: Any, offset: int, length: int) -> bytes:
     return data
 
 
-def _judge(frames: list[_Frame], start: int, path: Path, *, everything: bool) -> Tail:
+def _classify(frames: list[_Frame], start: int, path: Path, *, everything: bool) -> Tail:
     commits = [n for n, frame in enumerate(frames) if frame.good and frame.commit]
     bad = next((n for n, frame in enumerate(frames) if not frame.good), len(frames))
     end = commits[-1] if commits else -1

@@ -327,7 +327,7 @@ def messages_may_share_a_payload(store: Store) -> None:
         batch.drop(5, 0, 9)
         batch.move(6, 1, 16, 2, b"h6, moved")
 
-    def judge(node: int, sequence: int, head: bytes) -> None:
+    def check_message(node: int, sequence: int, head: bytes) -> None:
         (found,) = store.messages(node, 0, 10, 2**40)
         assert (found.sequence, found.head, found.payload, found.pieces) == (
             sequence,
@@ -346,16 +346,16 @@ def messages_may_share_a_payload(store: Store) -> None:
     _commit(store, fill)
     for _ in range(2):
         for node in range(1, 8):
-            judge(node, 1, b"h%d" % node)
+            check_message(node, 1, b"h%d" % node)
         assert len(bodies) == 1, "equal numbers for what is shared"
         _reopen(store)
     _commit(store, change)
     for _ in range(2):
         assert store.messages(1, 0, 10, 2**40)[0].payload == b"its own"
-        judge(2, 1, b"h2, updated")
+        check_message(2, 1, b"h2, updated")
         assert [_sequences(store, node) for node in (3, 4, 5, 6)] == [[], [], [], []]
-        judge(16, 2, b"h6, moved")
-        judge(7, 1, b"h7")
+        check_message(16, 2, b"h6, moved")
+        check_message(7, 1, b"h7")
         assert len(bodies) == 1
         while store.tidy():
             pass

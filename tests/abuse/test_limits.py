@@ -723,7 +723,7 @@ def test_resume_sections_max(above: int) -> None:
     event.link.accept(  # type: ignore[union-attr]
         endpoint, unsettled={b"a": Unsettled(tag=b"a", payload=payload, complete=False)}
     )
-    assert event.link.said == {b"a": None if above else Received(10, 0)}  # type: ignore[union-attr]
+    assert event.link.sent_unsettled == {b"a": None if above else Received(10, 0)}  # type: ignore[union-attr]
     engine.receive(transfer(0, payload + b"\x00\x53\x75\xa0\x01y", tag=b"a", resume=True), 0.0)
     assert endpoint.deliveries[0].payload == payload + b"\x00\x53\x75\xa0\x01y"
 

@@ -57,10 +57,10 @@ class Bins:
         link.accept(self.sink)  # type: ignore[arg-type]
         return True
 
-    def recall(self, link: SendingLink) -> None:
+    def kept_source(self, link: SendingLink) -> None:
         return None
 
-    def takes_over(self, link: ReceivingLink | SendingLink) -> None:
+    def kept_terminus(self, link: ReceivingLink | SendingLink) -> None:
         return None
 
     def relay(self, address: str, link: ReceivingLink) -> None:

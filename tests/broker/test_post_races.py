@@ -37,7 +37,7 @@ def discharge(transaction: Any, *, fail: bool = False) -> Receipt:
 
 
 def outcome_of(receipt: Receipt) -> str:
-    said: Outcome | None = receipt.said
+    said: Outcome | None = receipt.known_outcome
     if isinstance(said, Rejected):
         return str(said.error and said.error.condition)
     return "none" if said is None else type(said).__name__.lower()

@@ -72,11 +72,11 @@ def test_a_source_of_null_gives_the_kept_one_back() -> None:
         peer = client.joined.server.peer
         desired_capabilities = ()
 
-    found = here.host.recall(Asking())  # type: ignore[arg-type]
+    found = here.host.kept_source(Asking())  # type: ignore[arg-type]
     assert found == first.link.source
     assert found is not first.link.source
     Asking.name = "other"
-    assert here.host.recall(Asking()) is None  # type: ignore[arg-type]
+    assert here.host.kept_source(Asking()) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.req("B19")

@@ -684,7 +684,7 @@ def test_a_topic_may_be_deleted_because_a_slow_subscriber_is_given_up() -> None:
     topic = topic_of(world)
     slow, *_ = gathering(world, SUBSCRIPTIONS)
     (identity, *_) = topic._queues
-    topic.given_up[identity] = lambda error: world.host.space().delete("t") and None
+    topic.on_end_slow[identity] = lambda error: world.host.space().delete("t") and None
     world.host.space().publish("t", Message(0).encode())
     slow.put(topic._passing[0].entry.copy_for_node())
     turns(world)

@@ -840,7 +840,7 @@ class BareHost:
     def relay(self, address: str, link: Any) -> None:
         return None
 
-    def takes_over(self, link: Any) -> None:
+    def kept_terminus(self, link: Any) -> None:
         return None
 
     def own_name(self, address: str, virtual_host: str) -> str:
@@ -853,7 +853,7 @@ class BareHost:
     def refuse_post(self, link: Any, delivery: Any, outcome: Any) -> bool:
         return False
 
-    def recall(self, link: Any) -> None:
+    def kept_source(self, link: Any) -> None:
         return None
 
     def attach(self, link: Any) -> bool:

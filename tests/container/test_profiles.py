@@ -275,10 +275,10 @@ class NoHost:
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
         return False
 
-    def recall(self, link: SendingLink) -> None:
+    def kept_source(self, link: SendingLink) -> None:
         return None
 
-    def takes_over(self, link: ReceivingLink | SendingLink) -> None:
+    def kept_terminus(self, link: ReceivingLink | SendingLink) -> None:
         return None
 
     def relay(self, address: str, link: ReceivingLink) -> Any:

@@ -181,6 +181,6 @@ def test_a_window_of_nothing_lets_control_frames_through() -> None:
     sending = link.send(b"x")
     link.detach()
     joined.pump()
-    assert link.over
+    assert link.ended
     assert link.unsettled == [sending]
     assert link.session.next_outgoing_id == 0

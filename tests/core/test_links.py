@@ -106,7 +106,7 @@ def test_a_refused_link_is_heard_as_detached_only(role: str) -> None:
     assert error is not None
     assert error.condition == "amqp:not-found"
     assert closed
-    assert link.over
+    assert link.ended
     again = session.attach_sender("l", Recorder(), target=Q)
     assert again.handle == link.handle
 
@@ -916,7 +916,7 @@ def test_every_endpoint_hears_once_that_its_link_is_over(how: str) -> None:
     assert len(theirs.detached) == 1
     assert not endpoint.detached[0][1]
     assert len(link.unsettled) == 1
-    assert link.over
+    assert link.ended
     with pytest.raises(LocalProtocolError):
         link.send(b"x")
     link.detach()

@@ -951,7 +951,7 @@ def test_each_unsettled_delivery_gets_its_turn_in_a_map_that_cannot_name_all() -
     engine.frame_size_out = 512
     link = asked(engine, sends=True, unsettled={tag(7): None}, incomplete_unsettled=True)
     link.accept(Recorder(), unsettled=memory)
-    named = list(link.said)
+    named = list(link.sent_unsettled)
     assert link.incomplete
     assert named == [tag(n) for n in range(len(named))]
     assert 20 < len(named) < 100
@@ -1001,7 +1001,7 @@ def test_states_that_are_too_large_for_a_map_are_said_later() -> None:
         Recorder(),
         unsettled={tag(1): Unsettled(tag=tag(1), state=large, payload=PAYLOAD, complete=True)},
     )
-    assert link.said == {tag(1): None}
+    assert link.sent_unsettled == {tag(1): None}
     assert not link.incomplete
     engine.take()
     engine.receive(transfer(0, PAYLOAD, tag=tag(1), resume=True), 0.0)

@@ -86,9 +86,9 @@ class Arrived:
         waiting, self._waiting = self._waiting, None
         self.key = None
         self._window.drop(self)
-        given_up = self._window.given_up
+        store_failed = self._window.store_failed
         for delivery in waiting or ():
-            if given_up:
+            if store_failed:
                 # The original may be present when the store is opened again.
                 delivery.link.detach(_IN_DOUBT)
             else:
@@ -136,7 +136,7 @@ class Duplicates:
         return len(self._known)
 
     @property
-    def given_up(self) -> bool:
+    def store_failed(self) -> bool:
         """Whether the store has failed, so that the last messages may or may not have been kept."""
         return self._journal is not None and self._journal.failure is not None
 

@@ -265,7 +265,7 @@ class Journal:
         #: The error for which the store has been given up; None while it works.
         self.failure: AmqpError | None = None
         #: Called with the error for links whose outcomes can no longer be stored.
-        self.on_given_up: Callable[[Error], None] | None = None
+        self.on_failure: Callable[[Error], None] | None = None
         #: Called with an exception raised by a call of a unit, and the owner of that call.
         self.on_fault: Callable[[object, Exception], object] = _log_fault
         #: Called before the last commit, to add the changes that belong to it.
@@ -556,8 +556,8 @@ class Journal:
                 for unit in waiting:
                     self._refuse(unit, why)
             units.clear()
-            if self.on_given_up is not None:
-                self.on_given_up(_no_outcomes(again))
+            if self.on_failure is not None:
+                self.on_failure(_no_outcomes(again))
 
     def log_refused(self, count: int, address: str, error: Error, now: float) -> None:
         """Warn that *count* messages for *address* cannot be stored, within the rate limit of the log."""

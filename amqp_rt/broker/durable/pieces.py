@@ -88,7 +88,7 @@ class Arrival:
             delivery.read_chunks()
             return
         if delivery.aborted:
-            self._give_up()
+            self._drop()
             return
         if self._writing >= _AHEAD:
             return
@@ -267,7 +267,7 @@ class Arrival:
         self._data.clear()
         self._link.detach(error)
 
-    def _give_up(self) -> None:
+    def _drop(self) -> None:
         """Drop the message, whose sender aborted it."""
         self._over = True
         self._data.clear()

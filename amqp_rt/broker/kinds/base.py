@@ -52,11 +52,11 @@ class Counted(Protocol):
     def dropped(self) -> int: ...
 
 
-class LeavingEndpoint(Protocol):
+class EndingEndpoint(Protocol):
     """Endpoint of a link of the node."""
 
     #: Functions called when the link has ended.
-    on_left: list[Callable[[], None]]
+    on_end: list[Callable[[], None]]
 
 
 class NodeLink(Protocol):
@@ -69,7 +69,7 @@ class NodeLink(Protocol):
         """Detach the link."""
 
 
-class NodeConsumer(LeavingEndpoint, SendingEndpoint, Protocol):
+class NodeConsumer(EndingEndpoint, SendingEndpoint, Protocol):
     """Endpoint of a link that receives from the node."""
 
     @property
@@ -192,7 +192,7 @@ class Node:
         #: The only connection that may receive from the node; None for any.
         self.reserved: LinkConnection | None = None
         #: Called with the link of each consumer that has left.
-        self.on_left: Callable[[SendingLink], None] | None = None
+        self.on_consumer_detached: Callable[[SendingLink], None] | None = None
         #: Whether the node was restored, or created for dead letters or on its first use, and has
         #: not been declared since.
         self.found = False
@@ -452,13 +452,13 @@ class Node:
     # --- The end ---
 
     def watch_link(
-        self, endpoint: LeavingEndpoint, on_left: Callable[[], None] | None = None
+        self, endpoint: EndingEndpoint, on_end: Callable[[], None] | None = None
     ) -> None:
-        """Call *on_left* when the endpoint's link has ended, and end a dynamic node then if due."""
-        if on_left is not None:
-            endpoint.on_left.append(on_left)
+        """Call *on_end* when the endpoint's link has ended, and end a dynamic node then if due."""
+        if on_end is not None:
+            endpoint.on_end.append(on_end)
         if self.lifetime is not None:
-            endpoint.on_left.append(self.end_if_due)
+            endpoint.on_end.append(self.end_if_due)
 
     def abandon(self) -> None:
         """Note that the link for which a dynamic node was created has ended."""

@@ -151,7 +151,7 @@ class TopicNode(Node):
             )
             subscription.transactions = self.services.transactions
             terminus = KeptSource(termini, key, terms, subscription, queue, number)
-        topic.given_up[identity] = terminus.fail
+        topic.on_end_slow[identity] = terminus.fail
         if number and self.services.journal is not None:
             topic.keep(identity, self.services.journal, number)
         return terminus

@@ -209,11 +209,11 @@ class Appending:
         self.log.pending -= self.size
         self.log.memory.held -= self.size
 
-    def _answer(self, say: Callable[[IncomingDelivery], None]) -> None:
+    def _answer(self, settle: Callable[[IncomingDelivery], None]) -> None:
         # The log keeps a reference to this until the next records, and deliveries refer to their link.
         answers, self.answers = self.answers, []
         for deliveries, done in answers:
             for delivery in deliveries:
-                say(delivery)
+                settle(delivery)
             if done is not None:
                 done()

@@ -57,7 +57,7 @@ class LogReader:
         #: Whether it has been removed from the log.
         self.left = False
         #: Called when the link has ended.
-        self.on_left: list[Callable[[], None]] = []
+        self.on_end: list[Callable[[], None]] = []
         #: Returns the delivery annotations of a message sent to this reader, from its partition and offset;
         #: None if there are none. Batches have none.
         self.delivery_annotations: DeliveryAnnotations | None = None
@@ -251,6 +251,6 @@ class LogReader:
         self.log.leave(self)
         # Deliveries refer to their link, and the callbacks to this reader: break the reference cycle.
         link.unsettled = []
-        called, self.on_left = self.on_left, []
-        for on_left in called:
-            on_left()
+        called, self.on_end = self.on_end, []
+        for on_end in called:
+            on_end()

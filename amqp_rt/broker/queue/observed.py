@@ -84,11 +84,11 @@ class ObservedQueue(MessageQueue):
                 self.watch.note(DROP, entry, entry.sequence, None, "")
         super().apply_outcome(entry, result)
 
-    def _give_up(self, entry: Entry, reason: str, error: Error | None) -> None:
+    def _discard(self, entry: Entry, reason: str, error: Error | None) -> None:
         if reason == EXPIRED:
             self.watch.note(EXPIRED, entry, entry.sequence, None, "")
         before = self.counts.dead_lettered
-        super()._give_up(entry, reason, error)
+        super()._discard(entry, reason, error)
         event = DEAD_LETTER if self.counts.dead_lettered > before else DROP
         self.watch.note(event, entry, entry.sequence, None, reason)
 

@@ -227,7 +227,7 @@ class MessageQueue(DistributionNode):
                 self.resume_later()
                 break
             left -= 1
-            self._give_up(self.shelf.pop_first(), "overflow", None)
+            self._discard(self.shelf.pop_first(), "overflow", None)
         else:
             self._excess_turns = 0
         self.notify_room()
@@ -789,9 +789,9 @@ class MessageQueue(DistributionNode):
 
     def expire(self, entry: Entry) -> None:
         self.counts.expired += 1
-        self._give_up(entry, "expired", None)
+        self._discard(entry, "expired", None)
 
-    def _give_up(self, entry: Entry, reason: str, error: Error | None) -> None:
+    def _discard(self, entry: Entry, reason: str, error: Error | None) -> None:
         # The dead letter is written before the message is removed, in the same commit.
         self.memory.work -= WORK_OF_AN_END
         if self.dead_letter(entry, reason, error):

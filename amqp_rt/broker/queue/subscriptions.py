@@ -367,7 +367,7 @@ class Subscription:
         self.recorder: LinkRecorder | None = None
         self.over: bool = False
         #: Functions called when the subscription has ended and left its node.
-        self.on_left: list[Callable[[], None]] = []
+        self.on_end: list[Callable[[], None]] = []
 
     def wants(self, entry: Entry) -> bool:
         """Return whether its filters let *entry* pass and no other consumer owns the group."""
@@ -534,7 +534,7 @@ class Subscription:
             delivery.context = RELEASED
             self.node.conclude(self, entry, RELEASED)
 
-    def give_up(self, left: Iterable[Unsettled], outcome: Outcome) -> None:
+    def end_unsettled(self, left: Iterable[Unsettled], outcome: Outcome) -> None:
         """End unsettled deliveries with *outcome*, as no other outcome can arrive."""
         self.node.conclude_left(list(left), partial(self._end_in, outcome))
         self.node.concluded()
@@ -573,9 +573,9 @@ class Subscription:
         node.unsubscribe(self)
         node.concluded()
         # The functions refer to this object: without them no cycle keeps the link in memory.
-        called, self.on_left = self.on_left, []
-        for on_left in called:
-            on_left()
+        called, self.on_end = self.on_end, []
+        for on_end in called:
+            on_end()
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         keeper = self.keeper
@@ -598,7 +598,7 @@ class Subscription:
             self.node.conclude_left(left, self._end_left)
         if keeper is not None:
             # Deliveries left by an earlier link and not resumed on this one.
-            self.give_up(link.remember().values(), self.default_outcome)
+            self.end_unsettled(link.remember().values(), self.default_outcome)
         self.end()
         if keeper is not None:
             keeper.end_link(link, closed)
@@ -656,6 +656,6 @@ class Browser(Subscription):
         self.node.unsubscribe(self)
         # Deliveries refer to their link: remove the cycle that would keep it in memory.
         link.unsettled = []
-        called, self.on_left = self.on_left, []
-        for on_left in called:
-            on_left()
+        called, self.on_end = self.on_end, []
+        for on_end in called:
+            on_end()

@@ -107,7 +107,7 @@ class Staging:
             volatile=inlet.volatile,
             check=inlet.check,
         )
-        endpoint.on_left.append(partial(stage.left, link))
+        endpoint.on_end.append(partial(stage.left, link))
         link.accept(
             endpoint,
             max_message_size=self._limits.message_size_max,

@@ -306,11 +306,11 @@ class NamespaceHost:
 
     # --- Other questions of the container ---
 
-    def recall(self, link: SendingLink) -> Source | None:
+    def kept_source(self, link: SendingLink) -> Source | None:
         """Return None: no sources are kept."""
         return None
 
-    def takes_over(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
+    def kept_terminus(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
         """Return None: no termini are kept."""
         return None
 

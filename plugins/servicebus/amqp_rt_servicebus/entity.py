@@ -80,6 +80,10 @@ def _no_fault(on: str) -> None:
     """Return None: nothing fails."""
 
 
+def _no_quota(stored: Stored) -> None:
+    """Return None: every message is taken."""
+
+
 class Entity:
     """Messages of one entity, and their distribution to receivers.
 
@@ -135,6 +139,8 @@ class Entity:
         self.on_idle: Callable[[], None] = _nothing
         #: Returns the error that a test wants instead of what would happen, by the occasion (``faults.OCCASIONS``).
         self.fault: Callable[[str], Error | None] = _no_fault
+        #: Returns why the service would refuse a message that is allowed here otherwise.
+        self.quota: Callable[[Stored], Error | None] = _no_quota
         #: Forwards a message, which is a copy; returns why that is impossible, None if it was done. The
         #: attribute is None if the entity keeps its messages.
         self.forward: Callable[[Stored], Failure | None] | None = None
@@ -300,7 +306,8 @@ class Entity:
                     NOT_ALLOWED, "the partition key of a message with a session has to equal its id"
                 )
             )
-        return None
+        error = self.quota(entry)
+        return None if error is None else Rejected(error)
 
     def put(self, entry: Entry) -> None:
         """Take a message that was checked: at once, or when it is due."""

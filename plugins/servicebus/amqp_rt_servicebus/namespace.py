@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -34,6 +35,7 @@ from .atom import Declared, Described, EntityPath, NamespaceFacts
 from .declarations import Declaration, Hub, Queue, Rule, SasKey, Subscription, Topic
 from .faults import Faults
 from .host import NamespaceHost
+from .message_quotas import check_message
 from .nodes import AnyNode, QueueNode, Services, SubscriptionNode, TopicNode
 from .operations import Operations
 from .quotas import QUOTAS, UNLIMITED, Quotas
@@ -145,6 +147,7 @@ class Namespace:
             host.clock,
             limits=host.limits,
             faults=self.faults,
+            quota=partial(check_message, limits=host.limits) if self.quotas is QUOTAS else None,
             set_alarm=host.set_alarm,
             resume_later=host.turns.resume_later,
             rule_bounds=SERVICE_RULE_BOUNDS if self.quotas is QUOTAS else DEFAULT_RULE_BOUNDS,

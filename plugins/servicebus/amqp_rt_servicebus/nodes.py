@@ -18,6 +18,7 @@ from .conditions import ENTITY_DISABLED
 from .declarations import Queue, Rule, Subscription, Topic
 from .entity import Entity
 from .faults import Faults
+from .messages import Stored
 from .options import Options
 from .rules import RuleBounds, SubscriptionRules, TopicRules
 
@@ -36,6 +37,7 @@ class Services:
         resume_later: Calls ``resume`` of an entity in a later turn.
         rule_bounds: Bounds of the rules of a topic.
         faults: Errors that a test wants in place of what entities would do.
+        quota: Returns why the service would refuse a message; None for no such limits.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Services:
         resume_later: Callable[[Any], None],
         rule_bounds: RuleBounds,
         faults: Faults,
+        quota: Callable[[Stored], Error | None] | None = None,
     ) -> None:
         self.memory = memory
         self.clock = clock
@@ -56,6 +59,7 @@ class Services:
         self.resume_later = resume_later
         self.rule_bounds = rule_bounds
         self.faults = faults
+        self.quota = quota
 
 
 class TopicEntity(Entity):
@@ -102,6 +106,8 @@ class Node:
         #: Attaches that wait for a session; each can be refused.
         self.waiting: dict[object, Callable[[Error], None]] = {}
         entity.is_used = self._is_used
+        if services.quota is not None:
+            entity.quota = services.quota
         for part in entity.parts:
             self._wire(part)
 

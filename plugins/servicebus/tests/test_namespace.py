@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from pathlib import Path
+from typing import Any
 
 import jwt
 import pytest
@@ -21,6 +22,7 @@ from amqp_rt_servicebus.tokens import resource_of
 
 from amqp_rt import Jwt, ServerTls
 from amqp_rt.errors import AmqpError
+from amqp_rt.values import Symbol
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,33 @@ def test_limits_of_the_service_apply_if_asked() -> None:
         bus.declare(Topic("t", [Subscription(f"s{number}") for number in range(2000)]))
         with pytest.raises(QuotaExceeded):
             bus.declare_subscription("t", Subscription("more"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"message_id": "i" * 129}, "the message id has 129 characters, and may have 128"),
+        ({"group_id": "i" * 129}, "the session id has 129 characters"),
+        ({"message_annotations": {Symbol("x-opt-partition-key"): "k" * 129}}, "the partition key"),
+        ({"application_properties": {"a": "x" * 32_769}}, "property 'a' has 32769 octets"),
+        ({"application_properties": {str(n): "x" * 16_384 for n in range(4)}}, "may have 65536"),
+    ],
+)
+def test_messages_are_no_larger_than_at_the_service_if_asked(
+    fields: dict[str, Any], said: str
+) -> None:
+    with ServiceBus(Queue("q"), realistic=True) as bus, pytest.raises(AmqpError, match=said):
+        bus.queue("q").send("a", **fields)
+    with ServiceBus(Queue("q")) as bus:
+        bus.queue("q").send("a", **fields)
+        assert bus.queue("q").stats.active == 1
+
+
+def test_messages_may_be_as_large_as_at_the_service() -> None:
+    with ServiceBus(Queue("q"), realistic=True) as bus:
+        properties = {"a": "x" * 32_768, "b": b"x" * 32_000}
+        bus.queue("q").send("a", message_id="i" * 128, application_properties=properties)
+        assert bus.queue("q").stats.active == 1
 
 
 def test_a_connection_string_has_the_key_of_a_policy() -> None:

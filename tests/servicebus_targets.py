@@ -83,7 +83,8 @@ def _match(rule: Rule) -> None:
         topic.add("s", [rule])
     except InvalidRule:
         return
-    topic.select(topic.evaluation(_Fields()))
+    for _ in topic.examine(topic.evaluation(_Fields())):
+        pass
 
 
 class _Entities:

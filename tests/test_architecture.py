@@ -98,6 +98,8 @@ PLUGINS_MAY_IMPORT = {
     # For nodes of their own: what they are built of, limits, and the codec of the sections that they rewrite.
     *("amqp_rt.broker.building", "amqp_rt.fronts.base", "amqp_rt.limits", "amqp_rt.codec.sections"),
     *("amqp_rt.codec.section_types", "amqp_rt.codec.primitives"),
+    # For nodes that are logs of the broker with other addresses and annotations.
+    "amqp_rt.broker.Log",
     # For validators of tokens: claims, refusals, and the form of audiences.
     "amqp_rt.security.tokens",
     # For clients of other protocols: opening a stream, and running an engine on it.

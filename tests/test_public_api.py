@@ -138,7 +138,7 @@ def test_parts_for_nodes_of_plugins_are_exported_by_one_module() -> None:
             "Intake",
         ),
         *("LogReader", "Memory", "MessageView", "Place", "Producer", "Subscription", "Transaction"),
-        *("Transactions", "UnacceptableMessage"),
+        *("Position", "Transactions", "UnacceptableMessage", "event_hubs_position"),
     }
     assert all(getattr(building, name) is not None for name in exported)
 

@@ -1,4 +1,4 @@
-"""Parts for nodes of plug-ins: entries, the room of a node, links that send and receive, transactions.
+"""Parts for nodes of plug-ins: entries, the room of a node, links that send and receive, readers of logs.
 
 A kind of node in another distribution (decisions 0063 and 0064) is made of these, and imports them from here.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..transactions import TransactionalState
 from .durable.duplicates import Arrived, Duplicates
 from .entries import Entry, EntryFactory, UnacceptableMessage
+from .filtering.positions import Position, event_hubs_position
 from .filtering.views import MessageView
 from .log.reading import LogReader
 from .producers import FULL, Inlet, Intake, Place, Producer
@@ -29,10 +30,12 @@ __all__ = [
     "Memory",
     "MessageView",
     "Place",
+    "Position",
     "Producer",
     "Subscription",
     "Transaction",
     "TransactionalState",
     "Transactions",
     "UnacceptableMessage",
+    "event_hubs_position",
 ]

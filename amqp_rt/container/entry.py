@@ -381,6 +381,7 @@ class ConnectionEntry:
                 properties={} if profile is None else profile.properties,
                 echo_addresses=profile is not None and profile.echo_addresses,
                 whole_errors=profile is not None and profile.whole_errors,
+                whole_frames=profile is not None and profile.whole_frames,
             ),
             since,
         )

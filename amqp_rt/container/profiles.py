@@ -29,6 +29,7 @@ class Profile(Struct, frozen=True, kw_only=True, eq=False):
             result, it returns the same. It is called with what peers write, and must not raise.
         echo_addresses: Answer a link with the address that its peer asked for.
         whole_errors: Write errors with all their fields, an absent ``info`` as an empty map.
+        whole_frames: Write performatives with all their fields, absent ones as nulls.
         settle_second: Whether senders get ``rcv-settle-mode`` second; None as the container decides.
         cbs: Tokens that are accepted at ``$cbs``; None as the container decides. Peers of this
             listener have no rights without a token, or a rule of access.
@@ -46,6 +47,7 @@ class Profile(Struct, frozen=True, kw_only=True, eq=False):
     address: Callable[[str], str] = address_of
     echo_addresses: bool = False
     whole_errors: bool = False
+    whole_frames: bool = False
     settle_second: bool | None = None
     cbs: Cbs | None = None
     sasl: Collection[str | ServerMechanism] | None = None

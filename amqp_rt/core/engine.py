@@ -24,6 +24,7 @@ from .frames import (
     FRAME_SIZE_MIN,
     SASL_HEADER,
     TLS_HEADER,
+    WHOLE_FRAME_GROWTH,
     Fault,
     FrameBuffer,
     connection_fault,
@@ -31,6 +32,7 @@ from .frames import (
     link_fault,
     performative_frame,
     read_disposition,
+    whole_frame,
 )
 from .lifecycle import (
     AWAITS_LOGIN,
@@ -103,8 +105,10 @@ class Engine:
         self.sessions: dict[int, Session] = {}
         #: Called once after the connection has ended, after its sessions.
         self.followers: dict[object, Callable[[], None]] = {}
+        #: Octets of a frame that are kept free for its absent fields; 0 if they are not written.
+        self._growth: int = WHOLE_FRAME_GROWTH if options.whole_frames else 0
         #: The peer's max-frame-size, as far as we use it.
-        self.frame_size_out: int = FRAME_SIZE_MIN
+        self.frame_size_out: int = FRAME_SIZE_MIN - self._growth
         self.output_size: int = 0
         self.output_max: int = self.limits.output_max
         #: Bytes beyond the first KiB that would be kept of the performative being read, and the sum
@@ -380,6 +384,8 @@ class Engine:
 
     def write_pieces(self, header: bytes, payload: bytes) -> None:
         """Queue a transfer frame; a large payload is not copied."""
+        if self._growth:
+            header = whole_frame(header)
         if len(payload) <= 16_384:
             self._output.append(header + payload)
         else:
@@ -442,6 +448,8 @@ class Engine:
 
     def write_raw(self, data: bytes) -> None:
         """Queue *data*, in whichever state the connection is."""
+        if self._growth:
+            data = whole_frame(data)
         self._output.append(data)
         self.output_size += len(data)
         self.wake()
@@ -690,7 +698,8 @@ class Engine:
             )
         if len(performative.container_id) > limits.name_max:
             raise connection_fault("amqp:invalid-field", "the container-id is too long")
-        self.frame_size_out = min(performative.max_frame_size, limits.frame_size_max)
+        frame_size = min(performative.max_frame_size, limits.frame_size_max)
+        self.frame_size_out = frame_size - self._growth
         for session in self.sessions.values():
             session.set_frame_size(self.frame_size_out)
         self._remote_channel_max = performative.channel_max

@@ -172,6 +172,50 @@ def performative_frame(channel: int, performative: Any, kind: int = AMQP_FRAME) 
     return bytes(out)
 
 
+#: Number of fields of each performative, by the code of its descriptor (§2.7).
+_FIELDS: Final = {
+    0x10: 10,
+    0x11: 8,
+    0x12: 14,
+    0x13: 11,
+    0x14: 11,
+    0x15: 6,
+    0x16: 3,
+    0x17: 1,
+    0x18: 1,
+}
+#: Octets by which a whole frame is larger at most: its nulls, and a list of another size.
+WHOLE_FRAME_GROWTH: Final = 24
+#: 00 53 code, a list without fields, a short and a long one.
+_NO_FIELDS: Final = 0x45
+_SHORT_LIST: Final = 0xC0
+
+
+def whole_frame(data: bytes) -> bytes:
+    """Return a frame of ours in which absent fields of the performative are written as nulls.
+
+    Args:
+        data: The frame, or the part of it before its payload. Other frames are returned unchanged.
+    """
+    if len(data) < 12 or data[5] != AMQP_FRAME:
+        return data
+    wanted = _FIELDS[data[10]]
+    if data[11] == _NO_FIELDS:
+        count, at = 0, 12
+    elif data[11] == _SHORT_LIST:
+        count, at = data[13], 14
+    else:
+        count, at = int.from_bytes(data[16:20]), 20
+    fields = data[at:] + b"\x40" * (wanted - count)
+    if len(fields) < 255:
+        body = data[8:11] + bytes((_SHORT_LIST, len(fields) + 1, wanted)) + fields
+    else:
+        head = b"\xd0" + (len(fields) + 4).to_bytes(4) + wanted.to_bytes(4)
+        body = data[8:11] + head + fields
+    size = int.from_bytes(data[:4]) - len(data) + 8 + len(body)
+    return size.to_bytes(4) + data[4:8] + body
+
+
 def whole_error(error: Error | None) -> Error | None:
     """Return *error* with an empty ``info`` if it has none, so that it is written with all its fields."""
     if error is None or error.info is not None:

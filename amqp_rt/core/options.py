@@ -46,3 +46,5 @@ class EngineOptions(Struct, kw_only=True):
     echo_addresses: bool = False
     #: Write errors with all three fields, an absent ``info`` as an empty map.
     whole_errors: bool = False
+    #: Write performatives with all their fields, absent ones as nulls.
+    whole_frames: bool = False

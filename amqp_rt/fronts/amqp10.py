@@ -35,6 +35,7 @@ class Front:
                 address=options.address,
                 echo_addresses=options.echo_addresses,
                 whole_errors=options.whole_errors,
+                whole_frames=options.whole_frames,
             ),
             client=False,
             now=now,

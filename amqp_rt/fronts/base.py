@@ -572,6 +572,9 @@ class ServerOptions(Struct, kw_only=True):
     #: Write errors with all fields of the standard (Part 2 §2.8.14), an absent ``info`` as an empty map,
     #: for clients that read fields by their positions.
     whole_errors: bool = False
+    #: Write performatives with all fields of the standard (Part 2 §2.7), absent ones as nulls, for such
+    #: clients.
+    whole_frames: bool = False
 
 
 class Front(Protocol):

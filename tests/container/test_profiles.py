@@ -107,6 +107,25 @@ async def test_links_of_a_profile_keep_their_rights_by_the_mapped_address() -> N
         assert broker.stats("work").available == 2
 
 
+@pytest.mark.parametrize(("whole", "fields"), [(False, 5), (True, 8)])
+async def test_performatives_of_a_profile_have_all_their_fields(whole: bool, fields: int) -> None:
+    shop = Profile(name="shop", whole_frames=whole)
+    async with two_listeners(shop) as (_, dressed, plain):
+        for peer, expected in ((dressed, fields), (plain, 5)):
+            engine: Any = peer.engine
+            receive, seen = engine.receive, bytearray()
+
+            def noting(data: bytes, now: float, seen: Any = seen, receive: Any = receive) -> Any:
+                seen.extend(data)
+                return receive(data, now)
+
+            engine.receive = noting
+            engine.begin()
+            await trio.testing.wait_all_tasks_blocked()
+            # A begin with a short list: 00 53 11 C0 size count.
+            assert seen[seen.index(b"\x00\x53\x11\xc0") + 5] == expected
+
+
 async def test_errors_of_a_profile_have_all_their_fields() -> None:
     async with two_listeners(Profile(name="shop", whole_errors=True)) as (_, dressed, plain):
         for peer, info in ((dressed, {}), (plain, None)):

@@ -1,4 +1,4 @@
-"""Options of a server's engine for clients that are particular: repeated addresses, whole errors."""
+"""Options of a server's engine for clients that are particular: repeated addresses, whole errors and frames."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
-from amqp_rt.codec.composites import encode_composite
+from amqp_rt.codec.composites import encode_composite, read_composite
+from amqp_rt.codec.primitives import Reader
+from amqp_rt.core.frames import WHOLE_FRAME_GROWTH, performative_frame, whole_frame
+from amqp_rt.core.performatives import Begin, Close, Detach, End, Open
 from amqp_rt.errors import LocalProtocolError
 from amqp_rt.events import Closed
 from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import ServerOptions
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.outcomes import Error, Rejected, Released
 from amqp_rt.termini import Coordinator, Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
@@ -181,3 +185,137 @@ def test_a_state_that_is_too_large_only_with_its_empty_info_is_refused() -> None
         bare = Rejected(Error("a:b", (bare.error.description or "") + "x"))  # type: ignore[union-attr]
     with pytest.raises(LocalProtocolError, match="does not fit"):
         delivery.update(bare)
+
+
+# --- Whole frames ---------------------------------------------------------------------------
+
+
+NAMES = ("open", "begin", "attach", "flow", "transfer", "disposition", "detach", "end", "close")
+
+
+def fields_of(data: bytes) -> tuple[str, int]:
+    """Return the performative of a frame, and the number of fields with which it is written."""
+    assert data[8:10] == b"\x00\x53"
+    at = {0x45: None, 0xC0: 13, 0xD0: 19}[data[11]]
+    return NAMES[data[10] - 0x10], 0 if at is None else data[at]
+
+
+FIELDS = (10, 8, 14, 11, 11, 6, 3, 1, 1)
+ALL_FIELDS = dict(zip(NAMES, FIELDS, strict=True))
+
+
+def frames_in(output: Any) -> list[bytes]:
+    """Return the frames in the output of an engine."""
+    data = b"".join(bytes(each) for each in output)
+    found: list[bytes] = []
+    while data:
+        size = int.from_bytes(data[:4])
+        found.append(data[:size])
+        data = data[size:]
+    return found
+
+
+class Conversation:
+    """Links in both directions with messages, errors and ends, between a client and a server with *options*."""
+
+    def __init__(self, **options: Any) -> None:
+        self.frames: list[bytes] = []
+        self.joined, session = joined_with(**options)
+        take = self.joined.server.take
+
+        def noting() -> Any:
+            data = b"".join(bytes(each) for each in take())
+            self.frames += frames_in([data])
+            return [data]
+
+        self.joined.server.take = noting  # type: ignore[method-assign]
+        joined = self.joined
+        joined.endpoint = Recorder(credit=10)
+        joined.on_attach = lambda link: link.accept(joined.endpoint)
+        sender = session.attach_sender("s", Recorder(), source=Source(), target=Target(address="q"))
+        self.inbox = Recorder()
+        receiver = session.attach_receiver("r", self.inbox, source=Source(address="q"))
+        joined.pump()
+        receiver.grant(10)
+        sender.send(b"\x00Sw@")
+        joined.pump()
+        (delivery,) = joined.endpoint.deliveries
+        delivery.settle(Released())
+        (out,) = (link for link in joined.links if hasattr(link, "send"))
+        for payload in (b"\x00Sw@", b"\x00Sw\xb0\x00\x00\x80\x00" + bytes(32_768)):
+            out.send(payload)
+        joined.pump()
+        out.detach(REFUSED)
+        joined.pump()
+        (their_session,) = joined.server.sessions.values()
+        their_session.end()
+        joined.server.close()
+        joined.pump()
+
+    @property
+    def counts(self) -> set[tuple[str, int]]:
+        return {fields_of(each) for each in self.frames if len(each) > 8 and each[5] == 0}
+
+
+def test_performatives_are_written_with_all_fields_if_asked() -> None:
+    usual, whole = Conversation(), Conversation(whole_frames=True)
+    written = {name for name, _ in usual.counts} - {"open"}
+    assert written == ALL_FIELDS.keys() - {"open"}
+    trimmed = {name for name, count in usual.counts if count < ALL_FIELDS[name]}
+    assert trimmed >= {"begin", "attach", "flow", "transfer", "disposition"}
+    assert whole.counts == {(name, ALL_FIELDS[name]) for name in written}
+    for each in (usual, whole):
+        assert [len(got.payload) for got in each.inbox.deliveries] == [4, 32_776]
+        ((error, _),) = each.inbox.detached
+        assert error == REFUSED
+
+
+@pytest.mark.parametrize("size", [0, 200, 249, 250, 251, 252, 253, 254, 255, 300])
+def test_a_whole_frame_says_the_same_whatever_the_size_of_its_list(size: int) -> None:
+    detach = Detach(7, True, Error("a:b", "x" * size, {}))
+    begin = Begin(next_outgoing_id=1, incoming_window=2, outgoing_window=3)
+    for performative in (detach, begin, Close(), End(), Open(container_id="c" * size)):
+        data = whole_frame(performative_frame(5, performative))
+        assert int.from_bytes(data[:4]) == len(data)
+        assert len(data) <= len(performative_frame(5, performative)) + WHOLE_FRAME_GROWTH
+        name, count = fields_of(data)
+        assert count == ALL_FIELDS[name]
+        reader = Reader(data, 8, len(data), DEFAULT_LIMITS)
+        assert read_composite(reader, type(performative)) == performative
+
+
+def test_whole_frames_are_no_larger_than_the_peer_takes() -> None:
+    client = amqp10.client(
+        amqp10.ClientOptions(container_id="c", limits=Limits(frame_size_max=512), mechanisms=()),
+        0.0,
+    )
+    server = amqp10.Front().server(
+        ServerOptions(container_id="server", sasl_required=False, whole_frames=True), 0.0
+    )
+    joined = Joined(client=client, server=server)
+    joined.pump()
+    session = joined.client.begin()
+    joined.on_attach = lambda link: link.accept(joined.endpoint)
+    link = session.attach_receiver("r", Recorder(), source=Source(address="q"))
+    joined.pump()
+    link.grant(1)
+    joined.pump()
+    (out,) = joined.links
+    out.send(b"\x00Sw\xb0\x00\x00\x20\x00" + bytes(8_192))
+    frames = frames_in(joined.server.take())
+    assert len(frames) > 10
+    size = max(
+        size
+        for size in range(600)
+        if joined.server.frame_size_out >= len(performative_frame(0, refusal(size)))
+    )
+    joined.server.write_bytes(joined.server.frame_of(0, refusal(size)))
+    with pytest.raises(LocalProtocolError, match="the detach needs"):
+        joined.server.frame_of(0, refusal(size + 1))
+    (frame,) = frames_in(joined.server.take())
+    assert len(frame) <= 512
+    assert max(map(len, frames)) <= 512
+
+
+def refusal(size: int) -> Detach:
+    return Detach(handle=7, error=Error("a:b", "x" * size))

@@ -118,6 +118,19 @@ def test_nodes_with_a_dollar(user: str, address: str, allowed: bool) -> None:
 
 
 @pytest.mark.req("SE11")
+def test_a_right_at_a_management_node_itself_opens_links_there_only() -> None:
+    access = Access([Rule("q/$management", SEND, users=("ops",))])
+    ops = Peer(user="ops")
+    assert decide(access, ops, LISTEN, "q/$management") is None
+    for wanted, address in (
+        (MANAGE, "q/$management"),
+        (LISTEN, "q"),
+        (LISTEN, "other/$management"),
+    ):
+        assert decide(access, ops, wanted, address) is not None
+
+
+@pytest.mark.req("SE11")
 def test_to_talk_to_a_management_node_is_not_to_manage() -> None:
     access = Access([Rule("team/*", MANAGE, users=("ops",)), Rule("q", SEND, users=("ops",))])
     ops = Peer(user="ops")

@@ -362,12 +362,19 @@ class MessageLog:
         """Return a new reader of *partitions*, from *position* in each of them; by default from the
         next record on. With *batches*, each message to it may hold many records."""
         reader = LogReader(self, settled=settled, filters=filters, batches=batches)
+        self.add_reader(reader, partitions, position)
+        return reader
+
+    def add_reader(
+        self, reader: LogReader, partitions: Sequence[int], position: Position | None
+    ) -> None:
+        """Let *reader*, a new one, read *partitions* from *position* in each of them; by default from
+        the next record on."""
         reader.places = [
             self._place(self.partitions[index], position or Position("next"))
             for index in partitions
         ]
         self.readers[reader] = None
-        return reader
 
     def _place(self, partition: Partition, position: Position) -> ReaderPlace:
         kind = position.kind

@@ -73,6 +73,12 @@ class TopicEntity(Entity):
         self.count_bytes: Callable[[], int] = lambda: 0
         #: Bytes of the subscriptions at the last count, with those that were added since.
         self.copied_bytes = 0
+        #: Returns the number of messages that wait for the rules of the topic.
+        self.count_waiting: Callable[[], int] = lambda: 0
+
+    def room(self) -> int:
+        """Return the number of messages for which there is memory, none while many wait for the rules."""
+        return 0 if self.count_waiting() >= self.limits.backlog_max else super().room()
 
     def fits(self, size: int) -> bool:
         """Return whether there is room for a message of *size* bytes."""

@@ -7,11 +7,10 @@ from typing import Final
 
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 
-from .entity import Entity, Failure
-from .fields import StoredFields, apply_copy
-from .messages import Stored, copied, enqueued
-from .nodes import AnyNode, QueueNode, SubscriptionNode, TopicNode
-from .rules import ACTION_FAILED, Copy, Selection
+from .entity import Failure
+from .fan_out import FanOut, Travel
+from .messages import Stored
+from .nodes import AnyNode, QueueNode, TopicNode
 
 #: Copies of one message that may result on all its ways together; a topic that it reaches after that does not
 #: get it. Subscriptions that forward to their own topic would multiply it otherwise.
@@ -23,8 +22,6 @@ DISABLED: Final = "MessagingEntityDisabledException"
 FULL: Final = "QuotaExceededException"
 TOO_MANY_COPIES: Final = "MaxTransferCopiesExceeded"
 
-_TTL_MAX_MS: Final = 0xFFFF_FFFF
-
 
 class Router:
     """Ways between the entities of one namespace.
@@ -32,26 +29,31 @@ class Router:
     Args:
         find: Returns the queue or topic of a name, None if there is none.
         limits: Bounds of the codec.
+        copies_max: Copies of one message; see :data:`COPIES_MAX`.
     """
 
     def __init__(
         self,
         find: Callable[[str], QueueNode | TopicNode | None],
         limits: Limits = DEFAULT_LIMITS,
+        *,
+        copies_max: int = COPIES_MAX,
     ) -> None:
         self._find = find
         self._limits = limits
-        #: Calls that put a message into an entity, within each other, and the copies that they made.
-        self._depth = 0
-        self._copies = 0
+        self._copies_max = copies_max
+        #: Ways of the message that is being put into an entity, None if it comes from a client.
+        self._travel: Travel | None = None
 
     def wire(self, node: AnyNode) -> None:
         """Let the messages of *node* go where its declaration says, from now on."""
         entity = node.entity
         if isinstance(node, TopicNode):
-            topic = node
-            entity.forward = lambda stored: self._fan_out(topic, stored)
-            entity.forward_counts = False
+            if entity.forward is None:
+                # Its messages may be waiting for a turn when its declaration changes.
+                fan_out = FanOut(node, self._enter, self._limits)
+                entity.forward = lambda stored: self._fan_out(fan_out, stored)
+                entity.forward_counts = False
             return
         entity.forward = self._way_to(node.declared.forward_to)
         dead_letters = entity.dead_letters
@@ -73,72 +75,24 @@ class Router:
             return DISABLED, f"the messaging entity {target!r} is disabled for sending"
         if not node.entity.fits(stored.size):
             return FULL, f"the messaging entity {target!r} has no room"
-        if isinstance(node, TopicNode) and self._copies >= COPIES_MAX:
+        travel = self._travel or Travel()
+        if isinstance(node, TopicNode) and travel.copies + travel.expected >= self._copies_max:
             return (
                 TOO_MANY_COPIES,
-                f"the message has {COPIES_MAX} copies already, and topic {target!r} would make more",
+                f"the message has {self._copies_max} copies already, and topic {target!r} would make more",
             )
-        self._depth += 1
-        try:
-            node.entity.receive(stored)
-        finally:
-            self._leave()
+        self._enter(travel, lambda: node.entity.receive(stored))
         return None
 
-    def _leave(self) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._copies = 0
-
-    def _fan_out(self, topic: TopicNode, stored: Stored) -> Failure | None:
-        """Give each subscription of *topic* the copies that its rules select. That never fails as a whole."""
-        self._depth += 1
+    def _enter(self, travel: Travel, call: Callable[[], object]) -> None:
+        """Call *call*, which puts a message on its way; what it forwards is on the same way."""
+        outer, self._travel = self._travel, travel
         try:
-            evaluation = topic.rules.evaluation(StoredFields(stored, self._limits))
-            for name, selection in topic.rules.select(evaluation).items():
-                node = topic.subscriptions.get(name.lower())
-                if node is not None:
-                    self._give(node, stored, selection)
+            call()
         finally:
-            self._leave()
+            self._travel = outer
+
+    def _fan_out(self, fan_out: FanOut, stored: Stored) -> Failure | None:
+        """Put *stored* before the rules of a topic. That never fails as a whole."""
+        fan_out.put(stored, self._travel or Travel())
         return None
-
-    def _give(self, node: SubscriptionNode, stored: Stored, selection: Selection) -> None:
-        failure: Failure | None = None
-        for copy in selection.copies:
-            changed = self._copy(node.topic, stored, copy)
-            if changed is None:
-                failure = (
-                    ACTION_FAILED,
-                    f"rule {copy.rule!r} would make the application properties too large",
-                )
-                continue
-            self._copies += 1
-            node.topic.entity.copied_bytes += changed.size
-            node.entity.accept(changed)
-        for each in selection.failures:
-            failure = each.reason, f"rule {each.rule!r}: {each.description}"
-        if failure is not None and node.declared.dead_lettering_on_filter_evaluation_exceptions:
-            dead = self._copy(node.topic, stored, Copy())
-            assert dead is not None, "a copy without changes has the size of the message"
-            self._copies += 1
-            node.topic.entity.copied_bytes += dead.size
-            _bury(node.entity, dead, failure)
-
-    def _copy(self, topic: TopicNode, stored: Stored, copy: Copy) -> Stored | None:
-        """Return a copy for a subscription, None if its properties would be too large."""
-        made = copied(stored)
-        # The default of the topic counts in its subscriptions, where the message arrives.
-        topic_ms = topic.entity.options.ttl_s * 1000
-        if topic_ms <= _TTL_MAX_MS and (made.ttl_ms is None or topic_ms < made.ttl_ms):
-            made.ttl_ms = round(topic_ms)
-        return made if apply_copy(made, copy, self._limits) else None
-
-
-def _bury(entity: Entity, stored: Stored, failure: Failure) -> None:
-    """Dead-letter a message that the rules of a subscription have failed on."""
-    now = entity.timing.begin()
-    entity.shelf.assign(stored, partitioned=entity.options.partitioned)
-    enqueued(stored, now, entity.options.ttl_s)
-    entity.outcomes.bury(stored, *failure)
-    entity.finish()

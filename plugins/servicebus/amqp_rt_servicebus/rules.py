@@ -4,8 +4,8 @@ Rules without an action are joined by OR: a subscription gets one copy, however 
 action that matches gives a copy of its own, with the property ``RuleName`` and the changes of the action. A change is
 seen in that copy only (Service Bus facts, rules on a subscription).
 
-A filter or an action that fails on a message does not affect other rules: :class:`Selection` has both the copies
-and the failures, and the subscription dead-letters the message once if it is declared so.
+A filter or an action that fails on a message does not affect other rules: results are both copies and
+failures, and the subscription dead-letters the message once if it is declared so.
 
 The correlation filters of a topic share one index; see :mod:`.correlations`. SQL filters are evaluated one by one.
 """
@@ -100,13 +100,6 @@ class Failure(Struct, frozen=True):
     #: Dead-letter reason: :data:`FILTER_FAILED` or :data:`ACTION_FAILED`.
     reason: str
     description: str
-
-
-class Selection(Struct, frozen=True):
-    """Copies of one message that a subscription gets, and failures of its rules."""
-
-    copies: tuple[Copy, ...] = ()
-    failures: tuple[Failure, ...] = ()
 
 
 _UNCHANGED: Final = Copy()
@@ -410,22 +403,6 @@ class TopicRules:
                 if owner.removed:
                     break
                 yield found
-
-    def select(self, evaluation: Evaluation) -> dict[str, Selection]:
-        """Return all results of :meth:`examine` by the names of the subscriptions that have any."""
-        copies: dict[str, list[Copy]] = {}
-        failures: dict[str, list[Failure]] = {}
-        for found in self.examine(evaluation):
-            if found is not None:
-                owner, result = found
-                if isinstance(result, Copy):
-                    copies.setdefault(owner.name, []).append(result)
-                else:
-                    failures.setdefault(owner.name, []).append(result)
-        return {
-            name: Selection(tuple(copies.get(name, ())), tuple(failures.get(name, ())))
-            for name in copies | failures
-        }
 
     def admit(self, rules: list[ActiveRule]) -> None:
         """Take *rules* of a subscription into service, all or none.

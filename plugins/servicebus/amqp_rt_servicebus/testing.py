@@ -431,6 +431,7 @@ class ServiceBus:
         Locks, times to live, schedules, duplicates and idle times follow it; tokens and clients do not.
         """
         self.broker.advance(seconds)
+        self.call(lambda: None)
 
     @property
     def now(self) -> datetime:
@@ -492,9 +493,15 @@ class ServiceBus:
         return self.call(expire)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call *function* in the thread of the namespace, and return its result."""
+        """Call *function* in the thread of the namespace, and return its result.
+
+        What earlier calls have begun and was too much for one turn of the event loop is finished first.
+        """
 
         async def run() -> T:
+            turns = self.broker.broker.host.turns
+            while turns.unfinished:
+                await trio.lowlevel.checkpoint()
             return function()
 
         return self.broker.call(run)

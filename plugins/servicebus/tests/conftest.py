@@ -11,8 +11,8 @@ from driven import PEERS, require
 
 @pytest.fixture(scope="session")
 def azure_python() -> None:
-    """Require the SDK for Python, with its transport for asyncio."""
-    for package in ("azure.servicebus", "aiohttp"):
+    """Require the SDKs for Python, with their transport for asyncio."""
+    for package in ("azure.servicebus", "azure.eventhub", "aiohttp"):
         try:
             found = importlib.util.find_spec(package) is not None
         except ModuleNotFoundError:

@@ -1,0 +1,169 @@
+"""Events of a hub: what is kept of one when it arrives, and what is written when it is delivered.
+
+Annotations that the service writes are never believed when a client sends them, and those of idempotent
+producers end here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from amqp_rt.codec.sections import (
+    DELIVERY_ANNOTATIONS,
+    MESSAGE_ANNOTATIONS,
+    read_annotations,
+    walk,
+    walk_head,
+    write_annotations,
+)
+from amqp_rt.errors import AmqpError, DecodeError
+from amqp_rt.fronts.base import Payload
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.message import JOIN_MAX, MESSAGE_FORMAT
+from amqp_rt.values import Symbol, Timestamp
+
+from .conditions import ARGUMENT_ERROR
+from .messages import BATCH_FORMAT, ENQUEUED_TIME, PARTITION_KEY, SEQUENCE_NUMBER, split_batch
+
+OFFSET: Final = Symbol("x-opt-offset")
+PUBLISHER: Final = Symbol("x-opt-publisher")
+PRODUCER_ID: Final = Symbol("com.microsoft:producer-id")
+PRODUCER_EPOCH: Final = Symbol("com.microsoft:producer-epoch")
+PRODUCER_SEQUENCE_NUMBER: Final = Symbol("com.microsoft:producer-sequence-number")
+
+#: Events in one batch; a batch has at most 1 MiB, of which an event takes at least five octets.
+BATCH_EVENTS_MAX: Final = 100_000
+
+_PRODUCER: Final = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
+_SERVICE: Final = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, PUBLISHER, *_PRODUCER})
+
+
+class Event(Struct, frozen=True):
+    """Event that has arrived."""
+
+    payload: bytes
+    #: Octets of the partition key; None without one.
+    key: bytes | None
+    #: Annotations of an idempotent producer: its id, epoch and the number of the event; None if absent.
+    producer: tuple[object, object, object]
+
+
+def arrived_event(
+    payload: bytes, *, publisher: str | None = None, limits: Limits = DEFAULT_LIMITS
+) -> Event:
+    """Return the event that a client has sent as *payload*.
+
+    Args:
+        payload: The encoded message.
+        publisher: Publisher in the address of the link, whose name is the partition key too.
+        limits: Bounds of the annotations.
+
+    Raises:
+        DecodeError: The sections are not those of a message, or its annotations are malformed.
+        AmqpError: The partition key is not the publisher's name.
+    """
+    walk(payload, limits)
+    head = walk_head(payload, limits)
+    annotations = read_annotations(head.message_annotations, limits)
+    kept = {name: value for name, value in annotations.items() if name not in _SERVICE}
+    key = kept.get(PARTITION_KEY)
+    if publisher is not None:
+        if key not in (None, publisher, publisher.encode()):
+            raise AmqpError(
+                f"the partition key {key!r:.100} is not the name of the publisher {publisher!r:.100}:"
+                " leave it out",
+                condition=ARGUMENT_ERROR,
+            )
+        key = kept[PARTITION_KEY] = publisher
+        kept[PUBLISHER] = publisher
+    producer = (
+        annotations.get(PRODUCER_ID),
+        annotations.get(PRODUCER_EPOCH),
+        annotations.get(PRODUCER_SEQUENCE_NUMBER),
+    )
+    if head.delivery_annotations or kept != annotations:
+        out = bytearray(head.header)
+        write_annotations(out, MESSAGE_ANNOTATIONS, kept)
+        payload = bytes(out) + head.rest
+    return Event(payload, key_octets(key), producer)
+
+
+def key_octets(key: object) -> bytes | None:
+    """Return the octets of a partition key that are hashed; None if *key* is none."""
+    if isinstance(key, str):
+        return key.encode("utf-8", "surrogatepass")
+    return key if isinstance(key, bytes) else None
+
+
+class Arrival(Struct, frozen=True):
+    """Events of one delivery, which are stored together in one partition, or not at all."""
+
+    events: list[Event]
+    #: Octets of the partition key for all of them; None without one.
+    key: bytes | None
+
+
+def arrival(
+    payload: bytes,
+    message_format: int,
+    *,
+    publisher: str | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Arrival:
+    """Return the events in one delivery, which is a message or a batch.
+
+    The key of a batch is that of its envelope, or else that of its first event: the SDKs write both.
+
+    Raises:
+        DecodeError: The message or the batch is malformed, or has another format.
+        AmqpError: As for :func:`arrived_event`.
+    """
+    if message_format == MESSAGE_FORMAT:
+        event = arrived_event(payload, publisher=publisher, limits=limits)
+        return Arrival([event], event.key)
+    if message_format != BATCH_FORMAT:
+        raise DecodeError(
+            f"the message format 0x{message_format:08x} is neither 0 nor 0x{BATCH_FORMAT:08x}, which is"
+            " that of batches"
+        )
+    payloads = split_batch(payload, limits=limits, messages_max=BATCH_EVENTS_MAX)
+    events = [arrived_event(each, publisher=publisher, limits=limits) for each in payloads]
+    envelope = read_annotations(walk_head(payload, limits).message_annotations, limits)
+    return Arrival(events, key_octets(envelope.get(PARTITION_KEY)) or events[0].key)
+
+
+def delivered_event(
+    payload: bytes,
+    number: int,
+    time_ms: int,
+    delivery_annotations: Mapping[Any, object] | None = None,
+) -> Payload:
+    """Encode an event for a reader. Large events are returned in pieces.
+
+    Args:
+        payload: The event as it was kept.
+        number: Its sequence number, which as text is its offset.
+        time_ms: Time at which it was enqueued, in milliseconds since 1970.
+        delivery_annotations: Delivery annotations; None for none.
+    """
+    head = walk_head(payload)
+    out = bytearray(head.header)
+    write_annotations(out, DELIVERY_ANNOTATIONS, delivery_annotations or {})
+    place = {
+        SEQUENCE_NUMBER: number,
+        OFFSET: str(number),
+        ENQUEUED_TIME: Timestamp(time_ms),
+    }
+    own = read_annotations(head.message_annotations) if head.message_annotations else {}
+    write_annotations(out, MESSAGE_ANNOTATIONS, {**own, **place})
+    if len(payload) < JOIN_MAX:
+        return bytes(out) + head.rest
+    return [bytes(out), head.rest]
+
+
+def joined(payload: Payload) -> bytes:
+    """Return *payload* in one piece."""
+    return payload if isinstance(payload, bytes) else b"".join(payload)

@@ -1,0 +1,546 @@
+"""Event hubs of a namespace: logs of the broker at the addresses and with the operations of Event Hubs.
+
+:class:`HubHost` finds the hub of a link and attaches it; :class:`EventHub` is one hub. Events are in memory
+only, and the oldest ones are dropped when a partition exceeds ``Limits.log_bytes_max``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from msgspec import Struct
+
+from amqp_rt import Rights
+from amqp_rt.addresses import address_of
+from amqp_rt.broker import Log
+from amqp_rt.broker.building import EntryFactory, Intake, Place
+from amqp_rt.errors import AmqpError
+from amqp_rt.fronts import Peer
+from amqp_rt.fronts.base import (
+    SENDER,
+    SND_SETTLED,
+    SND_UNSETTLED,
+    IncomingDelivery,
+    ReceivingEndpoint,
+    ReceivingLink,
+    SendingLink,
+)
+from amqp_rt.message import Message
+from amqp_rt.outcomes import Error, Rejected
+from amqp_rt.termini import Source, Target
+from amqp_rt.values import Array, Int, Symbol, Timestamp
+
+from .conditions import ARGUMENT_ERROR, NOT_ALLOWED
+from .declarations import DEFAULT_GROUP, Hub
+from .hub_addresses import HubAddress, hub_address, partition_index
+from .hub_events import arrived_event, delivered_event, joined
+from .hub_inlets import EventIntake, HubInlet, HubProducer
+from .hub_positions import start_position
+from .hub_producers import IDEMPOTENT, ProducerLink, Producers
+from .hub_readers import HubReader, ReaderGroup, owner_level
+
+if TYPE_CHECKING:
+    from amqp_rt import Broker
+
+HUB_TYPE: Final = "com.microsoft:eventhub"
+PARTITION_TYPE: Final = "com.microsoft:partition"
+#: Capability of a reader to which each event says what the last one of the partition is.
+RUNTIME_METRIC: Final = Symbol("com.microsoft:enable-receiver-runtime-metric")
+#: Octets of a message or batch; clients fill their batches up to what the link says.
+EVENT_SIZE_MAX: Final = 1024 * 1024
+#: Readers without an owner level of one partition and consumer group, as in the service.
+READERS_MAX: Final = 5
+#: Time of the last event of a partition that never had one: the year 1, in milliseconds since 1970.
+NEVER_MS: Final = -62_135_596_800_000
+
+_NOT_FOUND: Final = "amqp:not-found"
+#: Hash of partition keys, as clients that compute partitions themselves have it.
+_KEY_HASH: Final = "lookup3"
+
+
+class PartitionFacts(Struct, frozen=True, kw_only=True):
+    """State of a partition, as ``$management`` and the runtime metrics of readers have it."""
+
+    #: Sequence number of the oldest event; 0 if there never was one.
+    begin: int
+    #: Sequence number of the newest event; -1 if there never was one. As text it is its offset.
+    last: int
+    #: Time of the newest event, in milliseconds since 1970.
+    last_ms: int
+    is_empty: bool
+
+
+class EventHub:
+    """A hub: its declaration and its log.
+
+    Args:
+        declared: The declaration.
+        broker: The broker, in which the log is created.
+        readers_max: Readers without owner level of one partition and group; None for no limit.
+
+    Raises:
+        AmqpError: The broker has a node of that name, or too many nodes.
+    """
+
+    def __init__(self, declared: Hub, broker: Broker, readers_max: int | None = None) -> None:
+        host = broker.host
+        space = host.space()
+        space.declare_transient(
+            Log(declared.name, partitions=declared.partitions, key_hash=_KEY_HASH)
+        )
+        node = space.get(declared.name)
+        #: The declaration, which :meth:`HubHost.declare` may replace.
+        self.declared = declared
+        self.limits = host.limits
+        self.log = host.log(declared.name)
+        self.intake: Intake = node.intake
+        #: Time of the declaration, in seconds since 1970.
+        self.created_at = host.clock.wall()
+        self._clock = host.clock
+        self._delete = partial(space.delete, declared.name)
+        self._entry_factory = EntryFactory("lenient", host.limits)
+        self._places: list[Place] = []
+        for index in range(declared.partitions):
+            part = node.part(f"{declared.name}/Partitions/{index}", index)
+            assert part is not None
+            self._places.append(part.open_intake()[0])
+        self._producers = [Producers() for _ in range(declared.partitions)]
+        self._readers_max = readers_max
+        self._readers: defaultdict[tuple[str, int], ReaderGroup] = defaultdict(
+            partial(ReaderGroup, readers_max)
+        )
+        self._turn = -1
+
+    @property
+    def name(self) -> str:
+        """Name, as it was declared."""
+        return self.declared.name
+
+    # --- State ---
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the hub has been deleted."""
+        return self.log.deleted
+
+    def facts(self, index: int) -> PartitionFacts:
+        """Return the state of partition *index*."""
+        part = self.log.partitions[index]
+        return PartitionFacts(
+            begin=part.first,
+            last=part.next - 1,
+            last_ms=NEVER_MS if part.last_ms < 0 else part.last_ms,
+            is_empty=part.first == part.next,
+        )
+
+    def find_partition(self, text: str) -> int:
+        """Return the index of the partition with the id *text*.
+
+        Raises:
+            AmqpError: There is none.
+        """
+        index = partition_index(text, self.declared.partitions)
+        if index is None:
+            raise AmqpError(
+                f"the hub {self.name!r} has no partition {text!r:.50}: its partitions are 0 to"
+                f" {self.declared.partitions - 1}",
+                condition=_NOT_FOUND,
+            )
+        return index
+
+    def find_group(self, name: str) -> str:
+        """Return the consumer group *name*, in any case, in lower case.
+
+        Raises:
+            AmqpError: There is none.
+        """
+        groups = {DEFAULT_GROUP.lower(), *(each.lower() for each in self.declared.consumer_groups)}
+        if name.lower() not in groups:
+            raise AmqpError(
+                f"the hub {self.name!r} has no consumer group {name!r:.100}: declare it with the hub",
+                condition=_NOT_FOUND,
+            )
+        return name.lower()
+
+    # --- Events ---
+
+    def choose(self, key: bytes | None) -> int:
+        """Return the partition of *key*; without a key, of the next events in turn."""
+        count = self.declared.partitions
+        if key is not None:
+            return self.log.key_hash(key) % count
+        self._turn = (self._turn + 1) % count
+        return self._turn
+
+    def place(self, index: int) -> Place:
+        """Return the destination of events of partition *index*."""
+        return self._places[index]
+
+    def publish(self, payload: bytes, partition: int | None = None) -> int:
+        """Store one encoded event of this process; return its partition.
+
+        Raises:
+            AmqpError: It is malformed, or there is no room.
+        """
+        event = arrived_event(payload, limits=self.limits)
+        if not self.log.fits(len(event.payload)):
+            raise AmqpError(
+                f"the hub {self.name!r} has no room", condition="amqp:resource-limit-exceeded"
+            )
+        index = self.choose(event.key) if partition is None else partition
+        place = self._places[index]
+        place.put(self._entry_factory.make_entry(event.payload, 0, self._clock.wall()))
+        return index
+
+    def events(self, index: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the sequence numbers and the encoded events of partition *index*, as readers get them."""
+        for block in self.log.partitions[index].blocks:
+            for number, record in enumerate(block.records, block.offset):
+                yield number, joined(delivered_event(record.payload, number, record.time_ms))
+
+    def event(self, index: int, number: int) -> bytes:
+        """Return the encoded event *number* of partition *index*, which is kept, as readers get it."""
+        block = self.log.partitions[index].find(number)
+        record = block.records[number - block.offset]
+        return joined(delivered_event(record.payload, number, record.time_ms))
+
+    # --- Links ---
+
+    def attach_sender(self, link: ReceivingLink, address: HubAddress) -> None:
+        """Accept *link*, whose peer sends to *address*.
+
+        Raises:
+            AmqpError: The address or the properties of the link are wrong.
+        """
+        if address.group is not None:
+            raise AmqpError(
+                f"consumer groups only receive: send to {self.name!r} or to one of its partitions",
+                condition=NOT_ALLOWED,
+            )
+        index = None if address.partition is None else self.find_partition(address.partition)
+        producer: ProducerLink | None = None
+        if IDEMPOTENT in link.desired_capabilities:
+            if index is None:
+                raise AmqpError(
+                    "an idempotent producer sends to one partition: attach to"
+                    f" {self.name}/Partitions/n",
+                    condition=NOT_ALLOWED,
+                )
+            producer = self._producers[index].open(link.properties)
+        events = EventIntake(self, partition=index, publisher=address.publisher, producer=producer)
+        size_max = min(self.limits.message_size_max, EVENT_SIZE_MAX)
+        place = self._places[index or 0]
+        link.accept(
+            HubProducer(events, self.intake, place, self._entry_factory, self._clock.wall),
+            target=Target(address=cast("Target", link.target).address),
+            max_message_size=size_max,
+            properties=None if producer is None else producer.properties,
+            offered_capabilities=() if producer is None else (IDEMPOTENT,),
+        )
+
+    def attach_reader(self, link: SendingLink, address: HubAddress) -> None:
+        """Accept *link*, whose peer receives from *address*.
+
+        Raises:
+            AmqpError: The address, a filter or the owner level is wrong, or a reader with a higher level is
+                attached.
+        """
+        if address.group is None or address.partition is None:
+            raise AmqpError(
+                f"receive from {self.name}/ConsumerGroups/GROUP/Partitions/n", condition=NOT_ALLOWED
+            )
+        group = self.find_group(address.group)
+        index = self.find_partition(address.partition)
+        asked = cast("Source", link.source)
+        position = start_position(asked.filter)
+        level = owner_level(link)
+        readers = self._readers[group, index]
+        readers.check(level)
+        settled = link.snd_settle_mode == SND_SETTLED
+        reader = HubReader.at(self.log, index, position, settled=settled)
+        measured = RUNTIME_METRIC in link.desired_capabilities
+        if measured:
+            reader.delivery_annotations = partial(self._metrics, index)
+        # Before the attach is answered, so that no event goes to two owners.
+        readers.enter(reader, link, level)
+        link.accept(
+            reader,
+            source=Source(
+                address=asked.address,
+                distribution_mode=Symbol("copy"),
+                filter=asked.filter,
+                outcomes=asked.outcomes,
+            ),
+            # A client that leaves the choice to us settles each event, as it is used to.
+            snd_settle_mode=SND_SETTLED if settled else SND_UNSETTLED,
+            offered_capabilities=(RUNTIME_METRIC,) if measured else (),
+        )
+
+    def _metrics(self, index: int, partition: object, offset: int) -> dict[Any, object]:
+        """Return the delivery annotations of an event for a reader that wants runtime metrics."""
+        facts = self.facts(index)
+        return {
+            Symbol("last_enqueued_sequence_number"): facts.last,
+            Symbol("last_enqueued_offset"): str(facts.last),
+            Symbol("last_enqueued_time_utc"): Timestamp(facts.last_ms),
+            Symbol("runtime_info_retrieval_time_utc"): Timestamp(int(self._clock.wall() * 1000)),
+        }
+
+    def inlet(self, address: HubAddress) -> HubInlet:
+        """Return the endpoint for events to *address* on a link to the anonymous terminus.
+
+        Raises:
+            AmqpError: There is no such partition.
+        """
+        index = None if address.partition is None else self.find_partition(address.partition)
+        events = EventIntake(self, partition=index, publisher=address.publisher)
+        place = self._places[index or 0]
+        return HubInlet(events, self.intake, place, self._entry_factory, self._clock.wall)
+
+    def delete(self) -> None:
+        """Delete the hub with its events, and detach its links."""
+        self._delete()
+
+
+class HubHost:
+    """Event hubs of a broker: a host of their addresses, and an add-on if used alone.
+
+    A namespace calls :meth:`bind` in its own ``install``, and :meth:`attach` and :meth:`relay` for links that
+    are not those of its queues and topics.
+
+    Args:
+        hubs: The first hubs.
+        realistic: Whether the service's limit of five readers without owner level applies.
+    """
+
+    #: Capabilities that connections offer because of this host: none.
+    capabilities = ()
+
+    def __init__(self, *hubs: Hub, realistic: bool = False) -> None:
+        self._readers_max = READERS_MAX if realistic else None
+        self._broker: Broker | None = None
+        #: Hubs by their names in lower case.
+        self._hubs: dict[str, EventHub] = {}
+        #: Declarations until the broker has started.
+        self._waiting: dict[str, Hub] = {}
+        for hub in hubs:
+            self.declare(hub)
+
+    def __repr__(self) -> str:
+        return f"<HubHost: {len(self._hubs)} hubs>"
+
+    def install(self, broker: Broker) -> None:
+        """Serve the hubs at *broker*, as an add-on of its own; see :class:`amqp_rt.broker.AddOn`.
+
+        Raises:
+            AmqpError: The broker has no management.
+        """
+        self.bind(broker)
+        broker.container.add_host(self, first=True)
+
+    def bind(self, broker: Broker) -> None:
+        """Answer the operations of Event Hubs at *broker*, and create the hubs when it starts.
+
+        Raises:
+            AmqpError: The broker has no management.
+        """
+        if broker.management is None:
+            raise AmqpError(
+                "event hubs need the management of the broker: leave out management=False",
+                condition=NOT_ALLOWED,
+            )
+        broker.management.add_type(HUB_TYPE, self._read_hub, rights=Rights.NONE)
+        broker.management.add_type(PARTITION_TYPE, self._read_partition, rights=Rights.NONE)
+        broker.container.on_startup(partial(self._start, broker))
+
+    def _start(self, broker: Broker) -> None:
+        self._broker = broker
+        waiting, self._waiting = self._waiting, {}
+        for hub in waiting.values():
+            self.declare(hub)
+
+    # --- Hubs ---
+
+    def __iter__(self) -> Iterator[EventHub]:
+        """Iterate over the hubs, in the order of their declarations."""
+        return iter(list(self._hubs.values()))
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._hubs or name.lower() in self._waiting
+
+    def declare(self, declared: Hub) -> None:
+        """Create a hub, or change the consumer groups and keys of the hub of that name.
+
+        Raises:
+            AmqpError: The hub has another number of partitions, or the broker has a node of that name.
+        """
+        key = declared.name.lower()
+        known = self._hubs.get(key)
+        before = self._waiting.get(key) if known is None else known.declared
+        if before is not None and before.partitions != declared.partitions:
+            raise AmqpError(
+                f"the hub {before.name!r} has {before.partitions} partitions, and cannot have"
+                f" {declared.partitions}: delete it first",
+                condition="amqp:precondition-failed",
+            )
+        if known is not None:
+            known.declared = declared
+        elif self._broker is None:
+            self._waiting[key] = declared
+        else:
+            self._hubs[key] = EventHub(declared, self._broker, self._readers_max)
+
+    def delete(self, name: str) -> None:
+        """Delete the hub *name* with its events, and detach its links.
+
+        Raises:
+            AmqpError: There is none.
+        """
+        key = name.lower()
+        if self._waiting.pop(key, None) is None:
+            self.find(name).delete()
+            del self._hubs[key]
+
+    def find(self, name: str) -> EventHub:
+        """Return the hub *name*, in any case.
+
+        Raises:
+            AmqpError: There is none.
+        """
+        found = self._hubs.get(name.lower())
+        if found is None:
+            raise AmqpError(
+                f"The messaging entity '{name:.300}' could not be found.", condition=_NOT_FOUND
+            )
+        return found
+
+    # --- Operations at $management ---
+
+    async def _read_hub(self, name: str, message: Message, peer: Peer) -> Message:
+        hub = self.find(name)
+        ids = [str(index) for index in range(hub.declared.partitions)]
+        return _reply(
+            {
+                "name": hub.name,
+                "type": HUB_TYPE,
+                "created_at": Timestamp(int(hub.created_at * 1000)),
+                "partition_count": Int(len(ids)),
+                "partition_ids": Array(ids, of=str),
+                "georeplication_factor": Int(1),
+            }
+        )
+
+    async def _read_partition(self, name: str, message: Message, peer: Peer) -> Message:
+        hub = self.find(name)
+        wanted = message.application_properties.get("partition")
+        if isinstance(wanted, bool) or not isinstance(wanted, str | int):
+            raise AmqpError(
+                f"the request names no partition: set the property partition, not {wanted!r:.50}",
+                condition=ARGUMENT_ERROR,
+            )
+        index = hub.find_partition(str(wanted))
+        facts = hub.facts(index)
+        return _reply(
+            {
+                "name": hub.name,
+                "type": PARTITION_TYPE,
+                "partition": str(index),
+                "begin_sequence_number": facts.begin,
+                "last_enqueued_sequence_number": facts.last,
+                "last_enqueued_offset": str(facts.last),
+                "last_enqueued_time_utc": Timestamp(facts.last_ms),
+                "is_partition_empty": facts.is_empty,
+            }
+        )
+
+    # --- Links (fronts.base.Host) ---
+
+    def attach(self, link: ReceivingLink | SendingLink) -> bool:
+        """Accept or refuse *link*; return False if its address is not that of a hub or a part of one."""
+        terminus = link.source if link.role == SENDER else link.target
+        if not isinstance(terminus, Source | Target) or not isinstance(terminus.address, str):
+            return False
+        address = hub_address(terminus.address)
+        hub = self._hubs.get(address.hub.lower())
+        if hub is None:
+            return False
+        try:
+            if link.role != SENDER:
+                hub.attach_sender(cast("ReceivingLink", link), _as_asked(address, link.asked))
+            else:
+                hub.attach_reader(cast("SendingLink", link), address)
+        except AmqpError as error:
+            link.refuse(Error.of(error))
+        return True
+
+    def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
+        """Return the endpoint for events to *address* on a link to the anonymous terminus.
+
+        None if the address is not that of a hub, an error if it is not one that events are sent to.
+        """
+        found = hub_address(address)
+        hub = self._hubs.get(found.hub.lower())
+        if hub is None:
+            return None
+        if found.group is not None:
+            return Error(NOT_ALLOWED, f"consumer groups only receive: send to {hub.name!r}")
+        try:
+            return hub.inlet(found)
+        except AmqpError as error:
+            return Error.of(error)
+
+    def kept_source(self, link: SendingLink) -> Source | None:
+        """Return None: no sources are kept."""
+        return None
+
+    def kept_terminus(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
+        """Return None: no termini are kept."""
+        return None
+
+    def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
+        """Do nothing: there are no transactions."""
+
+    def release_post(self, delivery: IncomingDelivery) -> None:
+        """Do nothing: there are no transactions."""
+
+    def refuse_post(
+        self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected
+    ) -> bool:
+        """Return False: there are no transactions."""
+        return False
+
+    def virtual_host(self, hostname: str) -> str | None:
+        """Return *hostname*: hubs are at every virtual host."""
+        return hostname
+
+    def own_name(self, address: str, virtual_host: str) -> str:
+        """Return *address*: hubs have no aliases."""
+        return address
+
+    def is_dynamic(self, address: str, virtual_host: str) -> bool:
+        """Return False: hubs are not created for links."""
+        return False
+
+
+def _as_asked(address: HubAddress, asked: str | None) -> HubAddress:
+    """Return *address* with the publisher as the client spells it: its name is written into events."""
+    if address.publisher is None or asked is None:
+        return address
+    found = hub_address(address_of(asked))
+    if (found.publisher or "").lower() != address.publisher.lower():
+        return address
+    return HubAddress(address.hub, publisher=found.publisher)
+
+
+def _reply(body: dict[str, object]) -> Message:
+    """Return a reply with the status in both spellings, of which each SDK reads one."""
+    said: dict[str, object] = {
+        "status-code": Int(200),
+        "status-description": "OK",
+        "statusCode": Int(200),
+        "statusDescription": "OK",
+    }
+    return Message(body, application_properties=said)

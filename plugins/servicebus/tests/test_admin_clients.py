@@ -37,6 +37,7 @@ FOREVER = timedelta(days=10_675_199, seconds=10_085, microseconds=477_581)
 
 #: The SDK asks elements of XML whether they are true, which Python 3.12 warns of.
 pytestmark = [
+    pytest.mark.req("Z19", "Z21"),
     pytest.mark.filterwarnings("ignore:Testing an element's truth value"),
     pytest.mark.foreign,
     pytest.mark.slow,

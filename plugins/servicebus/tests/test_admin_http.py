@@ -20,6 +20,8 @@ from amqp_rt_servicebus.administration import Response
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.req("Z19")
+
 
 def echo(method: str, target: str, headers: Mapping[str, str], body: bytes) -> Response:
     """Answer with the request itself."""

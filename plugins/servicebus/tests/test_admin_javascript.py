@@ -27,7 +27,7 @@ from amqp_rt_servicebus.declarations import (
 PEERS = Path(__file__).parent / "peers"
 
 #: Node is a program of others, and takes a second to start.
-pytestmark = [pytest.mark.foreign, pytest.mark.slow]
+pytestmark = [pytest.mark.req("Z19", "Z21"), pytest.mark.foreign, pytest.mark.slow]
 
 
 @pytest.fixture

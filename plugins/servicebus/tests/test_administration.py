@@ -20,6 +20,8 @@ from amqp_rt_servicebus.rule_documents import CONNECT
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.req("Z19")
+
 HOST = "localhost:5672"
 
 

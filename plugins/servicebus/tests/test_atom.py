@@ -56,6 +56,8 @@ from hypothesis import strategies as st
 
 from amqp_rt.values import Timestamp
 
+pytestmark = pytest.mark.req("Z19")
+
 HOST = "localhost:5672"
 FACTS = RuntimeFacts(
     created_at=CREATED,

@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 from amqp_rt_servicebus.testing import ServiceBus
 
-pytestmark = [pytest.mark.foreign, pytest.mark.slow, pytest.mark.usefixtures("azure_python")]
+pytestmark = [
+    pytest.mark.req("Z21"),
+    pytest.mark.foreign,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("azure_python"),
+]
 
 PEERS = Path(__file__).parent / "peers"
 WORKER = ["worker", "--pool=solo", "--loglevel=warning", "--without-gossip", "--without-mingle"]

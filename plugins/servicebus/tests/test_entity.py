@@ -44,6 +44,7 @@ def rejection(reason: str | None, description: str | None, **more: Any) -> Rejec
 # --- Locks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.req("Z7")
 def test_a_message_is_locked_and_its_tag_is_the_token_in_the_order_of_dotnet() -> None:
     bench = Bench()
     number = bench.send()
@@ -56,6 +57,7 @@ def test_a_message_is_locked_and_its_tag_is_the_token_in_the_order_of_dotnet() -
     assert said["x-opt-locked-until"] == round((NOW + 60) * 1000)
 
 
+@pytest.mark.req("Z7")
 def test_the_lock_begins_when_the_message_is_taken_for_the_credit() -> None:
     bench = Bench(lock_s=30)
     receiver = bench.receiver(credit=1)
@@ -66,6 +68,7 @@ def test_the_lock_begins_when_the_message_is_taken_for_the_credit() -> None:
     assert receiver.update(ACCEPTED) == ACCEPTED
 
 
+@pytest.mark.req("Z8")
 def test_receive_and_delete_removes_the_message_as_it_is_sent() -> None:
     bench = Bench()
     bench.send()
@@ -76,6 +79,7 @@ def test_receive_and_delete_removes_the_message_as_it_is_sent() -> None:
     assert bench.memory.held == 0
 
 
+@pytest.mark.req("Z7")
 def test_a_lock_that_ends_counts_and_the_message_is_delivered_again() -> None:
     bench = Bench(lock_s=30)
     bench.send("a")
@@ -84,6 +88,7 @@ def test_a_lock_that_ends_counts_and_the_message_is_delivered_again() -> None:
     assert [each.delivery_count for each in receiver.messages] == [0, 1]
 
 
+@pytest.mark.req("Z7")
 def test_an_outcome_after_the_lock_is_answered_with_lock_lost() -> None:
     bench = Bench(lock_s=30)
     bench.send()
@@ -121,6 +126,7 @@ def test_a_lost_lock_does_not_settle_the_dead_letter_that_the_message_became() -
     assert reader.update(ACCEPTED) == ACCEPTED
 
 
+@pytest.mark.req("Z7")
 @pytest.mark.parametrize("end", [Receiving.detach, Receiving.cut])
 def test_the_end_of_a_link_frees_no_lock(end: Any) -> None:
     bench = Bench(lock_s=30)
@@ -135,6 +141,7 @@ def test_the_end_of_a_link_frees_no_lock(end: Any) -> None:
     assert bench.bodies() == []
 
 
+@pytest.mark.req("Z7")
 def test_after_the_end_of_a_link_the_lock_ends_with_its_time() -> None:
     bench = Bench(lock_s=30)
     bench.send()
@@ -144,6 +151,7 @@ def test_after_the_end_of_a_link_the_lock_ends_with_its_time() -> None:
     assert [each.delivery_count for each in other.messages] == [1]
 
 
+@pytest.mark.req("Z7")
 def test_locks_are_renewed_from_now_and_none_if_one_is_lost() -> None:
     bench = Bench(lock_s=30)
     bench.send("a")
@@ -197,6 +205,7 @@ def test_an_outcome_decides_on_the_count_and_the_place(
         assert stored_of(bench, number, home).delivery_count == count
 
 
+@pytest.mark.req("Z7")
 @pytest.mark.parametrize("settled_by_client", [False, True])
 @pytest.mark.parametrize("settle_mode", [RCV_FIRST, RCV_SECOND])
 def test_both_ways_of_settling_are_served(settle_mode: int, settled_by_client: bool) -> None:
@@ -259,6 +268,7 @@ def test_the_outcome_of_a_released_prefetch_is_not_counted_however_often() -> No
 # --- Operations by token ----------------------------------------------------------------------
 
 
+@pytest.mark.req("Z7")
 def test_locks_are_settled_by_their_tokens() -> None:
     bench = Bench()
     for body in "abcd":
@@ -298,6 +308,7 @@ def test_a_lost_token_leaves_the_others_locked() -> None:
 # --- Dead letters -----------------------------------------------------------------------------
 
 
+@pytest.mark.req("Z10")
 def test_the_delivery_limit_dead_letters_with_number_and_time_kept() -> None:
     bench = Bench(lock_s=30, deliveries_max=1)
     bench.send("before")
@@ -378,6 +389,7 @@ def test_the_order_of_dead_letters_is_that_of_their_numbers() -> None:
 # --- Times to live ----------------------------------------------------------------------------
 
 
+@pytest.mark.req("Z10")
 @pytest.mark.parametrize(
     ("own_s", "default_s", "lasting_s"), [(5, inf, 5), (None, 7, 7), (5, 7, 5), (9, 7, 7)]
 )
@@ -405,6 +417,7 @@ def test_the_header_keeps_the_first_time_to_live() -> None:
     assert receiver.messages[0].ttl_ms == 100_000
 
 
+@pytest.mark.req("Z10")
 @pytest.mark.parametrize("to_dead_letters", [False, True])
 def test_a_locked_message_expires_at_the_end_of_its_lock(to_dead_letters: bool) -> None:
     bench = Bench(lock_s=30, dead_letters_expired=to_dead_letters)
@@ -417,6 +430,7 @@ def test_a_locked_message_expires_at_the_end_of_its_lock(to_dead_letters: bool) 
     assert bench.bodies(bench.dead) == (["m"] if to_dead_letters else [])
 
 
+@pytest.mark.req("Z10")
 def test_an_expired_message_is_not_delivered_before_the_alarm_either() -> None:
     bench = Bench()
     bench.send("old", ttl_s=10)
@@ -434,6 +448,7 @@ def deferred(bench: Bench, body: str = "m", **fields: Any) -> int:
     return number
 
 
+@pytest.mark.req("Z13")
 def test_a_deferred_message_is_received_by_its_number_only() -> None:
     bench = Bench()
     number = deferred(bench)
@@ -448,6 +463,7 @@ def test_a_deferred_message_is_received_by_its_number_only() -> None:
     assert bench.bodies() == []
 
 
+@pytest.mark.req("Z13")
 def test_a_deferred_message_is_deferred_again_after_its_lock() -> None:
     bench = Bench(lock_s=30)
     number = deferred(bench)
@@ -466,6 +482,7 @@ def test_a_deferred_message_is_deferred_again_after_its_lock() -> None:
     assert bench.bodies() == []
 
 
+@pytest.mark.req("Z13")
 def test_none_is_taken_if_one_is_not_deferred() -> None:
     bench = Bench()
     number = deferred(bench)
@@ -477,6 +494,7 @@ def test_none_is_taken_if_one_is_not_deferred() -> None:
     assert stored_of(bench, number).token is None
 
 
+@pytest.mark.req("Z13")
 def test_a_deferred_message_expires_when_it_is_asked_for() -> None:
     bench = Bench(dead_letters_expired=True)
     number = deferred(bench, ttl_s=10)
@@ -490,6 +508,7 @@ def test_a_deferred_message_expires_when_it_is_asked_for() -> None:
 # --- Schedule ---------------------------------------------------------------------------------
 
 
+@pytest.mark.req("Z13")
 def test_a_scheduled_message_gets_a_new_number_at_the_end_when_it_is_due() -> None:
     bench = Bench()
     first = bench.send("later", message_annotations=scheduled(10), ttl_s=5)
@@ -523,6 +542,7 @@ def test_a_time_in_the_past_is_now() -> None:
     assert bench.receiver(credit=1).bodies == ["m"]
 
 
+@pytest.mark.req("Z13")
 def test_cancelling_removes_all_or_none() -> None:
     bench = Bench()
     numbers = [bench.send(body, message_annotations=scheduled(10)) for body in "ab"]
@@ -535,6 +555,7 @@ def test_cancelling_removes_all_or_none() -> None:
     assert bench.bodies() == ["c"]
 
 
+@pytest.mark.req("Z11")
 def test_scheduling_returns_numbers_and_none_for_a_duplicate() -> None:
     bench = Bench(duplicates_s=60)
     payload = Message("m", message_id="x", message_annotations=scheduled(10)).encode()
@@ -542,6 +563,7 @@ def test_scheduling_returns_numbers_and_none_for_a_duplicate() -> None:
     assert bench.send("next") == 2
 
 
+@pytest.mark.req("Z11")
 def test_a_duplicate_from_another_entity_is_dropped() -> None:
     bench = Bench(duplicates_s=60)
     for _ in range(2):
@@ -555,6 +577,7 @@ def test_a_duplicate_from_another_entity_is_dropped() -> None:
 # --- Peek and delete --------------------------------------------------------------------------
 
 
+@pytest.mark.req("Z13")
 def test_peek_shows_every_state_and_no_lock() -> None:
     bench = Bench()
     deferred(bench, "deferred")
@@ -569,6 +592,7 @@ def test_peek_shows_every_state_and_no_lock() -> None:
         assert not each.delivery_annotations
 
 
+@pytest.mark.req("Z13")
 def test_peek_goes_on_from_a_number() -> None:
     bench = Bench()
     for body in "abcde":
@@ -582,6 +606,7 @@ def test_peek_goes_on_from_a_number() -> None:
     ]
 
 
+@pytest.mark.req("Z13")
 def test_an_answer_to_a_peek_is_bounded_by_its_bytes() -> None:
     bench = Bench()
     for _ in range(3):
@@ -612,6 +637,7 @@ def test_only_active_messages_that_are_not_locked_are_deleted() -> None:
 # --- Competition ------------------------------------------------------------------------------
 
 
+@pytest.mark.req("Z9")
 def test_credit_is_used_in_the_order_in_which_it_arrived() -> None:
     bench = Bench()
     first = bench.receiver(credit=2)
@@ -624,6 +650,7 @@ def test_credit_is_used_in_the_order_in_which_it_arrived() -> None:
     assert second.bodies == [2, 3]
 
 
+@pytest.mark.req("Z9")
 def test_a_receiver_that_has_left_loses_its_place() -> None:
     bench = Bench()
     first = bench.receiver(credit=2)
@@ -634,6 +661,7 @@ def test_a_receiver_that_has_left_loses_its_place() -> None:
     assert second.bodies == ["m"]
 
 
+@pytest.mark.req("Z9")
 def test_a_drain_returns_the_credit_that_finds_no_message() -> None:
     bench = Bench()
     bench.send()

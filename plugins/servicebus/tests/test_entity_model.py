@@ -22,6 +22,8 @@ from amqp_rt import Message
 from amqp_rt.fronts import ACCEPTED, RELEASED, AmqpError, Error, Modified, Rejected
 from amqp_rt.values import Symbol, Timestamp
 
+pytestmark = pytest.mark.req("Z7", "Z9", "Z10", "Z13")
+
 LOCK_S = 10
 DELIVERIES_MAX = 3
 RECEIVERS = 3

@@ -63,6 +63,7 @@ def test_credit_of_senders_ends_with_the_memory() -> None:
     assert sender.credit > 0
 
 
+@pytest.mark.req("Z11")
 def test_a_duplicate_is_accepted_and_takes_no_number() -> None:
     connection = Connection(duplicates_s=60)
     sender = connection.sender()
@@ -79,6 +80,7 @@ def test_a_duplicate_is_accepted_and_takes_no_number() -> None:
     assert connection.bench.bodies() == ["1", "2", "after"]
 
 
+@pytest.mark.req("Z18")
 @pytest.mark.parametrize("fail", [False, True])
 def test_posts_of_a_transaction_appear_with_its_discharge(fail: bool) -> None:
     connection = Connection()
@@ -93,6 +95,7 @@ def test_posts_of_a_transaction_appear_with_its_discharge(fail: bool) -> None:
     assert connection.bench.memory.held == connection.bench.entity.bytes
 
 
+@pytest.mark.req("Z18")
 @pytest.mark.parametrize("fail", [False, True])
 @pytest.mark.parametrize(
     ("outcome", "state", "count"),
@@ -127,6 +130,7 @@ def test_outcomes_of_a_transaction_take_effect_with_its_discharge(
     assert delivery.state == outcome
 
 
+@pytest.mark.req("Z18")
 def test_a_lock_does_not_end_while_a_transaction_decides() -> None:
     connection = Connection(lock_s=30)
     bench = connection.bench
@@ -141,6 +145,7 @@ def test_a_lock_does_not_end_while_a_transaction_decides() -> None:
     assert bench.bodies() == []
 
 
+@pytest.mark.req("Z18")
 def test_a_lost_lock_in_a_transaction_is_answered_so() -> None:
     connection = Connection(lock_s=30)
     bench = connection.bench
@@ -156,6 +161,7 @@ def test_a_lost_lock_in_a_transaction_is_answered_so() -> None:
     assert bench.bodies() == ["m"]
 
 
+@pytest.mark.req("Z18")
 @pytest.mark.parametrize("fail", [False, True])
 def test_a_transaction_decides_after_the_end_of_the_link(fail: bool) -> None:
     connection = Connection(lock_s=30)
@@ -174,6 +180,7 @@ def test_a_transaction_decides_after_the_end_of_the_link(fail: bool) -> None:
     assert bench.entity.acquired == 0
 
 
+@pytest.mark.req("Z18")
 def test_receiving_within_a_transaction_is_refused() -> None:
     connection = Connection()
     connection.bench.send()

@@ -17,6 +17,8 @@ from entities import Time
 from amqp_rt import Message
 from amqp_rt.broker.building import Memory
 
+pytestmark = pytest.mark.req("Z14")
+
 #: Work of a turn.
 WORK = 100
 

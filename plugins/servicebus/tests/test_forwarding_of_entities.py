@@ -15,6 +15,8 @@ from amqp_rt import Message
 from amqp_rt.fronts import Rejected
 from amqp_rt.values import Symbol, Timestamp
 
+pytestmark = pytest.mark.req("Z14")
+
 
 def joined(bench: Bench, path: str = "target", **options: object) -> Entity:
     """Return another entity of the same namespace."""

@@ -14,6 +14,7 @@ CLICKS = Hub("Clicks", partitions=4, consumer_groups=["audit"])
 
 #: The SDK is a program of others, which polls.
 pytestmark = [
+    pytest.mark.req("Z20", "Z21"),
     pytest.mark.foreign,
     pytest.mark.slow,
     pytest.mark.usefixtures("azure_python"),

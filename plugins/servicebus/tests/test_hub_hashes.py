@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from amqp_rt.broker import Broker
 
-pytestmark = pytest.mark.usefixtures("azure_python")
+pytestmark = [pytest.mark.req("Z20"), pytest.mark.usefixtures("azure_python")]
 
 ASCII = st.text(st.characters(codec="ascii"), max_size=60)
 

@@ -17,7 +17,7 @@ CLICKS = Hub("clicks", partitions=3, consumer_groups=["audit"])
 EARLIEST = {"offset": "-1"}
 
 #: Node is a program of others, and takes a second to start.
-pytestmark = [pytest.mark.foreign, pytest.mark.slow]
+pytestmark = [pytest.mark.req("Z20", "Z21"), pytest.mark.foreign, pytest.mark.slow]
 
 
 @pytest.fixture

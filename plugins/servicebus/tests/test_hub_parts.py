@@ -36,6 +36,8 @@ from amqp_rt.broker.building import Position
 from amqp_rt.errors import AmqpError, DecodeError
 from amqp_rt.values import Described, Int, Short, Symbol, Timestamp
 
+pytestmark = pytest.mark.req("Z20")
+
 # --- Addresses -------------------------------------------------------------------------------
 
 

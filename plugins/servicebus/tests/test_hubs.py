@@ -31,6 +31,8 @@ from amqp_rt.limits import Limits
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.values import Described, Int, Short, Symbol
 
+pytestmark = pytest.mark.req("Z20")
+
 CLICKS = Hub("Clicks", partitions=4, consumer_groups=["audit"])
 GROUP = "clicks/ConsumerGroups/$Default/Partitions"
 

@@ -33,6 +33,8 @@ from amqp_rt.errors import DecodeError
 from amqp_rt.message import walk
 from amqp_rt.values import Described, Int, Short, Symbol, Timestamp, ULong
 
+pytestmark = pytest.mark.req("Z16")
+
 TOKEN = UUID("01020304-0506-0708-090a-0b0c0d0e0f10")
 
 

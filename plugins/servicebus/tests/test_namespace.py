@@ -25,6 +25,7 @@ from amqp_rt.errors import AmqpError
 from amqp_rt.values import Symbol
 
 
+@pytest.mark.req("Z6")
 @pytest.mark.parametrize(
     ("address", "place"),
     [
@@ -71,6 +72,7 @@ def test_a_resource_without_a_scheme_is_that_of_a_host_only_with_its_port(
     assert resource_of(text) == resource
 
 
+@pytest.mark.req("Z6")
 def test_entities_are_found_in_any_case() -> None:
     with ServiceBus(Queue("Orders"), Topic("T", [Subscription("S")])) as bus:
         bus.queue("ORDERS").send("a")
@@ -152,6 +154,7 @@ def test_copies_of_a_message_are_bounded_where_subscriptions_forward_to_their_to
     assert 0.9 * COPIES_MAX < copies < 1.1 * COPIES_MAX
 
 
+@pytest.mark.req("Z2")
 def test_limits_of_the_service_apply_if_asked() -> None:
     with ServiceBus(realistic=True) as bus:
         with pytest.raises(ValueError, match="lock_duration is 301 s, not 5 to 300"):
@@ -181,6 +184,7 @@ def test_messages_are_no_larger_than_at_the_service_if_asked(
         assert bus.queue("q").stats.active == 1
 
 
+@pytest.mark.req("Z2")
 def test_messages_may_be_as_large_as_at_the_service() -> None:
     with ServiceBus(Queue("q"), realistic=True) as bus:
         properties = {"a": "x" * 32_768, "b": b"x" * 32_000}
@@ -188,6 +192,7 @@ def test_messages_may_be_as_large_as_at_the_service() -> None:
         assert bus.queue("q").stats.active == 1
 
 
+@pytest.mark.req("Z4")
 def test_a_connection_string_has_the_key_of_a_policy() -> None:
     keys = {"app": SasKey("k")}
     with ServiceBus(Queue("q", keys={"own": SasKey("o")}), keys=keys) as bus:
@@ -214,6 +219,7 @@ def test_a_namespace_is_in_one_broker() -> None:
         namespace.declare(("q",), Queue("q"))
 
 
+@pytest.mark.req("Z6")
 def test_sub_queues_are_purged(tmp_path: Path) -> None:
     with ServiceBus(
         Queue("q", default_message_time_to_live=5, dead_lettering_on_message_expiration=True),
@@ -315,6 +321,7 @@ def test_a_request_without_a_token_is_refused() -> None:
         client.close()
 
 
+@pytest.mark.req("Z1")
 def test_no_thread_and_no_port_is_left() -> None:
     with ServiceBus() as bus:
         port = bus.port

@@ -32,6 +32,8 @@ from amqp_rt import Message
 from amqp_rt.events import Peer
 from amqp_rt.values import Array, Described, Int, Symbol, Timestamp, UInt
 
+pytestmark = pytest.mark.req("Z13")
+
 FAR_MS = 253_402_300_800_000
 
 

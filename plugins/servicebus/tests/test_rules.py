@@ -42,6 +42,8 @@ from hypothesis import strategies as st
 
 from amqp_rt.values import Decimal128, Float32, Int, Symbol, Timestamp, UInt
 
+pytestmark = pytest.mark.req("Z14")
+
 
 class Selection(NamedTuple):
     """Copies of a message that a subscription gets, and failures of its rules."""

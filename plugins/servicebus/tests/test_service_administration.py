@@ -15,6 +15,7 @@ from driven import Dialler
 from amqp_rt import Jwt
 
 pytestmark = [
+    pytest.mark.req("Z19", "Z21"),
     pytest.mark.filterwarnings("ignore:Testing an element's truth value"),
     pytest.mark.foreign,
     pytest.mark.slow,

@@ -11,7 +11,7 @@ from amqp_rt_servicebus.testing import ServiceBus
 from driven import Javascript, Refused
 
 #: Node is a program of others, and takes a second to start.
-pytestmark = [pytest.mark.foreign, pytest.mark.slow]
+pytestmark = [pytest.mark.req("Z21"), pytest.mark.foreign, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -12,7 +12,12 @@ from amqp_rt_servicebus.declarations import Queue, Rule, SasKey, Sql, Subscripti
 from amqp_rt_servicebus.testing import ServiceBus
 from driven import Dialler, Driven
 
-pytestmark = [pytest.mark.foreign, pytest.mark.slow, pytest.mark.usefixtures("azure_python")]
+pytestmark = [
+    pytest.mark.req("Z21"),
+    pytest.mark.foreign,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("azure_python"),
+]
 
 #: Seconds that receivers wait for messages of which there are enough, and for those that do not come.
 WAIT_S, SOON_S = 5, 0.3
@@ -84,6 +89,7 @@ def test_messages_are_received_in_the_order_in_which_they_were_sent(
     bus.queue("q").wait_until(lambda sizes: not sizes.active)
 
 
+@pytest.mark.req("Z16")
 def test_fields_of_messages_arrive_as_they_were_sent(client: Driven) -> None:
     from azure.servicebus import ServiceBusMessage
 
@@ -137,6 +143,7 @@ def test_a_batch_with_a_message_that_is_refused_is_refused_as_a_whole(
     assert bus.queue("s").stats.active == 0
 
 
+@pytest.mark.req("Z8")
 def test_messages_are_deleted_as_they_are_sent_in_the_mode_receive_and_delete(
     bus: ServiceBus, client: Driven
 ) -> None:
@@ -160,6 +167,7 @@ def test_a_receiver_waits_for_a_message_that_is_sent_later(bus: ServiceBus, clie
 # --- Settling by link --------------------------------------------------------------------------
 
 
+@pytest.mark.req("Z10")
 def test_an_abandoned_message_is_delivered_again_and_then_dead_lettered(
     bus: ServiceBus, client: Driven
 ) -> None:
@@ -173,6 +181,7 @@ def test_an_abandoned_message_is_delivered_again_and_then_dead_lettered(
     assert (dead.reason, dead.delivery_count, dead.source) == ("MaxDeliveryCountExceeded", 2, "q")
 
 
+@pytest.mark.req("Z6")
 def test_a_dead_letter_has_the_reason_of_its_receiver(bus: ServiceBus, client: Driven) -> None:
     from azure.servicebus import ServiceBusSubQueue
 
@@ -188,6 +197,7 @@ def test_a_dead_letter_has_the_reason_of_its_receiver(bus: ServiceBus, client: D
     bus.queue("q").wait_until(lambda sizes: not sizes.dead_letters)
 
 
+@pytest.mark.req("Z13")
 def test_a_deferred_message_is_received_by_its_number_only(bus: ServiceBus, client: Driven) -> None:
     from azure.servicebus.exceptions import MessageNotFoundError
 
@@ -207,6 +217,7 @@ def test_a_deferred_message_is_received_by_its_number_only(bus: ServiceBus, clie
 # --- Settling by operation, and locks ----------------------------------------------------------
 
 
+@pytest.mark.req("Z7")
 @pytest.mark.parametrize("settlement", ["complete", "abandon", "dead_letter", "defer"])
 def test_a_message_is_settled_by_its_token_when_its_link_has_ended(
     bus: ServiceBus, client: Driven, settlement: str
@@ -229,6 +240,7 @@ def test_a_message_is_settled_by_its_token_when_its_link_has_ended(
     assert states == wanted[settlement]
 
 
+@pytest.mark.req("Z7")
 def test_a_lock_that_has_expired_is_lost(bus: ServiceBus, client: Driven) -> None:
     from azure.servicebus.exceptions import MessageLockLostError
 
@@ -243,6 +255,7 @@ def test_a_lock_that_has_expired_is_lost(bus: ServiceBus, client: Driven) -> Non
         receiver.complete_message(again)
 
 
+@pytest.mark.req("Z7")
 def test_a_lock_outlives_its_link(bus: ServiceBus, client: Driven) -> None:
     sent(client, "a")
     with client.get_queue_receiver("q") as receiver:
@@ -254,6 +267,7 @@ def test_a_lock_outlives_its_link(bus: ServiceBus, client: Driven) -> None:
     assert (held.locked, held.delivery_count) == (False, 1)
 
 
+@pytest.mark.req("Z7")
 def test_a_renewed_lock_begins_anew(bus: ServiceBus, client: Driven) -> None:
     sent(client, "a")
     with client.get_queue_receiver("q") as receiver:
@@ -267,6 +281,7 @@ def test_a_renewed_lock_begins_anew(bus: ServiceBus, client: Driven) -> None:
     bus.queue("q").wait_until(lambda sizes: not sizes.active)
 
 
+@pytest.mark.req("Z10")
 def test_a_message_without_an_outcome_is_delivered_as_often_as_allowed(
     bus: ServiceBus, client: Driven
 ) -> None:
@@ -281,6 +296,7 @@ def test_a_message_without_an_outcome_is_delivered_as_often_as_allowed(
 # --- Schedules, times to live, peeking ---------------------------------------------------------
 
 
+@pytest.mark.req("Z13")
 def test_a_scheduled_message_is_there_when_it_is_due(bus: ServiceBus, client: Driven) -> None:
     from azure.servicebus import ServiceBusMessage
 
@@ -301,6 +317,7 @@ def test_a_scheduled_message_is_there_when_it_is_due(bus: ServiceBus, client: Dr
         receiver.complete_message(message)
 
 
+@pytest.mark.req("Z13")
 def test_a_message_that_is_due_cannot_be_cancelled(bus: ServiceBus, client: Driven) -> None:
     from azure.servicebus import ServiceBusMessage
     from azure.servicebus.exceptions import MessageNotFoundError
@@ -313,6 +330,7 @@ def test_a_message_that_is_due_cannot_be_cancelled(bus: ServiceBus, client: Driv
             sender.cancel_scheduled_messages(numbers)
 
 
+@pytest.mark.req("Z6", "Z10")
 def test_a_message_expires(bus: ServiceBus, client: Driven) -> None:
     bus.declare(Queue("dying", dead_lettering_on_message_expiration=True))
     sent(client, "a", queue="dying", time_to_live=timedelta(seconds=10))
@@ -321,6 +339,7 @@ def test_a_message_expires(bus: ServiceBus, client: Driven) -> None:
     assert bus.queue("dying").dead_letters[0].reason == "TTLExpiredException"
 
 
+@pytest.mark.req("Z13")
 def test_peeking_shows_messages_in_every_state_and_locks_none(
     bus: ServiceBus, client: Driven
 ) -> None:
@@ -336,6 +355,7 @@ def test_peeking_shows_messages_in_every_state_and_locks_none(
         assert bodies(receiver.peek_messages(1, sequence_number=2)) == ["deferred"]
 
 
+@pytest.mark.req("Z11")
 def test_a_duplicate_is_accepted_and_dropped(bus: ServiceBus, client: Driven) -> None:
     bus.declare(Queue("once", requires_duplicate_detection=True))
     sent(client, "a", "again", queue="once", message_id="1")
@@ -348,6 +368,7 @@ def test_a_duplicate_is_accepted_and_dropped(bus: ServiceBus, client: Driven) ->
 # --- Sessions ----------------------------------------------------------------------------------
 
 
+@pytest.mark.req("Z12")
 def test_a_session_has_one_receiver_and_its_messages_in_order(
     bus: ServiceBus, client: Driven
 ) -> None:
@@ -369,6 +390,7 @@ def test_a_session_has_one_receiver_and_its_messages_in_order(
     bus.queue("s").wait_until(lambda sizes: sizes.active == 1)
 
 
+@pytest.mark.req("Z12")
 def test_the_next_session_is_the_free_one_with_the_oldest_message(
     bus: ServiceBus, client: Driven
 ) -> None:
@@ -384,6 +406,7 @@ def test_the_next_session_is_the_free_one_with_the_oldest_message(
         assert (bodies(received(second)), second.session.session_id) == (["b"], "y")
 
 
+@pytest.mark.req("Z12")
 def test_an_attach_waits_for_a_session_no_longer_than_it_says(client: Driven) -> None:
     from azure.servicebus import NEXT_AVAILABLE_SESSION
     from azure.servicebus.exceptions import OperationTimeoutError
@@ -398,6 +421,7 @@ def test_an_attach_waits_for_a_session_no_longer_than_it_says(client: Driven) ->
     assert time.monotonic() - begun < 30
 
 
+@pytest.mark.req("Z12")
 def test_the_state_of_a_session_outlives_its_lock(bus: ServiceBus, client: Driven) -> None:
     sent(client, "a", queue="s", session_id="x")
     with client.get_queue_receiver("s", session_id="x") as receiver:
@@ -409,6 +433,7 @@ def test_the_state_of_a_session_outlives_its_lock(bus: ServiceBus, client: Drive
         assert receiver.session.get_state() is None
 
 
+@pytest.mark.req("Z12")
 def test_the_lock_of_a_session_is_renewed_or_lost(bus: ServiceBus, client: Driven) -> None:
     from azure.servicebus.exceptions import SessionLockLostError
 
@@ -425,6 +450,7 @@ def test_the_lock_of_a_session_is_renewed_or_lost(bus: ServiceBus, client: Drive
     assert (held.locked, held.delivery_count) == (False, 1)
 
 
+@pytest.mark.req("Z12", "Z13")
 def test_a_deferred_message_of_a_session_is_received_by_its_number(
     bus: ServiceBus, client: Driven
 ) -> None:
@@ -437,6 +463,7 @@ def test_a_deferred_message_of_a_session_is_received_by_its_number(
     bus.queue("s").wait_until(lambda sizes: not sizes.deferred)
 
 
+@pytest.mark.req("Z12")
 def test_a_receiver_without_a_session_is_refused_where_sessions_are_required(
     client: Driven,
 ) -> None:
@@ -451,6 +478,7 @@ def test_a_receiver_without_a_session_is_refused_where_sessions_are_required(
 # --- Topics, rules, forwarding -----------------------------------------------------------------
 
 
+@pytest.mark.req("Z6", "Z14")
 def test_a_subscription_gets_what_its_rules_select(bus: ServiceBus, client: Driven) -> None:
     from azure.servicebus import ServiceBusMessage
 
@@ -484,6 +512,7 @@ def test_a_subscription_gets_what_its_rules_select(bus: ServiceBus, client: Driv
     bus.subscription("prices", "eu").wait_until(lambda sizes: not sizes.active)
 
 
+@pytest.mark.req("Z14")
 def test_a_filter_that_fails_dead_letters_the_message_if_asked(
     bus: ServiceBus, client: Driven
 ) -> None:
@@ -506,6 +535,7 @@ def test_a_filter_that_fails_dead_letters_the_message_if_asked(
     assert bus.subscription("t", "not").dead_letters == []
 
 
+@pytest.mark.req("Z14")
 def test_messages_are_forwarded_and_so_are_dead_letters(bus: ServiceBus, client: Driven) -> None:
     bus.declare(
         Queue("first", forward_to="second"),
@@ -522,6 +552,7 @@ def test_messages_are_forwarded_and_so_are_dead_letters(bus: ServiceBus, client:
     assert bus.queue("second").dead_letters == []
 
 
+@pytest.mark.req("Z14")
 def test_a_message_that_cannot_be_forwarded_is_a_transfer_dead_letter(
     bus: ServiceBus, client: Driven
 ) -> None:
@@ -553,6 +584,7 @@ def test_a_subscription_forwards_to_a_queue(bus: ServiceBus, client: Driven) -> 
 # --- Refusals ----------------------------------------------------------------------------------
 
 
+@pytest.mark.req("Z6")
 def test_an_entity_that_does_not_exist_is_refused(client: Driven) -> None:
     from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
@@ -596,6 +628,7 @@ def test_links_of_a_deleted_entity_are_detached(bus: ServiceBus, dialler: Dialle
             sender.send_messages(ServiceBusMessage("b"))
 
 
+@pytest.mark.req("Z15")
 @pytest.mark.parametrize(("policy", "may_send"), [("sender", True), ("listener", False)])
 def test_a_key_gives_only_its_rights(
     bus: ServiceBus, dialler: Dialler, policy: str, may_send: bool
@@ -616,6 +649,7 @@ def test_a_key_gives_only_its_rights(
         assert bus.queue("q").stats.active == 0
 
 
+@pytest.mark.req("Z15")
 def test_a_wrong_key_gives_no_right(bus: ServiceBus, dialler: Dialler) -> None:
     from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusError
 
@@ -626,6 +660,7 @@ def test_a_wrong_key_gives_no_right(bus: ServiceBus, dialler: Dialler) -> None:
     assert bus.queue("q").stats.active == 0
 
 
+@pytest.mark.req("Z15")
 def test_a_key_of_an_entity_is_for_that_entity_only(bus: ServiceBus, dialler: Dialler) -> None:
     from azure.servicebus.exceptions import ServiceBusError
 

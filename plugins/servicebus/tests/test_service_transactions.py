@@ -17,7 +17,7 @@ from driven import PEERS, require
 
 from amqp_rt.security.tokens import sas_token
 
-pytestmark = [pytest.mark.foreign, pytest.mark.slow]
+pytestmark = [pytest.mark.req("Z18"), pytest.mark.foreign, pytest.mark.slow]
 
 KEYS = {
     "root": SasKey("all"),

@@ -10,7 +10,7 @@ from amqp_rt_servicebus.declarations import Queue
 from amqp_rt_servicebus.testing import ServiceBus
 from driven import Dialler, Javascript
 
-pytestmark = [pytest.mark.foreign, pytest.mark.slow]
+pytestmark = [pytest.mark.req("Z5", "Z21"), pytest.mark.foreign, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.req("Z1", "Z3")
+
 pytest_plugins = ["pytester"]
 
 

@@ -14,6 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from amqp_rt.broker.building import Subscription
 from amqp_rt.fronts import ACCEPTED, RELEASED, AmqpError, Modified, Rejected
 
+pytestmark = pytest.mark.req("Z12")
+
 LOCK_S = 10
 DELIVERIES_MAX = 2
 SESSIONS = ("a", "b", "")

@@ -20,6 +20,8 @@ from amqp_rt import Message
 from amqp_rt.broker.building import Subscription
 from amqp_rt.fronts import ACCEPTED, RELEASED, AmqpError, Modified
 
+pytestmark = pytest.mark.req("Z12")
+
 ABANDON = Modified(delivery_failed=True)
 DEFER = Modified(undeliverable_here=True)
 

@@ -14,6 +14,8 @@ from driven import Dialler
 from amqp_rt.broker import Queue as PlainQueue
 from amqp_rt.testing import LoopbackBroker
 
+pytestmark = pytest.mark.req("Z3")
+
 
 class Served:
     """A broker with two namespaces and a queue of its own, and the URLs of their listeners."""

@@ -28,6 +28,8 @@ from amqp_rt_servicebus.sql import (
 
 from amqp_rt.values import Char, Decimal128, Described, Float32, Int, Symbol, Timestamp, ULong
 
+pytestmark = pytest.mark.req("Z14")
+
 
 class Fields:
     """Message that counts how often its sections are read."""

@@ -9,6 +9,8 @@ from amqp_rt_servicebus.sql_like import PATTERN_MAX, BadPattern, LikePattern
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.req("Z14")
+
 
 class Steps:
     """Count of steps."""

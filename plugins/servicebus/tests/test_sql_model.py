@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from amqp_rt.values import Int
 
+pytestmark = pytest.mark.req("Z14")
+
 #: Tree: the name of its kind, then its parts.
 Tree = tuple[Any, ...]
 

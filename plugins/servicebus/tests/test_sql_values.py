@@ -50,6 +50,8 @@ from amqp_rt.values import (
     UShort,
 )
 
+pytestmark = pytest.mark.req("Z14")
+
 #: One of each numeric type, all of the value 6.
 SIXES: dict[str, Any] = {
     "sbyte": Byte(6),

@@ -12,6 +12,8 @@ DEAD_LETTERS: Final = "$deadletterqueue"
 TRANSFERS: Final = "$transfer/$deadletterqueue"
 
 _SUBSCRIPTIONS: Final = "/subscriptions/"
+#: Beginning of the addresses that a container makes for links.
+_MADE: Final = "dynamic/"
 
 
 class Place(Struct, frozen=True):
@@ -40,7 +42,9 @@ def address_of(text: str) -> str:
     # After the last separator, so that the result has none and stands for itself.
     _, separator, rest = text.rpartition("://")
     path = rest.partition("/")[2] if separator else text
-    return path.strip("/").lower()
+    path = path.strip("/")
+    # What the broker has made for a link that asked for a dynamic address is random text in both cases.
+    return path if path.startswith(_MADE) else path.lower()
 
 
 def place_of(address: str) -> Place:

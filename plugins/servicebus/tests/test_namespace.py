@@ -48,6 +48,10 @@ def test_an_address_is_read_suffix_by_suffix(address: str, place: Place) -> None
     assert place_of(address) == place
 
 
+def test_addresses_made_for_links_keep_their_case() -> None:
+    assert address_of("amqp://h/dynamic/c/AbC") == "dynamic/c/AbC"
+
+
 @pytest.mark.parametrize(
     "text", ["sb://h/Q", "//a//", "://", "a://b://c", "sb://h/a://b/c", "q", "/Q/"]
 )

@@ -102,6 +102,8 @@ PLUGINS_MAY_IMPORT = {
     "amqp_rt.broker.Log",
     # For validators of tokens: claims, refusals, and the form of audiences.
     "amqp_rt.security.tokens",
+    # For logins with mechanisms of their own, as the guide to security describes them.
+    "amqp_rt.security.mechanisms",
     # For clients of other protocols: opening a stream, and running an engine on it.
     *("amqp_rt.net.dial", "amqp_rt.net.driver"),
     # For the conformance kit: a codec that shares nothing with the one under test.

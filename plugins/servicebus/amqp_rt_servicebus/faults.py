@@ -12,8 +12,9 @@ from amqp_rt.outcomes import Error
 #:
 #: ``attach``: a link is refused. ``send``: a message, a batch or scheduled messages are rejected. ``receive``: the link
 #: of a receiver is detached instead of being sent a message, which stays. ``settle``: an outcome is answered
-#: with the error, and the message stays locked.
-OCCASIONS: Final = ("attach", "send", "receive", "settle")
+#: with the error, and the message stays locked. ``read``: a request for the properties of an event hub or its
+#: partitions is answered with the error.
+OCCASIONS: Final = ("attach", "send", "receive", "settle", "read")
 #: Faults that wait for their occasion at the same time.
 FAULTS_MAX: Final = 1_000
 

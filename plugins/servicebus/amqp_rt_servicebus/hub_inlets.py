@@ -28,6 +28,9 @@ class Partitions(Protocol):
 
     limits: Limits
 
+    #: Returns the error that a test wants on an occasion, None if it wants none.
+    fault: Callable[[str], Error | None]
+
     @property
     def deleted(self) -> bool:
         """Whether the hub has been deleted."""
@@ -74,6 +77,9 @@ class EventIntake:
         """
         if self._partitions.deleted:
             return _GONE
+        fault = self._partitions.fault("send")
+        if fault is not None:
+            return Rejected(fault)
         if delivery.state is not None and not isinstance(delivery.state, Received):
             return _NO_TRANSACTIONS
         try:

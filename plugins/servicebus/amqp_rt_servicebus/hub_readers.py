@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Self
 
@@ -29,8 +30,18 @@ class HubReader(LogReader):
     ``delivery_annotations`` may be set, as for every reader of a log.
     """
 
+    _fault: Callable[[str], Error | None]
+
     @classmethod
-    def at(cls, log: Any, index: int, position: Position, *, settled: bool) -> Self:
+    def at(
+        cls,
+        log: Any,
+        index: int,
+        position: Position,
+        *,
+        settled: bool,
+        fault: Callable[[str], Error | None],
+    ) -> Self:
         """Return a new reader of partition *index* of *log*, from *position*.
 
         Raises:
@@ -44,6 +55,7 @@ class HubReader(LogReader):
                 condition=ARGUMENT_ERROR,
             )
         reader = cls(log, settled=settled)
+        reader._fault = fault
         log.add_reader(reader, [index], position)
         return reader
 
@@ -52,6 +64,10 @@ class HubReader(LogReader):
 
         Return False if the link cannot continue.
         """
+        fault = self._fault("receive")
+        if fault is not None:
+            link.detach(fault)
+            return False
         if record.message_format != MESSAGE_FORMAT:
             return super().give(link, partition, offset, record)
         annotations = self.delivery_annotations

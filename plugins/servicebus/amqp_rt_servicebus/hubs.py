@@ -1,24 +1,23 @@
 """Event hubs of a namespace: logs of the broker at the addresses and with the operations of Event Hubs.
 
-:class:`HubHost` finds the hub of a link and attaches it; :class:`EventHub` is one hub. Events are in memory
+:class:`HubHost` finds the hub of a link and attaches it; :class:`EventHub` is one hub. The operations at
+``$management`` are in :mod:`.hub_operations`. Events are in memory
 only, and the oldest ones are dropped when a partition exceeds ``Limits.log_bytes_max``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec import Struct
 
-from amqp_rt import Rights
 from amqp_rt.addresses import address_of
 from amqp_rt.broker import Log
 from amqp_rt.broker.building import EntryFactory, Intake, Place
 from amqp_rt.errors import AmqpError
-from amqp_rt.fronts import Peer
 from amqp_rt.fronts.base import (
     SENDER,
     SND_SETTLED,
@@ -28,13 +27,13 @@ from amqp_rt.fronts.base import (
     ReceivingLink,
     SendingLink,
 )
-from amqp_rt.message import Message
 from amqp_rt.outcomes import Error, Rejected
 from amqp_rt.termini import Source, Target
-from amqp_rt.values import Array, Int, Symbol, Timestamp
+from amqp_rt.values import Symbol, Timestamp
 
-from .conditions import ARGUMENT_ERROR, NOT_ALLOWED
+from .conditions import NOT_ALLOWED
 from .declarations import DEFAULT_GROUP, Hub
+from .faults import Faults
 from .hub_addresses import HubAddress, hub_address, partition_index
 from .hub_events import arrived_event, delivered_event, joined
 from .hub_inlets import EventIntake, HubInlet, HubProducer
@@ -45,8 +44,6 @@ from .hub_readers import HubReader, ReaderGroup, owner_level
 if TYPE_CHECKING:
     from amqp_rt import Broker
 
-HUB_TYPE: Final = "com.microsoft:eventhub"
-PARTITION_TYPE: Final = "com.microsoft:partition"
 #: Capability of a reader to which each event says what the last one of the partition is.
 RUNTIME_METRIC: Final = Symbol("com.microsoft:enable-receiver-runtime-metric")
 #: Octets of a message or batch; clients fill their batches up to what the link says.
@@ -79,32 +76,41 @@ class EventHub:
     Args:
         declared: The declaration.
         broker: The broker, in which the log is created.
+        node_name: Name of the log.
         readers_max: Readers without owner level of one partition and group; None for no limit.
+        fault: Returns the error that a test wants on an occasion (:data:`.faults.OCCASIONS`).
 
     Raises:
         AmqpError: The broker has a node of that name, or too many nodes.
     """
 
-    def __init__(self, declared: Hub, broker: Broker, readers_max: int | None = None) -> None:
+    def __init__(
+        self,
+        declared: Hub,
+        broker: Broker,
+        *,
+        node_name: str,
+        readers_max: int | None,
+        fault: Callable[[str], Error | None],
+    ) -> None:
         host = broker.host
         space = host.space()
-        space.declare_transient(
-            Log(declared.name, partitions=declared.partitions, key_hash=_KEY_HASH)
-        )
-        node = space.get(declared.name)
+        space.declare_transient(Log(node_name, partitions=declared.partitions, key_hash=_KEY_HASH))
+        node = space.get(node_name)
         #: The declaration, which :meth:`HubHost.declare` may replace.
         self.declared = declared
         self.limits = host.limits
-        self.log = host.log(declared.name)
+        self.log = host.log(node_name)
+        self.fault = fault
         self.intake: Intake = node.intake
         #: Time of the declaration, in seconds since 1970.
         self.created_at = host.clock.wall()
         self._clock = host.clock
-        self._delete = partial(space.delete, declared.name)
+        self._delete = partial(space.delete, node_name)
         self._entry_factory = EntryFactory("lenient", host.limits)
         self._places: list[Place] = []
         for index in range(declared.partitions):
-            part = node.part(f"{declared.name}/Partitions/{index}", index)
+            part = node.part(f"{node_name}/Partitions/{index}", index)
             assert part is not None
             self._places.append(part.open_intake()[0])
         self._producers = [Producers() for _ in range(declared.partitions)]
@@ -213,8 +219,9 @@ class EventHub:
         """Accept *link*, whose peer sends to *address*.
 
         Raises:
-            AmqpError: The address or the properties of the link are wrong.
+            AmqpError: The address or the properties of the link are wrong, or a test wants a fault.
         """
+        self._check_fault()
         if address.group is not None:
             raise AmqpError(
                 f"consumer groups only receive: send to {self.name!r} or to one of its partitions",
@@ -245,9 +252,10 @@ class EventHub:
         """Accept *link*, whose peer receives from *address*.
 
         Raises:
-            AmqpError: The address, a filter or the owner level is wrong, or a reader with a higher level is
-                attached.
+            AmqpError: The address, a filter or the owner level is wrong, a reader with a higher level is
+                attached, or a test wants a fault.
         """
+        self._check_fault()
         if address.group is None or address.partition is None:
             raise AmqpError(
                 f"receive from {self.name}/ConsumerGroups/GROUP/Partitions/n", condition=NOT_ALLOWED
@@ -260,7 +268,7 @@ class EventHub:
         readers = self._readers[group, index]
         readers.check(level)
         settled = link.snd_settle_mode == SND_SETTLED
-        reader = HubReader.at(self.log, index, position, settled=settled)
+        reader = HubReader.at(self.log, index, position, settled=settled, fault=self.fault)
         measured = RUNTIME_METRIC in link.desired_capabilities
         if measured:
             reader.delivery_annotations = partial(self._metrics, index)
@@ -278,6 +286,11 @@ class EventHub:
             snd_settle_mode=SND_SETTLED if settled else SND_UNSETTLED,
             offered_capabilities=(RUNTIME_METRIC,) if measured else (),
         )
+
+    def _check_fault(self) -> None:
+        fault = self.fault("attach")
+        if fault is not None:
+            raise fault.raised_as(AmqpError)
 
     def _metrics(self, index: int, partition: object, offset: int) -> dict[Any, object]:
         """Return the delivery annotations of an event for a reader that wants runtime metrics."""
@@ -306,54 +319,37 @@ class EventHub:
 
 
 class HubHost:
-    """Event hubs of a broker: a host of their addresses, and an add-on if used alone.
-
-    A namespace calls :meth:`bind` in its own ``install``, and :meth:`attach` and :meth:`relay` for links that
-    are not those of its queues and topics.
+    """Event hubs of a namespace: the host of their addresses.
 
     Args:
-        hubs: The first hubs.
         realistic: Whether the service's limit of five readers without owner level applies.
+        faults: Errors that a test wants in place of what hubs would do.
     """
 
     #: Capabilities that connections offer because of this host: none.
     capabilities = ()
 
-    def __init__(self, *hubs: Hub, realistic: bool = False) -> None:
+    def __init__(self, faults: Faults, *, realistic: bool = False) -> None:
+        self._faults = faults
         self._readers_max = READERS_MAX if realistic else None
         self._broker: Broker | None = None
+        self._prefix = ""
         #: Hubs by their names in lower case.
         self._hubs: dict[str, EventHub] = {}
         #: Declarations until the broker has started.
         self._waiting: dict[str, Hub] = {}
-        for hub in hubs:
-            self.declare(hub)
 
     def __repr__(self) -> str:
-        return f"<HubHost: {len(self._hubs)} hubs>"
+        return f"<HubHost: {len(self)} hubs>"
 
-    def install(self, broker: Broker) -> None:
-        """Serve the hubs at *broker*, as an add-on of its own; see :class:`amqp_rt.broker.AddOn`.
+    def bind(self, broker: Broker, *, prefix: str = "") -> None:
+        """Create the hubs when *broker* starts.
 
-        Raises:
-            AmqpError: The broker has no management.
+        Args:
+            broker: The broker.
+            prefix: Beginning of the names of their logs, which are nodes of the broker.
         """
-        self.bind(broker)
-        broker.container.add_host(self, first=True)
-
-    def bind(self, broker: Broker) -> None:
-        """Answer the operations of Event Hubs at *broker*, and create the hubs when it starts.
-
-        Raises:
-            AmqpError: The broker has no management.
-        """
-        if broker.management is None:
-            raise AmqpError(
-                "event hubs need the management of the broker: leave out management=False",
-                condition=NOT_ALLOWED,
-            )
-        broker.management.add_type(HUB_TYPE, self._read_hub, rights=Rights.NONE)
-        broker.management.add_type(PARTITION_TYPE, self._read_partition, rights=Rights.NONE)
+        self._prefix = prefix
         broker.container.on_startup(partial(self._start, broker))
 
     def _start(self, broker: Broker) -> None:
@@ -369,29 +365,44 @@ class HubHost:
         return iter(list(self._hubs.values()))
 
     def __contains__(self, name: str) -> bool:
-        return name.lower() in self._hubs or name.lower() in self._waiting
+        return self.declared(name) is not None
+
+    def __len__(self) -> int:
+        return len(self._hubs) + len(self._waiting)
+
+    def declared(self, name: str) -> Hub | None:
+        """Return the declaration of the hub *name*, in any case; None if there is none."""
+        key = name.lower()
+        found = self._hubs.get(key)
+        return self._waiting.get(key) if found is None else found.declared
 
     def declare(self, declared: Hub) -> None:
         """Create a hub, or change the consumer groups and keys of the hub of that name.
 
         Raises:
-            AmqpError: The hub has another number of partitions, or the broker has a node of that name.
+            AmqpError: The broker has a node of that name.
+            ValueError: The hub has another number of partitions.
         """
         key = declared.name.lower()
         known = self._hubs.get(key)
-        before = self._waiting.get(key) if known is None else known.declared
+        before = self.declared(key)
         if before is not None and before.partitions != declared.partitions:
-            raise AmqpError(
-                f"the hub {before.name!r} has {before.partitions} partitions, and cannot have"
-                f" {declared.partitions}: delete it first",
-                condition="amqp:precondition-failed",
+            raise ValueError(
+                f"hub {before.name!r}: partitions is {before.partitions}, and cannot become"
+                f" {declared.partitions}: delete the hub first"
             )
         if known is not None:
             known.declared = declared
         elif self._broker is None:
             self._waiting[key] = declared
         else:
-            self._hubs[key] = EventHub(declared, self._broker, self._readers_max)
+            self._hubs[key] = EventHub(
+                declared,
+                self._broker,
+                node_name=f"{self._prefix}{declared.name}",
+                readers_max=self._readers_max,
+                fault=lambda on: self._faults.take(on, key),
+            )
 
     def delete(self, name: str) -> None:
         """Delete the hub *name* with its events, and detach its links.
@@ -416,45 +427,6 @@ class HubHost:
                 f"The messaging entity '{name:.300}' could not be found.", condition=_NOT_FOUND
             )
         return found
-
-    # --- Operations at $management ---
-
-    async def _read_hub(self, name: str, message: Message, peer: Peer) -> Message:
-        hub = self.find(name)
-        ids = [str(index) for index in range(hub.declared.partitions)]
-        return _reply(
-            {
-                "name": hub.name,
-                "type": HUB_TYPE,
-                "created_at": Timestamp(int(hub.created_at * 1000)),
-                "partition_count": Int(len(ids)),
-                "partition_ids": Array(ids, of=str),
-                "georeplication_factor": Int(1),
-            }
-        )
-
-    async def _read_partition(self, name: str, message: Message, peer: Peer) -> Message:
-        hub = self.find(name)
-        wanted = message.application_properties.get("partition")
-        if isinstance(wanted, bool) or not isinstance(wanted, str | int):
-            raise AmqpError(
-                f"the request names no partition: set the property partition, not {wanted!r:.50}",
-                condition=ARGUMENT_ERROR,
-            )
-        index = hub.find_partition(str(wanted))
-        facts = hub.facts(index)
-        return _reply(
-            {
-                "name": hub.name,
-                "type": PARTITION_TYPE,
-                "partition": str(index),
-                "begin_sequence_number": facts.begin,
-                "last_enqueued_sequence_number": facts.last,
-                "last_enqueued_offset": str(facts.last),
-                "last_enqueued_time_utc": Timestamp(facts.last_ms),
-                "is_partition_empty": facts.is_empty,
-            }
-        )
 
     # --- Links (fronts.base.Host) ---
 
@@ -533,14 +505,3 @@ def _as_asked(address: HubAddress, asked: str | None) -> HubAddress:
     if (found.publisher or "").lower() != address.publisher.lower():
         return address
     return HubAddress(address.hub, publisher=found.publisher)
-
-
-def _reply(body: dict[str, object]) -> Message:
-    """Return a reply with the status in both spellings, of which each SDK reads one."""
-    said: dict[str, object] = {
-        "status-code": Int(200),
-        "status-description": "OK",
-        "statusCode": Int(200),
-        "statusDescription": "OK",
-    }
-    return Message(body, application_properties=said)

@@ -35,9 +35,12 @@ from .atom import Declared, Described, EntityPath, NamespaceFacts
 from .declarations import Declaration, Hub, Queue, Rule, SasKey, Subscription, Topic
 from .faults import Faults
 from .host import NamespaceHost
+from .hub_operations import HubOperations
+from .hubs import HubHost
 from .message_quotas import check_message
 from .nodes import AnyNode, QueueNode, Services, SubscriptionNode, TopicNode
 from .operations import Operations
+from .policy_logins import PolicyLogin
 from .quotas import QUOTAS, UNLIMITED, Quotas
 from .router import Router
 from .rules import (
@@ -56,7 +59,7 @@ FRAME_SIZE_MAX: Final = 1024 * 1024
 
 
 class Namespace:
-    """Queues and topics of one namespace, and an add-on of a broker (``Broker(addons=[namespace])``).
+    """Queues, topics and event hubs of one namespace, and an add-on of a broker (``Broker(addons=[namespace])``).
 
     Methods other than the constructor are called in the event loop of the broker.
 
@@ -90,6 +93,8 @@ class Namespace:
         self._router = Router(self._find)
         #: Errors that a test wants in place of what entities would do.
         self.faults = Faults()
+        #: The event hubs.
+        self.hubs = HubHost(self.faults, realistic=realistic)
         self._profile: Profile | None = None
         self.administration = Administration(
             self, TokenAuthorizer(self._policies_at, self._validators)
@@ -119,7 +124,7 @@ class Namespace:
         Raises:
             ValueError: As for :meth:`install`.
         """
-        self._profile = self._dialect(*self._create(broker))
+        self._profile = self._dialect(*self._create(broker, prefix=f"{self.name}/"))
 
     def _dialect(self, *hosts: Host) -> Profile:
         return Profile(
@@ -128,15 +133,24 @@ class Namespace:
             address=address_of,
             echo_addresses=True,
             whole_errors=True,
+            whole_frames=True,
             settle_second=False,
             cbs=cbs_of(self._policies_at, self._validators),
+            sasl=[
+                *("ANONYMOUS", "MSSBCBS", "AMQPCBS", "OAUTHBEARER", "XOAUTH2"),
+                PolicyLogin(lambda: self.keys),
+            ],
             frame_size_max=FRAME_SIZE_MAX,
             annotations="lenient",
             hosts=hosts,
         )
 
-    def _create(self, broker: Broker) -> list[Host]:
-        """Create the entities; return their hosts, in the order in which these are asked for an address."""
+    def _create(self, broker: Broker, *, prefix: str = "") -> list[Host]:
+        """Create the entities; return their hosts, in the order in which these are asked for an address.
+
+        *prefix* begins the names of nodes of the broker that the namespace needs, so that those of other namespaces have
+        other names.
+        """
         if self._services is not None:
             raise ValueError("a namespace is installed in one broker, and this one has one")
         if broker.management is None:
@@ -156,8 +170,10 @@ class Namespace:
         self._created_at = self._modified_at = host.clock.wall()
         declared, self._declared = self._declared, ()
         self.declare_all(*declared)
+        self.hubs.bind(broker, prefix=prefix)
         return [
-            NamespaceHost(self, _BrokerServices(broker), batch_bytes_max=self.quotas.message_bytes)
+            self.hubs,
+            NamespaceHost(self, _BrokerServices(broker), batch_bytes_max=self.quotas.message_bytes),
         ]
 
     @property
@@ -247,8 +263,9 @@ class Namespace:
         name = address
         while name:
             found = self._nodes.get(name)
-            if found is not None and found.declared.keys:
-                yield name, found.declared.keys
+            declared = self.hubs.declared(name) if found is None else found.declared
+            if declared is not None and declared.keys:
+                yield name, declared.keys
             name = name.rpartition("/")[0]
 
     # --- Changing (administration.Entities) ---
@@ -265,7 +282,8 @@ class Namespace:
         try:
             for each in declarations:
                 if isinstance(each, Hub):
-                    raise ValueError(f"hub {each.name!r}: this release has no event hubs")
+                    self.declare_hub(each)
+                    continue
                 found = self._find(each.name)
                 if found is None or found.declared != each:
                     self.declare((each.name,), each)
@@ -292,14 +310,38 @@ class Namespace:
                 self._declare_rule(path, declared)
         self._touch()
 
+    def declare_hub(self, declared: Hub) -> None:
+        """Create an event hub, or change the consumer groups and keys of one that exists.
+
+        Raises:
+            EntityExists: A queue or topic has the name.
+            QuotaExceeded: There are too many entities.
+            ValueError: It cannot be as declared, or the hub has another number of partitions.
+        """
+        self.quotas.check(declared)
+        if declared.name not in self.hubs:
+            self._check_new(declared.name)
+        self.hubs.declare(declared)
+        self._touch()
+
+    def _check_new(self, name: str) -> None:
+        """Check that there may be a further entity with *name*.
+
+        Raises:
+            EntityExists: Another one has it.
+            QuotaExceeded: There are too many.
+        """
+        if name.lower() in self._nodes or name in self.hubs:
+            raise EntityExists(
+                f"The messaging entity '{name}' already exists: queues, topics and event hubs share their names."
+            )
+        count = len(self._nodes) + len(self.hubs)
+        if count >= self.quotas.entities:
+            raise QuotaExceeded(f"the namespace has {count} entities already")
+
     def _declare_top(self, declared: Queue | Topic) -> None:
         key = declared.name.lower()
-        if key in self._nodes:
-            raise EntityExists(
-                f"The messaging entity '{declared.name}' already exists: queues and topics share their names."
-            )
-        if len(self._nodes) >= self.quotas.entities:
-            raise QuotaExceeded(f"the namespace has {len(self._nodes)} entities already")
+        self._check_new(declared.name)
         self._check_targets(declared.name, declared)
         services = self._running()
         node: QueueNode | TopicNode
@@ -394,7 +436,7 @@ class Namespace:
         self._touch()
 
     def delete(self, path: EntityPath) -> None:
-        """Delete an entity and all that belongs to it.
+        """Delete a queue or topic, a subscription or a rule, and all that belongs to it.
 
         Raises:
             EntityNotFound: It does not exist.
@@ -411,6 +453,15 @@ class Namespace:
         else:
             del self._nodes[node.declared.name.lower()]
         node.delete()
+        self._touch()
+
+    def delete_hub(self, name: str) -> None:
+        """Delete an event hub with its events.
+
+        Raises:
+            AmqpError: It does not exist.
+        """
+        self.hubs.delete(name)
         self._touch()
 
     def _delete_idle(self, path: tuple[str, ...], node: AnyNode) -> None:
@@ -510,6 +561,10 @@ class Namespaces:
         _answer_requests(broker, lambda peer: by_profile.get(peer.profile))
 
 
+def _hubs_of(namespace: Namespace | None) -> HubHost | None:
+    return None if namespace is None else namespace.hubs
+
+
 def _answer_requests(broker: Broker, find: Callable[[Peer], Namespace | None]) -> None:
     """Answer operations and requests of the administration for the namespace that a client reaches."""
 
@@ -523,6 +578,7 @@ def _answer_requests(broker: Broker, find: Callable[[Peer], Namespace | None]) -
 
     assert broker.management is not None, "each namespace has checked that"
     Operations(find, broker.host.limits).install(broker.management)
+    HubOperations(lambda peer: _hubs_of(find(peer))).install(broker.management)
     broker.container.add_front(AdminFront(answer))
 
 

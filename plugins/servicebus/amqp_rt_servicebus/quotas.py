@@ -7,16 +7,21 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from .declarations import Hub
+
 
 class Quotas(Struct, frozen=True, kw_only=True):
     """Limits of a namespace; ``inf`` and None stand for none."""
 
-    #: Queues and topics.
+    #: Queues, topics and event hubs.
     entities: float = inf
     #: Subscriptions of one topic.
     subscriptions: float = inf
     #: Octets of a message or batch where the entity sets no limit; None for the limit of the broker.
     message_bytes: int | None = None
+    #: Partitions of an event hub, and its consumer groups besides ``$Default``.
+    partitions: float = inf
+    consumer_groups: float = inf
     #: Shortest and longest time of each option, in seconds.
     times: dict[str, tuple[float, float]] = {}
 
@@ -26,6 +31,15 @@ class Quotas(Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: One is out of its range.
         """
+        if isinstance(declared, Hub):
+            for option, count, bound in (
+                ("partitions", declared.partitions, self.partitions),
+                ("consumer_groups", len(declared.consumer_groups), self.consumer_groups),
+            ):
+                if count > bound:
+                    raise ValueError(
+                        f"hub {declared.name!r:.80}: there are {count} {option}, at most {bound:g}"
+                    )
         for option, (least, most) in self.times.items():
             value = getattr(declared, option, None)
             if value is not None and not least <= value <= most:
@@ -41,6 +55,8 @@ QUOTAS: Final = Quotas(
     entities=10_000,
     subscriptions=2_000,
     message_bytes=256 * 1024,
+    partitions=32,
+    consumer_groups=20,
     times={
         "lock_duration": (5, 300),
         "duplicate_detection_history_time_window": (20, 7 * 86_400),

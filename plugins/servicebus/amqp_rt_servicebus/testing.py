@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar, cast
+from typing import Any, Final, Literal, Self, TypeVar, cast, overload
 from urllib.parse import urlsplit
 
 import trio
@@ -25,9 +25,10 @@ from amqp_rt.testing import LoopbackBroker
 from .atom import EntityPath
 from .certificates import OwnCertificate, can_make
 from .configuration import read_configuration
-from .declarations import Declaration, Rule, SasKey, Subscription
+from .declarations import Declaration, Hub, Queue, Rule, SasKey, Subscription, Topic
 from .entity import Entity
 from .faults import OCCASIONS, Fault
+from .hub_handles import HubHandle
 from .messages import (
     DESCRIPTION,
     REASON,
@@ -376,17 +377,25 @@ class ServiceBus:
 
     # --- Entities ---
 
-    def declare(self, *declarations: Declaration) -> EntityHandle:
+    @overload
+    def declare(self, first: Hub, *more: Declaration) -> HubHandle: ...
+
+    @overload
+    def declare(self, first: Queue | Topic, *more: Declaration) -> EntityHandle: ...
+
+    def declare(self, first: Declaration, *more: Declaration) -> EntityHandle | HubHandle:
         """Create entities; return a handle of the first. Equal declarations change nothing.
+
+        A hub that exists gets the consumer groups and keys of its new declaration.
 
         Raises:
             EntityExists: Another entity has the name.
             ValueError: An entity cannot be as declared.
         """
-        if not declarations:
-            raise TypeError("declare takes at least one declaration")
-        self.call(lambda: self.namespace.declare_all(*declarations))
-        return EntityHandle(self, declarations[0].name)
+        self.call(lambda: self.namespace.declare_all(first, *more))
+        if isinstance(first, Hub):
+            return self.hub(first.name)
+        return EntityHandle(self, first.name)
 
     def declare_subscription(self, topic: str, declared: Subscription) -> EntityHandle:
         """Create a subscription of a topic that exists; return its handle."""
@@ -410,6 +419,14 @@ class ServiceBus:
     def delete(self, *path: str) -> None:
         """Delete a queue or topic, a subscription or a rule, named by its path."""
         self.call(lambda: self.namespace.delete(cast("EntityPath", path)))
+
+    def delete_hub(self, name: str) -> None:
+        """Delete the event hub *name* with its events, and detach its links."""
+        self.call(lambda: self.namespace.delete_hub(name))
+
+    def hub(self, name: str) -> HubHandle:
+        """Return a handle of the event hub *name*, which need not exist yet."""
+        return HubHandle(self.broker, self.namespace.hubs, name)
 
     def queue(self, name: str) -> EntityHandle:
         """Return a handle of the queue *name*, which need not exist yet."""
@@ -451,14 +468,15 @@ class ServiceBus:
 
         ``attach``: a link is refused. ``send``: a message, a batch or scheduled messages are rejected. ``receive``: the link
         of a receiver is detached instead of being sent a message, which stays. ``settle``: an outcome is
-        answered with the error, and the message stays locked. The name of an operation at ``$management``, such as
+        answered with the error, and the message stays locked. ``read``: a request for the properties of an event hub or its
+        partitions is answered with the error. The name of an operation at ``$management``, such as
         ``peek-message``: it is answered with the error.
 
         Args:
             condition: Error condition, such as ``com.microsoft:server-busy``.
             on: What fails.
             times: How often.
-            entity: Path of the queue, topic, subscription (``TOPIC/Subscriptions/NAME``) or sub-queue; any by default.
+            entity: Path of the queue, topic, event hub, subscription (``TOPIC/Subscriptions/NAME``) or sub-queue; any by default.
             description: Description of the error.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A broker with event hubs only, and clients of Azure's SDK for Python in both forms."""
+"""A namespace with an event hub, and clients of Azure's SDK for Python in both forms."""
 
 from __future__ import annotations
 
@@ -9,99 +9,51 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from amqp_rt_servicebus.declarations import Hub
-from amqp_rt_servicebus.hubs import EventHub, HubHost
+from amqp_rt_servicebus.testing import ServiceBus
 
-from amqp_rt import Cbs, Message, Profile
-from amqp_rt.addresses import address_of
-from amqp_rt.broker import Broker
-from amqp_rt.security.tokens import SasKeys
-from amqp_rt.testing import LoopbackBroker
+from amqp_rt import Message
 
-KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 #: Seconds after which a client that waits for events has failed.
 PATIENCE_S = 20.0
 
 
-class HubsAlone:
-    """Add-on that serves hubs, with the dialect that a namespace gives its listeners."""
-
-    def __init__(self, *hubs: Hub, **options: Any) -> None:
-        self.hubs = HubHost(*hubs, **options)
-
-    def install(self, broker: Broker) -> None:
-        self.hubs.install(broker)
-        broker.container.set_profile(
-            Profile(
-                name="event hubs",
-                address=lambda text: address_of(text).lower(),
-                echo_addresses=True,
-                whole_errors=True,
-                whole_frames=True,
-                settle_second=False,
-                cbs=Cbs([SasKeys({KEY_NAME: KEY})]),
-                annotations="lenient",
-            )
-        )
-
-
 class ServedHubs:
-    """Hubs at a port of this machine. The methods are called in the thread of the test."""
+    """The hub ``clicks`` of a namespace at a port of this machine, in the thread of the test."""
 
-    def __init__(self, broker: LoopbackBroker, hubs: HubHost) -> None:
-        self.broker = broker
-        self.hubs = hubs
+    def __init__(self, bus: ServiceBus) -> None:
+        self.bus = bus
+        self.handle = bus.hub("clicks")
 
     @property
     def connection_string(self) -> str:
-        return (
-            f"Endpoint=sb://127.0.0.1:{self.broker.port}/;SharedAccessKeyName={KEY_NAME};"
-            f"SharedAccessKey={KEY};UseDevelopmentEmulator=true;"
-        )
+        return self.bus.connection_string
 
-    def bodies(self, name: str = "clicks") -> list[list[Any]]:
+    def bodies(self) -> list[list[Any]]:
         """Return the bodies of all events, partition by partition."""
-        return [[each.body for each in part] for part in self.events(name)]
+        return [[each.body for each in part] for part in self.events()]
 
-    def events(self, name: str = "clicks") -> list[list[Message]]:
-        """Return all events as they are kept, partition by partition."""
+    def events(self) -> list[list[Message]]:
+        """Return all events as readers get them, partition by partition."""
+        found: list[list[Message]] = [[] for _ in self.handle.stats.partitions]
+        for each in self.handle.events:
+            found[each.partition].append(each.message)
+        return found
 
-        async def read() -> list[list[Message]]:
-            return [
-                [
-                    Message.decode(record.payload)
-                    for block in part.blocks
-                    for record in block.records
-                ]
-                for part in self.hubs.find(name).log.partitions
-            ]
-
-        return self.broker.call(read)
-
-    def publish(self, *bodies: Any, partition: int = 0, name: str = "clicks") -> None:
+    def publish(self, *bodies: Any, partition: int = 0) -> None:
         """Store events, as if a client had sent them."""
+        for body in bodies:
+            self.handle.send(body, partition=partition)
 
-        async def publish() -> None:
-            hub: EventHub = self.hubs.find(name)
-            for body in bodies:
-                hub.publish(bytes(Message(body).encode()), partition)
-
-        self.broker.call(publish)
-
-    def readers(self, name: str = "clicks") -> int:
-        """Return the number of links that receive from a hub."""
-
-        async def count() -> int:
-            return len(self.hubs.find(name).log.readers)
-
-        return self.broker.call(count)
+    def chosen(self, key: str) -> int:
+        """Return the partition of a key."""
+        return self.bus.call(lambda: self.bus.namespace.hubs.find("clicks").choose(key.encode()))
 
 
 @contextmanager
 def serving_hubs(*hubs: Hub, **options: Any) -> Iterator[ServedHubs]:
     """Serve *hubs* at a free port."""
-    addon = HubsAlone(*hubs, **options)
-    with LoopbackBroker(addons=[addon]) as broker:
-        yield ServedHubs(broker, addon.hubs)
+    with ServiceBus(*hubs, **options) as bus:
+        yield ServedHubs(bus)
 
 
 class Received:

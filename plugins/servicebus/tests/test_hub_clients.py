@@ -57,7 +57,7 @@ def test_events_with_a_key_go_to_its_partition(served: ServedHubs, clients: Any)
     for key in ("alpha", "beta", "gamma"):
         clients.send(data(f"{key}-1"), data(f"{key}-2"), partition_key=key)
         clients.send_one(data(f"{key}-3"), partition_key=key)
-        chosen = served.hubs.find("clicks").choose(key.encode())
+        chosen = served.chosen(key)
         there = served.events()[chosen][-3:]
         assert [each.body for each in there] == [f"{key}-{n}".encode() for n in (1, 2, 3)]
         assert {each.message_annotations["x-opt-partition-key"] for each in there} == {key}  # type: ignore[index]
@@ -74,7 +74,7 @@ def test_batches_of_the_client_have_the_size_of_the_link(served: ServedHubs, cli
     assert size_max == 1024 * 1024
     assert len(served.bodies()[1]) == 500
     clients.fill(data("k"), partition_key="alpha")
-    assert served.bodies()[served.hubs.find("clicks").choose(b"alpha")][-1] == b"k"
+    assert served.bodies()[served.chosen("alpha")][-1] == b"k"
 
 
 def test_a_buffered_producer_sends_all_events(served: ServedHubs, clients: Any) -> None:
@@ -102,7 +102,7 @@ def test_events_come_as_they_were_sent_with_their_place(served: ServedHubs, clie
     event = data(b"\x00\xff", number=7, text="t")
     event.content_type, event.correlation_id, event.message_id = "a/b", "c", "m"
     clients.send(event, partition_key="alpha")
-    partition = served.hubs.find("clicks").choose(b"alpha")
+    partition = served.chosen("alpha")
     (found,) = clients.receive(1, str(partition)).events
     assert b"".join(found.body) == b"\x00\xff"
     assert found.properties == {b"number": 7, b"text": b"t"}
@@ -142,7 +142,7 @@ def test_consumers_begin_at_each_kind_of_position(
         starting_position=position,
         starting_position_inclusive=inclusive,
     ) as (found, done):
-        wait_until(lambda: served.readers() == 1)
+        wait_until(lambda: served.handle.stats.readers == 1)
         served.publish(b"new")
         assert done.wait(PATIENCE_S), found.bodies
     assert found.bodies == [*bodies, "new"]
@@ -160,18 +160,11 @@ def wait_until(true: Any) -> None:
 
 def test_a_time_between_two_events_is_a_position(served: ServedHubs, clients: Any) -> None:
     served.publish(b"old")
-    served.broker.advance(60)
+    served.bus.advance(60)
     served.publish(b"new")
-    time_ms = served.broker.call(_last_ms(served))
+    time_ms = served.handle.stats.partitions[0].last_ms
     before = datetime.fromtimestamp(time_ms / 1000 - 30, UTC)
     assert clients.receive(1, starting_position=before).bodies == ["new"]
-
-
-def _last_ms(served: ServedHubs) -> Any:
-    async def read() -> int:
-        return int(served.hubs.find("clicks").log.partitions[0].last_ms)
-
-    return read
 
 
 def test_each_consumer_group_has_all_events(served: ServedHubs, clients: Any) -> None:
@@ -261,7 +254,7 @@ def test_a_balancing_consumer_receives_from_all_partitions(served: ServedHubs) -
 
 def test_properties_of_the_hub(served: ServedHubs, clients: Any) -> None:
     found = clients.hub_properties()
-    created = served.hubs.find("clicks").created_at
+    created = served.bus.call(lambda: served.bus.namespace.hubs.find("clicks").created_at)
     assert found == {
         "eventhub_name": "Clicks",
         "created_at": found["created_at"],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from amqp_rt_servicebus.declarations import Hub
-from hub_clients import HubsAlone
+from amqp_rt_servicebus.namespace import Namespace
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ def signed_hash(key: str) -> int:
 
 
 async def hub_of(partitions: int) -> Any:
-    addon = HubsAlone(Hub("h", partitions=partitions))
+    addon = Namespace(Hub("h", partitions=partitions))
     async with Broker(addons=[addon]):
         return addon.hubs.find("h")
 

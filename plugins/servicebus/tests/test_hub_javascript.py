@@ -77,7 +77,7 @@ def test_events_and_batches_are_sent_and_received(served: ServedHubs, perform: P
     assert [each["body"] for each in results[5]["events"]][:2] == ["c", "d"]
     assert results[6]["events"][0]["body"] == "d"
     assert len(results[7]["events"]) >= 4
-    there = served.events()[served.hubs.find("clicks").choose(b"alpha")]
+    there = served.events()[served.chosen("alpha")]
     assert there[-1].message_annotations["x-opt-partition-key"] == "alpha"  # type: ignore[index]
 
 
@@ -157,8 +157,7 @@ def test_a_buffered_producer_is_idempotent_and_computes_partitions_of_keys(
         ["partitions", keys, 3],
     )
     assert results[:2] == [[], []]
-    hub = served.hubs.find("clicks")
-    assert results[2] == [hub.choose(key.encode()) for key in keys]
+    assert results[2] == [served.chosen(key) for key in keys]
     found = served.bodies()
     for key, chosen in zip(keys, results[2], strict=True):
         assert f'"{key}"'.encode() in found[chosen]
@@ -172,8 +171,7 @@ def test_partitions_of_keys_are_those_of_the_service(served: ServedHubs, perform
         *map(str, range(500)),
     ]
     (found,) = perform(["partitions", keys, 3])
-    hub = served.hubs.find("clicks")
-    assert found[1:] == [hub.choose(key.encode()) for key in keys[1:]]
+    assert found[1:] == [served.chosen(key) for key in keys[1:]]
 
 
 def test_owner_levels_of_readers(served: ServedHubs, perform: Perform) -> None:

@@ -57,6 +57,24 @@ const steps = {
   },
   receive: async (name, count, maxWaitTimeInMs = 5000) =>
     (await receivers.get(name).receiveMessages(count, { maxWaitTimeInMs })).map(shown),
+  // Resolves with the bodies of the first messages, whose handler fails if asked.
+  subscribe: (name, count, options = {}, fails = false) =>
+    new Promise((resolve, reject) => {
+      const found = [];
+      const subscription = receivers.get(name).subscribe(
+        {
+          processMessage: async (message) => {
+            found.push(shown(message).body);
+            if (found.length === count) subscription.close().then(() => resolve(found), reject);
+            if (fails) throw new Error("the handler fails");
+          },
+          processError: async ({ error }) => {
+            if (!fails) reject(error);
+          },
+        },
+        options,
+      );
+    }),
   deferred: async (name, key) => {
     const number = messages.get(key).sequenceNumber;
     return (await receivers.get(name).receiveDeferredMessages(number)).map(shown);

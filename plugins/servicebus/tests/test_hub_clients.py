@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -150,8 +152,6 @@ def test_consumers_begin_at_each_kind_of_position(
 
 def wait_until(true: Any) -> None:
     """Wait for something that another thread brings about."""
-    import time
-
     end = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < end
@@ -224,8 +224,6 @@ def test_a_consumer_with_a_lower_owner_level_is_refused(served: ServedHubs, clie
 
 
 def test_a_balancing_consumer_receives_from_all_partitions(served: ServedHubs) -> None:
-    import threading
-
     for partition in range(4):
         served.publish(str(partition).encode(), partition=partition)
     client = SyncClients(served.connection_string, "clicks").consumer()
@@ -247,6 +245,47 @@ def test_a_balancing_consumer_receives_from_all_partitions(served: ServedHubs) -
         client.close()
         thread.join()
     assert found == {(str(each), str(each)) for each in range(4)}
+
+
+def test_a_consumer_continues_at_the_checkpoint_of_another(served: ServedHubs) -> None:
+    from azure.eventhub import EventHubConsumerClient
+    from azure.eventhub._eventprocessor.in_memory_checkpoint_store import InMemoryCheckpointStore
+
+    store = InMemoryCheckpointStore()  # type: ignore[no-untyped-call]
+    served.publish("a", "b", partition=0)
+    served.publish("c", partition=1)
+
+    def consume(*wanted: str) -> list[str]:
+        client = EventHubConsumerClient.from_connection_string(
+            served.bus.connection_string_for(entity="Clicks"),
+            "$Default",
+            checkpoint_store=store,
+            load_balancing_interval=1,
+            retry_total=0,
+        )
+        found: list[str] = []
+        done = threading.Event()
+
+        def on_event(context: Any, event: Any) -> None:
+            found.append(event.body_as_str())
+            context.update_checkpoint(event)
+            if set(wanted) <= set(found):
+                done.set()
+
+        options = {"starting_position": "-1"}
+        thread = threading.Thread(target=client.receive, args=(on_event,), kwargs=options)
+        thread.start()
+        try:
+            assert done.wait(PATIENCE_S), found
+        finally:
+            client.close()
+            thread.join()
+        return sorted(found)
+
+    assert consume("a", "b", "c") == ["a", "b", "c"]
+    served.publish("d", partition=0)
+    served.publish("e", partition=3)
+    assert consume("d", "e") == ["d", "e"]
 
 
 # --- Properties ------------------------------------------------------------------------------

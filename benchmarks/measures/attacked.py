@@ -58,12 +58,28 @@ ATTACKS = {
     "overflown": "0-9-1: messages that overflow, with as many dead letters",
     "pings": "WebSocket pings",
     "fragments": "WebSocket fragments",
+    "bus_messages": "Service Bus: small messages that expire",
+    "bus_bombs": "Service Bus: messages for a topic whose rules take all steps that they may",
+    "bus_rules": "Service Bus: messages for a topic with 10,000 rules",
+    "bus_wide": "Service Bus: messages for a topic with 2,000 subscriptions",
+    "bus_batches": "Service Bus: batches of 4,500 messages",
+    "bus_new_sessions": "Service Bus: 10,000 sessions, and receivers that come and go",
+    "bus_full_sessions": "Service Bus: the same for 100,000 messages in sessions",
+    "bus_locks": "Service Bus: thousands of locks that end at the same time",
+    "bus_abandons": "Service Bus: dispositions that abandon 5,000 messages",
+    "bus_numbers": "Service Bus: requests for 4,500 deferred messages by their numbers",
+    "bus_schedules": "Service Bus: requests that schedule 2,000 messages",
+    "bus_peeks": "Service Bus: requests to peek at 1,000 of 100,000 messages",
+    "bus_listings": "Service Bus: listings of 10,000 sessions",
+    "bus_names": "Service Bus: links to entities with hostile names",
+    "bus_documents": "Service Bus: Atom documents of 20,000 elements, and long rules",
 }
 _OVER_0_9_1 = (
     "topics", "headers", "fan_out", "nacks", "tables", "unacked", "deletions", "purges", "rejected",
     "expired", "overflown",
 )  # fmt: skip
 _OVER_WEB = ("pings", "fragments")
+_BUS = "bus_"
 #: Against a broker that stores durable messages.
 _STORED = ("commits_kept",)
 #: Messages in the queue for attackers that take without reading.
@@ -86,7 +102,8 @@ def cases(plan: Plan) -> list[Case]:
             {
                 one.key: partial(sample, plan, one, name, servers)
                 for one in able
-                if one.broker091 is not None or name not in _OVER_0_9_1
+                if (one.broker091 is not None or name not in _OVER_0_9_1)
+                and (one.namespace or not name.startswith(_BUS))
             },
         )
         for name, title in ATTACKS.items()
@@ -95,9 +112,11 @@ def cases(plan: Plan) -> list[Case]:
 
 def sample(plan: Plan, one: Contestant, name: str, servers: dict[str, Role]) -> Sample:
     stored = name in _STORED
-    key = f"{one.key} with a store" if stored else one.key
+    bus = name.startswith(_BUS)
+    key = f"{one.key} with a {'store' if stored else 'namespace'}" if stored or bus else one.key
     if key not in servers:
-        options: dict[str, object] = {"nodes": _NODES if not stored and "queries" in ATTACKS else 0}
+        many = not stored and not bus and "queries" in ATTACKS
+        options: dict[str, object] = {"nodes": _NODES if many else 0, "namespace": bus}
         if stored:
             folder = plan.stack.enter_context(TemporaryDirectory())
             options["store"] = f"sqlite:{folder}/broker.db"
@@ -109,7 +128,9 @@ def sample(plan: Plan, one: Contestant, name: str, servers: dict[str, Role]) -> 
             first.result()
     server = servers[key]
     seconds = max(0.5, plan.settings.seconds)
-    port = server.ready["web_port"] if name in _OVER_WEB else server.port
+    port = server.port
+    if bus or name in _OVER_WEB:
+        port = server.ready["bus_port" if bus else "web_port"]
     good = {"address": f"good-{next(_numbers)}", "connections": 0, "active": 1}
     with ExitStack() as stack:
         client = stack.enter_context(one.role("idle", port=server.port, seconds=seconds, **good))

@@ -26,7 +26,7 @@ from amqp_rt.net.traces.octets import Raw, composite, encode, encode_frame
 from amqp_rt.transactions import Declare, Discharge
 from amqp_rt.values import Symbol
 
-_U32 = 2**32 - 1
+U32 = 2**32 - 1
 #: Connections that attack at the same time.
 _CONNECTIONS = 4
 #: Octets of rounds that are sent at once.
@@ -71,8 +71,8 @@ def opened() -> bytes:
 def begin_on(channel: int) -> bytes:
     """Return a begin on *channel*, with windows as wide as they can be."""
     return frame(
-        "begin", channel=channel, next_outgoing_id=0, incoming_window=_U32, outgoing_window=_U32,
-        handle_max=_U32,
+        "begin", channel=channel, next_outgoing_id=0, incoming_window=U32, outgoing_window=U32,
+        handle_max=U32,
     )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def receiver(
 
 
 def flow(**fields: Any) -> bytes:
-    said: dict[str, Any] = {"incoming_window": _U32, "next_outgoing_id": 0, "outgoing_window": _U32}
+    said: dict[str, Any] = {"incoming_window": U32, "next_outgoing_id": 0, "outgoing_window": U32}
     return frame("flow", **{**said, "next_incoming_id": 0, **fields})
 
 
@@ -144,10 +144,10 @@ def masked(code: int, payload: bytes, *, last: bool = True) -> bytes:
 def _unsettled() -> Attack:
     # Each disposition covers all unsettled deliveries, and settles none of them.
     everything = frame(
-        "disposition", role=True, first=0, last=_U32 // 2, settled=False,
+        "disposition", role=True, first=0, last=U32 // 2, settled=False,
         state=composite("received", section_number=0, section_offset=0),
     )  # fmt: skip
-    return Attack(begun() + receiver("full") + credit(_U32 // 2), everything)
+    return Attack(begun() + receiver("full") + credit(U32 // 2), everything)
 
 
 def _churn() -> Attack:
@@ -213,7 +213,7 @@ def _subscribers() -> Attack:
             heard += yield b""
         heard = yield in_sessions(2, each) + sender("spread", 255)
         for start in itertools.count(0, _POSTS_OF_A_LINK):
-            while _FLOW not in heard:
+            while FLOW not in heard:
                 heard += yield b""
             heard = yield b"".join(
                 transfer(number, message, handle=255, settled=True)
@@ -229,9 +229,9 @@ _POSTS = 10_000
 _POSTS_OF_A_LINK = 500
 _DECLARED = re.compile(rb"\x00\x53\x33(?:\xc0..|\xd0.{8})\xa0(.)", re.DOTALL)
 _OPEN = b"\x00\x53\x10"
-_FLOW = b"\x00\x53\x13"
+FLOW = b"\x00\x53\x13"
 _DETACH = b"\x00\x53\x16"
-_ACCEPTED = b"\x00\x53\x24"
+ACCEPTED = b"\x00\x53\x24"
 
 
 def _commits(address: str, *, durable: bool = False) -> Attack:
@@ -247,7 +247,7 @@ def _commits(address: str, *, durable: bool = False) -> Attack:
     def talk() -> Talk:
         # Nothing may be sent before there is credit for it.
         heard = yield begun() + control + links
-        while heard.count(_FLOW) <= len(handles):
+        while heard.count(FLOW) <= len(handles):
             heard += yield b""
         numbers = itertools.count(1)
         while True:
@@ -258,15 +258,15 @@ def _commits(address: str, *, durable: bool = False) -> Attack:
             state = composite("transactional_state", txn_id=txn_id)
             for handle in handles:
                 # The codec is in no hurry: one transfer is the template of the others.
-                post = transfer(_U32, message, handle=handle, settled=True, state=state)
+                post = transfer(U32, message, handle=handle, settled=True, state=state)
                 heard = yield b"".join(
-                    post.replace(struct.pack(">I", _U32), struct.pack(">I", number))
+                    post.replace(struct.pack(">I", U32), struct.pack(">I", number))
                     for number in itertools.islice(numbers, _POSTS_OF_A_LINK)
                 )
-                while _FLOW not in heard:
+                while FLOW not in heard:
                     heard += yield b""
             heard = yield transfer(next(numbers), Message(Discharge(txn_id)).encode())
-            while _ACCEPTED not in heard:
+            while ACCEPTED not in heard:
                 heard += yield b""
 
     return Attack(b"", talk=talk)
@@ -279,7 +279,7 @@ def _posted(link: bytes, *messages: bytes, count: int = _POSTS_OF_A_LINK) -> Att
         heard = yield begun() + link
         numbers = itertools.count()
         while True:
-            while _FLOW not in heard:
+            while FLOW not in heard:
                 heard += yield b""
             heard = yield b"".join(
                 transfer(number, messages[number % len(messages)], settled=True)
@@ -309,7 +309,7 @@ def _poison() -> Attack:
 def _pieces() -> Attack:
     def talk() -> Talk:
         heard = yield begun() + sender("pieces")
-        while _FLOW not in heard:
+        while FLOW not in heard:
             heard += yield b""
         return transfer(0, b"", more=True)
 
@@ -329,7 +329,7 @@ def _selectors() -> Attack:
 
     def talk() -> Talk:
         heard = yield begun() + sender("texts")
-        while _FLOW not in heard:
+        while FLOW not in heard:
             heard += yield b""
         said = b"".join(transfer(number, _TEXT, settled=True) for number in range(200))
         while True:
@@ -516,7 +516,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     ),
     "echoes": lambda: Attack(begun(), flow(echo=True)),
     "echoes_unread": lambda: Attack(begun(), flow(echo=True), deaf=True),
-    "unread": lambda: Attack(begun() + receiver("full") + credit(_U32 // 2), deaf=True),
+    "unread": lambda: Attack(begun() + receiver("full") + credit(U32 // 2), deaf=True),
     "churn": _churn,
     "sessions": _sessions,
     "partings": _partings,
@@ -550,7 +550,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
 class _Connection:
     def __init__(self, attack: Attack, port: int, found: selectors.BaseSelector) -> None:
         self.attack = attack
-        self.heard = 0
+        self.heard = self.said = 0
         self.round = attack.round * max(1, _BATCH // max(1, len(attack.round)))
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.talk = None if attack.talk is None else attack.talk()
@@ -589,7 +589,9 @@ class _Connection:
                 if not self.rest and self.talk is None:
                     self.rest = memoryview(self.round)
                 if self.rest:
-                    self.rest = self.rest[self.socket.send(self.rest) :]
+                    sent = self.socket.send(self.rest)
+                    self.said += sent
+                    self.rest = self.rest[sent:]
         except BlockingIOError:
             pass
         except OSError:
@@ -607,8 +609,13 @@ class _Connection:
 
 def attack(what: str, port: int, seconds: float) -> dict[str, float]:
     """Attack for some seconds."""
-    chosen = ATTACKS[what]()
-    made = 0
+    if what.startswith("bus_"):
+        import bus_attacks
+
+        chosen = bus_attacks.ATTACKS[what]()
+    else:
+        chosen = ATTACKS[what]()
+    made = said = 0
     until = time.monotonic() + seconds
     with selectors.DefaultSelector() as found:
         held: list[_Connection] = []
@@ -626,7 +633,9 @@ def attack(what: str, port: int, seconds: float) -> dict[str, float]:
                     found.unregister(one.socket)
                     one.socket.close()
                     held.remove(one)
+                    said += one.said
         for one in held:
+            said += one.said
             found.unregister(one.socket)
             one.socket.close()
-    return {"n": made}
+    return {"n": made, "octets": said}

@@ -459,12 +459,23 @@ async def guarded(options: Options) -> None:
     """
     watch = Watch()
     trio.lowlevel.add_instrument(watch)
+    logins: dict[str, Any] = {
+        "users": {"bench": "correct horse"},
+        "sasl": ["PLAIN", "SCRAM-SHA-256", "ANONYMOUS"],
+    }
+    namespace: Any = None
+    if options.get("namespace"):
+        import bus_attacks
+        from amqp_rt_servicebus.namespace import Namespaces
+
+        namespace = bus_attacks.namespace()
+        # Its clients log in with tokens.
+        logins = {"addons": [Namespaces(namespace)]}
     async with (
         Broker(
             "guarded",
             auto_create=["queue:*"],
-            users={"bench": "correct horse"},
-            sasl=["PLAIN", "SCRAM-SHA-256", "ANONYMOUS"],
+            **logins,
             fronts=["amqp091"] if importlib.util.find_spec("amqp_rt_amqp091") else [],
             store=options.get("store"),
         ) as broker,
@@ -473,6 +484,10 @@ async def guarded(options: Options) -> None:
         # For queries of all of them. A few more may be created on first use.
         await broker.declare(*(Queue(f"node-{number}") for number in range(options["nodes"])))
         plain, web = await broker.listen("amqp://127.0.0.1:0", "ws://127.0.0.1:0/")
+        bus = plain
+        if namespace is not None:
+            bus_attacks.fill(namespace)
+            (bus,) = await broker.listen("amqp://127.0.0.1:0", profile=namespace.profile)
         # As ``amqp-rt serve`` does.
         gc.collect()
         gc.freeze()
@@ -480,6 +495,7 @@ async def guarded(options: Options) -> None:
             ready=1,
             port=int(plain.rpartition(":")[2]),
             web_port=int(web.rstrip("/").rpartition(":")[2]),
+            bus_port=int(bus.rpartition(":")[2]),
         )
         while await trio.to_thread.run_sync(sys.stdin.readline):
             say(step_ms=watch.cpu / 1e6, step_wall_ms=watch.wall / 1e6, where=watch.where)

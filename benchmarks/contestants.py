@@ -81,6 +81,8 @@ class Contestant(Struct):
     kept_broker: Callable[[Path], contextlib.AbstractContextManager[Running]] | None = None
     #: Runs it as a broker for 0-9-1; the argument is whether it has a store.
     broker091: Callable[[bool], contextlib.AbstractContextManager[Running]] | None = None
+    #: Whether its programs can have a namespace of Service Bus.
+    namespace: bool = False
     #: Listens at each of the given URLs, with a certificate (paths of its file and of its key's),
     #: for our clients.
     doors: (
@@ -207,7 +209,8 @@ def ours(mode: str, python: Path, *, key: str = "", roles: Path = ROLES) -> Cont
         broker=lambda: _own_broker(serve),
         durable_broker=lambda: _own_durable_broker(serve),
         kept_broker=partial(_own_kept_broker, serve),
-        broker091=partial(_own_broker091, serve) if _speaks_0_9_1(python) else None,
+        broker091=partial(_own_broker091, serve) if _has(python, "amqp_rt_amqp091") else None,
+        namespace=_has(python, "amqp_rt_servicebus"),
         doors=partial(_own_doors, serve),
     )
 
@@ -259,9 +262,9 @@ def _own_kept_broker(
     return _own_broker(serve, "--store", f"sqlite:{folder}/store")
 
 
-def _speaks_0_9_1(python: Path) -> bool:
-    """Whether the plug-in for 0-9-1 is installed."""
-    command = [str(python), "-P", "-c", "import amqp_rt_amqp091"]
+def _has(python: Path, plugin: str) -> bool:
+    """Whether a plug-in is installed."""
+    command = [str(python), "-P", "-c", f"import {plugin}"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 

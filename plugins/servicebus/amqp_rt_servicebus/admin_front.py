@@ -38,8 +38,8 @@ class AdminEngine:
 
     @property
     def unread(self) -> bool:
-        """Whether input was left: never, since answers wait in the engine."""
-        return False
+        """Whether requests were left for the next call of :meth:`receive`."""
+        return self._http.unread and not self._http.closed
 
     @property
     def finished(self) -> bool:
@@ -72,8 +72,11 @@ class AdminEngine:
         return {}
 
     def receive(self, data: bytes, now: float) -> list[Event]:
-        """Answer the requests in *data*."""
-        self._http.receive(data, now)
+        """Answer the requests in *data*, or those that were left, as many as do not take long."""
+        if data:
+            self._http.receive(data, now)
+        else:
+            self._http.go_on(now)
         return self._events()
 
     def receive_eof(self, now: float) -> list[Event]:

@@ -29,6 +29,9 @@ BODY_MAX: Final = DOCUMENT_MAX
 OUTPUT_MAX: Final = 1 << 20
 #: Octets of requests that wait for the answers before them.
 PIPELINED_MAX: Final = BODY_MAX + HEAD_MAX
+#: Requests that are answered in one go, and octets of bodies that count as much as a request.
+_WORK_MAX: Final = 8
+_OCTETS_OF_WORK: Final = 512
 #: Seconds within which a request has to be complete, counted from the answer before it.
 IDLE_S: Final = 30.0
 
@@ -52,6 +55,8 @@ class HttpEngine:
         self._request: h11.Request | None = None
         self._method = b""
         self._body = bytearray()
+        #: Whether requests were left for :meth:`go_on`, since those before them took long enough.
+        self.unread = False
         #: Nothing more is read; the output of :meth:`take` is still to be sent.
         self.closed = False
 
@@ -81,6 +86,11 @@ class HttpEngine:
         self._http.receive_data(data)
         self._advance(now)
 
+    def go_on(self, now: float) -> None:
+        """Continue with requests that were left."""
+        if not self.closed:
+            self._advance(now)
+
     def take(self) -> bytes:
         """Return the bytes to send, and continue with requests that waited for room."""
         data = bytes(self._out)
@@ -100,9 +110,14 @@ class HttpEngine:
         self.closed = True
 
     def _advance(self, now: float) -> None:
-        """Read and answer requests while there is room for answers."""
+        """Read and answer requests while there is room for answers, and time."""
+        self.unread = False
+        left = _WORK_MAX
         try:
             while not self.closed and not self.blocked:
+                if left <= 0:
+                    self.unread = True
+                    return
                 event = self._http.next_event()
                 if isinstance(event, h11.Request):
                     self._begin(event)
@@ -112,6 +127,7 @@ class HttpEngine:
                         self._refuse_body()
                 elif isinstance(event, h11.EndOfMessage):
                     self._since = now
+                    left -= 1 + len(self._body) // _OCTETS_OF_WORK
                     self._finish()
                 else:
                     self.closed = isinstance(event, h11.ConnectionClosed)

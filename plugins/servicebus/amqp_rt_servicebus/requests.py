@@ -28,7 +28,7 @@ from .sessions import STATE_MAX, Session
 from .shelf import place_of
 
 #: Messages in one answer to a peek, and the octets after which no more are added to it.
-PEEKED_MAX: Final = 1_000
+PEEKED_MAX: Final = 250
 PEEKED_BYTES_MAX: Final = 1024 * 1024
 #: Messages that one request deletes.
 DELETED_MAX: Final = 4_000

@@ -312,3 +312,30 @@ def test_no_bytes_break_the_engine(pieces: list[bytes], valid_first: bool) -> No
     engine.tick(IDLE_S)
     engine.take()
     assert engine.closed
+
+
+def test_requests_that_follow_each_other_are_answered_a_few_at_a_time() -> None:
+    answered: list[str] = []
+
+    def handle(method: str, target: str, headers: Mapping[str, str], body: bytes) -> Response:
+        answered.append(target)
+        return Response(200)
+
+    engine = HttpEngine(handle, 0.0)
+    head = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
+    engine.receive(b"".join(head % number for number in range(20)), 0.0)
+    assert len(answered) == 8
+    assert engine.unread
+    calls = 1
+    while engine.unread:
+        engine.go_on(0.0)
+        calls += 1
+    assert answered == [f"/{number}" for number in range(20)]
+    assert calls == 3
+    # One with a body of a few thousand octets takes as long as all of those.
+    engine = HttpEngine(handle, 0.0)
+    put = b"PUT /q HTTP/1.1\r\nHost: x\r\nContent-Length: 4096\r\n\r\n" + b"x" * 4096
+    engine.receive(put * 3, 0.0)
+    assert len(answered) == 20 + 1
+    engine.go_on(0.0)
+    assert len(answered) == 20 + 2

@@ -222,11 +222,11 @@ def test_all_rules_of_a_topic_share_the_steps() -> None:
     for number in range(20):
         topic.add(f"s{number}", [Rule("r", "a LIKE b")])
     topic.add("correlated", [Rule("r", Correlation(label="x"))])
-    fields = Fields({"a": "x" * 10_000, "b": "%_" * 2_000 + "y"}, {"Label": "x"})
-    found = select_all(topic, Evaluation(fields, steps_max=500_000))
+    fields = Fields({"a": "x" * 5_000, "b": "%_" * 2_000 + "y"}, {"Label": "x"})
+    found = select_all(topic, Evaluation(fields, steps_max=300_000))
     failed = [name for name, selection in found.items() if selection.failures]
     assert 0 < len(failed) < 20
-    assert all("more than 500000 steps" in found[name].failures[0].description for name in failed)
+    assert all("more than 300000 steps" in found[name].failures[0].description for name in failed)
     assert found["correlated"] == Selection((Copy(),))
 
 
@@ -290,7 +290,8 @@ def test_many_rules_pause_often() -> None:
     topic.add("different", different)
     sent = {f"p{number}": 2 for number in range(500)} | {"a": 1}
     run = topic.evaluation(Fields(sent, {"Label": "x"}))
-    assert longest_pause(topic, run) <= 1_100
+    # Reading 501 properties counts three for each.
+    assert longest_pause(topic, run) <= 3 * 501 + 1_100
     # Three for each text, one for each that is alike, three for each group of different ones.
     assert run.steps > 3 * 500 + 5_000 + 3 * 500
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ pytestmark = [
     pytest.mark.usefixtures("azure_python"),
 ]
 
-WAIT_S, SOON_S = 5, 0.3
+WAIT_S = 5
 KEY = "c2VjcmV0"
 
 
@@ -70,16 +69,14 @@ def receive(receiver: Driven, count: int = 1) -> list[Any]:
 # --- Locks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("queue", ["q", "s"])
-def test_locks_are_renewed_in_the_background(client: Driven, queue: str) -> None:
+def test_the_lock_of_a_session_is_renewed_in_the_background(client: Driven) -> None:
     from azure.servicebus import AutoLockRenewer
 
-    session = {"session_id": "a"} if queue == "s" else {}
-    send(client, "a", **session)
+    send(client, "a", session_id="a")
     failures: list[Any] = []
-    with AutoLockRenewer() as renewer, client.get_queue_receiver(queue, **session) as receiver:
+    with AutoLockRenewer() as renewer, client.get_queue_receiver("s", session_id="a") as receiver:
         (message,) = receive(receiver)
-        renewed = receiver.target.session if session else message
+        renewed = receiver.target.session
         begun = renewed.locked_until_utc
         renewer.register(
             receiver.target,
@@ -153,62 +150,7 @@ def test_a_receiver_recovers_from_a_lost_connection(bus: ServiceBus, dialler: Di
         assert str(message) == "b"
 
 
-# --- Sessions ------------------------------------------------------------------------------------
-
-
-def test_workers_share_sessions_until_none_is_left(bus: ServiceBus, client: Driven) -> None:
-    from azure.servicebus import NEXT_AVAILABLE_SESSION
-    from azure.servicebus.exceptions import OperationTimeoutError
-
-    names = [f"session {number}" for number in range(4)]
-    for name in names:
-        send(client, "1", "2", session_id=name)
-    seen: dict[str, list[str]] = {}
-
-    def work() -> None:
-        dialler = Dialler("threads")
-        own = dialler.client(bus.connection_string)
-        try:
-            while True:
-                with own.get_queue_receiver(
-                    "s", session_id=NEXT_AVAILABLE_SESSION, max_wait_time=SOON_S
-                ) as receiver:
-                    messages = receive(receiver, 2)
-                    seen[receiver.target.session.session_id] = [str(each) for each in messages]
-                    for each in messages:
-                        receiver.complete_message(each)
-        except OperationTimeoutError:
-            pass
-        finally:
-            dialler.close()
-
-    workers = [threading.Thread(target=work) for _ in range(2)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join(60)
-
-    assert seen == {name: ["1", "2"] for name in names}
-
-
-def test_sessions_are_listed(client: Driven) -> None:
-    for name in ("a", "b"):
-        send(client, "1", session_id=name)
-
-    assert sorted(client.target.list_queue_sessions("s")) == ["a", "b"]
-
-
-# --- Receiving -----------------------------------------------------------------------------------
-
-
-def test_a_receiver_is_an_iterator(client: Driven) -> None:
-    send(client, "1", "2", "3")
-    with client.get_queue_receiver("q", max_wait_time=SOON_S) as receiver:
-        found = []
-        for message in receiver.target:
-            found.append(str(message))
-            receiver.complete_message(message)
-    assert found == ["1", "2", "3"]
+# --- Schedules ---------------------------------------------------------------------------------
 
 
 def test_messages_of_a_topic_are_scheduled_and_cancelled(bus: ServiceBus, client: Driven) -> None:

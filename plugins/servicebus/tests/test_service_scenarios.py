@@ -13,7 +13,7 @@ from amqp_rt_servicebus.declarations import Queue
 from amqp_rt_servicebus.testing import ServiceBus
 from driven import Dialler, Driven, Javascript
 
-pytestmark = [pytest.mark.foreign, pytest.mark.slow]
+pytestmark = [pytest.mark.req("Z21"), pytest.mark.foreign, pytest.mark.slow]
 
 #: Seconds that receivers wait for messages of which there are enough, and for those that do not come.
 WAIT_S, SOON_S = 5, 0.5

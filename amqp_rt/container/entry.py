@@ -191,8 +191,9 @@ class ConnectionEntry:
                 )
             mechanisms = self._mechanisms_of(profile.sasl, cbs=cbs)
         limits = self._home.limits
-        if profile.frame_size_max is not None:
-            limits = msgspec.structs.replace(limits, frame_size_max=profile.frame_size_max)
+        for name in ("frame_size_max", "channel_max"):
+            if (value := getattr(profile, name)) is not None:
+                limits = msgspec.structs.replace(limits, **{name: value})
         self._logins_of[profile] = _Logins(cbs, mechanisms, self._requires(mechanisms), limits)
 
     @property

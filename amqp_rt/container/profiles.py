@@ -35,6 +35,7 @@ class Profile(Struct, frozen=True, kw_only=True, eq=False):
             listener have no rights without a token, or a rule of access.
         sasl: Mechanisms to offer; None as the container decides, or with *cbs* those for tokens.
         frame_size_max: Largest frame, in octets; None as the container's limits say.
+        channel_max: Highest channel number, so that 0 allows one session; None as the container's limits say.
         annotations: Policy for unknown annotation keys in messages that links of this listener send to
             nodes of the broker; None as the broker decides.
         hosts: Hosts that are asked first, for links of this listener only, and for the messages that they
@@ -52,6 +53,7 @@ class Profile(Struct, frozen=True, kw_only=True, eq=False):
     cbs: Cbs | None = None
     sasl: Collection[str | ServerMechanism] | None = None
     frame_size_max: int | None = None
+    channel_max: int | None = None
     annotations: AnnotationPolicy | None = None
     hosts: tuple[Host, ...] = ()
 

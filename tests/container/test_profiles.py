@@ -63,6 +63,16 @@ async def test_a_profile_gives_the_properties_of_the_open_and_the_size_of_frames
                 assert engine.frame_size_out == size
 
 
+async def test_a_profile_bounds_the_sessions_of_a_connection() -> None:
+    async with Broker("b") as broker:
+        await broker.listen("memory://plain")
+        await broker.listen("memory://dressed", profile=Profile(name="shop", channel_max=0))
+        for url, most in (("memory://dressed", 0), ("memory://plain", 63)):
+            async with broker.connect(url, reconnect=None) as peer:
+                engine: Any = peer.engine
+                assert engine._remote_channel_max == most
+
+
 def lower_case(address: str) -> str:
     return address_of(address).lower()
 

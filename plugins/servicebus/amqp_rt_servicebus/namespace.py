@@ -54,7 +54,7 @@ from .tokens import DEFAULT_KEY, DEFAULT_POLICY, Policies, TokenAuthorizer, cbs_
 
 __all__ = ["Namespace", "Namespaces"]
 
-#: Largest frame that listeners of a namespace accept, in octets.
+#: Largest frame that listeners of a namespace accept unless told otherwise, in octets.
 FRAME_SIZE_MAX: Final = 1024 * 1024
 
 
@@ -70,6 +70,9 @@ class Namespace:
         validators: Validators of web tokens, such as :class:`amqp_rt.Jwt`.
         realistic: Whether the limits of the service apply; otherwise only those of the broker do.
         name: Name of the namespace, as the administration shows it.
+        frame_size_max: Largest frame that its listeners accept, in octets. 1 MiB is that of premium
+            namespaces; others have 262,144.
+        one_session: Whether a connection has one session only, as Microsoft's guide to AMQP says. The SDKs begin several.
 
     Raises:
         ValueError: A declaration cannot be, or two have the same name.
@@ -82,8 +85,12 @@ class Namespace:
         validators: Iterable[Validator] = (),
         realistic: bool = False,
         name: str = "tests",
+        frame_size_max: int = FRAME_SIZE_MAX,
+        one_session: bool = False,
     ) -> None:
         self.name = name
+        self._frame_size_max = frame_size_max
+        self._channel_max = 0 if one_session else None
         self.keys = dict(keys) if keys is not None else {DEFAULT_POLICY: SasKey(DEFAULT_KEY)}
         self.quotas: Quotas = QUOTAS if realistic else UNLIMITED
         self._validators = tuple(validators)
@@ -140,7 +147,8 @@ class Namespace:
                 *("ANONYMOUS", "MSSBCBS", "AMQPCBS", "OAUTHBEARER", "XOAUTH2"),
                 PolicyLogin(lambda: self.keys),
             ],
-            frame_size_max=FRAME_SIZE_MAX,
+            frame_size_max=self._frame_size_max,
+            channel_max=self._channel_max,
             annotations="lenient",
             hosts=hosts,
         )

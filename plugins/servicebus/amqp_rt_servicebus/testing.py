@@ -38,7 +38,7 @@ from .messages import (
     arrived,
     encoded,
 )
-from .namespace import Namespace
+from .namespace import FRAME_SIZE_MAX, Namespace
 from .nodes import AnyNode
 from .operations import OPERATIONS
 from .options import Sizes
@@ -249,6 +249,8 @@ class ServiceBus:
         keys: Shared access policies of the namespace.
         validators: Validators of web tokens.
         realistic: Whether the limits of the service apply.
+        frame_size_max: Largest frame, in octets; 262,144 as of namespaces that are not premium.
+        one_session: Whether a connection has one session only, as Microsoft's guide to AMQP says. The SDKs begin several.
         options: Options of :class:`~amqp_rt.Broker`, such as ``tls``.
     """
 
@@ -259,6 +261,8 @@ class ServiceBus:
         keys: Mapping[str, SasKey] | None = None,
         validators: Iterable[Validator] = (),
         realistic: bool = False,
+        frame_size_max: int = FRAME_SIZE_MAX,
+        one_session: bool = False,
         **options: Any,
     ) -> None:
         if config is not None:
@@ -266,7 +270,12 @@ class ServiceBus:
             declarations = (*found.declarations, *declarations)
             keys = keys or found.keys or None
         self.namespace = Namespace(
-            *declarations, keys=keys, validators=validators, realistic=realistic
+            *declarations,
+            keys=keys,
+            validators=validators,
+            realistic=realistic,
+            frame_size_max=frame_size_max,
+            one_session=one_session,
         )
         self._certificate: OwnCertificate | None = None
         if "tls" not in options and can_make():

@@ -11,6 +11,7 @@ from typing import Any
 
 import jwt
 import pytest
+import trio
 import trustme
 from amqp_rt_servicebus.addresses import DEAD_LETTERS, TRANSFERS, Place, address_of, place_of
 from amqp_rt_servicebus.administration import EntityExists, EntityNotFound, QuotaExceeded
@@ -20,7 +21,7 @@ from amqp_rt_servicebus.router import COPIES_MAX
 from amqp_rt_servicebus.testing import ServiceBus
 from amqp_rt_servicebus.tokens import resource_of
 
-from amqp_rt import Jwt, ServerTls
+from amqp_rt import Container, Jwt, Limits, ServerTls
 from amqp_rt.errors import AmqpError
 from amqp_rt.values import Symbol
 
@@ -331,3 +332,24 @@ def test_no_thread_and_no_port_is_left() -> None:
         port = bus.port
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+@pytest.mark.req("Z17")
+@pytest.mark.parametrize(
+    ("options", "size", "channels"),
+    [({}, 1024 * 1024, 63), ({"frame_size_max": 262_144, "one_session": True}, 262_144, 0)],
+)
+def test_the_size_of_frames_and_the_number_of_sessions_are_options(
+    options: dict[str, Any], size: int, channels: int
+) -> None:
+    async def look(url: str) -> tuple[int, int]:
+        limits = Limits(frame_size_max=2 * 1024 * 1024)
+        async with (
+            Container("c", limits=limits) as container,
+            container.connect(url, reconnect=None) as peer,
+        ):
+            engine: Any = peer.engine
+            return engine.frame_size_out, engine._remote_channel_max
+
+    with ServiceBus(**options) as bus:
+        assert trio.run(look, bus.broker.url) == (size, channels)

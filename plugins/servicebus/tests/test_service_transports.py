@@ -80,3 +80,21 @@ def test_javascript_sends_and_receives_with_tls(
     finally:
         client.close()
     bus.queue("q").wait_until(lambda sizes: not sizes.active)
+
+
+@pytest.mark.req("Z17")
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_python_has_small_frames_if_asked(azure_python: None, kind: str) -> None:
+    with ServiceBus(Queue("q"), frame_size_max=262_144) as bus:
+        exchange(bus, kind, bus.connection_string)
+
+
+@pytest.mark.req("Z17")
+def test_javascript_has_small_frames_if_asked(azure_javascript: str) -> None:
+    with ServiceBus(Queue("q"), frame_size_max=262_144) as bus:
+        client = Javascript(azure_javascript, bus.connection_string)
+        try:
+            client("send", "q", {"body": "a" * 600_000})
+        finally:
+            client.close()
+        assert bus.queue("q").stats.active == 1

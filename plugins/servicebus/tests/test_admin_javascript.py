@@ -23,6 +23,7 @@ from amqp_rt_servicebus.declarations import (
     Subscription,
     Topic,
 )
+from amqp_rt_servicebus.testing import ServiceBus
 
 PEERS = Path(__file__).parent / "peers"
 
@@ -380,3 +381,50 @@ def test_web_tokens_and_the_flag_of_the_emulator(
     assert refused["statusCode"] == 401
     text = f"{served.connection_string()};UseDevelopmentEmulator=true;"
     assert perform(["queueExists", "q"], text=text) == [True]
+
+
+# --- A namespace with messages ------------------------------------------------------------------
+
+
+def test_a_namespace_is_administered_at_the_port_of_its_messages(azure_javascript: str) -> None:
+    rule = ["createRule", "t", "s", "eu", {"sqlExpression": "region = 'eu'"}]
+    steps: list[list[Any]] = [
+        ["createQueue", "q", {"maxDeliveryCount": 3}],
+        ["createQueue", "Q"],
+        ["createTopic", "t"],
+        ["createSubscription", "t", "s", {"forwardTo": "q"}],
+        ["deleteRule", "t", "s", "$Default"],
+        rule,
+    ]
+    with ServiceBus() as bus:
+
+        def perform(*steps: list[Any]) -> list[Any]:
+            done = subprocess.run(
+                [azure_javascript, str(PEERS / "administration.js"), bus.connection_string],
+                input=json.dumps(steps),
+                env=os.environ | {"NODE_EXTRA_CA_CERTS": bus.ca_file},
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            results: list[Any] = json.loads(done.stdout)
+            return [each.get("value", each.get("error")) for each in results]
+
+        queue, again, *_ = perform(*steps)
+        assert (queue["name"], queue["maxDeliveryCount"]) == ("q", 3)
+        assert again["code"] == "MessageEntityAlreadyExistsError"
+        for region in ("eu", "us"):
+            bus.topic("t").send("a", application_properties={"region": region})
+        counted, listed, gone = perform(
+            ["getQueueRuntimeProperties", "q"],
+            ["listSubscriptionsRuntimeProperties", "t"],
+            ["deleteTopic", "t"],
+        )
+        assert (counted["activeMessageCount"], counted["totalMessageCount"]) == (1, 1)
+        assert [each["subscriptionName"] for each in listed] == ["s"]
+        assert "message" not in (gone or {})
+        assert bus.queue("q").stats.active == 1
+        (missing,) = perform(["getTopic", "t"])
+        assert missing["statusCode"] == 404

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
@@ -121,33 +122,32 @@ def test_events_come_as_they_were_sent_with_their_place(served: ServedHubs, clie
     }
 
 
-@pytest.mark.parametrize(
-    ("position", "inclusive", "bodies"),
-    [
-        ("-1", False, ["0", "1", "2", "3"]),
-        ("1", False, ["2", "3"]),
-        ("1", True, ["1", "2", "3"]),
-        (1, False, ["2", "3"]),
-        (1, True, ["1", "2", "3"]),
-        (-1, False, ["0", "1", "2", "3"]),
-        ("@latest", False, []),
-        (datetime(2020, 1, 1, tzinfo=UTC), False, ["0", "1", "2", "3"]),
-    ],
-)
-def test_consumers_begin_at_each_kind_of_position(
-    served: ServedHubs, position: object, inclusive: bool, bodies: list[str]
-) -> None:
+def test_consumers_begin_at_each_kind_of_position(served: ServedHubs) -> None:
     served.publish(b"0", b"1", b"2", b"3")
     sync = SyncClients(served.connection_string, "clicks")
-    with sync.receiving(
-        len(bodies) + 1,
-        starting_position=position,
-        starting_position_inclusive=inclusive,
-    ) as (found, done):
-        wait_until(lambda: served.handle.stats.readers == 1)
+    # Readers of one partition, all at the same time. The tests without the SDK have further positions.
+    cases: list[tuple[object, bool, list[str]]] = [
+        ("1", True, ["1", "2", "3"]),
+        (1, False, ["2", "3"]),
+        ("@latest", False, []),
+        (datetime(2020, 1, 1, tzinfo=UTC), False, ["0", "1", "2", "3"]),
+    ]
+    with ExitStack() as stack:
+        receiving = [
+            stack.enter_context(
+                sync.receiving(
+                    len(bodies) + 1,
+                    starting_position=position,
+                    starting_position_inclusive=inclusive,
+                )
+            )
+            for position, inclusive, bodies in cases
+        ]
+        wait_until(lambda: served.handle.stats.readers == len(cases))
         served.publish(b"new")
-        assert done.wait(PATIENCE_S), found.bodies
-    assert found.bodies == [*bodies, "new"]
+        for (found, done), (position, inclusive, bodies) in zip(receiving, cases, strict=True):
+            assert done.wait(PATIENCE_S), (position, inclusive, found.bodies)
+            assert found.bodies == [*bodies, "new"]
 
 
 def wait_until(true: Any) -> None:
@@ -212,13 +212,13 @@ def test_a_consumer_with_an_owner_level_takes_the_place_of_another(served: Serve
     assert "link:stolen" in str(first.errors[0]) or "owner level 2" in str(first.errors[0])
 
 
-def test_a_consumer_with_a_lower_owner_level_is_refused(served: ServedHubs, clients: Any) -> None:
+def test_a_consumer_with_a_lower_owner_level_is_refused(served: ServedHubs) -> None:
     sync = SyncClients(served.connection_string, "clicks")
     served.publish(b"a")
     with sync.receiving(99, owner_level=5) as (owner, _):
         wait_until(lambda: owner.bodies == ["a"])
         for level in ({}, {"owner_level": 4}):
-            refused: Received = clients.receive(1, **level)
+            refused: Received = sync.receive(1, **level)
             assert "owner level 5 is attached" in str(refused.errors[0])
         assert not owner.errors
 
@@ -331,9 +331,11 @@ def test_properties_of_what_is_not_there_are_errors(served: ServedHubs, clients:
 
     with pytest.raises(ConnectError, match="has no partition '7'"):
         clients.partition_properties("7")
-    clients.hub = "none"
-    with pytest.raises(ConnectError, match="could not be found"):
-        clients.hub_properties()
+    with (
+        type(clients)(served.connection_string, "none") as others,
+        pytest.raises(ConnectError, match="could not be found"),
+    ):
+        others.hub_properties()
 
 
 def test_a_wrong_key_is_an_error_of_authentication(served: ServedHubs) -> None:

@@ -14,6 +14,8 @@ from amqp_rt_servicebus.testing import ServiceBus
 from amqp_rt import Broker, Message, Plain
 from amqp_rt.errors import AmqpError, AuthenticationFailed, LinkRefused
 
+pytestmark = pytest.mark.req("Z20")
+
 TOML = """
 [hubs.clicks]
 partitions = 2

@@ -91,6 +91,12 @@ def test_a_buffered_producer_sends_all_events(served: ServedHubs, clients: Any) 
         assert sum(bool(alike & set(part)) for part in found) == 1
 
 
+def test_a_client_that_is_throttled_tries_again(served: ServedHubs, clients: Any) -> None:
+    served.bus.fault("com.microsoft:server-busy", on="send", entity="clicks")
+    clients.send(data("a"))
+    assert [each.body for each in served.handle.events] == [b"a"]
+
+
 def test_a_partition_that_is_not_there_is_an_error(clients: Any) -> None:
     from azure.eventhub.exceptions import EventHubError
 

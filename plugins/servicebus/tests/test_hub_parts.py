@@ -8,6 +8,7 @@ import pytest
 from amqp_rt_servicebus.conditions import ARGUMENT_ERROR, ARGUMENT_OUT_OF_RANGE
 from amqp_rt_servicebus.hub_addresses import HubAddress, hub_address, partition_index
 from amqp_rt_servicebus.hub_events import (
+    BATCH_EVENTS_MAX,
     OFFSET,
     PRODUCER_EPOCH,
     PRODUCER_ID,
@@ -221,6 +222,12 @@ def test_a_batch_with_one_malformed_event_is_malformed() -> None:
         arrival(write_messages([encoded("a"), b"\x00"]), BATCH_FORMAT)
     with pytest.raises(DecodeError, match="no message in it"):
         arrival(b"", BATCH_FORMAT)
+
+
+def test_a_batch_has_a_bound_on_its_events() -> None:
+    assert len(arrival(write_messages([encoded("e")] * BATCH_EVENTS_MAX), BATCH_FORMAT).events) == BATCH_EVENTS_MAX  # fmt: skip
+    with pytest.raises(DecodeError, match="more than 5000 messages: send several"):
+        arrival(write_messages([encoded("e")] * (BATCH_EVENTS_MAX + 1)), BATCH_FORMAT)
 
 
 def test_another_message_format_is_refused() -> None:

@@ -6,7 +6,7 @@ producers end here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
@@ -35,7 +35,7 @@ PRODUCER_ID: Final = Symbol("com.microsoft:producer-id")
 PRODUCER_EPOCH: Final = Symbol("com.microsoft:producer-epoch")
 PRODUCER_SEQUENCE_NUMBER: Final = Symbol("com.microsoft:producer-sequence-number")
 
-#: Events in one batch, which are taken in one step.
+#: Events in one batch, which are stored in one step.
 BATCH_EVENTS_MAX: Final = 5_000
 
 _PRODUCER: Final = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
@@ -107,33 +107,56 @@ class Arrival(Struct, frozen=True):
     key: bytes | None
 
 
-def arrival(
-    payload: bytes,
-    message_format: int,
-    *,
-    publisher: str | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-) -> Arrival:
-    """Return the events in one delivery, which is a message or a batch.
+class Arriving:
+    """One delivery, a message or a batch, whose events are decoded one at a time.
 
-    The key of a batch is that of its envelope, or else that of its first event: the SDKs write both.
+    Iterate to the end; :attr:`arrival` has the events then. The key of a batch is that of its envelope, or else
+    that of its first event: the SDKs write both.
 
-    Raises:
-        DecodeError: The message or the batch is malformed, or has another format.
-        AmqpError: As for :func:`arrived_event`.
+    Args:
+        payload: The message or batch.
+        message_format: Its format.
+        publisher: Publisher in the address of the link.
+        limits: Bounds of the annotations.
     """
-    if message_format == MESSAGE_FORMAT:
-        event = arrived_event(payload, publisher=publisher, limits=limits)
-        return Arrival([event], event.key)
-    if message_format != BATCH_FORMAT:
-        raise DecodeError(
-            f"the message format 0x{message_format:08x} is neither 0 nor 0x{BATCH_FORMAT:08x}, which is"
-            " that of batches"
-        )
-    payloads = split_batch(payload, limits=limits, messages_max=BATCH_EVENTS_MAX)
-    events = [arrived_event(each, publisher=publisher, limits=limits) for each in payloads]
-    envelope = read_annotations(walk_head(payload, limits).message_annotations, limits)
-    return Arrival(events, key_octets(envelope.get(PARTITION_KEY)) or events[0].key)
+
+    def __init__(
+        self,
+        payload: bytes,
+        message_format: int,
+        *,
+        publisher: str | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self._payload = payload
+        self._format = message_format
+        self._publisher = publisher
+        self._limits = limits
+        self.arrival = Arrival([], None)
+
+    def __iter__(self) -> Iterator[None]:
+        """Decode the delivery, and yield after each event.
+
+        Raises:
+            DecodeError: The message or the batch is malformed, or has another format.
+            AmqpError: As for :func:`arrived_event`.
+        """
+        limits = self._limits
+        if self._format == MESSAGE_FORMAT:
+            event = arrived_event(self._payload, publisher=self._publisher, limits=limits)
+            self.arrival = Arrival([event], event.key)
+            return
+        if self._format != BATCH_FORMAT:
+            raise DecodeError(
+                f"the message format 0x{self._format:08x} is neither 0 nor 0x{BATCH_FORMAT:08x}, which is"
+                " that of batches"
+            )
+        events: list[Event] = []
+        for each in split_batch(self._payload, limits=limits, messages_max=BATCH_EVENTS_MAX):
+            events.append(arrived_event(each, publisher=self._publisher, limits=limits))
+            yield
+        envelope = read_annotations(walk_head(self._payload, limits).message_annotations, limits)
+        self.arrival = Arrival(events, key_octets(envelope.get(PARTITION_KEY)) or events[0].key)
 
 
 def delivered_event(

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol, TypeAlias
 
-from amqp_rt.broker.building import FULL, Entry, EntryFactory, Inlet, Intake, Place, Producer
+from amqp_rt.broker.building import (
+    FULL,
+    Entry,
+    EntryFactory,
+    Inlet,
+    Intake,
+    Memory,
+    Place,
+    Producer,
+)
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts.base import IncomingDelivery, ReceivingLink
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, Accepted, Error, Received, Rejected
 
-from .hub_events import Arrival, arrival
+from .backlog import Backlog
+from .hub_events import Arrival, Arriving
 from .hub_producers import ProducerLink
+from .messages import BATCH_FORMAT
 
+#: Logs a message that is refused, though its sender has settled it.
+LogDrop: TypeAlias = Callable[[bytes, int, ReceivingLink, Error | None], None]
+
+#: Work of an event in the unit of ``Memory.work``: about ten microseconds.
+_WORK: Final = 4
 #: Octets of a record in the account of its log, beside its payload.
 RECORD_COST: Final = 64
 
@@ -27,7 +44,7 @@ class Partitions(Protocol):
     """Partitions of a hub, as far as arriving events need them."""
 
     limits: Limits
-
+    memory: Memory
     #: Returns the error that a test wants on an occasion, None if it wants none.
     fault: Callable[[str], Error | None]
 
@@ -35,11 +52,22 @@ class Partitions(Protocol):
     def deleted(self) -> bool:
         """Whether the hub has been deleted."""
 
+    def resume_later(self, work: EventIntake) -> None:
+        """Call ``resume`` of *work* in the next turn of the event loop."""
+
     def choose(self, key: bytes | None) -> int:
         """Return the partition of *key*; without a key, of the next events in turn."""
 
     def place(self, index: int) -> Place:
         """Return the destination of events of partition *index*."""
+
+
+def _pass(item: object) -> None:
+    """Do nothing."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class EventIntake:
@@ -64,40 +92,90 @@ class EventIntake:
         self._partition = partition
         self._publisher = publisher
         self._producer = producer
+        self._backlog = Backlog(partitions.memory)
+        #: Whether :meth:`resume` will be called.
+        self._asked = False
 
-    def take(
-        self, delivery: IncomingDelivery, admits: Callable[[int], bool], sender: str | None
-    ) -> Accepted | Rejected:
-        """Store the events of *delivery*, all in one partition and at once, and return the outcome.
+    @property
+    def pending(self) -> bool:
+        """Whether deliveries are left for a later turn."""
+        return self._backlog.pending
+
+    def deliver(
+        self,
+        link: ReceivingLink,
+        deliveries: Sequence[IncomingDelivery],
+        inlet: Inlet,
+        log_drop: LogDrop,
+        done: Callable[[], object],
+    ) -> None:
+        """Take *deliveries* in their order, in several turns if they hold many events, and settle each.
 
         Args:
-            delivery: The delivery, which may hold a batch.
-            admits: Returns whether there is room for a number of octets.
-            sender: Container-id of the client.
+            link: Their link.
+            deliveries: Messages and batches.
+            inlet: Endpoint of the link, which says whether there is room.
+            log_drop: Logs an event that is refused, though its sender has settled it.
+            done: Called when they have been taken.
         """
-        if self._partitions.deleted:
-            return _GONE
-        fault = self._partitions.fault("send")
-        if fault is not None:
-            return Rejected(fault)
+        for delivery in deliveries:
+            steps = self._steps(link, delivery, inlet, log_drop)
+            if delivery.message_format == BATCH_FORMAT or self._backlog.pending:
+                self._backlog.add(steps, _pass, work=_WORK)
+            else:
+                # The link counts the work of single events.
+                deque(steps, maxlen=0)
+        self._backlog.add((), _pass, done)
+        self._run()
+
+    def resume(self) -> None:
+        """Continue with the deliveries as far as this turn allows."""
+        self._asked = False
+        self._run()
+
+    def _run(self) -> None:
+        if not self._backlog.run() and not self._backlog.running and not self._asked:
+            self._asked = True
+            self._partitions.resume_later(self)
+
+    def _steps(
+        self,
+        link: ReceivingLink,
+        delivery: IncomingDelivery,
+        inlet: Inlet,
+        log_drop: LogDrop,
+    ) -> Iterator[None]:
+        """Take one delivery; yield before that, and between its events."""
+        # The first step is taken early, before those of the deliveries in front of this one.
+        yield
+        outcome: Accepted | Rejected
         if delivery.state is not None and not isinstance(delivery.state, Received):
-            return _NO_TRANSACTIONS
-        try:
-            found = arrival(
+            outcome = _NO_TRANSACTIONS
+        elif (fault := self._partitions.fault("send")) is not None:
+            outcome = Rejected(fault)
+        else:
+            arriving = Arriving(
                 delivery.payload,
                 delivery.message_format,
                 publisher=self._publisher,
                 limits=self._partitions.limits,
             )
-            return self._store(found, admits, sender)
-        except AmqpError as error:
-            return Rejected(Error.of(error))
+            try:
+                yield from arriving
+                outcome = self._store(arriving.arrival, inlet.admits, link.peer.container_id)
+            except AmqpError as error:
+                outcome = Rejected(Error.of(error))
+        if delivery.settled and isinstance(outcome, Rejected):
+            log_drop(delivery.payload, delivery.message_format, link, outcome.error)
+        delivery.settle(outcome)
 
     def _store(
         self, found: Arrival, admits: Callable[[int], bool], sender: str | None
     ) -> Accepted | Rejected:
         partitions, events = self._partitions, found.events
         index, producer = self._partition, self._producer
+        if partitions.deleted:
+            return _GONE
         if producer is not None and not producer.check(events):
             return ACCEPTED
         if not admits(sum(len(event.payload) + RECORD_COST for event in events)):
@@ -110,20 +188,6 @@ class EventIntake:
         for event in events:
             place.put(Entry(event.payload, publisher=sender))
         return ACCEPTED
-
-
-def _deliver(
-    intake: EventIntake,
-    link: ReceivingLink,
-    deliveries: Sequence[IncomingDelivery],
-    inlet: Inlet,
-    log_drop: Callable[[bytes, int, ReceivingLink, Error | None], None],
-) -> None:
-    for delivery in deliveries:
-        outcome = intake.take(delivery, inlet.admits, link.peer.container_id)
-        if delivery.settled and isinstance(outcome, Rejected):
-            log_drop(delivery.payload, delivery.message_format, link, outcome.error)
-        delivery.settle(outcome)
 
 
 class HubInlet(Inlet):
@@ -142,7 +206,7 @@ class HubInlet(Inlet):
 
     def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Store the events of *deliveries* and settle each."""
-        _deliver(self._events, link, deliveries, self, self._log_drop)
+        self._events.deliver(link, deliveries, self, self._log_drop, _nothing)
 
 
 class HubProducer(Producer):
@@ -172,5 +236,14 @@ class HubProducer(Producer):
         # Count the credit as used before the events take room, as every producer does.
         self.unpromised = self.early and len(deliveries) > self.promised
         self.intake.used(self)
-        _deliver(self._events, link, deliveries, self, self._log_drop)
-        self.intake.top_up(self)
+        self._events.deliver(link, deliveries, self, self._log_drop, self._taken)
+
+    def _taken(self) -> None:
+        # Not before, so that few deliveries wait in memory.
+        if not self._events.pending:
+            self.intake.top_up(self)
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        """Handle the attach of both sides."""
+        link.delivery_work = _WORK
+        super().on_attached(link)

@@ -106,6 +106,9 @@ class EventHub:
         #: Time of the declaration, in seconds since 1970.
         self.created_at = host.clock.wall()
         self._clock = host.clock
+        self.memory = host.memory
+        #: Requests a call of ``resume`` in the next turn of the event loop.
+        self.resume_later = host.turns.resume_later
         self._delete = partial(space.delete, node_name)
         self._entry_factory = EntryFactory("lenient", host.limits)
         self._places: list[Place] = []

@@ -14,8 +14,9 @@ from amqp_rt_servicebus.hub_events import (
     PRODUCER_ID,
     PRODUCER_SEQUENCE_NUMBER,
     PUBLISHER,
+    Arrival,
+    Arriving,
     Event,
-    arrival,
     arrived_event,
     delivered_event,
 )
@@ -146,6 +147,14 @@ def test_other_filters_are_refused(filters: dict[Any, Any], why: str) -> None:
     with pytest.raises(AmqpError, match=why) as refused:
         start_position(filters)
     assert refused.value.condition == ARGUMENT_ERROR
+
+
+def arrival(payload: bytes, message_format: int) -> Arrival:
+    """Return the events of a delivery."""
+    arriving = Arriving(payload, message_format)
+    for _ in arriving:
+        """Go on: there is no turn to wait for."""
+    return arriving.arrival
 
 
 # --- Events ----------------------------------------------------------------------------------

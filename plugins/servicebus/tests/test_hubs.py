@@ -260,6 +260,34 @@ async def test_a_batch_is_stored_as_a_whole_or_not_at_all(bench: Bench) -> None:
     assert bench.bodies() == [[], [], [], []]
 
 
+async def test_a_large_batch_is_taken_in_turns_and_what_follows_waits(bench: Bench) -> None:
+    sender = bench.sender("clicks/Partitions/0")
+    many = batch(*(event(number) for number in range(1_000)))
+    bench.broker.host.memory.work = 40
+    sender.link.send(many, message_format=BATCH_FORMAT)
+    sender.link.send(event("behind"))
+    bench.joined.pump()
+    assert bench.bodies()[0] == []
+    assert not sender.endpoint.outcomes
+    await wait_all_tasks_blocked()
+    bench.joined.pump()
+    assert bench.bodies()[0] == [*range(1_000), "behind"]
+    assert [each.state for each in sender.endpoint.outcomes] == [ACCEPTED, ACCEPTED]
+
+
+async def test_a_hub_that_is_deleted_between_turns_rejects_the_batch(bench: Bench) -> None:
+    sender = bench.sender("clicks/Partitions/0")
+    bench.broker.host.memory.work = 40
+    sender.link.send(
+        batch(*(event(number) for number in range(1_000))), message_format=BATCH_FORMAT
+    )
+    bench.joined.pump()
+    bench.hubs.delete("clicks")
+    await wait_all_tasks_blocked()
+    bench.joined.pump()
+    assert sender.error == "amqp:resource-deleted"
+
+
 async def test_a_message_of_an_unknown_format_is_rejected(bench: Bench) -> None:
     refused = bench.sender().send("a", 0x1234)
     assert "0x00001234 is neither" in refused.error.description

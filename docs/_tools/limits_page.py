@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from amqp_rt_servicebus.bounds import Bounds
+from msgspec import Struct
 from msgspec.structs import fields
 
 from amqp_rt.limits import KIB, MIB, Limits
@@ -15,6 +17,8 @@ from amqp_rt.limits import KIB, MIB, Limits
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "limits.md"
 SOURCE = ROOT / "amqp_rt" / "limits.py"
+#: Limits of a namespace of Service Bus, which has a file and a class of its own.
+BOUNDS = ROOT / "plugins" / "servicebus" / "amqp_rt_servicebus" / "bounds.py"
 
 HEAD = """\
 # Limits
@@ -41,7 +45,20 @@ one sentence that says so. `python docs/_tools/limits_page.py` writes this page 
 """
 
 
-def meanings() -> dict[str, tuple[str, bool]]:
+BOUNDS_HEAD = """
+## Namespaces of Service Bus
+
+Limits of a namespace of [Service Bus](guides/servicebus.md): fields of `amqp_rt_servicebus.bounds.Bounds`, for
+`Namespace(bounds=…)` in a program, `@pytest.mark.servicebus(bounds=…)` in a test, and `--limit NAME=VALUE` of
+`amqp-rt servicebus`, which takes those above too. What is beyond them gets the answer that the service gives. With
+`realistic`, those of the service are the defaults where they are stricter.
+
+| limit | default | what it bounds |
+| --- | --- | --- |
+"""
+
+
+def meanings(source: Path = SOURCE, kind: str = "Limits") -> dict[str, tuple[str, bool]]:
     """Return the comment above each field, and whether its default is in units of bytes.
 
     Fields without a comment in between share one.
@@ -50,9 +67,9 @@ def meanings() -> dict[str, tuple[str, bool]]:
     comment: list[str] = []
     inside = False
     new = True
-    for line in SOURCE.read_text("utf-8").splitlines():
-        if line.startswith("class Limits"):
-            inside = True
+    for line in source.read_text("utf-8").splitlines():
+        if line.startswith("class "):
+            inside = line.startswith(f"class {kind}(")
         elif inside and line.startswith("    #:"):
             comment = (
                 [line.removeprefix("    #:").strip()] if new else [*comment, line.strip(" #:")]
@@ -71,13 +88,16 @@ def shown(value: float, in_bytes: bool) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.10g}"
 
 
+def rows(kind: type[Struct], known: dict[str, tuple[str, bool]]) -> str:
+    return "".join(
+        f"| `{field.name}` | {shown(field.default, known[field.name][1])} | {known[field.name][0]} |\n"
+        for field in fields(kind)
+    )
+
+
 def page() -> str:
-    known = meanings()
-    lines = [
-        f"| `{field.name}` | {shown(field.default, known[field.name][1])} | {known[field.name][0]} |"
-        for field in fields(Limits)
-    ]
-    return HEAD + "\n".join(lines) + "\n"
+    bounds = meanings(BOUNDS, "Bounds")
+    return HEAD + rows(Limits, meanings()) + BOUNDS_HEAD + rows(Bounds, bounds)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,15 @@ import click
 import trio
 
 from amqp_rt import Broker, ServerTls
+from amqp_rt.cli.limit_options import limit_value
 from amqp_rt.cli.running import log_options, run, signalled
 from amqp_rt.config_files import SettingsError
 from amqp_rt.errors import AmqpError
+from amqp_rt.limits import Limits
 from amqp_rt.security.identities import secret_of
 
+from .administration import AdministrationError
+from .bounds import DEFAULT_BOUNDS, SERVICE_BOUNDS, Bounds, is_bound, with_bound
 from .configuration import Configuration, read_configuration
 from .declarations import SasKey
 from .namespace import Namespace
@@ -95,6 +99,14 @@ _PORT: Final = click.IntRange(0, 65_535)
     is_flag=True,
     help="Apply the limits of the service, such as locks of at most five minutes.",
 )
+@click.option(
+    "--limit",
+    "limits",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set a limit: one of the namespace, such as rules_max=100, or one of the broker, which amqp-rt limits lists. "
+    "Repeatable.",
+)
 @log_options
 def servicebus(
     config: Path | None,
@@ -106,6 +118,7 @@ def servicebus(
     tls_key: str | None,
     keys: tuple[str, ...],
     realistic: bool,
+    limits: tuple[str, ...],
 ) -> None:
     """Run a namespace of Azure Service Bus and Event Hubs until SIGINT or SIGTERM.
 
@@ -126,8 +139,11 @@ def servicebus(
             f"other machines can reach {host}, and tokens would travel in clear: give --tls-cert FILE, or "
             "listen on 127.0.0.1"
         )
-    namespace = Namespace(*configuration.declarations, keys=policies or None, realistic=realistic)
-    broker = _broker(namespace, tls)
+    bounds, broker_limits = _limits(limits, realistic=realistic)
+    namespace = Namespace(
+        *configuration.declarations, keys=policies or None, realistic=realistic, bounds=bounds
+    )
+    broker = _broker(namespace, tls, broker_limits)
     shown = f"[{host}]" if ":" in host else host
     scheme = "amqp" if local else "amqps"
     urls = [f"{scheme}://{shown}:{port}", f"{scheme}://{shown}:{admin_port}"]
@@ -155,11 +171,31 @@ def servicebus(
     run(main)
 
 
-def _broker(namespace: Namespace, tls: ServerTls | None) -> Broker:
+def _limits(given: tuple[str, ...], *, realistic: bool) -> tuple[Bounds, Limits]:
+    """Return the bounds of the namespace and the limits of the broker with those *given*."""
+    bounds = SERVICE_BOUNDS if realistic else DEFAULT_BOUNDS
+    values: dict[str, int | float] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r:.60} is not NAME=VALUE", param_hint="--limit")
+        try:
+            if is_bound(name):
+                bounds = with_bound(bounds, name, value)
+            else:
+                values[name] = limit_value(name, value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--limit") from None
+    return bounds, Limits(**values)  # type: ignore[arg-type]
+
+
+def _broker(namespace: Namespace, tls: ServerTls | None, limits: Limits) -> Broker:
     try:
         # The synchronous SDK for Python sends the origin that a page would; tokens are what protects the namespace.
-        return Broker("servicebus", addons=[namespace], tls=tls, origins=("*",), volatile=True)
-    except ValueError as error:
+        return Broker(
+            "servicebus", addons=[namespace], tls=tls, origins=("*",), volatile=True, limits=limits
+        )
+    except (ValueError, AdministrationError) as error:
         raise click.ClickException(str(error)) from None
 
 

@@ -22,6 +22,7 @@ from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.outcomes import Accepted, Error, Modified, Outcome, Rejected, Released
 
 from .backlog import WORK_OF_A_CALL, Backlog
+from .bounds import DEFAULT_BOUNDS
 from .conditions import (
     ENTITY_DISABLED,
     NOT_ALLOWED,
@@ -120,6 +121,7 @@ class Entity:
         self.memory = memory
         self.clock = clock
         self.limits = limits
+        self.bounds = DEFAULT_BOUNDS
         self.shelf = Shelf(memory)
         self.sessions = Sessions()
         self.counts = Counts()
@@ -517,7 +519,7 @@ class Entity:
             self.unsubscribe(subscription)
             return False
 
-        return self.sessions.wait(on_free)
+        return self.sessions.wait(on_free, self.bounds.session_waiting_max)
 
     def session_of(self, subscription: Subscription) -> Session | None:
         """Return the session that *subscription* has locked, None if it has none any more."""

@@ -32,6 +32,7 @@ from .administration import (
     Response,
 )
 from .atom import Declared, Described, EntityPath, NamespaceFacts
+from .bounds import DEFAULT_BOUNDS, SERVICE_BOUNDS, Bounds
 from .declarations import Declaration, Hub, Queue, Rule, SasKey, Subscription, Topic
 from .faults import Faults
 from .host import NamespaceHost
@@ -44,8 +45,6 @@ from .policy_logins import PolicyLogin
 from .quotas import QUOTAS, UNLIMITED, Quotas
 from .router import Router
 from .rules import (
-    DEFAULT_RULE_BOUNDS,
-    SERVICE_RULE_BOUNDS,
     RuleExists,
     RuleNotFound,
     TooManyRules,
@@ -73,6 +72,8 @@ class Namespace:
         frame_size_max: Largest frame that its listeners accept, in octets. 1 MiB is that of premium
             namespaces; others have 262,144.
         one_session: Whether a connection has one session only, as Microsoft's guide to AMQP says. The SDKs begin several.
+        bounds: What clients may make the namespace hold and do; by default those of the service if it is
+            realistic.
 
     Raises:
         ValueError: A declaration cannot be, or two have the same name.
@@ -87,10 +88,12 @@ class Namespace:
         name: str = "tests",
         frame_size_max: int = FRAME_SIZE_MAX,
         one_session: bool = False,
+        bounds: Bounds | None = None,
     ) -> None:
         self.name = name
         self._frame_size_max = frame_size_max
         self._channel_max = 0 if one_session else None
+        self.bounds = bounds or (SERVICE_BOUNDS if realistic else DEFAULT_BOUNDS)
         self.keys = dict(keys) if keys is not None else {DEFAULT_POLICY: SasKey(DEFAULT_KEY)}
         self.quotas: Quotas = QUOTAS if realistic else UNLIMITED
         self._validators = tuple(validators)
@@ -172,9 +175,9 @@ class Namespace:
             quota=partial(check_message, limits=host.limits) if self.quotas is QUOTAS else None,
             set_alarm=host.set_alarm,
             resume_later=host.turns.resume_later,
-            rule_bounds=SERVICE_RULE_BOUNDS if self.quotas is QUOTAS else DEFAULT_RULE_BOUNDS,
+            bounds=self.bounds,
         )
-        self._router = Router(self._find, host.limits)
+        self._router = Router(self._find, host.limits, copies_max=self.bounds.copies_max)
         self._created_at = self._modified_at = host.clock.wall()
         declared, self._declared = self._declared, ()
         self.declare_all(*declared)
@@ -344,7 +347,7 @@ class Namespace:
                 f"The messaging entity '{name}' already exists: queues, topics and event hubs share their names."
             )
         count = len(self._nodes) + len(self.hubs)
-        if count >= self.quotas.entities:
+        if count >= self.bounds.entities_max:
             raise QuotaExceeded(f"the namespace has {count} entities already")
 
     def _declare_top(self, declared: Queue | Topic) -> None:
@@ -378,7 +381,7 @@ class Namespace:
             raise EntityExists(
                 f"The messaging entity '{topic.path}/Subscriptions/{declared.name}' already exists."
             )
-        if len(topic.subscriptions) >= self.quotas.subscriptions:
+        if len(topic.subscriptions) >= self.bounds.subscriptions_max:
             raise QuotaExceeded(
                 f"topic {topic.path!r} has {len(topic.subscriptions)} subscriptions already"
             )

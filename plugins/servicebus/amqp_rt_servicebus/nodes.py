@@ -14,13 +14,14 @@ from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.outcomes import Error
 
 from .atom import Described, MessageCounts, RuntimeFacts
+from .bounds import DEFAULT_BOUNDS, Bounds
 from .conditions import ENTITY_DISABLED
 from .declarations import Queue, Rule, Subscription, Topic
 from .entity import Entity
 from .faults import Faults
 from .messages import Stored
 from .options import Options
-from .rules import RuleBounds, SubscriptionRules, TopicRules
+from .rules import SubscriptionRules, TopicRules
 
 #: Answer to links of an entity that is deleted.
 DELETED: Final = Error("amqp:not-found", "the entity has been deleted")
@@ -35,7 +36,7 @@ class Services:
         limits: Bounds of the codec.
         set_alarm: Calls ``tick`` of an entity at a time of the monotonic clock.
         resume_later: Calls ``resume`` of an entity in a later turn.
-        rule_bounds: Bounds of the rules of a topic.
+        bounds: Bounds of the namespace.
         faults: Errors that a test wants in place of what entities would do.
         quota: Returns why the service would refuse a message; None for no such limits.
     """
@@ -48,7 +49,7 @@ class Services:
         limits: Limits = DEFAULT_LIMITS,
         set_alarm: Callable[[Any, float], None],
         resume_later: Callable[[Any], None],
-        rule_bounds: RuleBounds,
+        bounds: Bounds = DEFAULT_BOUNDS,
         faults: Faults,
         quota: Callable[[Stored], Error | None] | None = None,
     ) -> None:
@@ -57,7 +58,7 @@ class Services:
         self.limits = limits
         self.set_alarm = set_alarm
         self.resume_later = resume_later
-        self.rule_bounds = rule_bounds
+        self.bounds = bounds
         self.faults = faults
         self.quota = quota
 
@@ -115,6 +116,7 @@ class Node:
         if services.quota is not None:
             entity.quota = services.quota
         for part in entity.parts:
+            part.bounds = services.bounds
             self._wire(part)
 
     def _wire(self, part: Entity) -> None:
@@ -280,7 +282,7 @@ class TopicNode(Node):
         )
         super().__init__(declared.name, entity, services)
         self.declared = declared
-        self.rules = TopicRules(services.rule_bounds)
+        self.rules = TopicRules(services.bounds.rules)
         #: By name in lower case.
         self.subscriptions: dict[str, SubscriptionNode] = {}
         entity.count_bytes = self._count_bytes

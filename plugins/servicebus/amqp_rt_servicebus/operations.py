@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
+import trio
 from msgspec import Struct
 
 from amqp_rt import Rights
@@ -28,7 +29,7 @@ from .entity import Entity
 from .host import Names, not_found, part_of
 from .messages import Stored, arrived, milliseconds
 from .nodes import AnyNode, SubscriptionNode
-from .requests import NAMED_MAX, Requests
+from .requests import Requests
 from .rule_values import read_rule, write_rule
 from .rules import InvalidRule, RuleExists, RuleNotFound, TooManyRules
 
@@ -140,7 +141,7 @@ class Asked(Struct, frozen=True):
         if not isinstance(value, Sequence | Array) or isinstance(value, str | bytes):
             raise _wrong(name, value, f"a list of {what}")
         # One more than allowed, so that the request itself refuses too many.
-        found = list(islice(value, NAMED_MAX + 1))
+        found = list(islice(value, self.part.bounds.named_max + 1))
         for each in found:
             if not isinstance(each, kind) or isinstance(each, bool):
                 raise _wrong(f"an item of {name}", each, what)
@@ -196,7 +197,10 @@ class Operations:
         self, name: str, operation: Callable[[Operations, Asked], Answer]
     ) -> Callable[[str, Message, Peer], Awaitable[Message]]:
         async def hook(entity: str, message: Message, peer: Peer) -> Message:
-            return self.answer(name, operation, entity, message, peer)
+            answer = self.answer(name, operation, entity, message, peer)
+            # Requests of one connection are handled one by one, and others may have their turn in between.
+            await trio.lowlevel.checkpoint()
+            return answer
 
         return hook
 

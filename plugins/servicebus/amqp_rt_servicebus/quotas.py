@@ -13,10 +13,6 @@ from .declarations import Hub
 class Quotas(Struct, frozen=True, kw_only=True):
     """Limits of a namespace; ``inf`` and None stand for none."""
 
-    #: Queues, topics and event hubs.
-    entities: float = inf
-    #: Subscriptions of one topic.
-    subscriptions: float = inf
     #: Octets of a message or batch where the entity sets no limit; None for the limit of the broker.
     message_bytes: int | None = None
     #: Partitions of an event hub, and its consumer groups besides ``$Default``.
@@ -52,8 +48,6 @@ class Quotas(Struct, frozen=True, kw_only=True):
 UNLIMITED: Final = Quotas()
 #: Quotas of the standard tier.
 QUOTAS: Final = Quotas(
-    entities=10_000,
-    subscriptions=2_000,
     message_bytes=256 * 1024,
     partitions=32,
     consumer_groups=20,

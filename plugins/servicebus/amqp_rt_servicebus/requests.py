@@ -24,16 +24,13 @@ from .conditions import (
 )
 from .entity import Entity
 from .messages import State, Stored, encoded
-from .sessions import STATE_MAX, Session
+from .sessions import Session
 from .shelf import place_of
 
-#: Messages in one answer to a peek, and the octets after which no more are added to it.
-PEEKED_MAX: Final = 250
+#: Octets of an answer to a peek after which no more messages are added to it.
 PEEKED_BYTES_MAX: Final = 1024 * 1024
 #: Messages that one request deletes.
 DELETED_MAX: Final = 4_000
-#: Lock tokens, sequence numbers or messages that one request may name.
-NAMED_MAX: Final = 4_500
 #: Sessions in one answer.
 LISTED_MAX: Final = 1_000
 
@@ -139,7 +136,7 @@ class Requests:
             # The lock of a message ends with that of its session, which is what clients have to accept again.
             self._held(session_id, None)
         found: dict[UUID, Stored] = {}
-        for token in _few(tokens):
+        for token in self._few(tokens):
             stored = entity.shelf.tokens.get(token)
             if stored is None or not entity.is_locked(stored, now):
                 raise message_lock_lost()
@@ -175,7 +172,7 @@ class Requests:
         session = self._held(session_id, holder) if entity.options.sessions else None
         found: dict[int, Stored] = {}
         missing: int | None = None
-        for number in _few(numbers):
+        for number in self._few(numbers):
             stored = entity.shelf.find(number)
             if (
                 stored is None
@@ -218,7 +215,7 @@ class Requests:
 
         Args:
             first: Lowest sequence number.
-            count: How many at most; there are at most :data:`PEEKED_MAX` in any case.
+            count: How many at most; there are at most ``peeked_max`` of the bounds in any case.
             session_id: Session of the messages, for an entity with sessions; None for all.
             bodies: Whether the bodies are included.
             bytes_max: Octets after which no more messages are added.
@@ -234,7 +231,9 @@ class Requests:
             numbers = session.numbers
         found: list[bytes] = []
         left = bytes_max
-        for number in islice(numbers.since(max(0, first)), max(0, min(count, PEEKED_MAX))):
+        for number in islice(
+            numbers.since(max(0, first)), max(0, min(count, entity.bounds.peeked_max))
+        ):
             stored = entity.shelf.find(number)
             if stored is None:
                 continue
@@ -254,7 +253,7 @@ class Requests:
         entity = self.entity
         entity.timing.begin()
         found: dict[int, Stored] = {}
-        for number in _few(numbers):
+        for number in self._few(numbers):
             stored = entity.shelf.find(number)
             if stored is None or stored.state != State.SCHEDULED:
                 entity.finish()
@@ -271,7 +270,7 @@ class Requests:
             AmqpError: One is refused, or there is no room; none was taken then.
         """
         entity = self.entity
-        _few(messages)
+        self._few(messages)
         for stored in messages:
             refused = entity.check(stored)
             if refused is not None and refused.error is not None:
@@ -348,8 +347,9 @@ class Requests:
         entity = self.entity
         now = entity.timing.begin()
         session = self._held(session_id, holder)
-        if state is not None and len(state) > STATE_MAX:
-            raise out_of_range(f"a session's state of {len(state)} bytes: at most {STATE_MAX}")
+        most = entity.bounds.session_state_max
+        if state is not None and len(state) > most:
+            raise out_of_range(f"a session's state of {len(state)} bytes: at most {most}")
         size = len(state or b"") - len(session.state or b"")
         if size > 0 and not entity.fits(size):
             raise AmqpError(f"there is no room in {entity.path!r}", condition=NO_ROOM)
@@ -374,14 +374,14 @@ class Requests:
             raise session_lock_lost(session_id or "")
         return session
 
+    def _few(self, named: Iterable[Any]) -> list[Any]:
+        """Return *named* as a list.
 
-def _few(named: Iterable[Any]) -> list[Any]:
-    """Return *named* as a list.
-
-    Raises:
-        AmqpError: There are more than :data:`NAMED_MAX`.
-    """
-    found = list(islice(named, NAMED_MAX + 1))
-    if len(found) > NAMED_MAX:
-        raise out_of_range(f"a request names at most {NAMED_MAX} messages: send several")
-    return found
+        Raises:
+            AmqpError: There are more than ``named_max`` of the bounds.
+        """
+        most = self.entity.bounds.named_max
+        found = list(islice(named, most + 1))
+        if len(found) > most:
+            raise out_of_range(f"a request names at most {most} messages: send several")
+        return found

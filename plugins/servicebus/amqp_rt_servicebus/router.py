@@ -7,14 +7,11 @@ from typing import Final
 
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 
+from .bounds import DEFAULT_BOUNDS
 from .entity import Failure
 from .fan_out import FanOut, Travel
 from .messages import Stored
 from .nodes import AnyNode, QueueNode, TopicNode
-
-#: Copies of one message that may result on all its ways together; a topic that it reaches after that does not
-#: get it. Subscriptions that forward to their own topic would multiply it otherwise.
-COPIES_MAX: Final = 10_000
 
 #: Why a message was not forwarded: reasons of transfer dead letters.
 NOT_FOUND: Final = "MessagingEntityNotFoundException"
@@ -29,7 +26,8 @@ class Router:
     Args:
         find: Returns the queue or topic of a name, None if there is none.
         limits: Bounds of the codec.
-        copies_max: Copies of one message; see :data:`COPIES_MAX`.
+        copies_max: Copies of one message that may result on all its ways together; a topic that it reaches after
+            that does not get it. Subscriptions that forward to their own topic would multiply it otherwise.
     """
 
     def __init__(
@@ -37,7 +35,7 @@ class Router:
         find: Callable[[str], QueueNode | TopicNode | None],
         limits: Limits = DEFAULT_LIMITS,
         *,
-        copies_max: int = COPIES_MAX,
+        copies_max: int = DEFAULT_BOUNDS.copies_max,
     ) -> None:
         self._find = find
         self._limits = limits

@@ -23,7 +23,6 @@ from .declarations import Correlation, Everything, Nothing, Rule, Sql
 from .sql import (
     DEFAULT_BOUNDS,
     RULE_STEPS_MAX,
-    SERVICE_BOUNDS,
     STEPS_MAX,
     Evaluation,
     EvaluationError,
@@ -75,8 +74,6 @@ class RuleBounds(Struct, frozen=True):
 
 
 DEFAULT_RULE_BOUNDS: Final = RuleBounds()
-#: Bounds of the service.
-SERVICE_RULE_BOUNDS: Final = RuleBounds(sql=SERVICE_BOUNDS, sql_filters_max=2_000)
 
 
 class Copy(Struct, frozen=True):

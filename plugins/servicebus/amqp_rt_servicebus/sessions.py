@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 from math import inf
-from typing import Final
 
 from amqp_rt.broker.building import Subscription
 from amqp_rt.errors import AmqpError
@@ -18,11 +17,6 @@ from .conditions import SERVER_BUSY
 from .deadlines import Deadlines
 from .messages import Stored
 from .numbers import Numbers
-
-#: Receivers of one entity that wait for the next session.
-WAITING_MAX: Final = 5_000
-#: Octets of a session's state; the service allows one message.
-STATE_MAX: Final = 256 * 1024
 
 
 class Session:
@@ -133,17 +127,19 @@ class Sessions:
 
     # --- Waiting receivers ---
 
-    def wait(self, on_free: Callable[[], bool]) -> int:
+    def wait(self, on_free: Callable[[], bool], most: int) -> int:
         """Call *on_free* when a session is free; return a number for :meth:`stop_waiting`.
+
+        At most *most* receivers may wait.
 
         *on_free* returns whether it has taken a session: if not, the next receiver is called.
 
         Raises:
             AmqpError: Too many receivers wait.
         """
-        if len(self._waiting) >= WAITING_MAX:
+        if len(self._waiting) >= most:
             raise AmqpError(
-                f"{WAITING_MAX} receivers wait for a session of this entity already: close some",
+                f"{most} receivers wait for a session of this entity already: close some",
                 condition=SERVER_BUSY,
             )
         self._waited += 1

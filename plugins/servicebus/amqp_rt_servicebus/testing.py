@@ -23,6 +23,7 @@ from amqp_rt.security.tokens import Validator
 from amqp_rt.testing import LoopbackBroker
 
 from .atom import EntityPath
+from .bounds import Bounds
 from .certificates import OwnCertificate, can_make
 from .configuration import read_configuration
 from .declarations import Declaration, Hub, Queue, Rule, SasKey, Subscription, Topic
@@ -251,6 +252,7 @@ class ServiceBus:
         realistic: Whether the limits of the service apply.
         frame_size_max: Largest frame, in octets; 262,144 as of namespaces that are not premium.
         one_session: Whether a connection has one session only, as Microsoft's guide to AMQP says. The SDKs begin several.
+        bounds: Bounds of the namespace.
         options: Options of :class:`~amqp_rt.Broker`, such as ``tls``.
     """
 
@@ -263,6 +265,7 @@ class ServiceBus:
         realistic: bool = False,
         frame_size_max: int = FRAME_SIZE_MAX,
         one_session: bool = False,
+        bounds: Bounds | None = None,
         **options: Any,
     ) -> None:
         if config is not None:
@@ -276,6 +279,7 @@ class ServiceBus:
             realistic=realistic,
             frame_size_max=frame_size_max,
             one_session=one_session,
+            bounds=bounds,
         )
         self._certificate: OwnCertificate | None = None
         if "tls" not in options and can_make():

@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 import pytest
+from amqp_rt_servicebus.bounds import DEFAULT_BOUNDS
 from amqp_rt_servicebus.conditions import (
     ARGUMENT_OUT_OF_RANGE,
     ENTITY_DISABLED,
@@ -18,7 +19,6 @@ from amqp_rt_servicebus.conditions import (
 from amqp_rt_servicebus.declarations import Queue, Subscription, Topic
 from amqp_rt_servicebus.messages import SCHEDULED_ENQUEUE_TIME, arrived
 from amqp_rt_servicebus.options import Options
-from amqp_rt_servicebus.requests import NAMED_MAX, PEEKED_MAX
 from entities import NOW, Bench, Receiving, condition, stored_of
 
 from amqp_rt import Message
@@ -883,13 +883,13 @@ def test_all_locks_end_when_a_test_asks_for_it() -> None:
 
 def test_requests_are_bounded_in_number() -> None:
     bench = Bench()
-    for _ in range(PEEKED_MAX + 1):
+    for _ in range(DEFAULT_BOUNDS.peeked_max + 1):
         bench.send()
-    assert len(bench.requests.peek(0, PEEKED_MAX + 1)) == PEEKED_MAX
+    assert len(bench.requests.peek(0, DEFAULT_BOUNDS.peeked_max + 1)) == DEFAULT_BOUNDS.peeked_max
     assert bench.requests.peek(0, -1) == []
     for request in (bench.requests.cancel_scheduled, bench.requests.complete):
         with pytest.raises(AmqpError) as caught:
-            request([0] * (NAMED_MAX + 1))
+            request([0] * (DEFAULT_BOUNDS.named_max + 1))
         assert condition(caught.value) == ARGUMENT_OUT_OF_RANGE
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from amqp_rt_servicebus.bounds import Bounds
 from amqp_rt_servicebus.declarations import Queue, Rule, Sql, Subscription, Topic
 from amqp_rt_servicebus.faults import Faults
 from amqp_rt_servicebus.messages import Stored, application_properties, arrived
 from amqp_rt_servicebus.nodes import QueueNode, Services, SubscriptionNode, TopicNode
 from amqp_rt_servicebus.requests import Requests
 from amqp_rt_servicebus.router import Router
-from amqp_rt_servicebus.rules import RuleBounds
 from entities import Time
 
 from amqp_rt import Message
@@ -26,7 +26,7 @@ WORK = 100
 class World:
     """Topics and queues that are joined as a namespace joins them, with turns that a test gives."""
 
-    def __init__(self, *, limit: int = 1 << 30, bounds: RuleBounds | None = None) -> None:
+    def __init__(self, *, limit: int = 1 << 30, bounds: Bounds | None = None) -> None:
         self.memory = Memory(limit)
         self.memory.work = WORK
         self.unfinished: list[Any] = []
@@ -35,7 +35,7 @@ class World:
             Time(),
             set_alarm=lambda entity, at: None,
             resume_later=self.unfinished.append,
-            rule_bounds=bounds or RuleBounds(),
+            bounds=bounds or Bounds(),
             faults=Faults(),
         )
         self.nodes: dict[str, QueueNode | TopicNode] = {}
@@ -105,7 +105,7 @@ def test_a_message_reaches_many_subscriptions_in_turns() -> None:
 
 
 def test_expensive_rules_are_evaluated_in_turns() -> None:
-    world = World(bounds=RuleBounds(steps_max=60_000, rule_steps_max=2_000))
+    world = World(bounds=Bounds(steps_max=60_000, rule_steps_max=2_000))
     bomb = " OR ".join(["text LIKE '%a_b%'"] * 9)
     rules = [Rule(f"r{number}", Sql(bomb)) for number in range(300)]
     topic = world.topic("t", Subscription("s", rules), Subscription("other"))

@@ -15,9 +15,9 @@ import trio
 import trustme
 from amqp_rt_servicebus.addresses import DEAD_LETTERS, TRANSFERS, Place, address_of, place_of
 from amqp_rt_servicebus.administration import EntityExists, EntityNotFound, QuotaExceeded
+from amqp_rt_servicebus.bounds import DEFAULT_BOUNDS
 from amqp_rt_servicebus.declarations import Queue, Rule, SasKey, Sql, Subscription, Topic
 from amqp_rt_servicebus.namespace import Namespace
-from amqp_rt_servicebus.router import COPIES_MAX
 from amqp_rt_servicebus.testing import ServiceBus
 from amqp_rt_servicebus.tokens import resource_of
 
@@ -156,7 +156,7 @@ def test_copies_of_a_message_are_bounded_where_subscriptions_forward_to_their_to
         stats = [bus.subscription("t", f"s{number}").stats for number in range(30)]
     # Without the bound there would be 30 ** 5 of them. Copies that went on are not counted here.
     copies = sum(each.dead_letters + each.transfer_dead_letters for each in stats)
-    assert 0.9 * COPIES_MAX < copies < 1.1 * COPIES_MAX
+    assert 0.9 * DEFAULT_BOUNDS.copies_max < copies < 1.1 * DEFAULT_BOUNDS.copies_max
 
 
 @pytest.mark.req("Z2")

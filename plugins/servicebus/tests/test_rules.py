@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
+from amqp_rt_servicebus.bounds import SERVICE_BOUNDS
 from amqp_rt_servicebus.correlations import (
     FIELDS_MAX,
     TEXT_MAX,
@@ -25,7 +26,6 @@ from amqp_rt_servicebus.declarations import (
 from amqp_rt_servicebus.rules import (
     ACTION_FAILED,
     FILTER_FAILED,
-    SERVICE_RULE_BOUNDS,
     Copy,
     Failure,
     InvalidRule,
@@ -419,7 +419,7 @@ def test_rules_are_bounded() -> None:
 
 
 def test_bounds_of_the_service() -> None:
-    topic = TopicRules(SERVICE_RULE_BOUNDS)
+    topic = TopicRules(SERVICE_BOUNDS.rules)
     with pytest.raises(InvalidRule, match="at most 1024"):
         topic.add("s", [Rule("a", "color = '" + "x" * 1_024 + "'")])
     assert (topic.bounds.sql_filters_max, topic.bounds.correlation_filters_max) == (2_000, 100_000)

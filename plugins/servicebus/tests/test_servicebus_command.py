@@ -73,6 +73,31 @@ def test_both_ports_answer_and_the_well_known_key_is_shown() -> None:
 
 
 @pytest.mark.slow
+def test_limits_of_the_namespace_and_of_the_broker_are_set(tmp_path: Path) -> None:
+    file = tmp_path / "namespace.toml"
+    file.write_text("[queues.q]\n[queues.r]\n")
+    given = ("--config", str(file), "--limit", "entities_max=1", "--limit", "idle_timeout_s=9")
+    result = invoke(*ANY_PORTS, *given)
+    assert result.exit_code == 1
+    assert "the namespace has 1 entities already" in result.output
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("rules_max", "'rules_max' is not NAME=VALUE"),
+        ("rules_max=0", "rules_max has to be at least 1, got 0"),
+        ("rules_max=x", "rules_max is a whole number, not 'x'"),
+        ("nothing=1", "there is no limit 'nothing'"),
+    ],
+)
+def test_a_wrong_limit_is_a_sentence(limit: str, said: str) -> None:
+    result = invoke("--limit", limit)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+@pytest.mark.slow
 def test_a_key_from_a_file_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("top-secret\n")
     with running(*ANY_PORTS, "--key", f"app=@{tmp_path / 'key'}") as ready:

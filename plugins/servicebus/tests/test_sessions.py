@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from amqp_rt_servicebus.bounds import DEFAULT_BOUNDS
 from amqp_rt_servicebus.conditions import (
     NOT_ALLOWED,
     SERVER_BUSY,
@@ -13,7 +14,6 @@ from amqp_rt_servicebus.conditions import (
 )
 from amqp_rt_servicebus.messages import arrived
 from amqp_rt_servicebus.requests import LISTED_MAX
-from amqp_rt_servicebus.sessions import STATE_MAX, WAITING_MAX
 from entities import NOW, Bench, Receiving, condition, stored_of
 
 from amqp_rt import Message
@@ -144,10 +144,10 @@ def test_a_session_that_is_freed_goes_to_the_receiver_that_waits() -> None:
 
 def test_a_bounded_number_of_receivers_waits() -> None:
     bench = a_bench()
-    for _ in range(WAITING_MAX):
-        bench.entity.sessions.wait(lambda: False)
+    for _ in range(DEFAULT_BOUNDS.session_waiting_max):
+        bench.entity.wait_for_session(lambda subscription: False, settled=False)
     with pytest.raises(AmqpError) as caught:
-        bench.entity.sessions.wait(lambda: False)
+        bench.entity.wait_for_session(lambda subscription: False, settled=False)
     assert condition(caught.value) == SERVER_BUSY
 
 
@@ -268,9 +268,9 @@ def test_state_is_kept_without_messages_and_without_a_lock() -> None:
 def test_state_is_bounded() -> None:
     bench = a_bench()
     bench.receiver(session="a")
-    bench.requests.set_session_state("a", bytes(STATE_MAX))
+    bench.requests.set_session_state("a", bytes(DEFAULT_BOUNDS.session_state_max))
     with pytest.raises(AmqpError):
-        bench.requests.set_session_state("a", bytes(STATE_MAX + 1))
+        bench.requests.set_session_state("a", bytes(DEFAULT_BOUNDS.session_state_max + 1))
 
 
 def test_another_receiver_may_not_change_the_state() -> None:

@@ -93,8 +93,8 @@ PLUGINS_MAY_IMPORT = {
     *("amqp_rt.values", "amqp_rt.message", "amqp_rt.errors", "amqp_rt.outcomes", "amqp_rt.termini"),
     *("amqp_rt.addresses", "amqp_rt.clock", "amqp_rt.config_files", "amqp_rt.batches"),
     *("amqp_rt.durations", "amqp_rt.security.identities"),
-    # For commands: groups, options for log lines, signals, and errors as sentences.
-    *("amqp_rt.cli.groups", "amqp_rt.cli.running"),
+    # For commands: groups, options for log lines, signals, errors as sentences, and values of --limit.
+    *("amqp_rt.cli.groups", "amqp_rt.cli.running", "amqp_rt.cli.limit_options"),
     # For nodes of their own: what they are built of, limits, and the codec of the sections that they rewrite.
     *("amqp_rt.broker.building", "amqp_rt.fronts.base", "amqp_rt.limits", "amqp_rt.codec.sections"),
     *("amqp_rt.codec.section_types", "amqp_rt.codec.primitives"),

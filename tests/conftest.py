@@ -24,10 +24,12 @@ from hypothesis import HealthCheck, settings
 from references import no_collector  # noqa: F401 (a fixture)
 
 import amqp_rt
+from amqp_rt.net import carrier, preamble
 
 ROOT = Path(__file__).parent.parent
 IN_CI = os.environ.get("CI") == "true"
-#: Which runs these are: ``brief`` in ``make test``, ``long`` in ``make test-long``, otherwise ``quick``.
+#: Which runs these are: ``brief`` in ``make test``, ``long`` in ``make test-long``, otherwise ``quick``. The
+#: quick loop (``-m "not slow"``) is brief as well.
 RUNS = (
     "long"
     if os.environ.get("AMQP_RT_LONG") == "1"
@@ -36,6 +38,11 @@ RUNS = (
     else "quick"
 )
 LONG = RUNS == "long"
+
+# Images of Python set PYTHONDONTWRITEBYTECODE. Each worker, and each program that a test starts, would rewrite
+# and compile all of its modules anew: a sixth of the quick loop.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # No deadlines, since tests measure no time. Brief and quick runs are always the same, so that a submission is
 # not judged by chance; long runs look for new failures, and print how to reproduce them.
@@ -63,7 +70,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def is_brief(config: pytest.Config) -> bool:
+    """Return whether this run takes a quarter of the seeds and generated inputs of CI."""
+    return RUNS == "brief" or (RUNS == "quick" and "not slow" in config.option.markexpr)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if is_brief(config):
+        settings.load_profile("brief")
     # Shells let background processes ignore SIGINT, which processes started by tests would inherit.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -74,6 +88,13 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"not a compiled wheel: {amqp_rt.__file__}")
     if expected == "pure" and amqp_rt.COMPILED:
         raise pytest.UsageError(f"compiled modules found: {amqp_rt.__file__}")
+
+
+@pytest.fixture
+def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait briefly for a peer to leave after the last octets, where time is real."""
+    monkeypatch.setattr(carrier, "_LINGER_S", 0.05)
+    monkeypatch.setattr(preamble, "_LINGER_S", 0.05)
 
 
 def pytest_report_header() -> list[str]:
@@ -295,9 +316,9 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def brief_run() -> bool:
-    """Whether this is ``make test``: fewer seeds than in CI."""
-    return RUNS == "brief"
+def brief_run(pytestconfig: pytest.Config) -> bool:
+    """Whether this is ``make test`` or the quick loop: fewer seeds than in CI."""
+    return is_brief(pytestconfig)
 
 
 @pytest.fixture(scope="session")

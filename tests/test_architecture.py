@@ -483,6 +483,8 @@ KINDS = frozenset(
 
 def distinctions(source: str) -> Iterator[tuple[int, str]]:
     """Yield the kinds that *source* distinguishes with ``isinstance``, by line."""
+    if not any(kind in source for kind in KINDS):
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
             for name in ast.walk(node.args[1]):

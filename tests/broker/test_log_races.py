@@ -177,7 +177,9 @@ async def test_records_are_held_while_retention_asks_the_store() -> None:
 
 
 @pytest.mark.parametrize("call", ["retain", "purge"])
-async def test_a_log_is_deleted_while_its_records_are_dropped(call: str) -> None:
+async def test_a_log_is_deleted_while_its_records_are_dropped(
+    call: str, autojump_clock: trio.testing.MockClock
+) -> None:
     async with logs() as world:
         host = world.host
         (log,) = host.services.logs

@@ -147,6 +147,7 @@ def test_a_line_of_the_log_is_one_line(form: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.req("SE18")
+@pytest.mark.usefixtures("short_linger")
 @pytest.mark.parametrize(
     "response",
     [

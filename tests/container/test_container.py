@@ -759,7 +759,8 @@ async def test_users_log_in_and_links_are_theirs_to_take_over() -> None:
     def x(body: int, peer: Peer) -> None:
         seen.append((peer.user, peer.identity))
 
-    c = Container("c", nodes=[x], users=verify)
+    limits = Limits(failed_login_delay_s=0.01)
+    c = Container("c", nodes=[x], users=verify, limits=limits)
     network = c.network
     async with c, Container("twin", network=network) as client:
         await c.listen("memory://c")
@@ -817,6 +818,7 @@ async def test_a_peer_that_says_nothing_is_dropped(
 
 
 @pytest.mark.req("X1")
+@pytest.mark.usefixtures("short_linger")
 async def test_a_foreign_protocol_is_told_ours() -> None:
     async with Container("c") as c:
         await c.listen("memory://c")

@@ -13,6 +13,7 @@ from trio.testing import MockClock
 from amqp_rt import Broker, Plain, Reconnect, connect
 from amqp_rt.broker import Queue
 from amqp_rt.errors import AuthenticationFailed, ConnectFailed
+from amqp_rt.limits import Limits
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX has them")
 
@@ -84,7 +85,8 @@ async def test_a_pipe_that_breaks_is_dialled_again(
 
 @pytest.mark.req("L3", "SE2")
 async def test_who_comes_by_a_pipe_logs_in(tmp_path: Path, nursery: trio.Nursery) -> None:
-    async with Broker(users={"ann": "right"}, plain_in_clear=True) as broker:
+    limits = Limits(failed_login_delay_s=0.01)
+    async with Broker(users={"ann": "right"}, plain_in_clear=True, limits=limits) as broker:
         pipes = Pipes(broker, tmp_path, nursery)
         for password in ("wrong", "right"):
             login = connect(

@@ -28,8 +28,13 @@ def clock(kind: str) -> trio.testing.MockClock | None:
 
 @pytest.fixture
 async def carried(
-    kind: str, clock: trio.testing.MockClock | None, nursery: trio.Nursery
+    kind: str,
+    clock: trio.testing.MockClock | None,
+    nursery: trio.Nursery,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[Carried]:
+    if kind in REAL:
+        request.getfixturevalue("short_linger")
     async with AsyncExitStack() as owned:
         if kind.endswith("reactor"):
             if sys.platform != "linux":

@@ -59,6 +59,7 @@ async def serving(
     tls: ServerTls | None, scheme: str = "amqps", **options: Any
 ) -> AsyncIterator[str]:
     """Run a container with TLS; give its URL with a host name."""
+    options.setdefault("limits", Limits(failed_login_delay_s=0.01))
     async with Container("server", nodes=[see], tls=tls, **options) as container:
         (url,) = await container.listen(f"{scheme}://127.0.0.1:0")
         yield url.replace("127.0.0.1", "localhost")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -110,7 +111,9 @@ async def test_a_connection_without_a_trace_is_as_ever(tmp_path: Path) -> None:
 @pytest.mark.req("O5", "O1")
 async def test_passwords_are_not_in_them(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
-    async with Broker(users={"anne": SECRET}, sasl=["PLAIN"], trace=folder) as broker:
+    limits = Limits(failed_login_delay_s=0.01)
+    options: dict[str, Any] = {"users": {"anne": SECRET}, "sasl": ["PLAIN"], "limits": limits}
+    async with Broker(trace=folder, **options) as broker:
         (url,) = await broker.listen("amqp://127.0.0.1:0")
         async with Container("us", trace=folder) as us:
             words = SECRET.replace(" ", "%20")

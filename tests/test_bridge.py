@@ -498,7 +498,7 @@ class Interrupting:
     ("block", "said"),
     [
         (Interrupting("enter"), ["enter"]),
-        # It was entered although it was cancelled: it is left, and learns that.
+        # The block was entered although it was cancelled: it is left, with the cancellation.
         (
             Interrupting("enter", heeds=False),
             ["enter", "entered", "Cancelled", "exit", "exited"],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-#: One file each; an example of several files is a folder with a main.py.
+#: Examples of a single file; one of several files is a folder with a main.py.
 EXAMPLES = sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("examples/*/main.py")])
 TIME_LIMIT_S = 280
 #: Flights for the Spark part of the main example, enough to show that it works; none for the compiled

@@ -784,7 +784,7 @@ def test_attach_bytes_max() -> None:
         event.link.accept(Recorder())  # type: ignore[union-attr]
     assert engine.kept == 30_000
     engine.take()
-    # One more octet is too many; attaches of the usual size do not count.
+    # Another octet is too many; attaches of the usual size do not count.
     assert engine.receive(fat(3, 10_000), 0.0) == []
     assert detached_with(engine) == "amqp:resource-limit-exceeded"
     (event,) = engine.receive(attach("small", 9), 0.0)

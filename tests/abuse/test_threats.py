@@ -173,7 +173,7 @@ async def served(door: str) -> AsyncIterator[Server]:
     text = "\n".join(lines)
     for secret in (*USERS.values(), SECRET.decode(), "eyJ"):
         assert secret not in text
-    # One line for each cause, however often it occurs; and no attacker adds lines of his own.
+    # Each cause has a line, however often it occurs; and no attacker adds others.
     assert len(loud) <= CAUSES
     assert not [each for each in loud if "\n" in each]
 
@@ -698,7 +698,7 @@ async def eavesdrop(server: Server) -> None:
         await peer.say(attach_receiver(server.dynamic))
         await peer.hear(Detach)
         assert peer.condition == FORBIDDEN
-    # Its name does not reveal the next one's.
+    # The name of one does not reveal that of the next.
     assert len(server.dynamic) > 20
 
 

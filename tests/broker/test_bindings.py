@@ -478,7 +478,7 @@ def test_routing_is_what_a_list_of_bindings_says(steps: list[Any]) -> None:
         except AmqpError as error:
             if not missing(source, destination):
                 unexplained.append(error.condition)
-        # What lives by its bindings and once had some is gone without any.
+        # An auto-delete exchange that has had bindings ends without any.
         assert len(found) == len(kinds) + 3
         for name in kinds:
             expected: set[str] = set()

@@ -61,7 +61,7 @@ def test_virtual_time_goes_on_from_that_of_the_system() -> None:
     after = trio.run(run, clock=virtual)
     for earlier, later in zip(before, after, strict=True):
         assert 1000 <= later - earlier < 1100
-    # It can be asked when the event loop has ended, and goes with the next one.
+    # The clock can be read after the event loop has ended, and continues with the next one.
     assert (clock.wall(), clock.monotonic()) == after
 
     async def really() -> None:

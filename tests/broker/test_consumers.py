@@ -180,7 +180,7 @@ def test_a_group_that_came_back_has_a_new_owner(options: dict[str, Any]) -> None
     assert other.bodies == [1, 3, 5]
     one.grant(9)
     assert one.bodies == [0, 2, 4]
-    # One that must not get a message loses the group to whom gets it.
+    # A consumer that must not get a message loses the group to the one that gets it.
     one.settle(NOT_HERE, 0)
     assert other.bodies == [1, 3, 5, 0]
     out.send(6, **group(0))
@@ -227,7 +227,7 @@ def test_what_is_not_settled_in_time_is_released(mode: int) -> None:
     assert [each.settled for each in slow.endpoint.deliveries] == [True, False]
     other = client.receiver("q", credit=9)
     assert [(m.body, m.delivery_count) for m in other.messages] == [("a", 0)]
-    # Its outcome is too late now, and no error; the other delivery is still its own.
+    # An outcome is too late now, and no error; the other delivery is unaffected.
     slow.settle(ACCEPTED, 0)
     slow.settle(ACCEPTED, 1)
     other.settle(ACCEPTED)

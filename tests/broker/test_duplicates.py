@@ -127,7 +127,7 @@ def test_what_is_moved_inside_is_not_lost() -> None:
     client.sender("other").send("three", message_id="a")
     client.receiver("work", credit=9, settle=Rejected())
     world.move("other", "dead", 1)
-    # These are different messages, whatever their ids.
+    # Dead letters and moved messages are different messages, whatever their ids.
     assert shown(world, "dead") == ["one", "two", "three"]
 
 

@@ -96,13 +96,13 @@ async def test_a_message_that_is_stored_after_the_loss_does_not_keep_its_connect
         server = reference(client.joined.server)
         client.cut()
         vars(client.joined).clear()
-        # What its sender is to hear is not known yet.
+        # The outcome for the sender is not known yet.
         assert server() is not None
         gate.opened.set()
         await here.host.wait_kept()
         await trio.sleep(5)
         assert server() is None
-        # It is remembered all the same.
+        # The outcome is remembered all the same.
         unsettled = {sending.tag: Unsettled(tag=sending.tag, payload=b"x")}
         endpoint = Recorder()
         here.client("c").session.attach_sender(

@@ -88,7 +88,7 @@ async def test_a_queue_made_on_its_first_use_becomes_what_is_declared(tmp_path: 
     async with Broker(store=store, auto_create=["queue:orders-*"]) as broker:
         broker.publish("orders-1", Message(b"x").encode())
     async with Broker(store=store) as broker:
-        # It is still one that no declaration has described.
+        # The node is still one that no declaration has described.
         declare(topology(broker), "orders-1", {"x-max-length": 2}, durable=True)
         assert queue(broker, "orders-1").length_max == 2
     async with Broker(store=store) as broker:

@@ -143,7 +143,7 @@ async def test_a_transaction_that_is_over_before_all_has_come() -> None:
         await world.settle()
         assert sender.error == "amqp:transaction:unknown-id"
         assert is_empty(world, "q")
-        # One that was never declared is heard of at once.
+        # An unknown transaction is reported at once.
         sender = client.sender("q")
         sender.link.send(payload[:50_000], state=state, more=True)
         await world.settle()
@@ -194,7 +194,7 @@ async def test_a_large_delivery_is_retired_in_a_transaction(
         txn_id = control.declare()
         receiver = client.receiver("q", credit=1)
         await world.settle()
-        # It goes on to another queue, as consumers do that pass messages on.
+        # The message is passed on to another queue, as by a consumer that forwards.
         client.sender("to").link.send(payload, state=TransactionalState(txn_id))
         await world.settle()
         receiver.endpoint.deliveries[0].update(TransactionalState(txn_id, ACCEPTED))
@@ -472,7 +472,7 @@ async def test_whatever_transactions_do_each_message_ends_once(seed: int) -> Non
                 )
             elif step < 0.85:
                 for delivery in unsettled(receiver):
-                    # What was acquired in a transaction has no other fate (Part 4 §4.4.4).
+                    # Deliveries acquired in a transaction have no other outcome (Part 4 §4.4.4).
                     inside = type(delivery.state) is TransactionalState or chance.random() < 0.4
                     if chance.random() < 0.5:
                         continue
@@ -494,7 +494,7 @@ async def test_whatever_transactions_do_each_message_ends_once(seed: int) -> Non
                 posted.clear()
                 retired.clear()
                 txn_id = control.declare()
-                # What it left of deliveries is not worth following: others get it.
+                # Deliveries that the transaction left are not followed: others get the messages.
                 for each in receivers:
                     each.detach()
                 await world.settle()

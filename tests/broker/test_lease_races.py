@@ -239,12 +239,12 @@ async def _cancel_then_release(scope: trio.CancelScope, stall: Stall, job: Group
 async def test_what_changes_when_something_was_just_drawn(happens: Happens, condition: str) -> None:
     async with group() as job:
         await job.extend(COUNT).get()
-        # These wait in the queue for others, so that the group waits for more.
+        # Messages wait in the queue for other consumers, so that the group waits for more.
         await job.host.leases.give_back(job.host.space().find("work"), "job", 1, [(0, COUNT)])
         answer = job.extend(2)
         await trio.testing.wait_all_tasks_blocked()
         job.host.space().publish("work", Message("more").encode())
-        # Who has drawn it has had no turn since.
+        # The task that has acquired the message has had no turn since.
         await happens(job)
         assert await answer.get() == condition
         await trio.testing.wait_all_tasks_blocked()

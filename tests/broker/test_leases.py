@@ -235,14 +235,14 @@ async def test_what_is_not_wanted_goes_back(kept_or_not: Callable[[], Store | No
         assert await read(peer, 0, 5) == [(1, "b"), (4, "e")]
         await broker.host.wait_kept()
         assert await available(broker) == ["a", "c", "d", "f", "g"]
-        # What it did not want it does not get again, and everybody else does.
+        # Messages that the group returned go to all other consumers, and not to the group again.
         assert (await ask(peer, "LEASE", generation=1, count=9)).next == 7
         assert [body for _, body in await read(peer, 0, 7)] == ["b", "e", "f", "g"]
         async with peer.receiver("work") as messages:
             delivery = await messages.receive()
             assert delivery.body == "a"
             delivery.release()
-        # Those are gone already.
+        # Two of these have been returned already.
         assert (await ask(peer, "RETURN-LEASE", [[0, 2]], generation=1)).available == 4
         await ask(peer, "ACCEPT-LEASE", generation=1, to=7)
         assert (await ask(peer, "LEASE", generation=1, count=9)).next == 7
@@ -276,7 +276,7 @@ async def test_what_was_given_back_is_not_leased_after_a_restart(tmp_path: Path)
                 names.append(
                     (await broker.host.leases.open(broker.host.space().find("work"), "job")).id
                 )
-    # It is the same group, until it is another one.
+    # The id stays until the group is opened anew.
     assert names[0] == names[1] != names[2]
 
 
@@ -394,7 +394,7 @@ async def test_what_cannot_be_kept_goes_back() -> None:
 
 async def test_a_crash_after_any_commit_loses_nothing_and_doubles_nothing() -> None:
     store = Photographed()
-    #: What the application knows after each commit: how far its own results go.
+    #: Progress of the application's own results after each commit.
     done: list[int] = []
     async with Broker(store=store) as broker, broker.local() as peer:
         await broker.declare(Queue("work"))

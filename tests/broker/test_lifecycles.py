@@ -306,7 +306,7 @@ async def test_a_store_keeps_it(tmp_path: Path) -> None:
         await broker.declare(Queue("q"))
         async with broker.local() as peer, peer.sender("q") as out:
             await out.send("x", durable=True)
-            # It is seen when it is in the log, whenever that may be.
+            # The event is visible once it is in the log, whenever that may be.
             async with peer.receiver(JOURNAL, filter=first) as reader:
                 await reader.receive()
             await broker.host.wait_kept()

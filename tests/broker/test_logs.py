@@ -437,7 +437,7 @@ async def test_cursors_and_holds() -> None:
     for number in range(20):
         sender.send(number)
         world.time.now += 10
-    # It was made when nothing was too old; then time goes on.
+    # The hold was made when no record was too old; then time passes.
     await host.space().find("log").hold("h", {0: 14}, 150)
     world.time.now += 100
     host.sweep()

@@ -316,7 +316,7 @@ async def test_a_node_that_fails_is_out_of_service_and_nothing_else(
             assert delivery.body == "hello"
             delivery.accept()
             await trio.sleep(5)
-    # Its messages are available after a restart of the broker.
+    # The node's messages are available after a restart of the broker.
     async with (
         Broker(store=store, executor=Stalls(), limits=LIMITS) as broker,
         broker.local() as peer,

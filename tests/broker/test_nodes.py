@@ -153,7 +153,7 @@ SOURCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("t", {"expiry_policy": "connection-close"}, {"expiry_policy": "connection-close"}),
     ("t", {"timeout": 60}, {"timeout": 60, "default_outcome": RELEASED}),
     ("q", {"timeout": 2**32 - 1}, {"timeout": Limits().terminus_timeout_max_s}),
-    # What is not done is not said to be done: nothing durable outlives the session, and a browser
+    # An answer promises only what holds: nothing durable outlives the session, and a browser
     # leaves nothing behind.
     ("q", {"durable": 2}, {"durable": 0}),
     (
@@ -406,7 +406,7 @@ def test_an_alias_is_an_address_like_any_other() -> None:
     assert receiver.link.source.address == "jobs"
     assert receiver.bodies == ["m"]
     client.cut()
-    # It is one node: under its name the link goes on.
+    # The alias is the same node: under its name the link continues.
     here.client("c").receiver("work/v2", name="l", timeout=60)
     assert here.stats("work/v2").consumers == 1
     assert [each.name for each in here.host.space().declarations()] == ["work/v2", "t"]

@@ -397,7 +397,7 @@ def test_what_properties_claim_is_checked_where_that_is_wished() -> None:
     world.time.now += 0.5
     receiver.grant(9)
     (message,) = receiver.messages
-    # It goes on as it came.
+    # The message is forwarded as it arrived.
     assert (message.user_id, message.creation_time) == (b"ada", Timestamp(now + 9_999_999))
     assert [m.body for m in client.receiver("dead", credit=9).messages] == ["short", "shorter"]
     assert client.receiver("plain", credit=1).bodies == ["not looked at"]

@@ -130,7 +130,7 @@ async def test_a_message_goes_nowhere_its_sender_may_not_send_to() -> None:
             async with peer.sender(None) as relay:
                 await relay.send("relayed", to="q", reply_to="secret")
             async with peer.sender("plain") as plain:
-                # This message arrives by a detour on which rights were not checked.
+                # The message arrives by a detour on which rights were not checked.
                 await plain.send("detour", reply_to="secret")
         await reject_all(broker, "q", 10)
         await reject_all(broker, "plain", 1)

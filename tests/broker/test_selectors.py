@@ -285,7 +285,7 @@ def test_the_shared_vectors(shared: Path, file: str, dialect: Dialect, count: in
                 subject=jms.get("JMSType"),
             )
         )
-        # These vectors were made with a real clock, which is later than ours.
+        # The vectors were made with a real clock, which is later than ours.
         text = case["expr"].replace("UTC() > 1000000000000", "UTC() > 1")
         found = outcome(text, entry, dialect)
         if case["expect"] == "valid":

@@ -149,7 +149,7 @@ async def test_the_run_is_checked_when_its_turn_comes() -> None:
         stall = stalls.at("messages")
         first = beside(nursery, commit, "out", "job", "one", 0, parts)
         await stall.reached.wait()
-        # This one waits for the first, and has nothing to recount itself.
+        # The second waits for the first, and has nothing to recount itself.
         second = beside(nursery, commit, "out", "job", "one", 5, [])
         await trio.testing.wait_all_tasks_blocked()
         async with stall:
@@ -265,7 +265,7 @@ async def test_what_changes_while_a_decision_is_written_does_not_change_it(
         full = StoreFull("the disk is full") if refused else None
         stall = stalls.at("commit", error=full)
         if refused:
-            # It is tried alone before it is refused.
+            # The unit is tried alone before it is refused.
             stalls.at("commit", error=full).released.set()
         answer = beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, parts)
         async with stall:
@@ -329,7 +329,7 @@ async def test_a_run_that_begins_while_a_decision_is_written_is_kept_too(refused
             assert committed == (-1 if refused else 0)
             assert await published(broker) == ([] if refused else ["a", "b"])
     async with Broker(store=store.copies[-1]) as broker, broker.local() as peer:
-        # It is known that the earlier run has been replaced.
+        # The replacement of the earlier run is known.
         with pytest.raises(LinkRefused):
             await stage(peer, [], run="one")
 
@@ -345,7 +345,7 @@ async def test_a_broker_that_stops_while_it_decides_keeps_the_decision() -> None
         stall = stalls.at("commit")
         beside(nursery, commit_epoch, broker.host, "out", "job", "one", 0, parts)
         await stall.reached.wait()
-        # This change must not be written over the decision.
+        # The change must not be written over the decision.
         await take_over(broker, peer)
         nursery.start_soon(_release_soon, stall)
     assert await after_restart(store) == ["a", "b"]

@@ -141,7 +141,7 @@ def test_a_subscription_whose_backlog_is_full_is_given_up_and_says_so() -> None:
     here.client().sender("t").send(*range(5))
     assert here.host.memory.held == 0
     assert client.receiver("t", name="s", **NEVER).error == "amqp:resource-limit-exceeded"
-    # It has been heard: from here on it is a new one.
+    # The peer has received the error: from here on the subscription is new.
     again = client.receiver("t", name="s", credit=9, **NEVER)
     assert (again.error, again.bodies) == (None, [])
 
@@ -211,7 +211,7 @@ async def test_what_a_durable_source_had_sent_is_known_after_a_restart(
         await subscriber.wait_attached()
         async with peer.sender("t") as out:
             await out.send("in hand", durable=True)
-        # It comes a second time, so its header is another one than its sender's.
+        # A second delivery has another header than the sender's.
         (await subscriber.receive()).modify()
         delivery = await subscriber.receive()
         await subscriber.suspend()

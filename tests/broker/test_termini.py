@@ -97,7 +97,7 @@ def test_a_source_expires_when_its_policy_says(
     here.client().sender("q").send("m")
     assert receiver.bodies == ["m"]
     leave(client, receiver, how)
-    # Its unsettled deliveries stay acquired as long as it may be resumed.
+    # Unsettled deliveries stay acquired as long as the link may be resumed.
     stats = here.stats("q")
     assert stats.acquired == (0 if counts and not timeout else 1)
     if timeout:

@@ -767,7 +767,7 @@ def test_the_work_of_a_transaction_is_bounded() -> None:
     assert conditions[3].condition == "amqp:resource-limit-exceeded"
     assert control.discharge(txn_id) == "accepted"
     assert available(world) == [0, 1, 2]
-    # One settled message or one outcome too many cannot be refused alone: the transaction fails.
+    # A settled message or an outcome too many cannot be refused alone: the transaction fails.
     txn_id = control.declare()
     sender.post(txn_id, *range(4), settled=True)
     assert control.discharge(txn_id) == ROLLBACK

@@ -1025,7 +1025,7 @@ async def test_a_large_transaction_is_written_in_turns_and_seen_when_it_is_kept(
         world.pump()
         steps = 0
         while steps < 20:
-            # It is put together in turns, in which others have theirs.
+            # The message is assembled in turns, between which others have theirs.
             await trio.lowlevel.checkpoint()
             steps += 1
             assert [each.bodies for each in receivers] == [[], []]

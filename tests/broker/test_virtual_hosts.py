@@ -147,7 +147,7 @@ async def test_who_names_none_is_refused_where_there_is_a_list() -> None:
                 peer.sender("q") as out,
             ):
                 await out.send(1)
-        # Whatever a peer called it, rights are judged by its name.
+        # Rights are decided by the virtual host's own name, whatever the peer called it.
         assert set(seen) == {"b"}
         assert broker.stats("q", virtual_host="b").available == 2
         # A client in the same process needs no name.

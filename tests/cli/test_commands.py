@@ -106,7 +106,7 @@ def test_a_reader_that_has_seen_enough_ends_it_without_a_word(broker: Served) ->
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
-    # What could not be shown is there again.
+    # Output that could not be shown is there again.
     assert ok("receive", "work", "--count", "1", url=broker.url) == "hello\n"
 
 

@@ -51,7 +51,7 @@ CLASSES = (
     Delivery,
     ReplyStream,
 )
-#: What the tests below are about, by its qualified name.
+#: Functions that the tests below cancel, by their qualified names.
 COVERED: set[str] = set()
 
 
@@ -128,7 +128,7 @@ async def test_waiting_to_be_attached(kind: str, answered: bool) -> None:
     async with connected(far) as peer:
         link = getattr(peer, kind)("q", name="mine")
         await cancel(link.wait_attached)
-        # It stays asked for.
+        # The attach stays requested.
         far.accept(far.link)
         await link.wait_attached()
         await link.close()
@@ -329,7 +329,7 @@ async def test_waiting_for_the_outcome_of_a_stream() -> None:
                 await body.write(b"x")
 
         await cancel(write)
-        # It is complete, and stays sent.
+        # The message is complete, and stays sent.
         (delivery,) = far.heard.deliveries
         assert delivery.complete
         assert not delivery.aborted
@@ -401,7 +401,7 @@ async def test_asking_for_one() -> None:
         messages.start(5)
         await far.until(lambda: far.link.credit == 5)
         await cancel(messages.drain)
-        # It goes on, and no credit is given behind its back.
+        # The drain continues, and no credit is granted meanwhile.
         far.link.drained()
         await far.until(lambda: messages.credit == 0)
         await messages.drain()
@@ -616,7 +616,7 @@ async def test_serving_at_a_peer() -> None:
             us.connect("memory://far", reconnect=None) as peer,
         ):
             await cancel(lambda: peer.serve(take))
-            # It goes on.
+            # The node is served all the same.
             far.accept(far.link)
             await far.until(lambda: far.link.credit)
             far.link.send(encoded("x"))
@@ -948,7 +948,7 @@ async def test_a_commit_cancelled_at_any_checkpoint_leaves_no_delivery_in_it() -
                 with trio.fail_after(5):
                     while control.pending:
                         await trio.lowlevel.checkpoint()
-                # It was committed, or the delivery is in our hands.
+                # The transaction was committed, or the delivery is still ours.
                 assert type(delivery.raw.local_state) is not TransactionalState
                 if delivery.outcome is None:
                     delivery.accept()

@@ -262,7 +262,7 @@ async def test_expiry_takes_exactly_the_links_of_its_entity(autojump_clock: Any)
             await relay.send("x", to="r")
             assert peer.state == "open"
             assert await refused(peer.sender("q")) == UNAUTHORIZED
-            # Its messages are available to others.
+            # The messages of the ended link are available to others.
             assert broker.stats("q").acquired == 0
             assert await cbs.put("q") == 202
             async with peer.sender("q") as again:

@@ -54,7 +54,7 @@ async def test_the_only_connection_of_a_container(first: bool, second: bool) -> 
             # The first one is not disturbed.
             async with peer.sender("$management"):
                 pass
-        # It is gone, and another may come.
+        # The connection has ended, and another may open.
         for _ in range(2):
             await visit(shop, True)
         assert len(broker.container.entry._namesakes) <= 1

@@ -349,7 +349,7 @@ def test_the_content_type_of_a_string_or_binary_value_is_believed(
     assert decode_payload(message, Order) == Order("A-1", 2)
     assert decode_payload(message, Any) == {"sku": "A-1", "quantity": 2}
     assert decode_payload(message, Order | None) == Order("A-1", 2)
-    # Whoever asks for the text or the octets gets them.
+    # A handler that asks for the text or the octets gets them.
     assert decode_payload(message, bytes) == TEXT.encode()
     assert decode_payload(message, type(body)) == body
     with pytest.raises(DecodeError, match=r"Expected `int`, got `object`"):

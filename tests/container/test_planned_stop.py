@@ -316,7 +316,7 @@ async def test_what_happens_in_the_pause_of_a_session(then: str, autojump_clock:
         await out.wait_attached()
         far.link.session.end(FORCED)
         await trio.testing.wait_all_tasks_blocked()
-        # It joins the others.
+        # The late link joins the others.
         late = session.sender("late")
         if then == "ends":
             session.end()

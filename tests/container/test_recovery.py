@@ -297,7 +297,7 @@ async def test_a_login_that_is_no_longer_valid_ends_it_at_once(autojump_clock: C
             far.connections[0].close(Error("amqp:connection:forced", "restart"))
             started = trio.current_time()
             await peer.wait_closed()
-            # One pause, and the delay of a failed login.
+            # A single pause, and the delay of a failed login.
             assert trio.current_time() - started < 3
             with pytest.raises(ConnectionLost) as caught:
                 await sender.wait_attached()

@@ -702,7 +702,7 @@ async def test_the_relay_ends_while_messages_wait_for_permission(settled: bool, 
                 await trio.testing.wait_all_tasks_blocked()
         asked.answer("x").set()
         await trio.testing.wait_all_tasks_blocked()
-        # What is settled is nowhere else; the rest the peer delivers again.
+        # Settled messages are nowhere else; the peer delivers the rest again.
         assert seen == ([b"1"] if settled else [])
         assert c.stats()["x"]["links"] == 0
         assert not c.attaching.relays
@@ -721,7 +721,7 @@ async def test_addresses_that_wait_for_permission_are_not_forgotten() -> None:
     async with c, c.local() as peer, peer.sender(None) as out:
         receipts = [out.send_nowait("1", to=f"in/{name}") for name in "abcd"]
         await trio.testing.wait_all_tasks_blocked()
-        # It would be asked for again, and its answer could come first.
+        # The right would be requested again, and its answer could come first.
         receipts.append(out.send_nowait("2", to="in/a"))
         await trio.testing.wait_all_tasks_blocked()
         for name in "abcd":

@@ -183,14 +183,14 @@ async def test_replies_find_their_calls_in_any_order() -> None:
             for number in range(50):
                 nursery.start_soon(call, number)
             await node.far.until(lambda: len(node.requests) == 50)
-            # Nobody asked for these.
+            # Replies without a request follow.
             node.reply(node.requests[0], "stray", settle=False, correlation_id="unknown")
             node.reply(node.requests[0], "stray", settle=False, correlation_id=7)
             node.replies[str(node.requests[0].reply_to)].send(b"no message", settled=True)
             for request in reversed(node.requests):
                 node.reply(request, request.body)
         assert replies == {number: number for number in range(50)}
-        # One link for the requests, and one for the replies.
+        # A link for the requests, and another for the replies.
         assert len(node.far.links) == 2
 
 
@@ -377,7 +377,7 @@ async def test_calls_to_many_addresses_at_once_do_not_detach_the_senders_of_each
             return name
 
         async def ask(number: int, times: int) -> None:
-            # Those that start later make senders in the very pass in which the others wake.
+            # Calls that start later make senders in the very pass in which the others wake.
             for _ in range(times):
                 await trio.lowlevel.checkpoint()
             if streamed:
@@ -599,7 +599,7 @@ async def test_a_stream_that_is_left_is_given_up(
             assert node.requests[0].ttl_ms == pytest.approx(3000, abs=50)
         await node.far.until(lambda: node.given_up)
         assert node.given_up == node.deliveries
-        # What still comes of it is not taken for the next one's.
+        # Late replies to it are not taken for those of the next call.
         request = node.requests[0]
         node.part(request, 1)
         node.answer = counting(2)

@@ -332,7 +332,7 @@ async def test_a_receiver_takes_several_rounds_too(autojump_clock: Clock) -> Non
         for delivery in deliveries:
             await delivery.settled()
         assert len(far.links) > links + 2
-        # It has not ended in between.
+        # The link has not ended in between.
         store.todo.append(Message("more").encode())
         host.out.on_credit(far.link)
         async for delivery in inbox:

@@ -561,7 +561,7 @@ async def test_a_link_that_goes_lets_its_message_be_finished() -> None:
         await done.wait()
         async with peer.sender("x") as again:
             await again.send(3)
-    # What had not been started is the sender's to send again.
+    # Requests that had not been started are sent again by the sender.
     assert seen == [1, 3]
 
 
@@ -694,7 +694,7 @@ async def test_what_no_handler_could_process_leaves_a_warning(
     ):
         for number, body in enumerate(["one", 1]):
             await out.send_nowait(body, message_id=f"id-{number}").outcome()
-        # Its sender does not hear that it was rejected.
+        # The sender of a settled message does not learn that it was rejected.
         await settled.send(1, message_id="settled")
         await trio.testing.wait_all_tasks_blocked()
     undecodable, lost = (

@@ -193,7 +193,7 @@ async def test_a_link_is_taken_over_once_the_application_lets_it() -> None:
                 await trio.lowlevel.checkpoint()
             with pytest.raises(LinkDetached):
                 await out.send("x")
-            # What was asked for before is not given any more.
+            # The right requested before is too late now.
             answers.append(True)
             asked[1].set()
         assert found == {"eve": UNAUTHORIZED, "third": "attached", "second": STOLEN}

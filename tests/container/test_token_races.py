@@ -96,7 +96,7 @@ async def test_a_token_that_fails_while_another_task_begins_to_wait_for_it_answe
         answer = beside(nursery, keeper.authorize, "q")
         nursery.start_soon(_fail_at_once, keeper)
         await trio.testing.wait_all_tasks_blocked()
-        # Whoever has not been answered waits for what is tried next.
+        # Requests without an answer wait for the next try.
         for audience in list(keeper._audiences.values()):
             keeper._failed(audience, AuthenticationFailed("no"))
         assert await answer.get() == AuthenticationFailed.default_condition

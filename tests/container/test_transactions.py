@@ -77,7 +77,7 @@ async def test_a_block_moves_a_message_from_one_queue_to_another(over: str) -> N
         assert await bodies(broker, "out") == ["moved", "too"]
         stats = broker.stats("q")
         assert (stats.acquired, stats.available, stats.accepted) == (0, 0, 1)
-        # Its end is the end: the delivery is settled, and nothing takes part any more.
+        # The discharge is final: the delivery is settled, and nothing takes part any more.
         assert delivery.presettled
         with pytest.raises(LocalProtocolError, match="not open"):
             await out.send("late", transaction=txn)
@@ -102,7 +102,7 @@ async def test_an_exception_rolls_back_and_goes_on(over: str) -> None:
                 await out.send("never", transaction=txn)
                 delivery.accept(transaction=txn)
                 raise Failure
-        # It is ours as before.
+        # The delivery is ours as before.
         assert delivery.outcome is None
         assert broker.stats("q").acquired == 1
         async with peer.transaction() as txn:

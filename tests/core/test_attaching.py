@@ -109,7 +109,7 @@ def test_a_peer_must_leave_a_handle_to_answer_with() -> None:
     engine.receive(frame(begin), 0.0)
     first = requested(engine, attach("a", 0))
     second = requested(engine, attach("b", 1))
-    # What the peer has asked for comes before what we would like.
+    # Modes requested by the peer come before our own.
     with pytest.raises(LocalProtocolError, match="allows 2 links"):
         engine.sessions[0].attach_sender("ours", Recorder(), target=Q)
     for link in (first, second):

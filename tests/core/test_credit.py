@@ -241,7 +241,7 @@ def test_what_waits_for_the_window_waits_for_credit_that_was_taken_back() -> Non
     assert link.credit == 0
     engine.receive(link_flow(1, 5, echo=True), 0.0)
     frames = said(engine)
-    # What is said of the link is what the peer has seen of it.
+    # The reported state of the link is the one that the peer has seen.
     (answer,) = [f[1] for f in frames if isinstance(f[1], Flow)]  # type: ignore[index]
     assert (answer.delivery_count, answer.link_credit) == (5, 1)
     assert [f[1].delivery_id for f in frames if isinstance(f[1], Transfer)] == [5]  # type: ignore[index]
@@ -262,7 +262,7 @@ def test_a_drain_is_answered_when_what_waits_has_lost_its_credit() -> None:
     engine.receive(link_flow(2, 0, drain=True, incoming_window=1), 0.0)
     link.drained()
     assert performatives(engine, Flow) == []
-    # One more leaves; the others may not.
+    # Another message leaves; the others may not.
     engine.receive(link_flow(2, 0, drain=True), 0.0)
     frames = said(engine)
     assert [f[1].delivery_id for f in frames if isinstance(f[1], Transfer)] == [1]  # type: ignore[index]

@@ -80,7 +80,7 @@ def test_the_first_ones_wait_for_the_answer() -> None:
     link.accept(endpoint)
     assert [each.payload for each in endpoint.deliveries] == [b"one+", b"two"]
     frames = [each[1] for each in said(engine) if isinstance(each, tuple)]
-    # They count against the credit granted later, as the peer counts them too.
+    # Early messages count against the credit granted later, as the peer counts them too.
     (flow,) = [each for each in frames if type(each) is Flow]
     assert (flow.delivery_count, flow.link_credit) == (1, 3)
     (disposition,) = [each for each in frames if type(each) is Disposition]

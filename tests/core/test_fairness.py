@@ -117,7 +117,7 @@ def test_control_frames_pass_what_waits() -> None:
         joined.client.receive(data, 0.0)
     ours.deliveries[0].settle(ACCEPTED)
     kinds = [type(item.performative) for item in taken(joined.client)]
-    # They are behind what had left the queue already, and before all the rest.
+    # Disposition and flow are behind the frames that had left the queue, and before all the rest.
     urgent = [kind for kind in kinds if kind in (Disposition, Flow)]
     assert Disposition in urgent
     assert Flow in urgent

@@ -247,7 +247,7 @@ def test_transfers_are_read_fast_as_slow(
 ) -> None:
     data = before + performative + after
     at = len(before)
-    # What lies behind the end belongs to the next frame.
+    # Octets behind the end belong to the next frame.
     end = len(data) - (len(after) if cut else 0)
     fast = outcome(lambda: read_transfer(data, at, end, DEFAULT_LIMITS))
     assert fast == outcome(lambda: slow_transfer(data, at, end))

@@ -24,7 +24,7 @@ from amqp_rt.errors import LocalProtocolError, RemoteProtocolError
 
 TABLES = {"connection": CONNECTION, "session": SESSION, "link": LINK}
 
-#: What the standard allows, written down a second time: (table, stage, step) → stage.
+#: Transitions that the standard allows, written down a second time: (table, stage, step) → stage.
 ALLOWED = {
     ("connection", Stage.START, Step.HEADER): Stage.HEADER,
     ("connection", Stage.HEADER, Step.OPEN): Stage.OPENED,

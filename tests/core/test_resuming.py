@@ -550,7 +550,7 @@ def test_what_was_streamed_whole_stays_in_hand_and_what_was_not_comes_again() ->
     link = asked(engine, sends=True, unsettled={tag(1): None, tag(2): None}, rcv_settle_mode=1)
     link.accept(endpoint, unsettled=memory, streaming=True)
     (attach,) = [p for _, p in said(engine) if isinstance(p, Attach)]  # type: ignore[misc]
-    # Its octets have been delivered and released, so that no position can be given.
+    # The octets have been delivered and released, so that no position can be given.
     assert attach.unsettled == {tag(1): None}
     link.grant(5)
     engine.receive(transfer(0, HALF, tag=tag(1), resume=True, more=True), 0.0)

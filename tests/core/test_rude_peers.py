@@ -124,7 +124,7 @@ def test_a_message_in_pieces_of_two_octets_is_counted_as_what_it_costs() -> None
     chunk = transfer(None, b"ab", more=True) * 1_000
     with growth(512 * KIB):
         for _ in range(6):
-            # Whatever the window: this is about the bytes.
+            # The window does not matter here: the bytes do.
             engine.sessions[0].incoming_window = 2_000
             engine.receive(chunk, 0.0)
     assert detached_with(engine) == "amqp:resource-limit-exceeded"
@@ -196,7 +196,7 @@ def test_a_stream_that_nobody_reads_is_let_go_with_its_link(how: str) -> None:
     else:
         engine.receive(frame(End()), 0.0)
     assert engine.held == 0
-    # What has come can still be read.
+    # Input that has arrived can still be read.
     assert endpoint.deliveries[0].read_chunks() == [b"x" * 900]
     assert engine.held == 0
     check(engine)
@@ -218,7 +218,7 @@ def test_links_and_sessions_that_come_and_go_leave_nothing() -> None:
         engine.take()
 
     visit()
-    # What a visit leaves is for the collector, which comes now and then.
+    # Objects left by a visit are for the collector, which runs now and then.
     with growth(512 * KIB):
         for _ in range(500):
             visit()

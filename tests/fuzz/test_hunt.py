@@ -30,5 +30,5 @@ def test_a_hunt_finds_nothing(target: str) -> None:
         pytest.skip(why)
     command = [sys.executable, str(HUNT), target, f"-max_total_time={SECONDS}"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
-    # What it broke on is named there; it is to be kept in the corpus.
+    # The input that failed is named there, to be kept in the corpus.
     assert run.returncode == 0, run.stderr[-10_000:]

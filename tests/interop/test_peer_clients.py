@@ -94,7 +94,7 @@ async def test_a_queue_keeps_the_order(peer: PeerPrograms) -> None:
 async def test_outcomes_of_their_receiver(peer: PeerPrograms) -> None:
     async with a_broker(Queue("q", dead_letter="dead")) as port:
         await peer.run("send", port=port, address="q", count=4)
-        # One after the other: rhea says one outcome of two that it learns of at the same time.
+        # In turn: of two outcomes that rhea learns of at the same time it reports one.
         seen = []
         for outcome in ("accept", "reject", "release", "modify", "none"):
             result = await peer.run("receive", port=port, address="q", count=1, outcomes=[outcome])
@@ -350,7 +350,7 @@ async def test_what_has_expired_is_not_delivered(peer: PeerPrograms) -> None:
         assert numbers(dead["messages"]) == [0, 1]
         alive = await peer.run("receive", port=port, address="q", credit=10, drain=True)
         (message,) = alive["messages"]
-        # It says what is left of it.
+        # The broker forwards what is left of the ttl.
         assert 0 < message["header"]["ttl"] <= 60_000
 
 

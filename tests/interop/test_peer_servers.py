@@ -167,7 +167,7 @@ async def test_streaming_to_them_and_from_them(peer: PeerPrograms) -> None:
                 connection.sender("sink") as out,
                 out.stream(content_type="application/octet-stream") as stream,
             ):
-                # One data section: the peers show no more than one.
+                # A single data section, since the peers show no more.
                 await stream.write(body[:60_000])
         received = (await server.stop())["sink"]["messages"]
         assert received[0]["body"] == digest(body[:60_000])

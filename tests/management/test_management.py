@@ -719,7 +719,7 @@ async def test_a_link_pair_answers_on_its_other_half() -> None:
         async with await back.receive() as delivery:
             assert delivery.message.correlation_id == "7"
             assert delivery.message.application_properties["statusCode"] == 200
-        # One half ends, and the pair with it.
+        # The end of one half ends the pair.
         await back.close()
         with pytest.raises(LinkDetached):
             await out.send(message)

@@ -164,7 +164,7 @@ def test_what_the_peer_said_last_is_heard_though_it_cannot_be_answered() -> None
     bench.peer.send(b"because")
     bench.channel.broken = True
     bench.engine.say(b"x")
-    # Whoever makes output may be deep inside the engine: nothing happens there.
+    # Output may arise deep inside the engine: nothing is sent there.
     assert bench.engine.heard == 0
     assert not bench.carrier.over
     bench.carrier.flush()

@@ -462,7 +462,7 @@ async def test_a_peer_that_talks_and_does_not_read_is_not_listened_to(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_run_limited, carried, ours, engine, [], limits)
         nursery.start_soon(flood)
-        # Nobody makes progress now: what came in is bounded by what could go out.
+        # Neither side makes progress now: input is bounded by the output that could leave.
         while sent < 2_000_000 and engine.heard < 1_500_000:
             before = (sent, engine.heard)
             await trio.testing.wait_all_tasks_blocked(0.0 if carried.virtual else 0.05)

@@ -79,7 +79,7 @@ async def test_a_foreign_header_is_told_ours_then_the_end(
         answer = b""
         while piece := await theirs.receive_some():
             answer += piece
-    # Whoever leaves before it is clear what was meant gets no answer.
+    # A peer that leaves before its protocol is clear gets no answer.
     assert answer == (b"" if len(data) < 8 else b"AMQP\x00\x01\x00\x00")
     assert trio.current_time() == 0
 

@@ -86,7 +86,7 @@ async def test_every_connection_leaves_a_trace(tmp_path: Path, autojump_clock: o
     ours, theirs = sorted(map(read_trace, folder.iterdir()), key=lambda each: not each.client)
     assert (ours.client, theirs.client) == (True, False)
     for client in (True, False):
-        # What one wrote the other has read.
+        # Octets written by one side were read by the other.
         sides = [b"".join(data for _, data in each.chunks(client=client)) for each in (ours, theirs)]  # fmt: skip
         assert sides[0] == sides[1]
         names = [frame.name for frame in Splitter().feed(sides[0])]

@@ -231,7 +231,7 @@ def test_changes_go_to_the_file(tmp_path: Path) -> None:
         assert list(each) == ["a", "c"]
         assert (each.check("a", "pw"), each.check("a", "newer")) == (None, "a")
         assert each.check("c", "third") == "c"
-        # Nobody is left out of what the others log in by.
+        # All users have a hash for each mechanism of the others.
         assert each.scram_hashes == ("SHA-256",)
         for name in ("b", "eve"):
             assert each.check(name, "pw") is None
@@ -301,7 +301,7 @@ def test_a_password_that_was_right_needs_no_second_check(tmp_path: Path) -> None
     assert not users.recall("nobody", "")
     assert users.recall("given", "in clear")
     assert not users.recall("given", "pw")
-    # What changes is checked again.
+    # A changed entry is checked again.
     users.store("ada", "other")
     assert not users.recall("ada", "pw")
     assert users.check("ada", "other") == "ada"

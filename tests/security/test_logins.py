@@ -110,7 +110,7 @@ BAD = [
 @pytest.mark.req("SE1", "SE2", "SE3", "SE4")
 @pytest.mark.parametrize(("sasl", "auth"), BAD, ids=lambda each: str(each)[:30])
 async def test_who_is_wrong_does_not(sasl: list[str], auth: Any) -> None:
-    # Who has shown no certificate is offered nothing at all where there is only EXTERNAL.
+    # A peer without a certificate is offered nothing where there is only EXTERNAL.
     expected = ConnectFailed if sasl == ["EXTERNAL"] else AuthenticationFailed
     with pytest.raises(expected):
         await login({"sasl": sasl, "users": USERS, "tokens": verify}, auth=auth)
@@ -486,7 +486,7 @@ async def test_checks_of_passwords_take_turns_by_address() -> None:
             nursery.start_soon(check, address)
             await trio.testing.wait_all_tasks_blocked()
         began.set()
-    # One was inside when they came; then each address has one turn in a round.
+    # A check was running when they came; then each address has one turn in a round.
     assert order[:7] == ["attacker", "attacker", "one", "two", "attacker", "one", "attacker"]
     assert len(order) == 103
     assert gate._waiting == {}
@@ -513,7 +513,7 @@ async def test_a_place_given_to_one_who_has_just_gone_is_passed_on() -> None:
         second.cancel()
         await trio.testing.wait_all_tasks_blocked()
         first.cancel()
-        # It gets the place before it runs again.
+        # The waiting task gets the place before it runs again.
     assert inside == ["third"]
     assert gate._free == 1
     assert gate._waiting == {}

@@ -124,7 +124,7 @@ OTHERS = {
     *("max_deliveries", "max_attempts", "ttl_s", "length_max", "bytes_max", "overflow"),
     *("priorities", "sort_key", "last_value_key", "groups", "lock_s", "single_active"),
     *("exclusive", "check_user_id", "absolute_expiry", "duplicate_window_s"),
-    # It sends on only what its sender could have sent there.
+    # The queue returns only messages that their sender could have sent there.
     "return_to_sender",
     *("backlog_max", "backlog_bytes_max", "partitions", "max_age_s", "max_bytes", "key_hash"),
 }
@@ -194,13 +194,13 @@ async def test_what_was_declared_by_others_stays_as_it_is() -> None:
     async with bank() as broker, as_user(broker, "eve") as eve, as_user(broker, "root") as root:
         wanted = {"dead_letter": "payments", "aliases": ["front"]}
         assert await ask(root, "UPDATE", wanted, name="eve/mine") == "200"
-        # She changes what is hers, and need not know of the rest.
+        # An owner changes her own fields, and need not know of the rest.
         assert await ask(eve, "UPDATE", {"ttl_s": 1.0}, name="eve/mine") == "200"
         assert await ask(eve, "UPDATE", wanted, name="eve/mine") == "200"
         assert await ask(eve, "CREATE", {**wanted, "ttl_s": 1.0}, name="eve/mine") == "201"
         declared = broker.declaration("eve/mine")
         assert declared == Queue("eve/mine", dead_letter="payments", aliases=("front",), ttl_s=1.0)
-        # What she takes away she cannot give back.
+        # Fields that she removes she cannot restore.
         assert await ask(eve, "UPDATE", {"dead_letter": None}, name="eve/mine") == "200"
         assert await ask(eve, "UPDATE", wanted, name="eve/mine") == "403"
 
@@ -263,7 +263,7 @@ async def test_the_application_is_asked_about_what_management_declares() -> None
         assert await ask(eve, "CREATE", {"dead_letter": "payments"}, name="x") == "403"
         assert await ask(eve, "UPDATE", {"dead_letter": "payments"}, name="eve/mine") == "403"
         assert await ask(eve, "CREATE", {"dead_letter": "eve/mine"}, name="x") == "201"
-        # What was judged is not there any more.
+        # The node that was checked does not exist any more.
         assert await ask(eve, "CREATE", {"dead_letter": "away"}, name="y") == "409"
         assert not broker.has("y")
 

@@ -297,7 +297,7 @@ def test_an_upgraded_store_that_was_killed_is_whole(old: Path, tmp_path: Path) -
     for suffix in ("", "-wal"):
         shutil.copyfile(str(old) + suffix, str(left) + suffix)
     store.close()
-    # Its first page still says version 1; that in the log does not.
+    # The first page of the file still has version 1; that in the log does not.
     assert check(left).version == VERSION
     again = SQLiteStore(left)
     opened = again.open()

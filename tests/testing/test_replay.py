@@ -79,7 +79,7 @@ async def test_a_broker_that_does_otherwise_is_told_of(amqp: VirtualAmqp, tmp_pa
     async with amqp.broker() as broker, trio.open_nursery() as nursery:
         ours, theirs = memory_stream_pair()
         nursery.start_soon(broker.container.accept, theirs)
-        # It has no such queue.
+        # The broker has no such queue.
         played = await replay(trace, ours, client=True)
         await ours.aclose()
     assert any("instead of disposition" in each for each in played.differences)

@@ -234,7 +234,7 @@ def test_what_the_script_has_seen_is_said_when_the_client_raises() -> None:
             host, port = url.removeprefix("amqp://").split(":")
             with socket.create_connection((host, int(port)), timeout=30) as connection:
                 connection.sendall(b"AMQP\x00\x01\x00\x00")
-                # It hangs up, as it is not what the script expects.
+                # The scripted peer hangs up, as the frame is not the expected one.
                 while connection.recv(1_000):
                     pass
             raise ConnectionError("the peer has gone")
@@ -306,7 +306,7 @@ def test_frames_are_the_same_however_they_are_cut(data: bytes, step: int) -> Non
     cut = Splitter()
     pieces = [f for at in range(0, len(data), step) for f in cut.feed(data[at : at + step])]
     whole = Splitter().feed(data)
-    # What is no frame is reported as far as it has come.
+    # Octets that are no frame are reported as far as they have arrived.
     assert [f.name for f in pieces][: len(whole)] == [f.name for f in whole]
     assert pieces[:2] == whole[:2]
 

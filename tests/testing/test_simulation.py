@@ -324,7 +324,7 @@ def test_seeds_of_a_market(seeds_of: Callable[[int, int], range]) -> None:
 @pytest.mark.parametrize(
     ("scenario", "seed", "faults"),
     [
-        # What may have been kept as the store was given up was said to be rejected.
+        # Messages that may have been kept when the store failed were reported as rejected.
         (trade, 449, [Fails(host="broker", commit=12), Fails(host="broker", commit=13, kept=True)]),
         # A subscription ended in memory as the store was given up, and not on the disk.
         (market, 1, [Fails(host="broker", commit=30), Fails(host="broker", commit=31)]),

@@ -54,7 +54,7 @@ class Calls:
         if name:
             self.counts[name] += 1
 
-    def judge(self, messages: int, at_most: int) -> None:
+    def check(self, messages: int, at_most: int) -> None:
         """Fail if more than *at_most* calls were counted for each of *messages*."""
         found = self.counts.total() / messages
         if found > at_most:

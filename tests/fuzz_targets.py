@@ -109,7 +109,7 @@ def sasl(data: bytes) -> None:
     async def verify(*_: object) -> Any:
         return Login("ada")
 
-    async def nobody(*_: object) -> None:
+    async def reject(*_: object) -> None:
         return None
 
     cbs = Cbs([SasKeys({"k": "key"})])
@@ -117,7 +117,7 @@ def sasl(data: bytes) -> None:
         PlainServer(verify),
         *(BearerServer(name, verify) for name in ("OAUTHBEARER", "XOAUTH2")),
         CbsLoginServer(cbs, DEFAULT_LIMITS),
-        ScramServer("SHA-256", nobody),
+        ScramServer("SHA-256", reject),
     ]
     for mechanism in mechanisms:
         exchange = mechanism.begin() if hasattr(mechanism, "begin") else mechanism

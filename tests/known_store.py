@@ -38,7 +38,7 @@ def known_store(path: Path, batches: int = KNOWN) -> SQLiteStore:
     return store
 
 
-def judge(
+def count_lost(
     store: SQLiteStore, opened: OpenResult, batches: int = KNOWN, *, shared: bool = True
 ) -> int:
     """Check that all content is correct and every loss is reported; return the number of lost messages."""

@@ -95,13 +95,13 @@ class Mortal:
         self.steady = not any(isinstance(each, Jump) for each in net.faults)
         self.sent: dict[object, float] = {}
 
-    def look_alive(self, delivery: Delivery) -> None:
+    def check_delivered(self, delivery: Delivery) -> None:
         """Check a message delivered from its queue: it is in time, unless there are faults."""
         age = trio.current_time() - self.sent[delivery.body]
         if not self.net.faults and age > TTL_S + 3:
             raise Broken(f"late: it was delivered at the age of {age:g} s")
 
-    def look_dead(self, delivery: Delivery) -> None:
+    def check_dead_letter(self, delivery: Delivery) -> None:
         """Check a message that was dead-lettered: it is old enough."""
         age = trio.current_time() - self.sent[delivery.body]
         if self.steady and age < TTL_S:
@@ -166,8 +166,8 @@ async def market(net: Simulation) -> None:
         everybody.start_soon(read_along)
         stop = trio.Event()
         for host, address, look in (
-            ("hurried", "late", mortal.look_alive),
-            ("undertaker", "dead", mortal.look_dead),
+            ("hurried", "late", mortal.check_delivered),
+            ("undertaker", "dead", mortal.check_dead_letter),
         ):
             everybody.start_soon(partial(Client(net, host).consume, late, address, stop, look=look))
         async with trio.open_nursery() as producers:

@@ -107,8 +107,8 @@ async def through_broker(
 async def test_messages_in_memory(address: str, coming: int, living: int) -> None:
     world = World(Queue("q"), Topic("t"), Log("log"))
     came, lived = await through_broker(world, address)
-    came.judge(MESSAGES, coming)
-    lived.judge(MESSAGES, living)
+    came.check(MESSAGES, coming)
+    lived.check(MESSAGES, living)
 
 
 async def test_messages_in_memory_that_come_and_go_in_batches() -> None:
@@ -126,14 +126,14 @@ async def test_messages_in_memory_that_come_and_go_in_batches() -> None:
         receiving.link.grant(counted)
         await carry(world, ends, calls)
     assert len(sending.outcomes) == len(receiving.bodies) == WARM + MESSAGES
-    calls.judge(MESSAGES, 40)
+    calls.check(MESSAGES, 40)
 
 
 async def test_durable_messages(autojump_clock: Any) -> None:
     async with world_of(MemoryStore(), Queue("q")) as world:
         came, lived = await through_broker(world, "q", durable=True)
-    came.judge(MESSAGES, 63)
-    lived.judge(MESSAGES, 180)
+    came.check(MESSAGES, 63)
+    lived.check(MESSAGES, 180)
 
 
 @pytest.mark.parametrize(("out", "at_most"), [(Queue("out"), 11), (Log("out", partitions=2), 5)])
@@ -154,7 +154,7 @@ async def test_messages_of_an_epoch_that_are_published(
         crc = zlib.crc32(b"".join(batch * 6))
         with calls:
             assert await commit_epoch(world.host, "out", "job", "one", 0, [(0, 0, 3_000, crc)])
-    calls.judge(3_000, at_most)
+    calls.check(3_000, at_most)
 
 
 @node("bench")
@@ -198,4 +198,4 @@ async def test_messages_through_a_container(how: str, at_most: int) -> None:
         calls = await through_container(how)
         if calls.counts.total() <= at_most * MESSAGES:
             return
-    calls.judge(MESSAGES, at_most)
+    calls.check(MESSAGES, at_most)

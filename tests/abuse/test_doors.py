@@ -398,10 +398,10 @@ async def test_strangers_are_counted_at_all_doors_together() -> None:
         urls = await container.listen(*(f"{scheme}://127.0.0.1:0" for scheme in DOORS.values()))
         ports = [int(url.rpartition(":")[2].strip("/")) for url in urls]
 
-        async def knock(port: int) -> trio.SocketStream:
+        async def open_connection(port: int) -> trio.SocketStream:
             return await trio.open_tcp_stream("127.0.0.1", port)
 
-        async def is_let_in(stream: trio.SocketStream) -> bool:
+        async def is_admitted(stream: trio.SocketStream) -> bool:
             with trio.move_on_after(0.3):
                 try:
                     return bool(await stream.receive_some(1))
@@ -409,22 +409,22 @@ async def test_strangers_are_counted_at_all_doors_together() -> None:
                     return False
             return True
 
-        strangers = [await knock(port) for port in [*ports, ports[0]]]
-        assert [await is_let_in(each) for each in strangers] == [True] * 5
+        strangers = [await open_connection(port) for port in [*ports, ports[0]]]
+        assert [await is_admitted(each) for each in strangers] == [True] * 5
         # A client with a login is not dropped; of the others the oldest makes room, on any transport.
         await strangers[0].send_all(AMQP_HEADER + OPEN)
         await Octets(strangers[0]).hear(Open)
-        strangers.append(await knock(ports[3]))
-        assert [await is_let_in(each) for each in strangers[1:]] == [True] * 5
+        strangers.append(await open_connection(ports[3]))
+        assert [await is_admitted(each) for each in strangers[1:]] == [True] * 5
         for port in ports:
-            newest = await knock(port)
-            assert await is_let_in(newest)
+            newest = await open_connection(port)
+            assert await is_admitted(newest)
             oldest = strangers.pop(1)
-            assert not await is_let_in(oldest)
+            assert not await is_admitted(oldest)
             await trio.aclose_forcefully(oldest)
             strangers.append(newest)
         # The client with a login is served throughout.
-        assert await is_let_in(strangers[0])
+        assert await is_admitted(strangers[0])
         for each in strangers:
             await trio.aclose_forcefully(each)
 

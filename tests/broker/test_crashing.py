@@ -142,7 +142,7 @@ async def kill_often(
             await trio.to_thread.run_sync(served.end, signal.SIGKILL)
 
 
-async def what_is_left(command: list[str], *, credit: int, within: float) -> list[int]:
+async def remaining(command: list[str], *, credit: int, within: float) -> list[int]:
     """Start the broker once more, and return the content of its queue."""
     served = await trio.to_thread.run_sync(Served, command)
     left: list[int] = []
@@ -162,7 +162,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
     ledger = Ledger()
     command = serve_of(tmp_path / "broker.db")
     await kill_often(command, ledger, random.Random(7), long_run)
-    left = await what_is_left(command, credit=100, within=0.3)
+    left = await remaining(command, credit=100, within=0.3)
     assert len(ledger.acknowledged) > 100
     ledger.check(left)
 
@@ -217,7 +217,7 @@ async def test_a_broker_that_is_killed_finds_what_was_not_in_memory(
     await kill_often(paged_of(path), ledger, random.Random(11), long_run)
     assert ledger.begun > 10
     assert len(ledger.acknowledged - ledger.done) > 100, "there was nothing but what is in memory"
-    ledger.check(await what_is_left(paged_of(path), credit=500, within=1))
+    ledger.check(await remaining(paged_of(path), credit=500, within=1))
     store = SQLiteStore(path)
     store.open()
     while store.tidy():

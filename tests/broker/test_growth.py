@@ -120,14 +120,14 @@ def test_unsettled(order: str, outcome: Outcome) -> None:
 
 @pure
 def test_a_browser_far_behind() -> None:
-    def look(depth: int) -> int:
+    def calls_at(depth: int) -> int:
         world = filled(depth)
         browser = world.client().receiver("q", distribution_mode="copy")
         browser.grant(depth - 200)
         browser.settle(ACCEPTED)
         return lines(lambda: browser.grant(100))
 
-    assert look(4_000) <= 1.05 * look(300)
+    assert calls_at(4_000) <= 1.05 * calls_at(300)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ class Plain:
         return call(*args)
 
 
-async def judge(*, kept: bool = False) -> None:
+async def check_promises(*, kept: bool = False) -> None:
     """Judge a broker; if its store is *kept*, over a restart as well."""
     network = MemoryNetwork()
     store = MemoryStore() if kept else None
@@ -82,51 +82,51 @@ async def judge(*, kept: bool = False) -> None:
 @pytest.mark.slow
 @pytest.mark.req("B4", "B8", "M31", "M32", "M39", "M28")
 async def test_our_broker_is_honest(autojump_clock: Clock) -> None:
-    await judge()
+    await check_promises()
 
 
 @pytest.mark.slow
 @pytest.mark.req("B4", "M38")
 async def test_our_broker_is_honest_over_a_restart(autojump_clock: Clock) -> None:
-    await judge(kept=True)
+    await check_promises(kept=True)
 
 
-def forgets(self: Any, link: Any, closed: bool) -> bool:
+def never_resume(self: Any, link: Any, closed: bool) -> bool:
     return False
 
 
-def dawdles(self: Any) -> None:
+def never_expire(self: Any) -> None:
     """Never expires."""
 
 
-def misremembers(self: Any, *args: Any) -> bool:
+def restore_nothing(self: Any, *args: Any) -> bool:
     return False
 
 
-def is_lost(self: Any, *args: Any) -> None:
+def store_nothing(self: Any, *args: Any) -> None:
     return None
 
 
 @pytest.mark.slow
 @pytest.mark.req("B4")
 @pytest.mark.parametrize(
-    ("kind", "name", "lie", "found"),
+    ("kind", "name", "fault", "found"),
     [
-        (KeptSource, "may_resume", forgets, "it expires too early"),
-        (Terminus, "start_countdown", dawdles, "does not expire"),
-        (KeptSource, "restore_delivery", misremembers, "is delivered to another consumer"),
-        (KeptTarget, "restore_tags", misremembers, "its outcome is forgotten"),
-        (Termini, "keep", is_lost, "its outcome is forgotten"),
+        (KeptSource, "may_resume", never_resume, "it expires too early"),
+        (Terminus, "start_countdown", never_expire, "does not expire"),
+        (KeptSource, "restore_delivery", restore_nothing, "is delivered to another consumer"),
+        (KeptTarget, "restore_tags", restore_nothing, "its outcome is forgotten"),
+        (Termini, "keep", store_nothing, "its outcome is forgotten"),
     ],
 )
 async def test_a_lie_is_found_out(
     kind: type,
     name: str,
-    lie: Any,
+    fault: Any,
     found: str,
     monkeypatch: pytest.MonkeyPatch,
     autojump_clock: Clock,
 ) -> None:
-    monkeypatch.setattr(kind, name, lie, raising=True)
+    monkeypatch.setattr(kind, name, fault, raising=True)
     with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match=found)):
-        await judge(kept=kind is not Terminus and name != "may_resume")
+        await check_promises(kept=kind is not Terminus and name != "may_resume")

@@ -356,13 +356,13 @@ class KindModel(RuleBasedStateMachine):
         self.world.check()
 
     @invariant()
-    def everybody_got_what_the_model_says(self) -> None:
+    def check_received(self) -> None:
         for consumer in self.consumers:
             assert consumer.link.bodies == consumer.got
             assert consumer.link.error is None
 
     @invariant()
-    def what_is_left_is_what_the_model_says(self) -> None:
+    def check_remaining(self) -> None:
         stats = self.world.stats("q")
         held = sum(len(consumer.held) for consumer in self.consumers)
         assert (stats.available, stats.acquired) == (len(self.available), held)

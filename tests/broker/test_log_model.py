@@ -166,14 +166,14 @@ class LogModel(RuleBasedStateMachine):
         self.log.holds["me"] = ({partition: offset}, self.world.time.now + 1_000_000)
 
     @rule()
-    def let_go(self) -> None:
+    def release_hold(self) -> None:
         self.hold = {}
         self.log.holds.clear()
 
     # --- Both agree ---
 
     @invariant()
-    def everybody_has_got_what_is_due(self) -> None:
+    def check_received(self) -> None:
         for reader in self.readers:
             deliveries = reader.link.endpoint.deliveries
             for partition, expected in reader.got.items():
@@ -189,7 +189,7 @@ class LogModel(RuleBasedStateMachine):
             assert reader.link.link.credit == reader.credit
 
     @invariant()
-    def the_log_keeps_what_it_must(self) -> None:
+    def check_retained(self) -> None:
         stats = self.world.log_stats("l")
         for partition in stats.partitions:
             times = self.times[partition.partition]
@@ -201,7 +201,7 @@ class LogModel(RuleBasedStateMachine):
         assert self.log.memory.held == sum(each.held for each in self.log.partitions)
 
     @invariant()
-    def after_a_sweep_what_is_old_has_gone(self) -> None:
+    def check_aged(self) -> None:
         self.world.host.sweep()
         for partition in range(PARTITIONS):
             times = self.times[partition]

@@ -79,11 +79,11 @@ async def test_peeking_while_others_take_what_is_there() -> None:
         receiver = await world.take(0)
         found: list[Any] = []
 
-        async def look() -> None:
+        async def watch() -> None:
             found.extend(await seen(world))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(look)
+            nursery.start_soon(watch)
             for _ in range(100):
                 receiver.grant(10)
                 world.pump()

@@ -216,7 +216,7 @@ class QueueModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data(), credit=st.integers(1, 6))
-    def look(self, data: st.DataObject, credit: int) -> None:
+    def attach_browser(self, data: st.DataObject, credit: int) -> None:
         reader = data.draw(st.sampled_from(self.readers))
         reader.credit = credit
         self.show(reader)
@@ -229,7 +229,7 @@ class QueueModel(RuleBasedStateMachine):
         self.world.check()
 
     @invariant()
-    def deliveries_are_those_of_the_model(self) -> None:
+    def check_deliveries(self) -> None:
         for consumer in self.consumers:
             found = [(m.body, m.delivery_count) for m in consumer.link.messages]
             assert found == consumer.got
@@ -237,7 +237,7 @@ class QueueModel(RuleBasedStateMachine):
             assert reader.link.bodies == reader.got
 
     @invariant()
-    def counts_and_order_are_those_of_the_model(self) -> None:
+    def check_counts_and_order(self) -> None:
         stats = self.world.stats("q")
         held = sum(len(consumer.held) for consumer in self.consumers)
         waiting = [item.sequence for item in self.available()]

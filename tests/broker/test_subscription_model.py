@@ -137,7 +137,7 @@ class SubscriptionModel(RuleBasedStateMachine):
 
     @precondition(lambda self: any(each.link is None for each in self.subscribers))
     @rule(data=st.data())
-    def come_back(self, data: st.DataObject) -> None:
+    def attach_again(self, data: st.DataObject) -> None:
         """A link that remembers nothing: what it had in hand comes again, as after the default outcome."""
         away = [each for each in self.subscribers if each.link is None]
         subscriber = data.draw(st.sampled_from(away))
@@ -153,7 +153,7 @@ class SubscriptionModel(RuleBasedStateMachine):
         self.world.check()
 
     @invariant()
-    def everybody_has_got_what_is_due(self) -> None:
+    def check_received(self) -> None:
         while self.world.host.turns.unfinished:
             self.world.host.turns.run_pending()
             self.world.pump()
@@ -167,7 +167,7 @@ class SubscriptionModel(RuleBasedStateMachine):
             assert subscriber.link.link.credit == subscriber.credit
 
     @invariant()
-    def the_topic_counts_the_same(self) -> None:
+    def check_totals(self) -> None:
         stats = self.world.stats("t")
         assert stats.available == sum(len(each.waiting) for each in self.subscribers)
         assert stats.acquired == sum(len(each.held) for each in self.subscribers)

@@ -214,7 +214,7 @@ class TransactionModel(RuleBasedStateMachine):
         self.world.check()
 
     @invariant()
-    def the_queue_is_what_the_model_says(self) -> None:
+    def check_waiting(self) -> None:
         messages = [Message.decode(each) for each in self.world.peek("q", 1_000)]
         found = [(message.body, message.delivery_count) for message in messages]
         assert found == [(item.body, item.failures) for item in self.available]
@@ -223,7 +223,7 @@ class TransactionModel(RuleBasedStateMachine):
         assert len(self.world.host.transactions) == len(self.open)
 
     @invariant()
-    def room_is_taken_by_what_is_there_and_by_posts(self) -> None:
+    def check_room(self) -> None:
         posts = sum(len(each.posts) for each in self.open)
         held = self.world.host.space().get("q").held
         assert (held.held, held.pending) == (posts, 0)

@@ -852,12 +852,12 @@ async def test_room_that_is_not_used_is_passed_on() -> None:
         first = out.send_nowait("first")
         looked: list[str] = []
 
-        async def look() -> None:
+        async def watch() -> None:
             await out.wait_for_room()
             looked.append("room")  # and sends nothing
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(look)
+            nursery.start_soon(watch)
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(out.send, "second")
             await trio.testing.wait_all_tasks_blocked()

@@ -122,7 +122,7 @@ async def test_a_login_that_fails_is_one_sentence() -> None:
 
 @pytest.mark.req("SE9")
 async def test_a_password_does_not_cross_a_network_in_clear() -> None:
-    ours = _an_address_that_is_not_loopback()
+    ours = _outside_address()
     if ours is None:
         pytest.skip("this machine has no address but loopback")
     async with Container("c", users={"joe": "secret"}, plain_in_clear=True) as c:
@@ -135,7 +135,7 @@ async def test_a_password_does_not_cross_a_network_in_clear() -> None:
             assert peer.state == "open"
 
 
-def _an_address_that_is_not_loopback() -> str | None:
+def _outside_address() -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

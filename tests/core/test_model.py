@@ -403,7 +403,7 @@ class JoinedEngines(RuleBasedStateMachine):
             check(engine)
 
     @invariant()
-    def what_arrives_was_sent_in_that_order(self) -> None:
+    def check_order(self) -> None:
         for pipe in getattr(self, "pipes", {}).values():
             at = 0
             for delivery in pipe.arrived:

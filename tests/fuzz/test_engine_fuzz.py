@@ -425,8 +425,8 @@ def test_any_frames_mean_the_same_however_they_are_cut(
     data = OPENING[opening] + b"".join(said)
     whole = feed(passive(PROGRAMS[role]()), data)
     cut = feed(passive(PROGRAMS[role]()), data, size)
-    assert [_told(event) for event in cut.events] == [_told(event) for event in whole.events]
+    assert [_summary(event) for event in cut.events] == [_summary(event) for event in whole.events]
 
 
-def _told(event: Any) -> tuple[str, Any]:
+def _summary(event: Any) -> tuple[str, Any]:
     return type(event).__name__, getattr(event, "error", None)

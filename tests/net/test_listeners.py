@@ -73,9 +73,9 @@ async def test_a_host_with_many_addresses_has_one_port(nursery: trio.Nursery) ->
     listeners = await open_tcp("", 0)
     ports = {bound_address(listener)[1] for listener in listeners}
     assert len(ports) == 1
-    door = ConnectionLimiter(Limits())
+    limiter = ConnectionLimiter(Limits())
     for listener in listeners:
-        nursery.start_soon(partial(serve_socket, listener, door, echo, nursery=nursery))
+        nursery.start_soon(partial(serve_socket, listener, limiter, echo, nursery=nursery))
     for host in ["127.0.0.1", "::1"] if has_ipv6() else ["127.0.0.1"]:
         async with await trio.open_tcp_stream(host, *ports) as stream:
             assert await ask(stream) == b"hello"
@@ -185,15 +185,15 @@ async def test_a_path_that_cannot_be_is_one_sentence(tmp_path: Path, path: str) 
 
 @pytest.mark.req("L4")
 async def test_a_name_in_memory(nursery: trio.Nursery) -> None:
-    network, door = MemoryNetwork(), ConnectionLimiter(Limits())
-    await nursery.start(partial(serve_memory, nursery=nursery), network, "here", door, echo)
+    network, limiter = MemoryNetwork(), ConnectionLimiter(Limits())
+    await nursery.start(partial(serve_memory, nursery=nursery), network, "here", limiter, echo)
     stream = await network.dial("here")
     assert await ask(stream) == b"hello"
     await stream.aclose()
     with pytest.raises(
         ConnectFailed, match="cannot listen on memory://here: the address is already in use"
     ):
-        await serve_memory(network, "here", door, echo, nursery=nursery)
+        await serve_memory(network, "here", limiter, echo, nursery=nursery)
     with pytest.raises(ConnectFailed, match="cannot connect to memory://there: nothing listens"):
         await network.dial("there")
 
@@ -221,8 +221,8 @@ async def test_a_name_in_memory_is_free_again() -> None:
 class Visitors:
     """Connections of one listener, each served until the test ends it."""
 
-    def __init__(self, door: ConnectionLimiter, nursery: trio.Nursery) -> None:
-        self.door = door
+    def __init__(self, limiter: ConnectionLimiter, nursery: trio.Nursery) -> None:
+        self.limiter = limiter
         self.nursery = nursery
         self.log_in: list[Callable[[], None]] = []
         self.ends: list[Any] = []
@@ -237,7 +237,7 @@ class Visitors:
         """Open one more connection; return whether it was admitted."""
         ours, theirs = memory_stream_pair()
         before = len(self.log_in)
-        self.nursery.start_soon(self.door.serve, ours, host, host, self.serve)
+        self.nursery.start_soon(self.limiter.serve, ours, host, host, self.serve)
         await trio.testing.wait_all_tasks_blocked()
         self.ends.append(theirs)
         return len(self.log_in) > before
@@ -252,7 +252,7 @@ async def visitors(nursery: trio.Nursery, request: pytest.FixtureRequest) -> Vis
 @pytest.mark.parametrize("visitors", [Limits(connections_max=3)], indirect=True)
 async def test_connections_are_bounded_at_the_number(visitors: Visitors) -> None:
     assert [await visitors.come(f"192.0.2.{n}") for n in range(5)] == [True] * 3 + [False] * 2
-    assert visitors.door.connections == 3
+    assert visitors.limiter.connections == 3
     # A login makes no room here.
     visitors.log_in[0]()
     assert not await visitors.come("192.0.2.9")
@@ -266,12 +266,12 @@ async def test_strangers_are_bounded_and_make_room_by_logging_in(visitors: Visit
     assert [await visitors.come(f"192.0.2.{n}") for n in range(2)] == [True, True]
     visitors.log_in[0]()
     visitors.log_in[0]()  # a second call has no effect
-    assert visitors.door.crowd.strangers == 1
+    assert visitors.limiter.crowd.strangers == 1
     assert await visitors.come("192.0.2.5")
-    assert visitors.door.connections == 3
+    assert visitors.limiter.connections == 3
     # There is no room for the next one: the oldest without a login is closed.
     assert await visitors.come("192.0.2.6")
-    assert (visitors.door.connections, visitors.door.crowd.strangers) == (3, 2)
+    assert (visitors.limiter.connections, visitors.limiter.crowd.strangers) == (3, 2)
     assert await ask(visitors.ends[1]) == b""
 
 
@@ -280,14 +280,14 @@ async def test_strangers_are_bounded_and_make_room_by_logging_in(visitors: Visit
 async def test_who_fills_the_places_of_strangers_pushes_out_its_own(visitors: Visitors) -> None:
     hosts = ["192.0.2.9", *["2001:db8::1"] * 3, *["2001:db8::2"] * 20, "192.0.2.7"]
     assert all([await visitors.come(host) for host in hosts])
-    assert visitors.door.crowd.strangers == 4
-    assert visitors.door.crowd.strangers_of("192.0.2.9") == 1
-    assert visitors.door.crowd.strangers_of("192.0.2.7") == 1
+    assert visitors.limiter.crowd.strangers == 4
+    assert visitors.limiter.crowd.strangers_of("192.0.2.9") == 1
+    assert visitors.limiter.crowd.strangers_of("192.0.2.7") == 1
     # With equal numbers for each address, the oldest of all is closed.
     assert await visitors.come("192.0.2.8")
     assert await visitors.come("192.0.2.6")
-    assert visitors.door.crowd.strangers_of("192.0.2.9") == 0
-    assert visitors.door.crowd.strangers_of("192.0.2.7") == 1
+    assert visitors.limiter.crowd.strangers_of("192.0.2.9") == 0
+    assert visitors.limiter.crowd.strangers_of("192.0.2.7") == 1
 
 
 @pytest.mark.req("L6")
@@ -317,13 +317,13 @@ async def test_strangers_of_one_address_are_bounded(
         assert await visitors.come(host)
     # The oldest of the same address has made room, rather than older ones of other addresses.
     assert await ask(visitors.ends[1]) == b""
-    strangers = visitors.door.crowd
+    strangers = visitors.limiter.crowd
     assert [strangers.strangers_of(network_of(each)) for each in (crowd[0], other)] == [2, 1]
     # A connection with a login stays, regardless of later ones.
     visitors.log_in[2]()
     for _ in range(5):
         assert await visitors.come(crowd[0])
-    assert (visitors.door.connections, strangers.strangers) == (4, 3)
+    assert (visitors.limiter.connections, strangers.strangers) == (4, 3)
 
 
 @pytest.mark.req("L6")
@@ -376,23 +376,23 @@ async def test_what_has_no_address_is_not_counted_by_it(visitors: Visitors) -> N
 
 @pytest.mark.req("L6")
 async def test_the_end_of_a_connection_makes_room() -> None:
-    door = ConnectionLimiter(Limits(connections_max=1))
+    limiter = ConnectionLimiter(Limits(connections_max=1))
     for _ in range(3):
         ours, theirs = memory_stream_pair()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(door.serve, ours, "192.0.2.1", "a", echo)
+            nursery.start_soon(limiter.serve, ours, "192.0.2.1", "a", echo)
             assert await ask(theirs) == b"hello"
-            assert (door.connections, door.crowd.strangers) == (1, 1)
+            assert (limiter.connections, limiter.crowd.strangers) == (1, 1)
             await theirs.aclose()
-        assert (door.connections, door.crowd.strangers) == (0, 0)
+        assert (limiter.connections, limiter.crowd.strangers) == (0, 0)
 
 
 async def test_a_flood_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    door = ConnectionLimiter(Limits(connections_max=0))
+    limiter = ConnectionLimiter(Limits(connections_max=0))
     with caplog.at_level(logging.INFO, "amqp_rt.net"):
         for _ in range(10):
             ours, _theirs = memory_stream_pair()
-            await door.serve(ours, "192.0.2.1", "192.0.2.1:5", echo)
+            await limiter.serve(ours, "192.0.2.1", "192.0.2.1:5", echo)
     assert [record.getMessage() for record in caplog.records] == [
         "connection from 192.0.2.1:5 refused: too many connections"
     ]

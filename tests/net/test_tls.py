@@ -259,11 +259,11 @@ async def test_which_user_a_certificate_stands_for_is_up_to_the_program(
 ) -> None:
     tls = ServerTls(known.server, client_ca=known.ca)
     by_host = ExternalServer(lambda certificate: certificate.dns_names[0].partition(".")[0])
-    nobody = ExternalServer(lambda certificate: None)
+    reject = ExternalServer(lambda certificate: None)
     async with serving(tls, sasl=[by_host]) as url:
         await say(url, ClientTls(known.ca, certificate=known.client), auth=External())
     assert seen[0].user == "client"
-    async with serving(tls, sasl=[nobody]) as url:
+    async with serving(tls, sasl=[reject]) as url:
         with pytest.raises(AuthenticationFailed):
             await say(url, ClientTls(known.ca, certificate=known.client), auth=External())
 
@@ -387,11 +387,11 @@ async def test_hello_may_follow_the_header_at_once(known: Certificates) -> None:
 async def test_no_password_is_asked_for_in_clear(known: Certificates) -> None:
     from amqp_rt.security.mechanisms import PlainServer, offered
 
-    async def nobody(user: str, password: str, peer: Peer) -> None:
+    async def reject(user: str, password: str, peer: Peer) -> None:
         return None
 
     def names(**where: bool) -> tuple[str, ...]:
-        return offered([PlainServer(nobody)], **{"plain_in_clear": False, **where})
+        return offered([PlainServer(reject)], **{"plain_in_clear": False, **where})
 
     assert names(secure=False, local=False) == ()
     assert names(secure=False, local=False, plain_in_clear=True) == ("PLAIN",)

@@ -570,7 +570,7 @@ PASSAGES: dict[str, dict[str, Operation]] = {
 MADE = ("alias", "not there")
 
 
-async def let_go(shop: Broker, name: str, operation: Operation, peer: Any) -> str:
+async def release(shop: Broker, name: str, operation: Operation, peer: Any) -> str:
     """Return the result of *operation* where only ``mine`` and ``q`` exist."""
     for each in ("mine", "q", "new"):
         if shop.host.space().has(each):
@@ -610,7 +610,7 @@ async def test_who_may_let_messages_go_where(protocol: str, source: str, right: 
     wrong = []
     async with declarer(source, fronts, right) as (shop, peer, other):
         for name, operation in PASSAGES[protocol].items():
-            found = await let_go(shop, name, operation, other or peer)
+            found = await release(shop, name, operation, other or peer)
             expected = matrix.PASSAGES_OF[protocol][name][right]
             if found != expected:
                 wrong.append((name, found, expected))

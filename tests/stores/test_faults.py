@@ -19,7 +19,7 @@ import committer
 import pytest
 from committer import BATCHES, COUNT, payload
 from disks import PowerCut, Renames, disk
-from known_store import KNOWN, flip, judge, known_batch, known_store
+from known_store import KNOWN, count_lost, flip, known_batch, known_store
 
 from amqp_rt.errors import AmqpError
 from amqp_rt.stores import sqlite_files
@@ -89,7 +89,7 @@ def test_a_flipped_bit_costs_what_was_on_its_page(
         assert opened.damage, offset
         assert opened.aside is not None
         assert Path(opened.aside).is_file()
-        assert judge(store, opened) <= 25, (offset, opened)
+        assert count_lost(store, opened) <= 25, (offset, opened)
         store.commit(known_batch(KNOWN))
         store.close()
         assert store.open() == OpenResult(clean=True)
@@ -112,7 +112,7 @@ def test_pages_that_are_whole_but_wrong_are_found(base: Path, tmp_path: Path, wh
         store = SQLiteStore(path)
         opened = store.open()
         assert opened.damage
-        judge(store, opened)
+        count_lost(store, opened)
         store.close()
 
 
@@ -131,7 +131,7 @@ def test_what_is_left_of_a_truncated_store_is_saved(base: Path, tmp_path: Path) 
         else:
             opened = store.open()
         assert opened.damage, length
-        judge(store, opened)
+        count_lost(store, opened)
         store.close()
 
 
@@ -143,7 +143,7 @@ def test_many_damaged_pages(base: Path, tmp_path: Path) -> None:
         for _ in range(10):
             flip(path, chance.randrange(size))
         store = SQLiteStore(path)
-        judge(store, store.open())
+        count_lost(store, store.open())
         store.close()
 
 
@@ -193,7 +193,7 @@ def test_what_a_kill_leaves_is_whole(unclean: Path, tmp_path: Path) -> None:
     store = SQLiteStore(fresh(tmp_path / "x", unclean, "-wal"))
     opened = store.open()
     assert opened == OpenResult(clean=False)
-    assert judge(store, opened, 6) == 0
+    assert count_lost(store, opened, 6) == 0
     store.close()
     assert store.open() == OpenResult(clean=True)
     store.close()
@@ -216,7 +216,7 @@ def test_a_torn_end_of_the_log_is_no_damage(unclean: Path, tmp_path: Path, what:
         store = SQLiteStore(path)
         opened = store.open()
         assert opened == OpenResult(clean=False)
-        assert judge(store, opened, 6) == 0
+        assert count_lost(store, opened, 6) == 0
         store.close()
 
 
@@ -230,7 +230,7 @@ def test_a_log_cut_anywhere_loses_whole_batches_from_its_end(unclean: Path, tmp_
         opened = store.open()
         assert not opened.damage, length
         count = len(store.facts("kind"))
-        assert judge(store, opened, count) == 0
+        assert count_lost(store, opened, count) == 0
         store.close()
 
 
@@ -254,9 +254,9 @@ def test_damage_in_what_was_committed_is_told_from_a_torn_end(
         opened = store.open()
         if (offset - 32) // frame == count - 1 and not opened.damage:
             # The very last frame: indistinguishable from a torn write.
-            assert judge(store, opened, len(store.facts("kind"))) == 0
+            assert count_lost(store, opened, len(store.facts("kind"))) == 0
         else:
-            judge(store, opened, 6)
+            count_lost(store, opened, 6)
         store.close()
 
 
@@ -297,7 +297,7 @@ def test_a_write_that_fails_stops_the_store_until_it_is_opened_again(
         assert not opened.damage
         count = len(store.facts("kind"))
         assert count in (kept, kept + 1)
-        assert judge(store, opened, count) == 0
+        assert count_lost(store, opened, count) == 0
         store.close()
 
 
@@ -317,13 +317,13 @@ def test_a_full_disk_refuses_a_batch_as_a_whole_and_goes_on(tmp_path: Path) -> N
         for _ in range(3):
             with pytest.raises(StoreFull):
                 store.commit(known_batch(4))
-            assert judge(store, OpenResult(True), 4) == 0
+            assert count_lost(store, OpenResult(True), 4) == 0
         room[0] = True
         store.commit(known_batch(4))
-        assert judge(store, OpenResult(True), 5) == 0
+        assert count_lost(store, OpenResult(True), 5) == 0
         store.close()
         assert store.open() == OpenResult(clean=True)
-        assert judge(store, OpenResult(True), 5) == 0
+        assert count_lost(store, OpenResult(True), 5) == 0
         store.close()
 
 
@@ -397,7 +397,7 @@ def test_what_was_consumed_is_taken_away_from_a_full_disk(tmp_path: Path) -> Non
 # -- deaths ----------------------------------------------------------------------------------------------
 
 
-def judge_committed(path: Path, told: int) -> None:
+def check_committed(path: Path, told: int) -> None:
     """Check that all reported batches are present, and none in part."""
     store = SQLiteStore(path)
     opened = store.open()
@@ -439,7 +439,7 @@ def test_nothing_reported_is_lost_by_a_kill_at_any_time(tmp_path: Path, long_run
         lines += child.communicate()[0]
         # A torn last line was reported as well; the rest after it is not a line.
         told = max(told, last_of(lines))
-        judge_committed(tmp_path / "store", told)
+        check_committed(tmp_path / "store", told)
 
 
 @pytest.mark.slow
@@ -459,7 +459,7 @@ def test_nothing_reported_is_lost_by_a_kill_at_any_call_of_the_disk(
             [sys.executable, COMMITTER, path, str(fatal)], capture_output=True, check=False
         )
         assert run.returncode == -signal.SIGKILL
-        judge_committed(path, last_of(run.stdout))
+        check_committed(path, last_of(run.stdout))
 
     with ThreadPoolExecutor(os.cpu_count()) as several:
         for _ in several.map(kill_at, range(1, calls + 1, step)):
@@ -498,7 +498,7 @@ def test_nothing_is_lost_when_the_power_goes(
             opened = store.open()
             count = len(store.facts("kind"))
             assert count in (kept, kept + 1)
-            assert judge(store, opened, count) == 0
+            assert count_lost(store, opened, count) == 0
             # A torn last batch cannot be distinguished from a damaged one.
             assert all(damage.what == "batch" for damage in opened.damage), opened
             store.close()
@@ -603,7 +603,7 @@ def test_an_interrupted_rescue_is_finished(base: Path, tmp_path: Path) -> None:
     Path(f"{path}-wal").write_bytes(b"of the damaged file")
     store = SQLiteStore(path)
     assert store.open() == OpenResult(clean=True)
-    assert judge(store, OpenResult(True)) == 0
+    assert count_lost(store, OpenResult(True)) == 0
     store.close()
     assert len(list(path.parent.glob("*.damaged-*-wal"))) == 1
     shutil.copy(path, f"{path}.saved")  # Not needed any more.
@@ -695,7 +695,7 @@ def test_a_backup_is_taken_while_a_store_is_written(tmp_path: Path) -> None:
             last = int(dict(copy.facts("last"))[b"batch"])
             copy.close()
             assert last >= told
-            judge_committed(tmp_path / f"copy{n}", last)
+            check_committed(tmp_path / f"copy{n}", last)
         with pytest.raises(StoreFailed, match="there already"):
             backup(tmp_path / "store", tmp_path / "copy0")
         with pytest.raises(StoreBusy):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from known_store import flip, judge, known_store
+from known_store import count_lost, flip, known_store
 
 from amqp_rt.errors import AmqpError
 from amqp_rt.stores.base import SHARED_MIN, Batch, Chunk, StoreDamaged, StoreRefused
@@ -261,7 +261,7 @@ def test_a_store_of_version_1_is_upgraded_when_it_is_opened(
     store = SQLiteStore(old)
     opened = store.open()
     assert opened.clean
-    assert judge(store, opened, 5, shared=False) == 0
+    assert count_lost(store, opened, 5, shared=False) == 0
     assert f"version 1 of its schema is now {VERSION}" in caplog.text
     tables = "SELECT name, rootpage FROM sqlite_schema WHERE type = 'table'"
     rows = store._file.connection.execute(tables).fetchall()
@@ -285,7 +285,7 @@ def test_a_store_of_version_1_is_upgraded_when_it_is_opened(
 def test_a_store_of_version_1_is_upgraded_by_command(old: Path) -> None:
     assert upgrade(old) == (1, VERSION)
     store = SQLiteStore(old)
-    assert judge(store, store.open(), 5, shared=False) == 0
+    assert count_lost(store, store.open(), 5, shared=False) == 0
     store.close()
 
 
@@ -302,7 +302,7 @@ def test_an_upgraded_store_that_was_killed_is_whole(old: Path, tmp_path: Path) -
     again = SQLiteStore(left)
     opened = again.open()
     assert not opened.damage
-    assert judge(again, opened, 5, shared=False) == 0
+    assert count_lost(again, opened, 5, shared=False) == 0
     assert again.read(59, [1])[0].payload == bytes(5000)
     again.close()
 
@@ -316,7 +316,7 @@ def test_a_damaged_store_of_version_1_is_saved(old: Path, upgraded: bool) -> Non
     store = SQLiteStore(old)
     opened = store.open()
     assert opened.damage
-    assert 0 < judge(store, opened, 5, shared=False) < 125
+    assert 0 < count_lost(store, opened, 5, shared=False) < 125
     share(store, bytes(5000), range(50, 60))
     store.close()
     assert check(old).damage == ()

@@ -227,7 +227,7 @@ class Model(RuleBasedStateMachine):
         self.store.tidy()
 
     @invariant()
-    def as_the_model_says(self) -> None:
+    def check_facts_and_messages(self) -> None:
         store = self.store
         for node in range(4):
             there = {s: put for (n, s), put in sorted(self.messages.items()) if n == node}

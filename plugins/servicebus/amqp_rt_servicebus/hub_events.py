@@ -177,37 +177,49 @@ def delivered_event(
     out = bytearray(head.header)
     if delivery_annotations:
         write_annotations(out, DELIVERY_ANNOTATIONS, delivery_annotations)
-    if head.message_annotations:
-        place = {
-            SEQUENCE_NUMBER: number,
-            OFFSET: str(number),
-            ENQUEUED_TIME: Timestamp(time_ms),
-        }
-        own = read_annotations(head.message_annotations)
-        write_annotations(out, MESSAGE_ANNOTATIONS, {**own, **place})
-    else:
-        out += _place(number, time_ms)
+    out += _with_place(head.message_annotations, number, time_ms)
     if len(payload) < JOIN_MAX:
         return bytes(out) + head.rest
     return [bytes(out), head.rest]
 
 
-#: Message annotations section with a short map; keys, each with the constructor of its value.
-_PLACE_OPENING: Final = SECTION_OPENINGS[MESSAGE_ANNOTATIONS] + b"\xc1"
+#: Descriptor of the message annotations.
+_OPENING: Final = SECTION_OPENINGS[MESSAGE_ANNOTATIONS]
+#: Constructor of a short map; octets and items that its own octets can count.
+_SHORT_MAP: Final = b"\xc1"
+_SHORT_MAX: Final = 255
+#: Items of a map that say the place of an event: keys and values.
+_PLACE_ITEMS: Final = 6
+#: Keys of the place, each with the constructor of its value.
 _AT_NUMBER, _AT_OFFSET, _AT_TIME = (
     bytes((0xA3, len(key))) + key.encode() + bytes((constructor,))
     for key, constructor in ((SEQUENCE_NUMBER, 0x81), (OFFSET, 0xA1), (ENQUEUED_TIME, 0x83))
 )
 
 
-def _place(number: int, time_ms: int) -> bytes:
-    """Return the message annotations of an event that has none of its own.
+def _with_place(own: bytes, number: int, time_ms: int) -> bytes:
+    """Return the message annotations of an event with its place, behind those of its sender.
 
-    Encoded by hand, because this would be the largest part of the cost of a delivery.
+    Spliced and not decoded, because that would be the largest part of the cost of a delivery. Keys of the place never are
+    among those of the sender (:func:`arrived_event`).
+
+    Args:
+        own: Section with the annotations of the sender, empty without any.
+        number: Sequence number of the event.
+        time_ms: Time at which it was enqueued.
     """
+    items, count = b"", 0
+    if own[len(_OPENING) : len(_OPENING) + 1] == _SHORT_MAP and own.startswith(_OPENING):
+        count, items = own[len(_OPENING) + 2], own[len(_OPENING) + 3 :]
+    elif own:
+        place = {SEQUENCE_NUMBER: number, OFFSET: str(number), ENQUEUED_TIME: Timestamp(time_ms)}
+        out = bytearray()
+        write_annotations(out, MESSAGE_ANNOTATIONS, {**read_annotations(own), **place})
+        return bytes(out)
     text = b"%d" % number
     said = b"".join(
         (
+            items,
             _AT_NUMBER,
             number.to_bytes(8, signed=True),
             _AT_OFFSET,
@@ -217,8 +229,11 @@ def _place(number: int, time_ms: int) -> bytes:
             time_ms.to_bytes(8, signed=True),
         )
     )
-    # A map of six items; its size includes the octet of that count.
-    return b"".join((_PLACE_OPENING, (len(said) + 1).to_bytes(), b"\x06", said))
+    count += _PLACE_ITEMS
+    # The size of a map includes the octets of its count.
+    if len(said) < _SHORT_MAX and count <= _SHORT_MAX:
+        return b"".join((_OPENING, _SHORT_MAP, (len(said) + 1).to_bytes(), count.to_bytes(), said))
+    return b"".join((_OPENING, b"\xd1", (len(said) + 4).to_bytes(4), count.to_bytes(4), said))
 
 
 def joined(payload: Payload) -> bytes:

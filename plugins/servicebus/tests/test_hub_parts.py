@@ -253,7 +253,7 @@ def test_a_delivered_event_has_the_annotations_of_its_sender_and_of_the_service(
     own: dict[str, int], body: bytes, number: int
 ) -> None:
     sent = encoded(body, message_annotations={Symbol(name): value for name, value in own.items()})
-    found = delivered_event(sent, number, 1_700_000_000_123)
+    found = delivered_event(arrived_event(sent).payload, number, 1_700_000_000_123)
     assert isinstance(found, bytes)
     message = Message.decode(found)
     assert message.body == body
@@ -264,6 +264,31 @@ def test_a_delivered_event_has_the_annotations_of_its_sender_and_of_the_service(
         "x-opt-enqueued-time": 1_700_000_000_123,
     }
     assert not message.delivery_annotations
+
+
+@pytest.mark.parametrize("size", [0, 1, 150, 160, *range(165, 180), 200, 245, 250, 300, 5_000])
+def test_the_place_stands_beside_annotations_of_any_size(size: int) -> None:
+    own = {Symbol("x-opt-note"): "n" * size, PARTITION_KEY: "k"}
+    message = Message.decode(
+        bytes(delivered_event(encoded("e", message_annotations=own), 7, -1))  # type: ignore[arg-type]
+    )
+    assert dict(message.message_annotations) == {
+        **own,
+        "x-opt-sequence-number": 7,
+        "x-opt-offset": "7",
+        "x-opt-enqueued-time": -1,
+    }
+    assert message.body == "e"
+
+
+@pytest.mark.parametrize("count", [1, 100, 124, 125, 130, 200])
+def test_the_place_stands_beside_any_number_of_annotations(count: int) -> None:
+    own = {Symbol(f"x-{number}"): None for number in range(count)}
+    found = Message.decode(
+        bytes(delivered_event(encoded("e", message_annotations=own), 7, 1))  # type: ignore[arg-type]
+    ).message_annotations
+    assert len(found) == count + 3
+    assert found.items() >= own.items()
 
 
 def test_delivery_annotations_come_before_message_annotations() -> None:

@@ -822,6 +822,7 @@ FRAMED = {
 
 @pytest.mark.req("SE18", "L2")
 @pytest.mark.parametrize("door", ["ws", pytest.param("wss", marks=pytest.mark.slow)])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ASKED, *FRAMED])
 async def test_what_is_done_to_websockets(name: str, door: str) -> None:
     octets, expected = ASKED.get(name) or FRAMED[name]

@@ -67,6 +67,7 @@ def test_a_run_depends_on_nothing_but_the_octets() -> None:
     assert differences(digests(sys.executable, "1"), digests(sys.executable, "2")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.req("X5", "T1")
 def test_compiled_and_plain_make_the_same_of_the_same_octets() -> None:
     other = other_installation()

@@ -41,7 +41,7 @@ def test_a_commit_takes_what_was_accepted_and_a_rollback_leaves_it_open() -> Non
     acks = [m.BasicAck(delivery_tag=each.method.delivery_tag) for each in (first, second)]
     client.say(1, acks[0], m.TxCommit())
     assert isinstance(client.answer(m.TxCommitOk), m.TxCommitOk)
-    # What is rolled back can be answered again, and goes back when it is not.
+    # A rolled back acknowledgement can be repeated; without one the message is requeued.
     client.say(1, acks[1], m.TxRollback())
     client.answer(m.TxRollbackOk)
     client.say(1, acks[1], m.TxRollback())
@@ -163,7 +163,7 @@ def test_a_get_waits_until_the_right_to_send_was_judged() -> None:
     client.holds = []
     client.publish(1, "node", b"a")
     client.say(1, m.BasicGet(queue="node"))
-    # What was published before is not lost between the two.
+    # Messages published before are not lost between the two.
     (sending,) = client.holds
     sending.accept(Silent())
     client.handle([])

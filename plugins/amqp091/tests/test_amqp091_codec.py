@@ -134,7 +134,7 @@ def test_content_headers_of_another_codec(frames: Any) -> None:
         assert (header.class_id, header.body_size) == (60, case["body_size"])
         assert read_header(write_header(header)) == header
         for name, value in case["properties"].items():
-            # That generator counts an empty cluster-id, which is deprecated, as none.
+            # The generator counts an empty cluster-id, which is deprecated, as none.
             name = {"message_type": "type", "cluster_id": "reserved"}.get(name, name)
             found = plain(getattr(header.properties, name))
             if name == "timestamp":

@@ -409,7 +409,7 @@ def test_channel_close_crosses_channel_close() -> None:
     client = World().connect()
     client.say(1, m.QueueDeclare(queue="nowhere", passive=True))
     ended_with(client, 404)
-    # What was on its way is dropped, whatever it is.
+    # Frames that were on their way are dropped, whatever they are.
     client.say(1, m.BasicAck(delivery_tag=9))
     client.feed(frame(BODY, 1, b"x"))
     assert client.take() == []
@@ -590,14 +590,14 @@ def test_replies_to_one_who_does_not_read_are_bounded() -> None:
     for _ in range(50):
         other.publish(1, address, b"x" * 1_000, mandatory=True)
     assert 10_000 <= asking.engine.output_size < 12_000
-    # Those that found no room came back to their sender.
+    # Messages that found no room were returned to their sender.
     returned = [each for _, each in other.heard if isinstance(each, Content)]
     assert {type(each.method) for each in returned} == {m.BasicReturn}
     asking.heard.clear()
     asking.handle([])
     replies = [each for _, each in asking.heard if isinstance(each, Content)]
     assert len(replies) + len(returned) == 50
-    # Who reads gets more.
+    # A client that reads gets more.
     other.publish(1, address, b"last", mandatory=True)
     asking.handle([])
     assert [each.body for _, each in asking.heard if isinstance(each, Content)][-1] == b"last"

@@ -136,7 +136,7 @@ _CONTENTS = st.builds(
     _PROPERTIES,
     st.binary(max_size=9),
 )
-#: Those of channels, and seldom one of the connection.
+#: Methods of channels, and seldom one of the connection.
 _SAID = (
     st.sampled_from([code for code in METHODS if code >> 16 != 10]).flatmap(_methods)
     | _CONTENTS

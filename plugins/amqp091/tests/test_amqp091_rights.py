@@ -96,7 +96,7 @@ def published(exchange: str, key: str, **headers: Any) -> Attempt:
     return lambda channel: channel.publish(b"x", exchange=exchange, key=key, properties=properties)
 
 
-#: What is refused because of a right.
+#: Attempts that are refused for lack of a right.
 ATTEMPTS: dict[str, Attempt] = {
     "dead letters to a queue": dead_letters("", "payments"),
     "of a transient queue": dead_letters("", "payments", exclusive=True),
@@ -199,7 +199,7 @@ async def test_what_is_ones_own_may_lead_to_what_is_ones_own() -> None:
             await channel.declare_exchange("eve-a", arguments={"alternate-exchange": "eve-s"})
             await channel.publish(b"x", exchange="eve-a", key="payments")
         assert broker.stats("payments").enqueued == 0
-        # What is there already leads on for who has the right to declare it again.
+        # An existing queue stays usable for a user with the right to declare it again.
         arguments = {"x-dead-letter-exchange": "vault"}
         async with root.channel() as channel:
             await channel.declare_queue("eve-3", arguments=arguments)

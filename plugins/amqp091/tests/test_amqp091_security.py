@@ -65,7 +65,7 @@ async def test_users_virtual_hosts_and_rights() -> None:
         mine = bob.channel()
         mine.confirm_delivery()
         mine.basic_publish("", "in", b"1", pika.BasicProperties(user_id="bob"))
-        # Who may send to an exchange needs no right at the queues behind it.
+        # A user with the right to send to an exchange needs none at the queues behind it.
         mine.basic_publish("news", "", b"2")
         assert channel.queue_declare("other", passive=True).method.message_count == 1
         for wrong, code in (
@@ -224,7 +224,7 @@ async def test_external_is_whom_the_certificate_names() -> None:
         with pytest.raises(exceptions.ChannelClosedByBroker):
             connection.channel().queue_declare("other")
         connection.close()
-        # Who shows nothing is nobody, and a password is not asked for.
+        # A client without a certificate has no user, and no password is requested.
         with pytest.raises(exceptions.AMQPConnectionError):
             client(port, None, external)
         with pytest.raises(exceptions.AMQPConnectionError):

@@ -143,7 +143,7 @@ async def test_transactions(url: str) -> None:
                 assert delivery.body == b"yes"
                 delivery.ack()
                 await channel.rollback()
-            # Its acknowledgement never happened, and its channel is over.
+            # The acknowledgement was rolled back, and its channel has closed.
             again = None
             while again is None:
                 again = await look.get(queue.name)

@@ -175,7 +175,7 @@ def fails(channel: Any, code: int, step: Callable[[], Any]) -> None:
     assert caught.value.reply_code == code, caught.value.reply_text
 
 
-#: What a client does wrong on a channel, and the reply code.
+#: Mistakes of a client on a channel, and their reply codes.
 WRONG: list[tuple[int, Callable[[Any], Any]]] = [
     (404, lambda c: c.queue_declare("nowhere", passive=True)),
     (404, lambda c: c.queue_bind("nowhere", "amq.direct", "k")),
@@ -341,7 +341,7 @@ async def test_transactions(served: Any) -> None:
             assert get(other, "out") is None
             channel.tx_rollback()
             assert get(other, "out") is None
-            # It was not given back: it can be answered again.
+            # The delivery was not requeued: it can be acknowledged again.
             channel.basic_publish("amq.fanout", "", b"nowhere")
             channel.basic_publish("", "out", b"done")
             channel.basic_ack(method.delivery_tag)
@@ -395,7 +395,7 @@ async def test_a_consumer_hears_that_its_queue_has_gone(served: Any) -> None:
             other.queue_delete("q")
             connection.process_data_events(0.1)
             assert len(cancelled) == 1
-            # What it has in hand can be answered all the same.
+            # Unacknowledged deliveries can be acknowledged all the same.
             channel.basic_ack(tags[0])
             channel.queue_declare("q")
 

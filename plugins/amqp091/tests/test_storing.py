@@ -416,7 +416,7 @@ async def test_pika_selects_commits_and_rolls_back_on_a_store(tmp_path: Any) -> 
     with trio.fail_after(60):
         async with stored(tmp_path) as port:
             await trio.to_thread.run_sync(first, port)
-        # What was committed is there after a restart, and nothing else.
+        # Committed messages are there after a restart, and no others.
         async with stored(tmp_path) as port:
             assert await trio.to_thread.run_sync(second, port) == [b"done", None]
 
@@ -449,7 +449,7 @@ def test_confirms_are_said_in_the_order_of_their_numbers() -> None:
     client = World().connect()
     client.say(1, m.QueueDeclare(queue="a"), m.QueueDeclare(queue="b"), m.ConfirmSelect())
     client.take()
-    # What goes to one queue is handed over together.
+    # Messages for one queue are handed over together.
     published_as_one(client, ("a", TRANSIENT), ("b", TRANSIENT), ("a", TRANSIENT))
     assert acknowledgements(client) == [(3, True)]
     published_as_one(client, ("b", TRANSIENT), ("a", TRANSIENT), ("b", TRANSIENT))

@@ -436,7 +436,7 @@ async def test_what_is_made_on_its_first_use_can_be_consumed_from() -> None:
                         with pytest.raises(AmqpError) as caught:
                             await step(wrong)
                         assert caught.value.condition == "amqp:not-found"
-                # What a declaration says is what it gets.
+                # A queue gets the arguments of its first declaration.
                 await channel.declare_queue("orders-5", arguments={"x-max-length": 1})
                 async with connection.channel() as wrong:
                     with pytest.raises(AmqpError, match="arguments"):

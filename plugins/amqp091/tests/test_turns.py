@@ -140,7 +140,7 @@ def test_very_many_messages_are_answered_in_turns(answer: str) -> None:
         assert left - world.stats("q").acquired <= 50
         left = world.stats("q").acquired
     while world.host.turns.unfinished:
-        # What becomes a dead letter has its own turns.
+        # Dead letters have their own turns.
         world.host.turns.run_pending()
         assert left - world.stats("q").acquired <= 100
         left = world.stats("q").acquired
@@ -231,7 +231,7 @@ def lap(world: World) -> int:
     """Let all messages expire once. Returns how many there are then."""
     world.now += 1.1
     alarms = world.host.turns.alarms
-    # What is too much for one turn stays due.
+    # Work beyond one turn stays due.
     while world.host.turns.unfinished or (alarms and alarms[0][0] <= world.now):
         world.host.turns.tick()
         world.host.turns.run_pending()
@@ -598,7 +598,7 @@ async def test_a_post_that_an_exchange_routes_nowhere_is_refused_in_its_transact
 
         with pytest.raises(TransactionRolledBack, match="released the message"):
             await post()
-        # Its sender would not learn otherwise that a settled message went nowhere.
+        # The sender would not learn otherwise that a settled message went nowhere.
         with pytest.raises(TransactionRolledBack, match="no queue takes it"):
             await post(settled=True)
         assert broker.stats("q").available == 0

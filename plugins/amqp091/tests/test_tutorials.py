@@ -143,7 +143,7 @@ async def test_3_publish_and_subscribe(served: Any) -> None:
             channel = emit.channel()
             channel.exchange_declare(exchange="logs", exchange_type="fanout")
             channel.basic_publish(exchange="logs", routing_key="", body="info: Hello World!")
-            # Nobody else is told, and that is no mistake.
+            # An unroutable message is dropped, and that is no mistake.
             channel.basic_publish(exchange="", routing_key="gone", body="lost")
         for channel, queue in queues:
             assert take(channel, queue, 1) == [("", b"info: Hello World!")]
@@ -491,7 +491,7 @@ async def test_scenarios_of_pikas_blocking_connection(served: Any) -> None:
             for method, _, body in channel.consume(queue):
                 assert body == b"0"
                 channel.basic_ack(method.delivery_tag)
-                # Its answer comes after what was sent before.
+                # The answer comes after all frames that were sent before.
                 channel.queue_declare(queue, passive=True)
                 break
             channel.cancel()
@@ -527,7 +527,7 @@ async def test_scenarios_of_pikas_blocking_connection(served: Any) -> None:
             assert take(channel, queue, 1) == [("", b"through")]
             channel.exchange_unbind("other", "one")
             with pytest.raises(exceptions.ChannelClosedByBroker) as caught:
-                # It went with its last binding.
+                # The auto-delete exchange was deleted with its last binding.
                 channel.exchange_declare("one", passive=True)
             assert caught.value.reply_code == 404
             channel = connection.channel()

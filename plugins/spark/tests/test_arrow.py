@@ -66,7 +66,7 @@ USUAL = [
     ).encode()
     for number in range(60)
 ]
-#: What the compiled decoder leaves to the other one.
+#: Messages that the compiled decoder leaves to the other one.
 ODD = Message(Char("x")).encode()
 BROKEN = b"\x00\x53\x75\xa0\x05ab"
 

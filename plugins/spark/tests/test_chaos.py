@@ -40,7 +40,7 @@ AWAY_S = 6.0
 
 NODES = "log:3 in post out sunk:2 twice:2"
 ADDRESSES = "log", "in", "post"
-#: What each query puts in front of its rows → the node that it writes to.
+#: Prefix of the rows of each query → the node that it writes to.
 WRITTEN = {"log": "out", "lease": "sunk", "spool": "out", "first": "out", "second": "out"}
 
 DRIVER = """
@@ -67,7 +67,7 @@ def start(name, writer):
     writer = writer.option("checkpointLocation", folder + "/checkpoints/" + name)
     trigger = {"availableNow": True} if once == "once" else {"processingTime": "500 milliseconds"}
     query = writer.trigger(**trigger).start()
-    # One after the other: Spark gives a Python that it starts ten seconds to answer.
+    # Queries start in turn: Spark gives a Python that it starts ten seconds to answer.
     while query.isActive and query.lastProgress is None:
         time.sleep(0.1)
     return query
@@ -100,7 +100,7 @@ else:
 """
 
 
-#: What Spark says of a Python that did not answer in ten seconds, on a busy machine.
+#: Spark's error for a Python that did not answer in ten seconds, on a busy machine.
 _TOO_SLOW = "Python worker failed to connect back"
 
 
@@ -339,7 +339,7 @@ def test_the_ledger_balances_whatever_is_killed(drivers: tuple[Any, Drivers]) ->
     assert feeder.failure is None, feeder.failure
     queries.kill()
     assert queries.finish(900) == 0, queries.said.read_text("utf-8")[-3_000:]
-    # What is there is in the store.
+    # The content of the nodes is in the store.
     broker.restart(signal.SIGKILL)
     found = ledger(broker.endpoint)
     control = found.pop("twice")

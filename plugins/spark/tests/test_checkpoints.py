@@ -48,7 +48,7 @@ def test_a_checkpoint_from_a_backup(spark: Any, served: Any, tmp_path: Path) -> 
     shutil.copytree(checkpoint, backup)
     send(served, 40, 140)
     assert query(spark, served, checkpoint, {}, {}) == ""
-    # What Spark does after a crash: the same plan, and nothing is noted as done.
+    # After a crash Spark repeats the plan, and has noted nothing as done.
     for note in (checkpoint / "commits").glob("*1*"):
         note.unlink()
     assert query(spark, served, checkpoint, {}, {}) == ""

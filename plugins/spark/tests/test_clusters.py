@@ -77,7 +77,7 @@ for wanted in (None, {{"url": "amqp://127.0.0.1:1"}}):
         check(spark, wanted)
     except NotReady as error:
         said.append(str(error))
-    # What is sent along is there from now on.
+    # Archives sent along are there from now on.
     spark.sparkContext.addPyFile(archive)
 found = check(spark, {{"url": url}})
 # A format has the archives that were there when it was registered.

@@ -117,7 +117,7 @@ def test_those_that_are_chosen_go_back_and_the_others_stay(spark: Any, letters: 
     assert len(one.message_annotations["x-opt-dead-letter-history"]) == 1
     assert "x-opt-sequence-number" not in one.message_annotations
     assert ids(letters, "b") == ["b2"]
-    # They are where they were.
+    # The dead letters are where they were.
     assert [each.message_id for each in letters.messages(DEAD)][:3] == ["a0", "a2", "a3"]
     assert run(spark, letters, replay_to="out", rate="1000/s").facts["replay"]["replayed"] == 10
     assert len(ids(letters, "out")) == 10

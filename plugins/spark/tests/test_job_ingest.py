@@ -250,7 +250,7 @@ def test_a_submitted_job_brings_its_python_along(
         line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    # It puts what an application says on standard error onto the other one.
+    # The launcher writes the standard error of an application to standard output.
     progress, _, report = ran.stdout.partition("\n")
     assert progress.startswith("batch 0: 10 rows in ")
     assert json.loads(report)["facts"]["rows"] == 10

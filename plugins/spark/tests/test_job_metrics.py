@@ -133,7 +133,7 @@ def traffic(broker: Any) -> None:
 @pytest.mark.req("K7", "K8")
 def test_the_numbers_are_those_of_a_direct_count(spark: Any, followed: Any) -> None:
     traffic(followed.broker)
-    # What has gone by its time is noticed some time later, and every event is recorded some time
+    # Expired messages are noticed some time later, and every event is recorded some time
     # after it happened: the journal is whole when nothing has been added to it for a while.
     direct: list[dict[str, Any]] = []
     while True:
@@ -214,7 +214,7 @@ def test_late_events_count_into_the_window_in_which_they_happened(
 
     # A driver that ends before Spark has noted the last micro-batch does it again, which changes nothing.
     noted = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda p: int(p.name))
-    # It is one without events, which has moved the watermark and so ended windows.
+    # The batch is one without events, which has moved the watermark and so ended windows.
     noted[-1].unlink()
     noted[-1].with_name(f".{noted[-1].name}.crc").unlink()
     again = metrics(spark, conf).facts["windows"]

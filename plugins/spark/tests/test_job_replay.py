@@ -71,7 +71,7 @@ def test_a_table_is_sent_once_more_and_once_only(spark: Any, served: Any, tmp_pa
     for group in range(4):
         mine = [each.body["n"] for each in found if each.group_id == f"group {group}"]
         assert mine == sorted(mine)
-    # What has come since goes, too, under the same id; under another one, what is chosen of all of it.
+    # Later messages are sent under the same id; under another one, all that are selected.
     fill(served, 24, 27)
     ingest(spark, served, lake)
     assert replay(spark, served, lake).facts == {"id": "r", "sent": 3, "sent_before": 24}
@@ -116,7 +116,7 @@ def test_an_audit_names_what_differs(spark: Any, served: Any, tmp_path: Path) ->
     report = audit(spark, served, table)
     assert report.exit_code == 0
     assert report.facts["records"] == report.facts["rows"] == 40
-    # What ingest has not got to yet is missing, unless one looks only as far as it got.
+    # Records that ingest has not reached are missing, unless the audit ends where it is.
     fill(served, 40, 44)
     report = audit(spark, served, table)
     assert (report.exit_code, report.facts["missing"]) == (3, 4)

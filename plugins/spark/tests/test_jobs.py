@@ -122,7 +122,7 @@ def told(*words: str) -> tuple[Any, Any]:
         return cli.read_told(Ingest, config, context.params)
 
 
-#: Whatever may stand on a command line.
+#: Texts that may stand on a command line.
 _TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=8)
 
 
@@ -341,7 +341,7 @@ def test_how_far_a_log_is_behind_and_what_is_settled(served: Any, tmp_path: Path
     assert connections.call(served.endpoint, "log", "CURSOR", group="g") == {0: 2, 1: 9}
     tell = Settle(url=served.url, checkpoint=folder, group="g")
     assert settle(None, tell).facts["settled"] == 2
-    # What is further than the checkpoint stays where it is.
+    # Cursors beyond the checkpoint stay where they are.
     assert connections.call(served.endpoint, "log", "CURSOR", group="g") == {0: 4, 1: 9}
     assert settle(None, tell).facts["settled"] == 0
 
@@ -472,7 +472,7 @@ def test_handlers_of_signals_come_back() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-#: What Spark 4.3 makes of an error in a worker of Python.
+#: Text that Spark 4.3 makes of an error in a worker of Python.
 _WRAPPED = """[STREAM_FAILED] Query [id = 9a, runId = 7b] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] \
 Failed when Python streaming data source perform planPartitions: Traceback (most recent call last):
   File "/x/python_streaming_source_runner.py", line 279, in main

@@ -12,7 +12,7 @@ import pytest
 ROWS = 64
 SIZE = 9 * 1_048_576 // 4
 
-#: What a worker of Spark does with one partition: its rows, its batches, and what it took at most.
+#: Work of a worker of Spark on one partition: its rows, its batches, and its peak of memory.
 WORKER = """
 import json, resource, sys
 from amqp_rt_spark.source import AmqpDataSource

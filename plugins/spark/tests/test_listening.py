@@ -41,7 +41,7 @@ def lease(number: int, **more: Any) -> str:
     return json.dumps({"leases": {"jobs": {"id": "l", "n": number, **more}}, "v": 1})
 
 
-#: What a source says, and not Spark in its place.
+#: Metrics of a source, and not of Spark in its place.
 SAID = {"waiting": True}
 
 

@@ -81,7 +81,7 @@ def test_the_time_is_counted_from_each_loss() -> None:
     patience.bear(ConnectionLost("away"), 1)
     time.now += 59
     patience.bear(ConnectionLost("away"), 1)
-    # It has gone on meanwhile: this is another loss.
+    # The query has progressed meanwhile: this is another loss.
     patience.bear(ConnectionLost("away"), 2)
     time.now += 59
     patience.bear(ConnectionLost("away"), 2)

@@ -235,7 +235,7 @@ def test_what_of_a_condition_is_taken() -> None:
         between = exact + dt.timedelta(microseconds=1)
         assert taken(GreaterThan(("enqueued_time",), between)) == Bounds(since_ms=ms + 1)
         assert moment(exact.isoformat()) == ms
-    # It leaves out nothing in a log, where every row has an offset; and does in a queue.
+    # The filter excludes no row of a log, where every row has an offset; in a queue it does.
     assert taken(IsNotNull(("offset",))) == Bounds()
     for left in (
         IsNotNull(("body",)),
@@ -291,7 +291,7 @@ def test_abort_takes_back_nothing_that_is_published(served: Any) -> None:
         for part, body in enumerate("ab")
     ]
     writer.commit(messages, batchId=0)
-    # One of a task that has failed is None.
+    # The message of a failed task is None.
     AmqpStreamWriter(options, schema).abort([*messages, None], batchId=0)
     assert sorted(served.bodies("out")) == ["a", "b"]
     AmqpStreamWriter(options, schema).commit(messages, batchId=0)
@@ -325,7 +325,7 @@ def test_a_stream_is_narrowed_by_a_selector(served: Any) -> None:
     end = it.latestOffset(start, SimpleNamespace())
     offsets = [row[0] for span in it.partitions(start, end) for row in it.read(span)]
     assert offsets == [1, 3, 5, 7, 9]
-    # What is left out is behind it, too.
+    # Excluded records are behind the offset, too.
     assert it.latestOffset(end, SimpleNamespace()) == end
 
 

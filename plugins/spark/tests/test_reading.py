@@ -202,7 +202,7 @@ def test_several_logs_are_one_stream(served: Any) -> None:
     only = stream(served)
     before = only.latestOffset(only.initialOffset(), EVERYTHING)
     served.send("one", *range(5))
-    # One that was added later begins at its own start.
+    # A log that was added later begins at its own start.
     end = both.latestOffset(before, EVERYTHING)
     assert (parts(end), parts(end, "one")) == ({0: 5, 1: 5}, {0: 5})
     assert len(rows(both, both.partitions(before, end))) == 5
@@ -260,7 +260,7 @@ def test_a_pattern_that_means_nothing_yet(served: Any) -> None:
     served.broker.declare(Log("sales.a"))
     served.send("sales.a", "one")
     assert drained(it, start)[0] == [("sales.a", b"one")]
-    # What the broker has for itself is nobody's sales.
+    # The pattern matches no logs of the broker itself.
     assert all(not name.startswith("$") for name in like(served, "*").initialOffset()["logs"])
 
 
@@ -298,7 +298,7 @@ def test_a_log_of_a_pattern_that_goes(served: Any) -> None:
     assert [row[0] for row in rows(lax, lax.partitions(start, end))] == ["sales.a"]
     later = lax.latestOffset(end, EVERYTHING)
     assert list(later["logs"]) == ["sales.a"]
-    # One that the pattern does not mean any more is not missed.
+    # A log that the pattern no longer matches is not missed.
     narrow = like(served, "sales.a*", group="g")
     assert list(narrow.latestOffset(end, EVERYTHING)["logs"]) == ["sales.a"]
 
@@ -466,7 +466,7 @@ def test_a_store_from_a_backup(tmp_path: Path) -> None:
     for file in tmp_path.glob("kept *"):
         shutil.copy(file, tmp_path / file.name.removeprefix("kept "))
     with started() as (broker, it, lax):
-        # What was read before the backup was made is what is there.
+        # The restored log has the records that were read before the backup.
         assert it.latestOffset(before, EVERYTHING) == before
         fill(broker, 15)
         assert parts(it.latestOffset(before, EVERYTHING), "one") == {0: 25}
@@ -527,7 +527,7 @@ def test_a_hold_ends_with_what_is_read(group: dict[str, str]) -> None:
             fill(out)
             assert begin < first() <= parts(planned, "one")[0]
             if group:
-                # It ended here, was started again, and finds that its last batch was written.
+                # The query ended here, was started again, and finds that its last batch was written.
                 it = query()
                 later = it.latestOffset(later, EVERYTHING)
                 it.partitions(later, later)

@@ -257,7 +257,7 @@ def test_without_a_time_to_try_again_the_first_cut_ends_it(served: Any, relay: A
     relay.cut_at(b"COMMIT-EPOCH", heard=True)
     with pytest.raises(ConnectionLost):
         out.publish([done])
-    # It was published, and the query does not know.
+    # The epoch was published, and the query does not know.
     assert not sink(relay.url).publish([done])
 
 
@@ -279,7 +279,7 @@ def test_what_the_broker_has_lost_ends_the_task(served: Any, relay: Any) -> None
 
     def lose() -> None:
         relay.cut()
-        # Whatever was staged goes with the node.
+        # Staged messages are deleted with the node.
         served.broker.delete("out")
         served.broker.declare(Queue("out"))
 

@@ -18,7 +18,7 @@ from amqp_rt_spark.jobs.report import MissingExtra, Plot, Report, Table, Text
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-#: What somebody may put into a message, hoping that it is more than text for whoever reads it.
+#: Texts of messages that attack the program that shows them.
 HOSTILE = [
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -35,7 +35,7 @@ HOSTILE = [
     "--><!--",
     "a" * 100_000,
 ]
-#: What no text of ours may hold, as a terminal might obey it.
+#: Characters that no text of ours may hold, as a terminal might obey them.
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028]")
 
 

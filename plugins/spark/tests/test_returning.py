@@ -81,7 +81,7 @@ def test_the_chosen_ones_go_in_order_and_the_others_keep_their_places(served: An
         "x-opt-note": "n",
         "x-opt-replay-id": done.id,
     }
-    # Those that were passed over are looked at again.
+    # Messages that were passed over are examined again.
     assert replay(served).sent == Counter(a=2, b=1)
     assert bodies(served)[DEAD] == []
     assert replay(served).sent.total() == 0

@@ -39,7 +39,7 @@ from amqp_rt.values import (
 
 pytestmark = pytest.mark.req("K1")
 
-#: What a VARIANT keeps as it is.
+#: Values that a VARIANT keeps as they are.
 KEPT = st.recursive(
     st.one_of(
         *(SCALARS[kind] for kind in (type(None), bool, Byte, Short, Int, int, float, Float32)),

@@ -61,7 +61,7 @@ def test_another_choice_of_rows_needs_another_id(served: Any) -> None:
 
     rows = rows_of(10)
     chosen(rows[::4], "where=even")
-    # Those that are left out now are before the last one that was sent, and would not be sent at all.
+    # Messages left out now are before the last one that was sent, and would not be sent at all.
     with pytest.raises(
         ValueError, match="has begun to publish 'where=even' at 'out', and this is 'where=odd'"
     ):

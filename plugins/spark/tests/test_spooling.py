@@ -203,7 +203,7 @@ def test_messages_that_come_again(served: Any, tmp_path: Path) -> None:
     start = it.initialOffset()
     end = logged(it, start)
     assert len(batch(it, start, end)) == 5
-    # One of another name with the same content, and one of the same name with another content.
+    # Send a message of another name with the same content, and one with other content.
     served.send("in", Message("0", message_id="m5"), Message("1", message_id="m0"))
     with Drain(connections.wire(served.endpoint), "in") as drain:
         assert len(drain.take(9)) == 2
@@ -255,7 +255,7 @@ def test_a_stream_ends_by_itself_where_a_queue_had_no_more(served: Any, tmp_path
     at, found = it.initialOffset(), []
     while (end := logged(it, at)) != at:
         found.append(batch(it, at, end))
-        # Somebody is faster than we are.
+        # Another sender is faster than the query.
         served.send("in", *(f"more {number}" for number in range(2)))
         at = end
     assert [len(each) for each in found] == [5, 5, 2]
@@ -464,7 +464,7 @@ def test_a_task_on_rabbitmq_ends_before_it_accepts(
         at = end
     counted = Counter(found)
     assert set(counted) == {b"%d" % number for number in range(30)}
-    # What was in the file and not accepted: eleven, beside the one that the driver has taken.
+    # Eleven messages were in the file and not accepted, beside the one that the driver has taken.
     assert counted.total() == (30 if named else 41)
 
 

@@ -117,7 +117,7 @@ def test_what_is_gone_up_to_the_end_is_missed_at_once(
             list(it.read("one", 0, 20, 30, **given))
         found = [offset for offset, _ in it.read("one", 0, 0, 30, may_lose=True, **given)]
         assert found == list(range(20, 20 + kept))
-        # What comes while it is asked is read.
+        # Messages that arrive during the request are read.
         more = it.read("one", 0, 20, 30 + kept, **given)
         served.send("one", *range(30))
         assert [offset for offset, _ in more] == list(range(20, 30 + kept))
@@ -224,7 +224,7 @@ def test_browsing_takes_nothing(served: Any) -> None:
             assert [each.body for each in it.browse("in", credit=7)] == list(range(40))
         assert [each.body for each in it.browse("in", most=5)] == list(range(5))
         assert it.call("in", "READ")["available"] == 40
-        # Whoever stops reading leaves nothing behind.
+        # A reader that stops leaves nothing behind.
         found = it.browse("in", credit=3)
         next(found)
         found.close()
@@ -309,7 +309,7 @@ def test_batches_that_are_staged_outlive_the_broker(tmp_path: Path, address: str
                     found = [message for _, message in it.read("one", 0, 0, 2_400)]
                 else:
                     found = list(it.browse("out"))
-                # What came alone and what came in batches are the same messages.
+                # Single messages and those of batches are the same.
                 kept = [(message.bare, message.header) for message in found]
                 assert [bare for bare, _ in kept] == [
                     Message.decode(each).bare for each in payloads

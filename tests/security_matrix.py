@@ -161,6 +161,43 @@ RIGHTS_OF: Final[dict[str, dict[str, dict[str, str]]]] = {
 }
 
 
+# --- namespaces of Service Bus ---------------------------------------------------------------------
+
+_SENDS: Final = _by(send=ALLOWED, manage=ALLOWED)
+_LISTENS: Final = _by(listen=ALLOWED, manage=ALLOWED)
+#: A client with any right at an entity may send requests to its management node, whose status refuses those that need
+#: another right.
+_ASKS: Final = dict.fromkeys(RIGHTS, "403") | {
+    "nothing": _DENIED,
+    "elsewhere": _DENIED,
+    "manage": ALLOWED,
+}
+_ASKS_TO_SEND: Final = _ASKS | {"send": ALLOWED}
+_ASKS_TO_LISTEN: Final = _ASKS | {"listen": ALLOWED}
+_ADMINISTERS: Final = dict.fromkeys(RIGHTS, "401") | {"manage": ALLOWED}
+#: operation → right of a key at the entity ``q`` → outcome. ``plugins/servicebus/tests/test_rights_of_namespaces.py``
+#: proves it, for keys of the namespace and keys of the entity.
+RIGHTS_IN_NAMESPACES: Final[dict[str, dict[str, str]]] = {
+    "attach a link that sends to q": _SENDS,
+    "attach a link that receives from q": _LISTENS,
+    "attach a link that receives dead letters of q": _LISTENS,
+    **dict.fromkeys(
+        (
+            *("peek-message", "batch-delete-messages", "receive-by-sequence-number", "renew-lock"),
+            *("update-disposition", "renew-session-lock", "get-session-state"),
+            *("set-session-state", "get-message-sessions"),
+        ),
+        _ASKS_TO_LISTEN,
+    ),
+    **dict.fromkeys(("schedule-message", "cancel-scheduled-message"), _ASKS_TO_SEND),
+    **dict.fromkeys(("add-rule", "remove-rule", "enumerate-rules"), _ASKS),
+    "GET q over HTTP": _ADMINISTERS,
+    "PUT q over HTTP": _ADMINISTERS,
+    "DELETE q over HTTP": _ADMINISTERS,
+    "list the queues over HTTP": _ADMINISTERS,
+}
+
+
 # --- rights at destinations ------------------------------------------------------------------------
 
 #: Rights at the queue ``q`` and the exchange ``q``, of a user who manages the queue ``mine`` and the

@@ -38,6 +38,14 @@ What a user may do who has a right at the node `q`, *elsewhere* only, or *nothin
 comes from a rule or from a token, and on every transport. Otherwise the error is the one in the cell. AMQP 0-9-1 is
 carried by TCP and TLS, and has no tokens.
 """
+NAMESPACES = """\
+
+## Namespaces of Service Bus
+
+What a client may do in a namespace whose token is signed with a key for the entity `q`, whether the key belongs to the
+namespace or to the entity (`plugins/servicebus/tests/test_rights_of_namespaces.py`). Names are those of operations at
+`$management`; a status is that of the answer. Only a key of the namespace lists its queues.
+"""
 PASSAGES = """\
 
 ## Where messages may be let go
@@ -92,6 +100,7 @@ def page() -> str:
     sections = {
         HEAD + LOGINS: logins(),
         RIGHTS: rights(matrix.RIGHTS_OF, matrix.RIGHTS),
+        NAMESPACES: rights({"Service Bus": matrix.RIGHTS_IN_NAMESPACES}, matrix.RIGHTS),
         PASSAGES: rights(matrix.PASSAGES_OF, matrix.RIGHTS_THERE),
     }
     return "".join(head + "\n".join(lines) + "\n" for head, lines in sections.items())

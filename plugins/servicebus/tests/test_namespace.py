@@ -305,6 +305,7 @@ def test_a_web_token_in_a_header_administers_by_its_roles(
         client.close()
 
 
+@pytest.mark.req("X2")
 def test_http_and_amqp_share_the_port() -> None:
     with ServiceBus() as bus:
         http_client = http.client.HTTPConnection("127.0.0.1", bus.port, timeout=10)

@@ -1,0 +1,239 @@
+"""Links to the entities of a namespace, by a client in memory: where they attach, what the answers hold, why they are refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+from amqp_rt_servicebus.conditions import (
+    ENTITY_DISABLED,
+    NOT_ALLOWED,
+    SESSION_CANNOT_BE_LOCKED,
+    TIMEOUT,
+)
+from amqp_rt_servicebus.declarations import Queue, Subscription, Topic
+from amqp_rt_servicebus.host import (
+    ATTACH_TIMEOUT,
+    BATCH_SIZE,
+    LOCKED_UNTIL,
+    SESSION_FILTER,
+    SESSION_WAIT_S,
+    VIA_DESTINATION,
+)
+from amqp_rt_servicebus.namespace import Namespace
+from trio.testing import MockClock
+
+from amqp_rt import Broker, Connection, Message
+from amqp_rt.errors import AmqpError
+from amqp_rt.values import Described, Symbol, UInt
+
+TICKS_AT_1970 = 621_355_968_000_000_000
+
+
+class Bus:
+    """A namespace, and a client of the process itself."""
+
+    def __init__(self, broker: Broker, namespace: Namespace, peer: Connection) -> None:
+        self.broker = broker
+        self.namespace = namespace
+        self.peer = peer
+
+    async def refused(self, role: str, address: str | None, **options: Any) -> str:
+        """Attach a link that is refused; return the condition."""
+        link = self.peer.sender if role == "sender" else self.peer.receiver
+        with pytest.raises(AmqpError) as caught:
+            async with link(address, **options):
+                pass
+        return caught.value.condition
+
+    async def send(self, address: str, body: str, **fields: Any) -> None:
+        async with self.peer.sender(address) as sender:
+            await sender.send(Message(body, **fields))
+
+    def active(self, *path: str) -> int:
+        return self.namespace.existing(path).entity.sizes().active
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Bus]:
+    namespace = Namespace(
+        Queue("q"),
+        Queue("s", requires_session=True, lock_duration=30),
+        Queue("from", forward_to="q"),
+        Queue("off", status="Disabled"),
+        Queue("in", status="ReceiveDisabled"),
+        Topic("t", [Subscription("x")]),
+    )
+    async with (
+        Broker(addons=[namespace], volatile=True) as broker,
+        broker.local() as peer,
+    ):
+        yield Bus(broker, namespace, peer)
+
+
+def session(wanted: object, *, described: bool = True) -> dict[object, object]:
+    """Return a filter for a session."""
+    value = Described(Symbol(SESSION_FILTER), wanted) if described else wanted
+    return {Symbol(SESSION_FILTER): value}
+
+
+# --- Refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("role", "address", "options", "condition"),
+    [
+        ("receiver", "nowhere", {}, "amqp:not-found"),
+        ("sender", "nowhere", {}, "amqp:not-found"),
+        ("receiver", "t/subscriptions/nowhere", {}, "amqp:not-found"),
+        ("receiver", "t/$deadletterqueue", {}, "amqp:not-found"),
+        ("receiver", "t", {}, NOT_ALLOWED),
+        ("receiver", "from", {}, NOT_ALLOWED),
+        ("receiver", "s", {}, NOT_ALLOWED),
+        ("receiver", "q", {"filter": session("a")}, NOT_ALLOWED),
+        ("receiver", "s/$deadletterqueue", {"filter": session("a")}, NOT_ALLOWED),
+        ("receiver", "s", {"filter": session(1)}, "amqp:invalid-field"),
+        ("receiver", "s", {"filter": session(b"a", described=False)}, "amqp:invalid-field"),
+        ("sender", "t/subscriptions/x", {}, NOT_ALLOWED),
+        ("sender", "q/$deadletterqueue", {}, NOT_ALLOWED),
+        ("sender", "q/$transfer/$deadletterqueue", {}, NOT_ALLOWED),
+        ("sender", "off", {}, ENTITY_DISABLED),
+        ("receiver", "off", {}, ENTITY_DISABLED),
+        ("receiver", "in", {}, ENTITY_DISABLED),
+        ("sender", "q", {"properties": {Symbol(VIA_DESTINATION): 1}}, "amqp:invalid-field"),
+        ("sender", "q", {"properties": {Symbol(VIA_DESTINATION): "nowhere"}}, "amqp:not-found"),
+        (
+            "sender",
+            "q",
+            {"properties": {Symbol(VIA_DESTINATION): "t/subscriptions/x"}},
+            NOT_ALLOWED,
+        ),
+    ],
+)
+async def test_a_link_is_refused_with_its_condition(
+    bus: Bus,
+    autojump_clock: MockClock,
+    role: str,
+    address: str,
+    options: dict[str, Any],
+    condition: str,
+) -> None:
+    assert await bus.refused(role, address, **options) == condition
+
+
+async def test_an_unknown_entity_is_named_as_the_sdk_for_javascript_expects_it(
+    bus: Bus, autojump_clock: MockClock
+) -> None:
+    with pytest.raises(AmqpError, match=r"The messaging entity .Nowhere. could not be found\."):
+        async with bus.peer.receiver("Nowhere"):
+            pass
+
+
+# --- Sessions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize("wanted", ["a", ""])
+async def test_the_answer_names_the_session_and_the_end_of_its_lock(
+    bus: Bus, autojump_clock: MockClock, wanted: str, described: bool
+) -> None:
+    async with bus.peer.receiver("s", filter=session(wanted, described=described)) as receiver:
+        assert dict(receiver.link.source.filter or {}) == {SESSION_FILTER: wanted}
+        until = receiver.link.properties[LOCKED_UNTIL]
+        assert type(until) is int
+        wall = bus.broker.host.clock.wall()
+        assert until == pytest.approx((wall + 30) * 10_000_000 + TICKS_AT_1970, abs=10_000_000)
+        assert await bus.refused("receiver", "s", filter=session(wanted)) == (
+            SESSION_CANNOT_BE_LOCKED
+        )
+
+
+@pytest.mark.parametrize(
+    ("properties", "waits_s"),
+    [
+        ({}, SESSION_WAIT_S),
+        ({Symbol(ATTACH_TIMEOUT): UInt(2_000)}, 2),
+        ({Symbol(ATTACH_TIMEOUT): 2_500.0}, 2.5),
+        ({Symbol(ATTACH_TIMEOUT): "soon"}, SESSION_WAIT_S),
+        ({Symbol(ATTACH_TIMEOUT): -1}, SESSION_WAIT_S),
+    ],
+)
+async def test_an_attach_waits_for_any_session_as_long_as_it_says(
+    bus: Bus, autojump_clock: MockClock, properties: dict[Any, Any], waits_s: float
+) -> None:
+    begun = trio.current_time()
+    refused = await bus.refused("receiver", "s", filter=session(None), properties=properties)
+    assert refused == TIMEOUT
+    assert trio.current_time() - begun == pytest.approx(waits_s, abs=0.5)
+
+
+async def test_an_attach_that_waits_gets_the_session_of_the_first_message(
+    bus: Bus, autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def later() -> None:
+            await trio.sleep(3)
+            await bus.send("s", "hello", group_id="b")
+
+        async with bus.peer.receiver("s", filter=session(None)) as receiver:
+            assert dict(receiver.link.source.filter or {}) == {SESSION_FILTER: "b"}
+            assert (await receiver.receive()).body == "hello"
+
+
+async def test_attaches_that_wait_end_with_their_entity(
+    bus: Bus, autojump_clock: MockClock
+) -> None:
+    refused: list[str] = []
+
+    async def wait() -> None:
+        refused.append(await bus.refused("receiver", "s", filter=session(None)))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(wait)
+        await trio.sleep(1)
+        assert len(bus.namespace.existing(("s",)).waiting) == 2
+        bus.namespace.delete(("s",))
+    assert refused == ["amqp:not-found"] * 2
+
+
+# --- Senders -----------------------------------------------------------------------------------
+
+
+async def test_a_sender_hears_how_large_batches_may_be(bus: Bus, autojump_clock: MockClock) -> None:
+    bus.namespace.declare(("small",), Queue("small", max_message_size_in_kilobytes=2))
+    async with bus.peer.sender("small") as sender:
+        assert sender.link.properties[BATCH_SIZE] == 2048
+        assert sender.link.max_message_size == 2048
+        await sender.send(b"x" * 2000)
+        with pytest.raises(AmqpError, match="more than the 2048 that the peer takes"):
+            await sender.send(b"x" * 2100)
+    assert bus.active("small") == 1
+
+
+async def test_messages_to_an_anonymous_terminus_go_where_they_say(
+    bus: Bus, autojump_clock: MockClock
+) -> None:
+    async with bus.peer.sender() as sender:
+        await sender.send("a", to="q")
+        await sender.send("b", to="t")
+        for address in ("t/subscriptions/x", "q/$deadletterqueue", "nowhere", "s"):
+            with pytest.raises(AmqpError):
+                await sender.send("c", to=address)
+    assert (bus.active("q"), bus.active("t", "x"), bus.active("s")) == (1, 1, 0)
+
+
+async def test_credit_that_is_drained_comes_back(bus: Bus, autojump_clock: MockClock) -> None:
+    await bus.send("q", "a")
+    async with bus.peer.receiver("q", credit=0) as receiver:
+        delivery = await receiver.get(within=5)
+        assert delivery is not None
+        delivery.accept()
+        # Without a message the credit is drained and returned, so that a later message is not taken.
+        assert await receiver.get(within=5) is None
+        await bus.send("q", "b")
+        assert bus.active("q") == 1

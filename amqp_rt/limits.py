@@ -276,7 +276,8 @@ class Limits(Struct, frozen=True, gc=False):
     #: Undischarged transactions of one session.
     transactions_max: int = 100
     #: Posts, acquisitions and retirements of one transaction (Part 4 §4.4). A post to a topic counts once
-    #: for each of its durable subscriptions, and each dead letter of a retirement counts four times.
+    #: for each of its durable subscriptions, and each dead letter of a retirement, or each of its copies for
+    #: such subscriptions, counts four times.
     transaction_work_max: int = 10_000
     #: Seconds from the declaration of a transaction until it is rolled back.
     transaction_s: float = 60.0

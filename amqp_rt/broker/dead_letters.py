@@ -112,7 +112,8 @@ class DeadLetters:
         )
         unit = None if services.journal is None else services.journal.transaction_unit
         if unit is not None:
-            unit.letters += 1
+            # All copies are written, and examined by filters, in the step that writes the transaction.
+            unit.letters += 1 if node.ledger is None else node.ledger.copies
         if unit is not None and node.ledger is None:
             # A transaction has no visible effect before it is stored.
             unit.then(partial(node.inlet.take, letter))

@@ -410,8 +410,8 @@ class Transaction:
             unit.refuse(
                 Error(
                     "amqp:resource-limit-exceeded",
-                    f"the messages that it gives up would make more than {letters_max} dead letters:"
-                    " discharge smaller transactions",
+                    f"the messages that it gives up would make more than {letters_max} dead letters and"
+                    " copies of them: discharge smaller transactions",
                 )
             )
             return

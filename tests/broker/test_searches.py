@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from brokers import Controller, Receiving, World
 from paged import PagedWorld, world_of
@@ -25,7 +26,7 @@ from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Outcome, Rejec
 from amqp_rt.stores.base import Batch
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.termini import COPY
-from amqp_rt.transactions import Discharge
+from amqp_rt.transactions import Discharge, TransactionalState
 from amqp_rt.values import Described, Symbol
 
 WIDE = Limits(unsettled_max=100_000, session_window=100_000)
@@ -614,9 +615,11 @@ class Letters:
 
 
 @asynccontextmanager
-async def lettering(store: Watched, **options: Any) -> AsyncIterator[Letters]:
+async def lettering(
+    store: Watched, limits: Limits = WIDE, **options: Any
+) -> AsyncIterator[Letters]:
     nodes = Topic("t"), Queue("q", dead_letter="t", **options)
-    async with world_of(store, *nodes, limits=WIDE) as world:
+    async with world_of(store, *nodes, limits=limits) as world:
         client = world.client("c")
         for number in range(SUBSCRIPTIONS):
             client.receiver("t", name=f"s{number}", expiry_policy="never", timeout=99, durable=2)
@@ -702,6 +705,32 @@ async def test_dead_letters_that_wait_for_their_turn_survive_the_end_of(what: st
             for queue in topic_of(world).queues:
                 bodies = [Message.decode(entry.payload).body for entry in queue.peek(5)]
                 assert bodies == expected
+
+
+@pytest.mark.req("R4", "B19")
+@pytest.mark.parametrize(("count", "fits"), [(2, True), (3, False)])
+async def test_copies_of_dead_letters_count_in_a_transaction(count: int, fits: bool) -> None:
+    # A dead letter counts four times, and so does each of its copies for durable subscriptions.
+    limits = msgspec.structs.replace(WIDE, transaction_work_max=2 * SUBSCRIPTIONS * 4)
+    store = Watched()
+    async with lettering(store, limits) as here:
+        world = here.world
+        await world.put(*named(*[0] * count))
+        client = world.client(limits=WIDE)
+        control = Controller(client)
+        txn_id = control.declare()
+        receiver = client.receiver("q", credit=count)
+        await world.settle()
+        for delivery in receiver.endpoint.deliveries:
+            delivery.update(TransactionalState(txn_id, rejected("no")))
+        await world.settle()
+        asked = here.asked
+        sending = control.link.send(Message(Discharge(txn_id)).encode())
+        await world.settle()
+        assert isinstance(sending.state, Rejected) != fits
+        assert here.asked - asked <= 3 * SUBSCRIPTIONS
+        assert here.bodies() == [named(*[0] * count) if fits else []] * SUBSCRIPTIONS
+        assert here.queue.counts.dead_lettered == (count if fits else 0)
 
 
 @pytest.mark.req("B19")

@@ -102,7 +102,8 @@ class Unit:
 
     def __init__(self, refused: Callable[[Error], None] | None = None) -> None:
         self.refused = refused
-        #: Number of dead letters in it, if it is the unit of a transaction.
+        #: Number of dead letters in it, each copy for a durable subscription counted, if it is the unit
+        #: of a transaction.
         self.letters = 0
         #: Whether all of its messages are put before the first of them is delivered. A unit of very
         #: many changes does so in any case; messages that are not stored do not count as changes.

@@ -36,6 +36,13 @@ def clients(served: ServedHubs, request: pytest.FixtureRequest) -> Iterator[Any]
         yield clients
 
 
+@pytest.fixture
+def sync(served: ServedHubs) -> Iterator[SyncClients]:
+    """Return clients with threads, for what does not differ with asyncio."""
+    with SyncClients(served.connection_string, "Clicks") as clients:
+        yield clients
+
+
 def data(body: object = "e", **properties: Any) -> Any:
     from azure.eventhub import EventData
 
@@ -66,17 +73,21 @@ def test_events_with_a_key_go_to_its_partition(served: ServedHubs, clients: Any)
         assert {each.message_annotations["x-opt-partition-key"] for each in there} == {key}  # type: ignore[index]
 
 
-def test_batches_without_a_key_go_to_one_partition_each(served: ServedHubs, clients: Any) -> None:
+def test_batches_without_a_key_go_to_one_partition_each(
+    served: ServedHubs, sync: SyncClients
+) -> None:
     for number in range(4):
-        clients.send(*(data(f"{number}-{at}") for at in range(3)))
+        sync.send(*(data(f"{number}-{at}") for at in range(3)))
     assert served.bodies() == [[f"{n}-{at}".encode() for at in range(3)] for n in range(4)]
 
 
-def test_batches_of_the_client_have_the_size_of_the_link(served: ServedHubs, clients: Any) -> None:
-    size_max = clients.fill(*(data("x" * 1_000) for _ in range(500)), partition_id="1")
+def test_batches_of_the_client_have_the_size_of_the_link(
+    served: ServedHubs, sync: SyncClients
+) -> None:
+    size_max = sync.fill(*(data("x" * 1_000) for _ in range(500)), partition_id="1")
     assert size_max == 1024 * 1024
     assert len(served.bodies()[1]) == 500
-    clients.fill(data("k"), partition_key="alpha")
+    sync.fill(data("k"), partition_key="alpha")
     assert served.bodies()[served.chosen("alpha")][-1] == b"k"
 
 
@@ -128,9 +139,8 @@ def test_events_come_as_they_were_sent_with_their_place(served: ServedHubs, clie
     }
 
 
-def test_consumers_begin_at_each_kind_of_position(served: ServedHubs) -> None:
+def test_consumers_begin_at_each_kind_of_position(served: ServedHubs, sync: SyncClients) -> None:
     served.publish(b"0", b"1", b"2", b"3")
-    sync = SyncClients(served.connection_string, "clicks")
     # Readers of one partition, all at the same time. The tests without the SDK have further positions.
     cases: list[tuple[object, bool, list[str]]] = [
         ("1", True, ["1", "2", "3"]),
@@ -164,26 +174,25 @@ def wait_until(true: Any) -> None:
         time.sleep(0.01)
 
 
-def test_a_time_between_two_events_is_a_position(served: ServedHubs, clients: Any) -> None:
+def test_a_time_between_two_events_is_a_position(served: ServedHubs, sync: SyncClients) -> None:
     served.publish(b"old")
     served.bus.advance(60)
     served.publish(b"new")
     time_ms = served.handle.stats.partitions[0].last_ms
     before = datetime.fromtimestamp(time_ms / 1000 - 30, UTC)
-    assert clients.receive(1, starting_position=before).bodies == ["new"]
+    assert sync.receive(1, starting_position=before).bodies == ["new"]
 
 
-def test_each_consumer_group_has_all_events(served: ServedHubs, clients: Any) -> None:
+def test_each_consumer_group_has_all_events(served: ServedHubs, sync: SyncClients) -> None:
     served.publish(b"a", b"b")
-    assert clients.receive(2).bodies == ["a", "b"]
-    assert clients.receive(2, group="AUDIT").bodies == ["a", "b"]
+    assert sync.receive(2).bodies == ["a", "b"]
+    assert sync.receive(2, group="AUDIT").bodies == ["a", "b"]
 
 
 def test_a_group_or_position_that_is_not_there_is_an_error_of_the_consumer(
-    served: ServedHubs,
+    served: ServedHubs, sync: SyncClients
 ) -> None:
     # Consumers with asyncio attach again, and report no errors but stolen links.
-    sync = SyncClients(served.connection_string, "clicks")
     served.publish(b"a")
     (error,) = sync.receive(1, group="none").errors[:1]
     assert "no consumer group 'none'" in str(error)
@@ -197,18 +206,19 @@ def test_many_events_are_received_in_order(served: ServedHubs, clients: Any) -> 
 
 
 def test_consumers_that_ask_know_the_last_event_of_the_partition(
-    served: ServedHubs, clients: Any
+    served: ServedHubs, sync: SyncClients
 ) -> None:
     served.publish(b"a", b"b", b"c")
-    found = clients.receive(1, track_last_enqueued_event_properties=True)
+    found = sync.receive(1, track_last_enqueued_event_properties=True)
     last = found.last[0]
     assert (last["sequence_number"], last["offset"]) == (2, "2")
     assert last["enqueued_time"] <= last["retrieval_time"]
-    assert clients.receive(1).last[0] is None
+    assert sync.receive(1).last[0] is None
 
 
-def test_a_consumer_with_an_owner_level_takes_the_place_of_another(served: ServedHubs) -> None:
-    sync = SyncClients(served.connection_string, "clicks")
+def test_a_consumer_with_an_owner_level_takes_the_place_of_another(
+    served: ServedHubs, sync: SyncClients
+) -> None:
     served.publish(b"a")
     with sync.receiving(99, owner_level=1) as (first, lost):
         wait_until(lambda: first.bodies == ["a"])
@@ -218,8 +228,9 @@ def test_a_consumer_with_an_owner_level_takes_the_place_of_another(served: Serve
     assert "link:stolen" in str(first.errors[0]) or "owner level 2" in str(first.errors[0])
 
 
-def test_a_consumer_with_a_lower_owner_level_is_refused(served: ServedHubs) -> None:
-    sync = SyncClients(served.connection_string, "clicks")
+def test_a_consumer_with_a_lower_owner_level_is_refused(
+    served: ServedHubs, sync: SyncClients
+) -> None:
     served.publish(b"a")
     with sync.receiving(99, owner_level=5) as (owner, _):
         wait_until(lambda: owner.bodies == ["a"])
@@ -332,13 +343,13 @@ def test_properties_of_partitions(served: ServedHubs, clients: Any) -> None:
     }
 
 
-def test_properties_of_what_is_not_there_are_errors(served: ServedHubs, clients: Any) -> None:
+def test_properties_of_what_is_not_there_are_errors(served: ServedHubs, sync: SyncClients) -> None:
     from azure.eventhub.exceptions import ConnectError
 
     with pytest.raises(ConnectError, match="has no partition '7'"):
-        clients.partition_properties("7")
+        sync.partition_properties("7")
     with (
-        type(clients)(served.connection_string, "none") as others,
+        SyncClients(served.connection_string, "none") as others,
         pytest.raises(ConnectError, match="could not be found"),
     ):
         others.hub_properties()

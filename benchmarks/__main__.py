@@ -27,6 +27,7 @@ from .measures import (
     recovery,
     rpc,
     seeds,
+    servicebus,
     setup,
     spark,
     start,
@@ -48,6 +49,7 @@ MEASURES = {
     "growth": growth.cases,
     "recovery": recovery.cases,
     "doors": doors.cases,
+    "servicebus": servicebus.cases,
     "attacked": attacked.cases,
     "seeds": seeds.cases,
     "spark": spark.cases,
@@ -169,6 +171,7 @@ def main(
     growth   growth of costs with depth, links, connections and so on
     recovery a start after kill -9, with up to a million durable messages; their cost and memory
     doors    costs of TLS and WebSocket, relative to plain TCP
+    servicebus namespaces of Service Bus: the SDK for Python, and growth of costs
     attacked the longest step of our event loop under attack, and a regular client's delay
     seeds    simulated worlds of the tests
     spark    rows/s that Spark reads and writes, beside the same code without it

@@ -97,7 +97,16 @@ class Contestant(Struct):
 
 CLIENT_ROLES = frozenset({"sink", "source", "consume", "echo", "call", "dial", "codec"})
 CLIENT_ROLES_091 = frozenset({"source091", "consume091"})
-OWN_ROLES = CLIENT_ROLES | {"hop", "growth", "idle", "guarded", "attack", "seeds"}
+OWN_ROLES = CLIENT_ROLES | {
+    "hop",
+    "growth",
+    "idle",
+    "guarded",
+    "attack",
+    "seeds",
+    "bus",
+    "bus_growth",
+}
 
 
 def cores() -> int:
@@ -347,13 +356,13 @@ def pika() -> Contestant | str:
 
 @peer("pyamqp")
 def pyamqp() -> Contestant | str:
-    """Return the AMQP implementation of Azure's Python SDK, of which only the codec is measured."""
+    """Return the AMQP implementation of Azure's Python SDK: its codec, and its client of Service Bus."""
     command = (sys.executable, str(ROLES / "on_pyamqp.py"))
     says = identify(command, {})
     if isinstance(says, str):
         return "neither azure-servicebus nor azure-eventhub is installed"
     identity = f"pyamqp of {says['version']}, Python {platform.python_version()}, {cores()} cores"
-    return Contestant("pyamqp", identity, command, roles=frozenset({"codec"}))
+    return Contestant("pyamqp", identity, command, roles=frozenset({"codec", "bus"}))
 
 
 @peer("spark")

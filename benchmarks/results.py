@@ -43,6 +43,7 @@ METRICS: dict[str, Metric] = {
     "ns": Metric("ns", more=False),
     "bytes": Metric("bytes", more=False),
     "slope": Metric("cost, largest over smallest", more=False),
+    "share": Metric("our share of the CPU", more=False),
     "over_tcp": Metric("of the broker's CPU over plain TCP", more=False),
     "accepted_s": Metric("s until a message is accepted", more=False),
     "peak": Metric("memory at most, over what stays", more=False),

@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 import amqp_rt
-from amqp_rt import Anonymous, Broker, ClientTls, Container, Message, Sender, node, rpc
+from amqp_rt import Anonymous, Broker, ClientTls, Container, Message, Sas, Sender, node, rpc
 from amqp_rt.broker import Queue, Topic
 from amqp_rt.core.frames import (
     FrameBuffer,
@@ -80,7 +80,14 @@ def url(options: Options) -> str:
 def door(options: Options) -> dict[str, Any]:
     """Return the options of a client for logging in and for TLS."""
     ca = options.get("ca")
-    return {"sasl": options.get("sasl", False), **({"tls": ClientTls(ca)} if ca else {})}
+    found = {"sasl": options.get("sasl", False), **({"tls": ClientTls(ca)} if ca else {})}
+    if key := options.get("sas"):
+        found |= {
+            "sasl": ["ANONYMOUS"],
+            "token": Sas("RootManageSharedAccessKey", key),
+            "set_token": False,
+        }
+    return found
 
 
 async def served(container: Container, tally: Tally) -> None:
@@ -503,6 +510,35 @@ async def guarded(options: Options) -> None:
     say(n=0)
 
 
+async def bus(options: Options) -> None:
+    """Run a broker with plain queues, and a namespace of Service Bus beside them."""
+    from amqp_rt_servicebus.declarations import Queue as BusQueue
+    from amqp_rt_servicebus.namespace import Namespace, Namespaces
+
+    namespace = Namespace(BusQueue("driven"), BusQueue("hop"))
+    addons = [Namespaces(namespace)]
+    async with Broker("bus", auto_create=["queue:*"], addons=addons) as broker:
+        (plain,) = await broker.listen("amqp://127.0.0.1:0")
+        (own,) = await broker.listen("amqp://127.0.0.1:0", profile=namespace.profile)
+        gc.collect()
+        gc.freeze()
+        say(
+            ready=1,
+            port=int(plain.rpartition(":")[2]),
+            bus_port=int(own.rpartition(":")[2]),
+            connection_string=namespace.connection_string(own),
+        )
+        await trio.to_thread.run_sync(sys.stdin.read)
+    say(n=0)
+
+
+def bus_growth(options: Options) -> None:
+    import bus_engines
+
+    say(ready=1)
+    say(**bus_engines.growth(options["what"], options["quick"]))
+
+
 def attack(options: Options) -> None:
     import attacks
 
@@ -554,7 +590,7 @@ def main() -> None:
         each.__name__: each
         for each in (
             sink, source, consume, echo, call, dial, guarded,
-            idle, codec, hop, growth, attack, seeds, version,
+            idle, codec, hop, growth, attack, seeds, version, bus, bus_growth,
         )
     }[role]  # fmt: skip
     if inspect.iscoroutinefunction(found):

@@ -1,4 +1,4 @@
-"""Codec of Azure's Python SDK, which is available only under private names."""
+"""Azure's Python SDK: its codec, which is available only under private names, and its client of Service Bus."""
 
 from __future__ import annotations
 
@@ -107,11 +107,36 @@ def nanoseconds(operation, seconds):
     return elapsed / done * 1e9
 
 
+def bus(options):
+    """Send a message, receive and complete it, one after the other."""
+    from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+    client = ServiceBusClient.from_connection_string(options["connection_string"])
+    name = options["queue"]
+    with client, client.get_queue_sender(name) as out, client.get_queue_receiver(name) as back:
+
+        def one():
+            out.send_messages(ServiceBusMessage(b"x" * 100))
+            for message in back.receive_messages(1, max_wait_time=5):
+                back.complete_message(message)
+
+        one()
+        say(ready=1)
+        say(warm=1)
+        count, started, cpu = 0, time.monotonic(), time.process_time()
+        while (elapsed := time.monotonic() - started) < options["seconds"]:
+            one()
+            count += 1
+        say(n=count, elapsed=elapsed, cpu=time.process_time() - cpu)
+
+
 def main():
     name, package = sdk()
     if sys.argv[1] == "version":
         found = name.replace(".", "-")
         say(version=f"{found} {version(found)}")
+    elif sys.argv[1] == "bus":
+        bus(json.loads(sys.argv[2]))
     else:
         codec(package, json.loads(sys.argv[2]))
 

@@ -178,6 +178,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         recovery,
         rpc,
         seeds,
+        servicebus,
         setup,
         spark,
         start,
@@ -186,16 +187,18 @@ def test_every_target_names_a_case_that_is_measured() -> None:
     field = Field()
     clients091 = ("amqplib", "pika")
     names = ("compiled", "pure", "proton", "rhea", "proton-c", "rabbitmq", "spark", *clients091)
+    names += ("pyamqp",)
     for name in names:
         field.present[name] = Contestant(
             name,
             name,
             roles=OWN_ROLES if name in ("compiled", "pure") else CLIENT_ROLES,
-            broker=None if name in ("rhea", *clients091) else nullcontext,  # type: ignore[arg-type]
+            broker=None if name in ("rhea", "pyamqp", *clients091) else nullcontext,  # type: ignore[arg-type]
             broker091=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
             durable_broker=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
             kept_broker=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
             doors=nullcontext if name in ("compiled", "pure") else None,  # type: ignore[arg-type]
+            namespace=name in ("compiled", "pure"),
         )
     settings = Settings(seconds=1, sizes=(0, 100, 1024, 65_536), quick=False)
     known = {("codec", case) for case in codec.CASES.values()}
@@ -203,7 +206,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         plan = Plan(settings, field, stack)
         for measure in (
             *(p2p, rpc, broker, durable, setup, start, memory, growth),
-            *(recovery, doors, attacked, seeds, spark, amqp091),
+            *(recovery, doors, attacked, seeds, spark, amqp091, servicebus),
         ):
             known |= {(case.measure, case.name) for case in measure.cases(plan)}
     with (FOLDER / "targets.toml").open("rb") as file:

@@ -20,6 +20,8 @@ from .timespans import Timespan, seconds_of
 #: Directions in which an entity works: both, none, or one.
 Status: TypeAlias = Literal["Active", "Disabled", "SendDisabled", "ReceiveDisabled"]
 Right: TypeAlias = Literal["Send", "Listen", "Manage"]
+#: Rights of a shared access policy.
+RIGHTS: Final[tuple[Right, ...]] = ("Send", "Listen", "Manage")
 
 #: Names of options that hold times.
 TIMES: Final = (
@@ -80,6 +82,9 @@ class SasKey(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.key:
             raise ValueError("a key is empty")
+        for right in self.rights:
+            if right not in RIGHTS:
+                raise ValueError(f"the right {right!r:.80} is none of {', '.join(RIGHTS)}")
 
 
 class Sql(Struct, frozen=True):

@@ -21,6 +21,19 @@ _LOOK_S: Final = 0.002
 PATIENCE_S: Final = 5.0
 
 
+def message_of(body: object, fields: Mapping[str, Any]) -> Message:
+    """Return the message that a client of the service would send for *body*.
+
+    Args:
+        body: The body, or a whole message, which is returned as it is. A text becomes a data section: the SDK
+            for Python shows an ``amqp-value`` with a text as ``b'text'``.
+        fields: Other arguments of :class:`~amqp_rt.Message`.
+    """
+    if isinstance(body, Message):
+        return body
+    return Message(body.encode() if isinstance(body, str) else body, **fields)
+
+
 class HeldEvent(Struct, frozen=True):
     """An event that a hub holds."""
 
@@ -115,7 +128,8 @@ class HubHandle:
         """Put an event into the hub, as if a client had sent it; return it as it is kept.
 
         Args:
-            body: The body, or a whole :class:`~amqp_rt.Message`.
+            body: The body, or a whole :class:`~amqp_rt.Message`. A text is sent in UTF-8 as the SDKs send it,
+                in a data section; a message with a text has it as an ``amqp-value``.
             partition: Index of the partition; by default that of the key, or the next one in turn.
             key: Partition key.
             fields: Other arguments of :class:`~amqp_rt.Message`, such as ``application_properties``.
@@ -123,7 +137,7 @@ class HubHandle:
         Raises:
             AmqpError: There is no such hub or partition, the event is malformed, or there is no room.
         """
-        message = body if isinstance(body, Message) else Message(body, **fields)
+        message = message_of(body, fields)
         if key is not None:
             message.message_annotations = {**message.message_annotations, PARTITION_KEY: key}
         payload = bytes(message.encode())

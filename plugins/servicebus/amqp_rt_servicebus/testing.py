@@ -29,7 +29,7 @@ from .configuration import read_configuration
 from .declarations import Declaration, Hub, Queue, Rule, SasKey, Subscription, Topic
 from .entity import Entity
 from .faults import OCCASIONS, Fault
-from .hub_handles import HubHandle
+from .hub_handles import HubHandle, message_of
 from .messages import (
     DESCRIPTION,
     REASON,
@@ -166,13 +166,14 @@ class EntityHandle:
         """Put a message into the entity, as if a client had sent it; return its sequence number.
 
         Args:
-            body: The body, or a whole :class:`~amqp_rt.Message`.
+            body: The body, or a whole :class:`~amqp_rt.Message`. A text is sent in UTF-8 as the SDKs send it,
+                in a data section; a message with a text has it as an ``amqp-value``.
             fields: Other arguments of :class:`~amqp_rt.Message`, such as ``subject`` and ``group_id``.
 
         Raises:
             AmqpError: The entity refuses the message.
         """
-        message = body if isinstance(body, Message) else Message(body, **fields)
+        message = message_of(body, fields)
 
         def put() -> int:
             node = self._node()
@@ -185,15 +186,22 @@ class EntityHandle:
     def purge(
         self, part: Literal["messages", "dead_letters", "transfer_dead_letters"] = "messages"
     ) -> int:
-        """Remove all messages that are not locked, or those of a sub-queue; return how many there were."""
+        """Remove all messages that are not locked, or those of a sub-queue; return how many there were.
+
+        Raises:
+            ValueError: *part* is out of its range.
+        """
 
         def purge() -> int:
             entity = self._node().entity
-            found = {
+            parts = {
                 "messages": entity,
                 "dead_letters": entity.dead_letters,
                 "transfer_dead_letters": entity.transfers,
-            }[part]
+            }
+            if part not in parts:
+                raise ValueError(f"part is {part!r:.80}, not one of {', '.join(parts)}")
+            found = parts[part]
             return 0 if found is None else found.purge()
 
         return self._owner.call(purge)

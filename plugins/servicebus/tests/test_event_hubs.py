@@ -41,7 +41,7 @@ def test_hubs_of_files_are_served(tmp_path: Path, name: str, text: str) -> None:
     with ServiceBus(config=tmp_path / name) as bus:
         hub = bus.hub("CLICKS")
         hub.send("a", partition=1)
-        assert [(each.partition, each.body) for each in hub.events] == [(1, "a")]
+        assert [(each.partition, each.body) for each in hub.events] == [(1, b"a")]
         declared = bus.namespace.hubs.declared("clicks")
         assert declared is not None
         assert declared.consumer_groups == ("audit",)
@@ -88,7 +88,7 @@ def test_a_handle_sends_and_shows_events() -> None:
         hub = bus.declare(Hub("clicks", partitions=4))
         first = hub.send("a", key="k", application_properties={"n": 1})
         second = hub.send(Message("b"), partition=0)
-        assert (first.body, first.partition_key, first.sequence_number) == ("a", "k", 0)
+        assert (first.body, first.partition_key, first.sequence_number) == (b"a", "k", 0)
         assert dict(first.application_properties) == {"n": 1}
         assert (second.partition, second.partition_key) == (0, None)
         assert {repr(each) for each in hub.events} == {repr(first), repr(second)}
@@ -108,7 +108,7 @@ def test_sequence_numbers_continue_after_a_purge() -> None:
         (facts,) = hub.stats.partitions
         assert (facts.begin, facts.last, facts.is_empty) == (3, 2, True)
         assert hub.send("d").sequence_number == 3
-        assert [each.body for each in hub.events] == ["d"]
+        assert [each.body for each in hub.events] == [b"d"]
 
 
 def test_a_handle_waits_for_its_hub() -> None:

@@ -16,12 +16,12 @@ import trustme
 from amqp_rt_servicebus.addresses import DEAD_LETTERS, TRANSFERS, Place, address_of, place_of
 from amqp_rt_servicebus.administration import EntityExists, EntityNotFound, QuotaExceeded
 from amqp_rt_servicebus.bounds import DEFAULT_BOUNDS
-from amqp_rt_servicebus.declarations import Queue, Rule, SasKey, Sql, Subscription, Topic
+from amqp_rt_servicebus.declarations import Hub, Queue, Rule, SasKey, Sql, Subscription, Topic
 from amqp_rt_servicebus.namespace import Namespace
 from amqp_rt_servicebus.testing import ServiceBus
 from amqp_rt_servicebus.tokens import resource_of
 
-from amqp_rt import Container, Jwt, Limits, ServerTls
+from amqp_rt import Container, Jwt, Limits, Message, ServerTls
 from amqp_rt.errors import AmqpError
 from amqp_rt.values import Symbol
 
@@ -82,8 +82,8 @@ def test_entities_are_found_in_any_case() -> None:
     with ServiceBus(Queue("Orders"), Topic("T", [Subscription("S")])) as bus:
         bus.queue("ORDERS").send("a")
         bus.topic("t").send("b")
-        assert [each.body for each in bus.queue("orders").messages] == ["a"]
-        assert [each.body for each in bus.subscription("t", "s").messages] == ["b"]
+        assert [each.body for each in bus.queue("orders").messages] == [b"a"]
+        assert [each.body for each in bus.subscription("t", "s").messages] == [b"b"]
 
 
 def test_a_name_is_taken_once() -> None:
@@ -354,3 +354,22 @@ def test_the_size_of_frames_and_the_number_of_sessions_are_options(
 
     with ServiceBus(**options) as bus:
         assert trio.run(look, bus.broker.url) == (size, channels)
+
+
+def test_a_text_is_put_as_the_clients_of_the_service_send_it() -> None:
+    with ServiceBus(Queue("q"), Hub("h")) as bus:
+        bus.queue("q").send("é")
+        assert [each.message.body_kind for each in bus.queue("q").messages] == ["data"]
+        assert bus.queue("q").messages[0].body == "é".encode()
+        assert bus.hub("h").send("é").body == "é".encode()
+        # A whole message is put as it is.
+        bus.queue("q").send(Message("a"))
+        assert bus.queue("q").messages[1].body == "a"
+
+
+def test_a_right_or_a_part_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ValueError, match="the right 'Sned' is none of Send, Listen, Manage"):
+        SasKey("k", ("Sned",))  # type: ignore[arg-type]
+    with ServiceBus(Queue("q")) as bus:
+        with pytest.raises(ValueError, match="part is 'letters', not one of messages"):
+            bus.queue("q").purge("letters")  # type: ignore[arg-type]

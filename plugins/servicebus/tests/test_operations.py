@@ -92,7 +92,7 @@ def test_peeked_messages_are_encoded(bus: ServiceBus) -> None:
         bus, "q", "peek-message", {"from-sequence-number": 2, "message-count": Int(5)}
     )
     (found,) = body["messages"]
-    assert (status, Message.decode(found["message"]).body) == (200, "b")
+    assert (status, Message.decode(found["message"]).body) == (200, b"b")
 
 
 def test_bodies_are_left_out_if_asked(bus: ServiceBus) -> None:

@@ -24,7 +24,7 @@ def test_the_fixture_has_the_entities_of_its_mark(pytester: pytest.Pytester) -> 
 
         def test_empty(servicebus):
             servicebus.declare(Queue("q")).send("a")
-            assert [each.body for each in servicebus.queue("q").messages] == ["a"]
+            assert [each.body for each in servicebus.queue("q").messages] == [b"a"]
 
         @pytest.mark.servicebus(Queue("q", lock_duration=7), realistic=True)
         def test_marked(servicebus):

@@ -26,6 +26,7 @@ from .bounds import DEFAULT_BOUNDS
 from .conditions import (
     ENTITY_DISABLED,
     NOT_ALLOWED,
+    TOO_LARGE,
     message_lock_lost,
     session_cannot_be_locked,
     session_lock_lost,
@@ -143,6 +144,8 @@ class Entity:
         self.fault: Callable[[str], Error | None] = _no_fault
         #: Returns why the service would refuse a message that is allowed here otherwise.
         self.quota: Callable[[Stored], Error | None] = _no_quota
+        #: Bytes of one message, where the options have no limit; None for that of the broker.
+        self.message_bytes_max: int | None = None
         #: Forwards a message, which is a copy; returns why that is impossible, None if it was done. The
         #: attribute is None if the entity keeps its messages.
         self.forward: Callable[[Stored], Failure | None] | None = None
@@ -293,6 +296,15 @@ class Entity:
             return Rejected(Error(ENTITY_DISABLED, f"{self.path!r} is disabled for sending"))
         if not isinstance(entry, Stored):
             return None
+        # Links to the entity have the limit too: scheduled messages and those of anonymous termini only this one.
+        size_max = self.options.message_bytes_max or self.message_bytes_max
+        if size_max is not None and entry.size > size_max:
+            return Rejected(
+                Error(
+                    TOO_LARGE,
+                    f"it has {entry.size} octets, and {self.path!r} takes {size_max} at most",
+                )
+            )
         session = entry.session
         if self.options.sessions and session is None:
             return Rejected(

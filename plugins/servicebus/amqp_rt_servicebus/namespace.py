@@ -172,6 +172,7 @@ class Namespace:
             host.clock,
             limits=host.limits,
             faults=self.faults,
+            message_bytes_max=self.quotas.message_bytes,
             quota=partial(check_message, limits=host.limits) if self.quotas is QUOTAS else None,
             set_alarm=host.set_alarm,
             resume_later=host.turns.resume_later,

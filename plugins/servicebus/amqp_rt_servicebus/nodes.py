@@ -38,6 +38,7 @@ class Services:
         resume_later: Calls ``resume`` of an entity in a later turn.
         bounds: Bounds of the namespace.
         faults: Errors that a test wants in place of what entities would do.
+        message_bytes_max: Bytes of one message, where the entity sets no limit; None for that of the broker.
         quota: Returns why the service would refuse a message; None for no such limits.
     """
 
@@ -51,6 +52,7 @@ class Services:
         resume_later: Callable[[Any], None],
         bounds: Bounds = DEFAULT_BOUNDS,
         faults: Faults,
+        message_bytes_max: int | None = None,
         quota: Callable[[Stored], Error | None] | None = None,
     ) -> None:
         self.memory = memory
@@ -60,6 +62,7 @@ class Services:
         self.resume_later = resume_later
         self.bounds = bounds
         self.faults = faults
+        self.message_bytes_max = message_bytes_max
         self.quota = quota
 
 
@@ -113,6 +116,7 @@ class Node:
         #: Attaches that wait for a session; each can be refused.
         self.waiting: dict[object, Callable[[Error], None]] = {}
         entity.is_used = self._is_used
+        entity.message_bytes_max = services.message_bytes_max
         if services.quota is not None:
             entity.quota = services.quota
         for part in entity.parts:

@@ -25,6 +25,8 @@ class Options(Struct, frozen=True, kw_only=True):
     #: Time for which message-ids are remembered, 0 to detect no duplicates.
     duplicates_s: float = 0.0
     status: Status = "Active"
+    #: Bytes of one message, None for the limit of the namespace.
+    message_bytes_max: int | None = None
 
     @classmethod
     def of(cls, declared: Queue | Topic | Subscription) -> Options:
@@ -36,8 +38,10 @@ class Options(Struct, frozen=True, kw_only=True):
         )
         if not isinstance(declared, Subscription):
             window_s = seconds_of(declared.duplicate_detection_history_time_window)
+            kilobytes = declared.max_message_size_in_kilobytes
             own = replace(
                 own,
+                message_bytes_max=None if kilobytes is None else kilobytes * 1024,
                 partitioned=declared.enable_partitioning,
                 bytes_max=declared.max_size_in_megabytes * 1024 * 1024,
                 duplicates_s=window_s if declared.requires_duplicate_detection else 0.0,

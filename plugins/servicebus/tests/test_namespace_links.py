@@ -215,6 +215,24 @@ async def test_a_sender_hears_how_large_batches_may_be(bus: Bus, autojump_clock:
     assert bus.active("small") == 1
 
 
+async def test_no_way_to_an_entity_goes_round_its_size_of_messages(
+    bus: Bus, autojump_clock: MockClock
+) -> None:
+    bus.namespace.declare(("small",), Queue("small", max_message_size_in_kilobytes=2))
+    large = Message(b"x" * 2100)
+    async with bus.peer.sender() as sender:
+        await sender.send(b"x" * 2000, to="small")
+        with pytest.raises(AmqpError, match="'small' takes 2048 at most"):
+            await sender.send(large.body, to="small")
+    async with bus.peer.management("small") as management:
+        with pytest.raises(AmqpError, match="'small' takes 2048 at most"):
+            await management.request(
+                "com.microsoft:schedule-message",
+                {"messages": [{"message-id": "1", "message": bytes(large.encode())}]},
+            )
+    assert bus.active("small") == 1
+
+
 async def test_messages_to_an_anonymous_terminus_go_where_they_say(
     bus: Bus, autojump_clock: MockClock
 ) -> None:

@@ -224,12 +224,10 @@ async def test_no_way_to_an_entity_goes_round_its_size_of_messages(
         await sender.send(b"x" * 2000, to="small")
         with pytest.raises(AmqpError, match="'small' takes 2048 at most"):
             await sender.send(large.body, to="small")
+    request = {"messages": [{"message-id": "1", "message": bytes(large.encode())}]}
     async with bus.peer.management("small") as management:
         with pytest.raises(AmqpError, match="'small' takes 2048 at most"):
-            await management.request(
-                "com.microsoft:schedule-message",
-                {"messages": [{"message-id": "1", "message": bytes(large.encode())}]},
-            )
+            await management.request("com.microsoft:schedule-message", request)
     assert bus.active("small") == 1
 
 

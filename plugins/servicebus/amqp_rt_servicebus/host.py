@@ -289,6 +289,9 @@ class NamespaceHost:
         if subscription is not None:
             self.accept_session(link, part, subscription)
             return
+        if link.session.ended:
+            # Its end would not be noticed any more: the attach would wait for its full time.
+            return
         waiting = _SessionAttach(self, node, part, link)
         if not self._services.start(waiting.run):
             waiting.refuse(Error(TIMEOUT, "the broker stops"))

@@ -184,6 +184,27 @@ async def test_an_attach_that_waits_gets_the_session_of_the_first_message(
             assert (await receiver.receive()).body == "hello"
 
 
+async def test_an_attach_whose_session_has_ended_does_not_wait(
+    bus: Bus, autojump_clock: MockClock
+) -> None:
+    waiting: Any = bus.namespace.existing(("s",)).waiting
+
+    async def wait(ours: Any) -> None:
+        with pytest.raises(AmqpError):
+            async with ours.receiver("s", filter=session(None)):
+                pass
+
+    async with trio.open_nursery() as nursery, bus.peer.session() as ours:
+        nursery.start_soon(wait, ours)
+        await trio.sleep(1)
+        (attach,) = waiting
+    await trio.sleep(1)
+    assert waiting == {}
+    # The question of rights to it was answered after the end of the session.
+    attach._host.attach(attach._link)
+    assert waiting == {}
+
+
 async def test_attaches_that_wait_end_with_their_entity(
     bus: Bus, autojump_clock: MockClock
 ) -> None:

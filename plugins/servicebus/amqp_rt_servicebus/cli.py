@@ -143,7 +143,7 @@ def servicebus(
     namespace = Namespace(
         *configuration.declarations, keys=policies or None, realistic=realistic, bounds=bounds
     )
-    broker = _broker(namespace, tls, broker_limits)
+    broker = _broker(namespace, tls, broker_limits, config)
     shown = f"[{host}]" if ":" in host else host
     scheme = "amqp" if local else "amqps"
     urls = [f"{scheme}://{shown}:{port}", f"{scheme}://{shown}:{admin_port}"]
@@ -189,14 +189,18 @@ def _limits(given: tuple[str, ...], *, realistic: bool) -> tuple[Bounds, Limits]
     return bounds, Limits(**values)  # type: ignore[arg-type]
 
 
-def _broker(namespace: Namespace, tls: ServerTls | None, limits: Limits) -> Broker:
+def _broker(
+    namespace: Namespace, tls: ServerTls | None, limits: Limits, config: Path | None
+) -> Broker:
     try:
         # The synchronous SDK for Python sends the origin that a page would; tokens are what protects the namespace.
         return Broker(
             "servicebus", addons=[namespace], tls=tls, origins=("*",), volatile=True, limits=limits
         )
     except (ValueError, AdministrationError) as error:
-        raise click.ClickException(str(error)) from None
+        # Without a file the namespace is empty, and the options are what cannot be.
+        where = "" if config is None else f"{config}: "
+        raise click.ClickException(f"{where}{error}") from None
 
 
 def _connection_string(namespace: Namespace, url: str) -> str:

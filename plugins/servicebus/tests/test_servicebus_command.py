@@ -183,7 +183,8 @@ def test_entities_that_cannot_be_are_a_sentence(tmp_path: Path) -> None:
     file.write_text('[queues.orders]\nforward_to = "nowhere"\n')
     result = invoke(*ANY_PORTS, "--config", str(file))
     assert result.exit_code == 1
-    assert result.output == "Error: 'orders': forward_to is 'nowhere', which does not exist\n"
+    said = "'orders': forward_to is 'nowhere', which does not exist"
+    assert result.output == f"Error: {file}: {said}\n"
 
 
 def test_a_port_in_use_is_a_sentence() -> None:

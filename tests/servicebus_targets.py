@@ -10,8 +10,14 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
+from amqp_rt_servicebus.addresses import address_of, place_of
 from amqp_rt_servicebus.admin_http import HttpEngine
-from amqp_rt_servicebus.administration import Administration, EntityNotFound, Response
+from amqp_rt_servicebus.administration import (
+    AccessRefused,
+    Administration,
+    EntityNotFound,
+    Response,
+)
 from amqp_rt_servicebus.atom import (
     Described,
     EntityPath,
@@ -21,7 +27,7 @@ from amqp_rt_servicebus.atom import (
     write_entry,
 )
 from amqp_rt_servicebus.configuration import Configuration, parse_toml
-from amqp_rt_servicebus.declarations import Queue, Rule, Subscription, Topic
+from amqp_rt_servicebus.declarations import Queue, Rule, SasKey, Subscription, Topic
 from amqp_rt_servicebus.emulators import parse_emulator
 from amqp_rt_servicebus.entity import Entity
 from amqp_rt_servicebus.messages import (
@@ -40,6 +46,7 @@ from amqp_rt_servicebus.sql import (
     parse_action,
     parse_filter,
 )
+from amqp_rt_servicebus.tokens import TokenAuthorizer, resource_of
 
 from amqp_rt.broker.building import Memory
 from amqp_rt.config_files import SettingsError
@@ -275,10 +282,29 @@ def configuration(data: bytes) -> None:
             assert each.name
 
 
+# --- tokens and addresses --------------------------------------------------------------------------
+
+
+def signature(data: bytes) -> None:
+    """Judge a shared access signature, as a token of AMQP and of HTTP, and read its resource as an address."""
+    text = data.decode("utf-8", "replace")
+    policies = [("", {"k": SasKey("key")}), ("q", {"k": SasKey("other"), "l": SasKey("third")})]
+    authorizer = TokenAuthorizer(lambda scope: policies, clock=_Still())
+    for token in (text, f"SharedAccessSignature {text}"):
+        try:
+            assert authorizer.rights(token, text) <= {"Send", "Listen", "Manage"}
+        except AccessRefused as error:
+            assert str(error)  # noqa: PT017
+    place = place_of(address_of(text) or "")
+    assert place.path == tuple(each.lower() for each in place.path)
+    resource_of(text)
+
+
 TARGETS: Final[tuple[Callable[[bytes], None], ...]] = (
     atom,
     administration,
     sql,
     batch,
     configuration,
+    signature,
 )

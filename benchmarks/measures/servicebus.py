@@ -1,6 +1,6 @@
 """Namespaces of Service Bus: Microsoft's SDK for Python, our own clients, and growth of costs.
 
-The SDK sends a message, receives it and completes it, one after the other; *share* is the part of our processor
+The SDK sends messages, receives and completes them, one or a hundred at a time; *share* is the part of our processor
 time in that of both processes. Our own clients send through a queue of a namespace and through a plain
 queue of the same broker. The slopes are of the cost of a message in one process, without sockets.
 """
@@ -32,8 +32,9 @@ def cases(plan: Plan) -> list[Case]:
     found = []
     brokers: dict[str, Role] = {}
     if sdk := plan.field.present.get("pyamqp"):
-        runs = {one.key: partial(driven, plan, one, sdk, brokers) for one in able}
-        found.append(Case("servicebus", "SDK for Python, one message at a time", runs))
+        for title, count in (("one message", 1), ("100 messages", 100)):
+            runs = {one.key: partial(driven, plan, one, sdk, brokers, count) for one in able}
+            found.append(Case("servicebus", f"SDK for Python, {title} at a time", runs))
     for queue in ("a plain queue", "a queue of a namespace"):
         runs = {one.key: partial(hop, plan, one, queue, brokers) for one in able}
         found.append(Case("servicebus", f"100 B, own clients, {queue}", runs))
@@ -50,12 +51,15 @@ def _broker(plan: Plan, one: Contestant, brokers: dict[str, Role]) -> Role:
     return brokers[one.key]
 
 
-def driven(plan: Plan, one: Contestant, sdk: Contestant, brokers: dict[str, Role]) -> Sample:
-    """Let the SDK send, receive and complete messages through a queue of a namespace."""
+def driven(
+    plan: Plan, one: Contestant, sdk: Contestant, brokers: dict[str, Role], count: int
+) -> Sample:
+    """Let the SDK send, receive and complete messages through a queue of a namespace, *count* at a time."""
     broker = _broker(plan, one, brokers)
     seconds = max(1.0, plan.settings.seconds)
     string = broker.ready["connection_string"]
-    with sdk.role("bus", connection_string=string, queue="driven", seconds=seconds) as client:
+    options: dict[str, Any] = {"connection_string": string, "queue": "driven", "count": count}
+    with sdk.role("bus", seconds=seconds, **options) as client:
         client.line(60)
         before = cpu_s((broker.pid,))
         done = client.result(60 + 5 * seconds)

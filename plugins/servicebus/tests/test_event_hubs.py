@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from amqp_rt_servicebus.administration import EntityExists, QuotaExceeded
+from amqp_rt_servicebus.bounds import Bounds
 from amqp_rt_servicebus.declarations import Hub, Queue, SasKey, Topic
 from amqp_rt_servicebus.namespace import Namespace, Namespaces
 from amqp_rt_servicebus.testing import ServiceBus
@@ -68,13 +69,12 @@ def test_a_hub_that_exists_gets_other_groups_but_no_other_partitions() -> None:
 
 
 def test_quotas_of_the_service_apply_if_asked() -> None:
-    with ServiceBus(realistic=True) as bus:
+    with ServiceBus(realistic=True, bounds=Bounds(entities_max=2)) as bus:
         bus.declare(Hub("h", partitions=32, consumer_groups=[f"g{n}" for n in range(20)]))
         with pytest.raises(ValueError, match="there are 33 partitions, at most 32"):
             bus.declare(Hub("i", partitions=33))
         with pytest.raises(ValueError, match="there are 21 consumer_groups, at most 20"):
             bus.declare(Hub("i", consumer_groups=[f"g{n}" for n in range(21)]))
-        bus.namespace.quotas = bus.namespace.quotas.__class__(entities=2)
         bus.declare(Queue("q"))
         with pytest.raises(QuotaExceeded, match="has 2 entities already"):
             bus.declare(Hub("more"))

@@ -215,20 +215,29 @@ def frames_in(output: Any) -> list[bytes]:
     return found
 
 
+class Tapped:
+    """Engine whose output is also added to *frames*. Compiled engines cannot be patched."""
+
+    def __init__(self, engine: Any, frames: list[bytes]) -> None:
+        self._engine = engine
+        self._frames = frames
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def take(self) -> list[bytes]:
+        data = b"".join(bytes(each) for each in self._engine.take())
+        self._frames += frames_in([data])
+        return [data]
+
+
 class Conversation:
     """Links in both directions with messages, errors and ends, between a client and a server with *options*."""
 
     def __init__(self, **options: Any) -> None:
         self.frames: list[bytes] = []
         self.joined, session = joined_with(**options)
-        take = self.joined.server.take
-
-        def noting() -> Any:
-            data = b"".join(bytes(each) for each in take())
-            self.frames += frames_in([data])
-            return [data]
-
-        self.joined.server.take = noting  # type: ignore[method-assign]
+        self.joined.server = Tapped(self.joined.server, self.frames)  # type: ignore[assignment]
         joined = self.joined
         joined.endpoint = Recorder(credit=10)
         joined.on_attach = lambda link: link.accept(joined.endpoint)

@@ -67,12 +67,12 @@ ATTACKS = {
     "bus_full_sessions": "Service Bus: the same for 100,000 messages in sessions",
     "bus_locks": "Service Bus: thousands of locks that end at the same time",
     "bus_abandons": "Service Bus: dispositions that abandon 5,000 messages",
-    "bus_numbers": "Service Bus: requests for 4,500 deferred messages by their numbers",
-    "bus_schedules": "Service Bus: requests that schedule 2,000 messages",
-    "bus_peeks": "Service Bus: requests to peek at 1,000 of 100,000 messages",
+    "bus_numbers": "Service Bus: requests for 500 deferred messages by their numbers",
+    "bus_schedules": "Service Bus: requests that schedule 500 messages",
+    "bus_peeks": "Service Bus: requests to peek at 250 of 100,000 messages",
     "bus_listings": "Service Bus: listings of 10,000 sessions",
     "bus_names": "Service Bus: links to entities with hostile names",
-    "bus_documents": "Service Bus: Atom documents of 20,000 elements, and long rules",
+    "bus_documents": "Service Bus: Atom documents with many elements, and long rules",
 }
 _OVER_0_9_1 = (
     "topics", "headers", "fan_out", "nacks", "tables", "unacked", "deletions", "purges", "rejected",

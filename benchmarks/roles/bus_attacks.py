@@ -38,6 +38,7 @@ SESSIONS = 10_000
 RULES = 10_000
 WIDE = 5_000
 BATCH = 4_500
+NAMED = 500
 
 _TRANSFER = b"\x00\x53\x14"
 _BATCH_FORMAT = 0x8001_3700
@@ -50,11 +51,12 @@ def namespace() -> Any:
     from amqp_rt_servicebus.declarations import Queue, Rule, Sql, Subscription, Topic
     from amqp_rt_servicebus.namespace import Namespace
 
-    bomb = " OR ".join(f"text LIKE '%a_{number}%'" for number in range(150))
+    bomb = " OR ".join(f"text LIKE '%a_{number}%'" for number in range(120))
     return Namespace(
         Queue("plain"),
         Queue("locks", lock_duration=0.5, max_delivery_count=1_000_000),
         Queue("deferred", max_delivery_count=1_000_000),
+        Queue("numbered", lock_duration=0.2, max_delivery_count=1_000_000),
         Queue("sessions", requires_session=True),
         Queue("full", requires_session=True, lock_duration=0.5),
         Topic("bombed", [Subscription("s", [Rule(f"r{each}", Sql(bomb)) for each in range(100)])]),
@@ -75,15 +77,26 @@ def namespace() -> Any:
 def fill(found: Any) -> None:
     """Put the messages into a namespace that attacks find there."""
     from amqp_rt_servicebus.messages import arrived
+    from amqp_rt_servicebus.requests import Requests
 
     entity = found.node(("full",)).entity
     for number in range(SESSION_MESSAGES):
         body = Message(b"", group_id=f"s{number % SESSIONS}", message_id=str(number)).encode()
         entity.accept(arrived(bytes(body)))
-    for name in ("locks", "deferred"):
+    for name in ("locks", "deferred", "numbered"):
         entity = found.node((name,)).entity
         for number in range(4 * WIDE):
             entity.accept(arrived(bytes(Message(b"", message_id=str(number)).encode())))
+    _defer(entity, Requests(entity))
+
+
+def _defer(entity: Any, requests: Any) -> None:
+    """Let *entity* hold as many deferred messages as a request may name."""
+    for number in range(1, NAMED + 1):
+        stored = entity.shelf.find(number)
+        entity.shelf.ready.discard(number)
+        entity.lock(stored, entity.new_id(), entity.clock.wall())
+        requests.defer([stored.token])
 
 
 def token() -> str:
@@ -276,15 +289,15 @@ def _asked(address: str, operation: str, body: dict[str, Any]) -> Attack:
 
 
 def _numbers() -> Attack:
-    return _asked("deferred", "receive-by-sequence-number", {
-        "sequence-numbers": list(range(1, 4_500)), "receiver-settle-mode": 1,
+    return _asked("numbered", "receive-by-sequence-number", {
+        "sequence-numbers": list(range(1, NAMED + 1)), "receiver-settle-mode": 1,
     })  # fmt: skip
 
 
 def _schedules() -> Attack:
     one = bytes(Message(b"x", message_annotations={
         Symbol("x-opt-scheduled-enqueue-time"): 4_000_000_000_000}).encode())  # fmt: skip
-    messages = [{"message-id": str(n), "message": one} for n in range(2_000)]
+    messages = [{"message-id": str(n), "message": one} for n in range(NAMED)]
     return _asked("gone", "schedule-message", {"messages": messages})
 
 

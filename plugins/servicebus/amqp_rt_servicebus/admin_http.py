@@ -94,8 +94,9 @@ class HttpEngine:
     def take(self) -> bytes:
         """Return the bytes to send, and continue with requests that waited for room."""
         data = bytes(self._out)
+        waited = self.blocked
         self._out.clear()
-        if not self.closed:
+        if waited and not self.closed:
             self._advance(self._since)
         return data
 

@@ -26,7 +26,7 @@ class SqlBounds(Struct, frozen=True):
     """Bounds of the text of a filter or an action."""
 
     #: Characters of the text, and of the texts among its parameters.
-    text_max: int = 4_096
+    text_max: int = 3_072
     #: Constants and parameters in the text.
     literals_max: int = 2_048
     #: Depth of parentheses, functions, signs and ``NOT`` within each other.

@@ -23,7 +23,7 @@ from amqp_rt.security.identities import secret_of
 from .administration import AdministrationError
 from .bounds import DEFAULT_BOUNDS, SERVICE_BOUNDS, Bounds, is_bound, with_bound
 from .configuration import Configuration, read_configuration
-from .declarations import SasKey
+from .declarations import SasKey, check_policies
 from .namespace import Namespace
 from .tokens import DEFAULT_KEY, DEFAULT_POLICY
 
@@ -229,8 +229,10 @@ def _policies(given: tuple[str, ...]) -> dict[str, SasKey]:
             raise click.BadParameter(f"{name!r:.60} is not NAME=KEY", param_hint="--key")
         try:
             found[name] = SasKey(secret_of(key))
-        except AmqpError as error:
-            raise click.BadParameter(error.description, param_hint="--key") from None
+            check_policies(found)
+        except (AmqpError, ValueError) as error:
+            text = error.description if isinstance(error, AmqpError) else str(error)
+            raise click.BadParameter(text, param_hint="--key") from None
     return found
 
 

@@ -80,11 +80,30 @@ class SasKey(Struct, frozen=True, forbid_unknown_fields=True):
     secondary: str = ""
 
     def __post_init__(self) -> None:
+        for key in (self.key, self.secondary):
+            if ";" in key:
+                raise ValueError(
+                    "a key contains a semicolon, which would end it in connection strings"
+                )
         if not self.key:
             raise ValueError("a key is empty")
         for right in self.rights:
             if right not in RIGHTS:
                 raise ValueError(f"the right {right!r:.80} is none of {', '.join(RIGHTS)}")
+
+
+def check_policies(policies: Mapping[str, SasKey]) -> None:
+    """Check shared access policies by name.
+
+    Raises:
+        TypeError: One has no :class:`SasKey`.
+        ValueError: A name cannot be in a connection string.
+    """
+    for name, key in policies.items():
+        if not name or ";" in name:
+            raise ValueError(f"policy {name!r:.80}: a name is not empty and has no semicolon")
+        if not isinstance(key, SasKey):
+            raise TypeError(f"the key of policy {name!r:.80} is no SasKey")
 
 
 class Sql(Struct, frozen=True):
@@ -194,6 +213,7 @@ class Queue(_Entity, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_path("queue", self.name)
+        check_policies(self.keys)
         super().__post_init__()
 
 
@@ -221,6 +241,7 @@ class Subscription(_WithRules, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_name("subscription", self.name)
         rules = (Rule(DEFAULT_RULE),) if self.rules is None else tuple(self.rules)
+        _check_types(f"subscription {self.name!r}", "rules", rules, Rule)
         _check_unique(f"subscription {self.name!r}", "rule", [each.name for each in rules])
         force_setattr(self, "rules", rules)
         super().__post_init__()
@@ -252,6 +273,8 @@ class Topic(_WithSubscriptions, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_path("topic", self.name)
+        check_policies(self.keys)
+        _check_types(f"topic {self.name!r}", "subscriptions", self.subscriptions, Subscription)
         names = [each.name for each in self.subscriptions]
         _check_unique(f"topic {self.name!r}", "subscription", names)
         force_setattr(self, "subscriptions", tuple(self.subscriptions))
@@ -269,6 +292,7 @@ class Hub(_Entity, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_path("hub", self.name)
+        check_policies(self.keys)
         if not 1 <= self.partitions <= _PARTITIONS_MAX:
             raise ValueError(
                 f"hub {self.name!r:.80}: partitions is {self.partitions}, not 1 to {_PARTITIONS_MAX}"
@@ -284,11 +308,17 @@ class Hub(_Entity, frozen=True, kw_only=True):
 Declaration: TypeAlias = Queue | Topic | Hub
 
 
+def _check_types(owner: str, option: str, given: Iterable[object], kind: type) -> None:
+    for each in given:
+        if not isinstance(each, kind):
+            raise TypeError(f"{owner:.100}: {option} has {each!r:.80}, which is no {kind.__name__}")
+
+
 def _check_unique(owner: str, kind: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name.lower() in seen:
             raise ValueError(
-                f"{owner:.100} has two of {kind} {name!r:.80}; names differ by more than case"
+                f"{owner:.100} has two {kind}s {name!r:.80}: upper and lower case are the same in names"
             )
         seen.add(name.lower())

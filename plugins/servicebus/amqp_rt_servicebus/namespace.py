@@ -22,7 +22,7 @@ from amqp_rt.fronts import SENDER, Error, Host, Peer, ReceivingLink, SendingLink
 from amqp_rt.limits import Limits
 from amqp_rt.security.tokens import Validator
 
-from .addresses import address_of
+from .addresses import address_of, place_of
 from .admin_front import AdminFront
 from .administration import (
     Administration,
@@ -33,7 +33,16 @@ from .administration import (
 )
 from .atom import Declared, Described, EntityPath, NamespaceFacts
 from .bounds import DEFAULT_BOUNDS, SERVICE_BOUNDS, Bounds
-from .declarations import Declaration, Hub, Queue, Rule, SasKey, Subscription, Topic
+from .declarations import (
+    Declaration,
+    Hub,
+    Queue,
+    Rule,
+    SasKey,
+    Subscription,
+    Topic,
+    check_policies,
+)
 from .faults import Faults
 from .host import NamespaceHost
 from .hub_operations import HubOperations
@@ -95,6 +104,7 @@ class Namespace:
         self._channel_max = 0 if one_session else None
         self.bounds = bounds or (SERVICE_BOUNDS if realistic else DEFAULT_BOUNDS)
         self.keys = dict(keys) if keys is not None else {DEFAULT_POLICY: SasKey(DEFAULT_KEY)}
+        check_policies(self.keys)
         self.quotas: Quotas = QUOTAS if realistic else UNLIMITED
         self._validators = tuple(validators)
         self._declared = declarations
@@ -269,6 +279,16 @@ class Namespace:
             )
         return found
 
+    def check_name(self, address: str) -> None:
+        """Check that *address* is that of an entity or a hub.
+
+        Raises:
+            EntityNotFound: It is not.
+        """
+        place = place_of(address)
+        if self.node(place.path) is None and self.hubs.declared(place.name) is None:
+            raise EntityNotFound(f"The messaging entity '{address:.300}' could not be found.")
+
     def _policies_at(self, address: str) -> Iterator[Policies]:
         """Yield the shared access policies that apply at *address*, a path in lower case."""
         yield "", self.keys
@@ -288,8 +308,12 @@ class Namespace:
         Raises:
             EntityExists: Another entity has the name.
             QuotaExceeded: There are too many.
+            TypeError: One is no declaration.
             ValueError: An entity cannot be as declared.
         """
+        for each in declarations:
+            if not isinstance(each, Queue | Topic | Hub):
+                raise TypeError(f"{each!r:.80} is no Queue, Topic or Hub")
         self._expected = {each.name.lower() for each in declarations}
         try:
             for each in declarations:

@@ -347,7 +347,7 @@ class ServiceBus:
             over: ``amqps`` for AMQP with TLS, ``wss`` for the port of :attr:`websocket_url`.
 
         Raises:
-            ValueError: There is no such policy.
+            ValueError: There is no such policy or transport.
         """
         urls = {
             "amqp": lambda: self.broker.url,
@@ -355,6 +355,8 @@ class ServiceBus:
             "amqps": lambda: f"amqps://localhost:{self.port}",
             "wss": lambda: self.websocket_url,
         }
+        if over not in urls:
+            raise ValueError(f"over is {over!r:.80}, not one of {', '.join(urls)}")
         url = urls[over]()
         return self.call(lambda: self.namespace.connection_string(url, policy, entity))
 
@@ -509,6 +511,8 @@ class ServiceBus:
                 known = (*OCCASIONS, *(each.partition(":")[2] for each in OPERATIONS))
                 raise ValueError(f"on is {on!r:.80}, not one of {', '.join(known)}")
             on = operation
+        if entity is not None:
+            self.call(lambda: self.namespace.check_name(entity))
         fault = Fault(
             error=Error(condition, description),
             on=on,

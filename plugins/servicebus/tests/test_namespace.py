@@ -373,3 +373,36 @@ def test_a_right_or_a_part_that_does_not_exist_is_named() -> None:
     no_part = pytest.raises(ValueError, match="part is 'letters', not one of messages")
     with ServiceBus(Queue("q")) as bus, no_part:
         bus.queue("q").purge("letters")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("declare", "expected"),
+    [
+        (lambda: Namespace(Queue("q"), keys={"a": "b"}), "the key of policy 'a' is no SasKey"),  # type: ignore[dict-item]
+        (lambda: Topic("t", ["s"]), "topic 't': subscriptions has 's', which is no Subscription"),  # type: ignore[list-item]
+        (lambda: Subscription("s", ["r"]), "subscription 's': rules has 'r', which is no Rule"),  # type: ignore[list-item]
+        (lambda: ServiceBus("q").__enter__(), "'q' is no Queue, Topic or Hub"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_declaration_is_named(declare: Any, expected: str) -> None:
+    with pytest.raises(TypeError, match=expected):
+        declare()
+
+
+def test_names_and_keys_fit_into_connection_strings() -> None:
+    with pytest.raises(ValueError, match="semicolon, which would end it"):
+        SasKey("a;b")
+    with pytest.raises(ValueError, match="policy 'a;b'"):
+        Queue("q", keys={"a;b": SasKey("key")})
+
+
+def test_a_fault_is_for_an_entity_that_exists() -> None:
+    with ServiceBus(Topic("t", [Subscription("s")])) as bus:
+        bus.fault("com.microsoft:server-busy", entity="T/Subscriptions/s/$DeadLetterQueue")
+        with pytest.raises(EntityNotFound, match="'u' could not be found"):
+            bus.fault("com.microsoft:server-busy", entity="u")
+
+
+def test_a_connection_string_is_for_a_transport_that_is_there() -> None:
+    with ServiceBus() as bus, pytest.raises(ValueError, match="not one of amqp, amqps, wss"):
+        bus.connection_string_for(over="tcp")  # type: ignore[arg-type]

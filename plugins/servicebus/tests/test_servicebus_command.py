@@ -155,6 +155,8 @@ def test_other_machines_get_nothing_in_clear(tmp_path: Path) -> None:
     [
         (("--key", "app"), "'app' is not NAME=KEY"),
         (("--key", "app="), "a secret is empty"),
+        (("--key", "app=a;b"), "a key contains a semicolon"),
+        (("--key", "a;b=key"), "policy 'a;b': a name is not empty and has no semicolon"),
         (("--key", "app=@/nowhere"), "cannot read a secret from /nowhere"),
         (("--tls-key", "key.pem"), "--tls-key goes with --tls-cert"),
         (("--tls-cert", "/nowhere.pem"), "/nowhere.pem"),

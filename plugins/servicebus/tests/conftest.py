@@ -12,7 +12,7 @@ from driven import PEERS, require
 @pytest.fixture(scope="session")
 def azure_python() -> None:
     """Require the SDKs for Python, with their transport for asyncio."""
-    for package in ("azure.servicebus", "azure.eventhub", "aiohttp"):
+    for package in ("azure.servicebus", "azure.eventhub", "aiohttp", "websocket", "celery"):
         try:
             found = importlib.util.find_spec(package) is not None
         except ModuleNotFoundError:

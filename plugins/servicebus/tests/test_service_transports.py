@@ -37,13 +37,15 @@ def exchange(bus: ServiceBus, kind: str, text: str, **options: Any) -> None:
     bus.queue("q").wait_until(lambda sizes: not sizes.active)
 
 
-def test_python_sends_and_receives_over_websockets(bus: ServiceBus, azure_python: None) -> None:
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_python_sends_and_receives_over_websockets(
+    bus: ServiceBus, azure_python: None, kind: str
+) -> None:
     from azure.servicebus import TransportType
 
-    # The transport for threads takes websocket-client, which the tests do not install.
     exchange(
         bus,
-        "asyncio",
+        kind,
         bus.connection_string_for(over="wss"),
         transport_type=TransportType.AmqpOverWebsocket,
         custom_endpoint_address=bus.websocket_url,

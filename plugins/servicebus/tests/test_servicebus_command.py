@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -29,7 +30,14 @@ ANY_PORTS = ("--port", "0", "--admin-port", "0")
 
 
 def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(servicebus, list(arguments))
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        return CliRunner().invoke(servicebus, list(arguments))
+    finally:
+        # The command sets up logging for its process.
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 @contextmanager

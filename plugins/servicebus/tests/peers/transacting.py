@@ -71,9 +71,10 @@ class Transacting(MessagingHandler):
             else:
                 self.attach()
             return
-        self.result["received"].append(event.message.body)
+        body = bytes(event.message.body).decode()
+        self.result["received"].append(body)
         self.transaction.accept(event.delivery)
-        self.transaction.send(self.sender, Message(body=event.message.body))
+        self.transaction.send(self.sender, Message(body=body))
         self.held += 1
         if self.held == self.options["count"]:
             self.held = 0

@@ -140,6 +140,7 @@ async def received(peer: Any, address: str, count: int) -> list[Any]:
 GROUP = "Clicks/ConsumerGroups/$Default/Partitions/0"
 
 
+@pytest.mark.slow
 async def test_a_policy_and_its_key_are_a_login() -> None:
     keys = {
         "root": SasKey("all"),

@@ -328,7 +328,7 @@ def outcome(call: Callable[[], Any]) -> Any:
         return error
 
 
-@settings(max_examples=600)
+@settings(max_examples=min(600, 6 * settings().max_examples))
 @given(tree=CONDITIONS, message=MESSAGES)
 def test_filters_equal_the_reference(tree: Tree, message: dict[str, Any]) -> None:
     compiled = parse_filter(condition(tree))
@@ -336,7 +336,7 @@ def test_filters_equal_the_reference(tree: Tree, message: dict[str, Any]) -> Non
     assert found == outcome(lambda: holds(tree, message))
 
 
-@settings(max_examples=300)
+@settings(max_examples=min(300, 3 * settings().max_examples))
 @given(tree=EXPRESSIONS, message=MESSAGES)
 def test_actions_set_what_the_reference_computes(tree: Tree, message: dict[str, Any]) -> None:
     run = Evaluation(Fields(message))
@@ -347,7 +347,7 @@ def test_actions_set_what_the_reference_computes(tree: Tree, message: dict[str, 
     assert found == expected or isnan(found)
 
 
-@settings(max_examples=300)
+@settings(max_examples=min(300, 3 * settings().max_examples))
 @given(st.text("aS ()='%_@[]\"sys.x1,;NOTINLKE+-*/<>!\n", max_size=40))
 def test_any_text_is_parsed_or_refused(text: str) -> None:
     for parse in (parse_filter, parse_action):

@@ -214,7 +214,7 @@ async def work(url: str, database: Path, step: int = -1) -> tuple[int, str]:
 @pytest.mark.req("R14")
 @pytest.mark.timeout(3600)  # every step, if it is a long run
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are killed by signals here")
-async def test_killed_at_every_step(tmp_path: Path, long_run: bool) -> None:
+async def test_killed_at_every_step(tmp_path: Path, brief_run: bool, long_run: bool) -> None:
     async with Broker(store=f"sqlite:{tmp_path / 'broker.db'}") as broker, broker.local() as peer:
         await broker.declare(Queue("orders"), Queue("invoices"))
         (url,) = await broker.listen("amqp://127.0.0.1:0")
@@ -238,7 +238,7 @@ async def test_killed_at_every_step(tmp_path: Path, long_run: bool) -> None:
         code, said = await work(url, tmp_path / "whole.db")
         assert code == 0
         await settle(tmp_path / "whole.db")
-        steps = range(0, 3 * int(said), 1 if long_run else 19)
+        steps = range(0, 3 * int(said), 1 if long_run else 57 if brief_run else 19)
         for step in steps:
             database = tmp_path / f"{step}.db"
             await order(wanted)

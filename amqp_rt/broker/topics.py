@@ -615,11 +615,8 @@ class TopicLedger:
 
         Return whether this has to be repeated, since filters have not examined it yet.
         """
-        topic = self._topic
-        if not topic.examine(entry, matches):
+        if not self._examined(entry, matches):
             return True
-        topic.memory.work -= _WORK_OF_A_ROW * len(topic.stored)
-        topic.release_room(entry)
         self._stage([entry], [matches], deliveries, done, note)
         return False
 
@@ -690,15 +687,21 @@ class TopicLedger:
 
         Return whether this has to be repeated, since filters have not examined it yet.
         """
-        topic = self._topic
-        if not topic.examine(entry, matches):
+        if not self._examined(entry, matches):
             return True
-        topic.memory.work -= _WORK_OF_A_ROW * len(topic.stored)
-        topic.release_room(entry)
-        topic.pending -= 1
+        self._topic.pending -= 1
         self._receive(entry, matches)
         remove()
         return False
+
+    def _examined(self, entry: Entry, matches: dict[int, bool]) -> bool:
+        """Examine *entry*, and release what was reserved for it when all filters have; return whether they have."""
+        topic = self._topic
+        if not topic.examine(entry, matches):
+            return False
+        topic.memory.work -= _WORK_OF_A_ROW * len(topic.stored)
+        topic.release_room(entry)
+        return True
 
     def _receive(self, entry: Entry, matches: dict[int, bool] | None) -> None:
         topic = self._topic

@@ -599,8 +599,7 @@ def _is_local(address: str) -> bool:
     """Whether a peer with *address* is on this machine."""
     if address == "unix" or address.startswith("memory"):
         return True
-    host = address.rpartition(":")[0].strip("[]")
     try:
-        return is_loopback(host)
+        return is_loopback(host_in(address))
     except ValueError:
         return False

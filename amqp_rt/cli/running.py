@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
+from ipaddress import ip_address
 from typing import Any, NamedTuple, TypeVar, cast
 
 import click
@@ -208,6 +211,24 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
         if isinstance(error, AmqpError | OSError):
             raise click.ClickException(str(error)) from None
         raise
+
+
+def is_local_host(host: str) -> bool:
+    """Return whether only this machine can connect to *host*, a name or an IP address."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def report_ready(listeners: list[str], **more: str) -> None:
+    """Write the line on standard output by which a service tells that it listens: its URLs, *more* and its pid."""
+    # Loaded modules stay for good: exempt them from full collections, which would otherwise delay all connections.
+    gc.collect()
+    gc.freeze()
+    click.echo(f"ready {json.dumps({**more, 'listeners': listeners, 'pid': os.getpid()})}")
 
 
 async def signalled(

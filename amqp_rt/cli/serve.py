@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
-import json
 import logging
-import os
 import signal
 import sys
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +29,7 @@ from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .configured import ConfiguredCommand
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
-from .running import log_options, run, signalled
+from .running import is_local_host, log_options, report_ready, run, signalled
 
 log = logging.getLogger("amqp_rt.cli")
 
@@ -377,12 +373,7 @@ def serve(  # noqa: C901
                 for file in files:
                     await broker.declare_from(file)
                 bound = await broker.listen(*urls)
-                ready = json.dumps({"listeners": bound, "pid": os.getpid()})
-                # Loaded modules stay for good: exempt them from full collections, which would otherwise
-                # delay all connections.
-                gc.collect()
-                gc.freeze()
-                print(f"ready {ready}", flush=True)
+                report_ready(bound)
                 nursery.start_soon(trio.to_thread.run_sync, selectors.prepare)
                 await broker.serve()
             nursery.cancel_scope.cancel()
@@ -469,12 +460,7 @@ def _check_dev(places: list[Url]) -> None:
 
 def _is_local(place: Url) -> bool:
     """Return whether only this machine can connect there."""
-    if place.scheme in ("amqp+unix", "memory") or place.host == "localhost":
-        return True
-    try:
-        return ip_address(place.host).is_loopback
-    except ValueError:
-        return False
+    return place.scheme in ("amqp+unix", "memory") or is_local_host(place.host)
 
 
 def _traces(folder: str, container: Container) -> Traces:

@@ -10,6 +10,8 @@ from msgspec import Struct
 MANAGEMENT: Final = "$management"
 DEAD_LETTERS: Final = "$deadletterqueue"
 TRANSFERS: Final = "$transfer/$deadletterqueue"
+#: Path of WebSockets, which the SDKs ask for.
+WEBSOCKET_PATH: Final = "/$servicebus/websocket"
 
 _SUBSCRIPTIONS: Final = "/subscriptions/"
 #: Beginning of the addresses that a container makes for links.

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import json
-import os
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -14,12 +10,13 @@ import trio
 
 from amqp_rt import Broker, ServerTls
 from amqp_rt.cli.limit_options import limit_value
-from amqp_rt.cli.running import log_options, run, signalled
+from amqp_rt.cli.running import is_local_host, log_options, report_ready, run, signalled
 from amqp_rt.config_files import SettingsError
 from amqp_rt.errors import AmqpError
 from amqp_rt.limits import Limits
 from amqp_rt.security.identities import secret_of
 
+from .addresses import WEBSOCKET_PATH
 from .administration import AdministrationError
 from .bounds import DEFAULT_BOUNDS, SERVICE_BOUNDS, Bounds, is_bound, with_bound
 from .configuration import Configuration, read_configuration
@@ -28,9 +25,6 @@ from .namespace import Namespace
 from .tokens import DEFAULT_KEY, DEFAULT_POLICY
 
 __all__ = ["servicebus"]
-
-#: Path of WebSockets, which the SDKs ask for.
-WEBSOCKET_PATH: Final = "/$servicebus/websocket"
 
 # A line with \b keeps the lines of its paragraph as they are.
 _EXAMPLES: Final = """\b
@@ -127,7 +121,7 @@ def servicebus(
     """
     configuration = _configuration(config)
     policies = _policies(keys) or configuration.keys
-    local = _is_loopback(host)
+    local = is_local_host(host)
     if not local and any(DEFAULT_KEY in (key.key, key.secondary) for key in _known(policies)):
         raise click.UsageError(
             f"the key {DEFAULT_KEY} is known to everyone, and other machines can reach {host}: give --key "
@@ -156,15 +150,7 @@ def servicebus(
             await nursery.start(signalled, broker.stop)
             async with broker:
                 bound = await broker.listen(*urls)
-                ready = {
-                    "connection_string": _connection_string(namespace, bound[0]),
-                    "listeners": bound,
-                    "pid": os.getpid(),
-                }
-                # Loaded modules stay for good: exempt them from full collections.
-                gc.collect()
-                gc.freeze()
-                click.echo(f"ready {json.dumps(ready)}")
+                report_ready(bound, connection_string=_connection_string(namespace, bound[0]))
                 await broker.serve()
             nursery.cancel_scope.cancel()
 
@@ -249,12 +235,3 @@ def _certificate(cert: str | None, key: str | None) -> ServerTls | None:
         return ServerTls(cert, key)
     except AmqpError as error:
         raise click.BadParameter(error.description, param_hint="--tls-cert") from None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -22,6 +22,7 @@ from amqp_rt.outcomes import Error
 from amqp_rt.security.tokens import Validator
 from amqp_rt.testing import LoopbackBroker
 
+from .addresses import WEBSOCKET_PATH
 from .atom import EntityPath
 from .bounds import Bounds
 from .certificates import OwnCertificate, can_make
@@ -52,8 +53,6 @@ T = TypeVar("T")
 #: Seconds between two checks of an entity that a test waits for, and the default of the seconds that it waits.
 _LOOK_S: Final = 0.002
 PATIENCE_S: Final = 5.0
-#: Path of WebSockets at the service.
-WEBSOCKET_PATH: Final = "/$servicebus/websocket"
 #: Messages and outcomes of a transaction, and its seconds, with the limits of the service.
 TRANSACTION_WORK_MAX: Final = 100
 TRANSACTION_S: Final = 120.0

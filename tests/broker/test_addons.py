@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from amqp_rt.broker.host import BrokerHost
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts import ACCEPTED, Error
 from amqp_rt.fronts.base import ReceivingLink, SendingLink
+from amqp_rt.fronts.hosts import BareHost
 from amqp_rt.testing.clocks import MovableClock
 from amqp_rt.testing.loopback import LoopbackBroker
 
@@ -40,10 +40,8 @@ class Sink:
         """Keep the payloads."""
 
 
-class Bins:
+class Bins(BareHost):
     """Host of the addresses that begin with ``bin``."""
-
-    capabilities: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.sink = Sink()
@@ -56,33 +54,6 @@ class Bins:
             return False
         link.accept(self.sink)  # type: ignore[arg-type]
         return True
-
-    def kept_source(self, link: SendingLink) -> None:
-        return None
-
-    def kept_terminus(self, link: ReceivingLink | SendingLink) -> None:
-        return None
-
-    def relay(self, address: str, link: ReceivingLink) -> None:
-        return None
-
-    def hold_post(self, link: ReceivingLink, delivery: Any) -> None:
-        """Has no transactions."""
-
-    def release_post(self, delivery: Any) -> None:
-        """Has no transactions."""
-
-    def refuse_post(self, link: ReceivingLink, delivery: Any, outcome: Any) -> bool:
-        return False
-
-    def virtual_host(self, hostname: str) -> str:
-        return ""
-
-    def own_name(self, address: str, virtual_host: str) -> str:
-        return address
-
-    def is_dynamic(self, address: str, virtual_host: str) -> bool:
-        return False
 
 
 class BinsAddOn:

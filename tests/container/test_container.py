@@ -33,6 +33,7 @@ from amqp_rt.errors import (
 )
 from amqp_rt.events import Peer
 from amqp_rt.fronts.base import SENDER
+from amqp_rt.fronts.hosts import BareHost
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import Message
 from amqp_rt.net.memory import MemoryNetwork
@@ -826,40 +827,6 @@ async def test_a_foreign_protocol_is_told_ours() -> None:
         await stream.send_all(b"HTTP/1.1")
         assert await stream.receive_some() == b"AMQP\x00\x01\x00\x00"
         assert await stream.receive_some() == b""
-
-
-class BareHost:
-    """Host without addresses."""
-
-    capabilities = ()
-
-    def virtual_host(self, hostname: str) -> str | None:
-        return hostname
-
-    def is_dynamic(self, address: str, virtual_host: str) -> bool:
-        return False
-
-    def relay(self, address: str, link: Any) -> None:
-        return None
-
-    def kept_terminus(self, link: Any) -> None:
-        return None
-
-    def own_name(self, address: str, virtual_host: str) -> str:
-        return address
-
-    def hold_post(self, link: Any, delivery: Any) -> None: ...
-
-    def release_post(self, delivery: Any) -> None: ...
-
-    def refuse_post(self, link: Any, delivery: Any, outcome: Any) -> bool:
-        return False
-
-    def kept_source(self, link: Any) -> None:
-        return None
-
-    def attach(self, link: Any) -> bool:
-        return False
 
 
 @pytest.mark.req("A13")

@@ -18,6 +18,7 @@ from amqp_rt.broker import Queue
 from amqp_rt.container.tokens import Sas
 from amqp_rt.errors import AmqpError, DeliveryNotAccepted, LinkRefused
 from amqp_rt.fronts.base import RCV_FIRST, RCV_SECOND, ReceivingLink, SendingLink
+from amqp_rt.fronts.hosts import BareHost
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import Error
@@ -155,7 +156,7 @@ async def test_errors_of_a_profile_have_all_their_fields() -> None:
 async def test_a_profile_decides_who_settles_first(wanted: bool | None, usual: bool) -> None:
     modes: dict[str, int] = {}
 
-    class Noting(NoHost):
+    class Noting(BareHost):
         def attach(self, link: ReceivingLink | SendingLink) -> bool:
             modes[link.peer.container_id] = link.rcv_settle_mode
             return False
@@ -254,7 +255,7 @@ async def test_a_profile_decides_on_unknown_annotations() -> None:
 
 
 async def test_the_hosts_of_a_profile_are_asked_for_its_links_only() -> None:
-    class Nowhere(NoHost):
+    class Nowhere(BareHost):
         def attach(self, link: ReceivingLink | SendingLink) -> bool:
             if link.target is None or getattr(link.target, "address", None) is None:
                 return False
@@ -296,39 +297,3 @@ async def test_the_profile_of_a_container_is_that_of_listeners_without_one() -> 
         async with broker.local() as peer:
             await peer.call("who", "")
     assert seen == ["all", "one", None]
-
-
-class NoHost:
-    """Host without addresses."""
-
-    capabilities: tuple[str, ...] = ()
-
-    def attach(self, link: ReceivingLink | SendingLink) -> bool:
-        return False
-
-    def kept_source(self, link: SendingLink) -> None:
-        return None
-
-    def kept_terminus(self, link: ReceivingLink | SendingLink) -> None:
-        return None
-
-    def relay(self, address: str, link: ReceivingLink) -> Any:
-        return None
-
-    def hold_post(self, link: ReceivingLink, delivery: Any) -> None:
-        """Has no transactions."""
-
-    def release_post(self, delivery: Any) -> None:
-        """Has no transactions."""
-
-    def refuse_post(self, link: ReceivingLink, delivery: Any, outcome: Any) -> bool:
-        return False
-
-    def virtual_host(self, hostname: str) -> str:
-        return ""
-
-    def own_name(self, address: str, virtual_host: str) -> str:
-        return address
-
-    def is_dynamic(self, address: str, virtual_host: str) -> bool:
-        return False

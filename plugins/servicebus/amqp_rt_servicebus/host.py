@@ -18,17 +18,15 @@ from amqp_rt.fronts import (
     SENDER,
     Coordinator,
     Error,
-    IncomingDelivery,
     Peer,
     ReceivingLink,
-    Rejected,
     SendingLink,
     Source,
     Symbol,
-    Target,
     ULong,
 )
 from amqp_rt.fronts.base import SND_SETTLED
+from amqp_rt.fronts.hosts import BareHost
 from amqp_rt.limits import Limits
 from amqp_rt.values import Described
 
@@ -145,7 +143,7 @@ class _SessionAttach:
             )
 
 
-class NamespaceHost:
+class NamespaceHost(BareHost):
     """Host of one namespace's entities (``fronts.base.Host``).
 
     Args:
@@ -153,8 +151,6 @@ class NamespaceHost:
         services: What it needs of the broker.
         batch_bytes_max: Octets of a batch or a message, where the entity sets no limit.
     """
-
-    capabilities: Sequence[str] = ()
 
     def __init__(
         self, names: Names, services: HostServices, *, batch_bytes_max: int | None = None
@@ -309,14 +305,6 @@ class NamespaceHost:
 
     # --- Other questions of the container ---
 
-    def kept_source(self, link: SendingLink) -> Source | None:
-        """Return None: no sources are kept."""
-        return None
-
-    def kept_terminus(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
-        """Return None: no termini are kept."""
-        return None
-
     def relay(self, address: str, link: ReceivingLink) -> Inlet | Error | None:
         """Return the endpoint for messages to *address* on a link with an anonymous terminus."""
         place = place_of(address)
@@ -335,30 +323,6 @@ class NamespaceHost:
             check=node.entity.check,
             transactions=self._services.transactions,
         )
-
-    def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
-        """Do nothing: the broker's own host keeps the transactions."""
-
-    def release_post(self, delivery: IncomingDelivery) -> None:
-        """Do nothing: the broker's own host keeps the transactions."""
-
-    def refuse_post(
-        self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected
-    ) -> bool:
-        """Return False: the broker's own host keeps the transactions."""
-        return False
-
-    def virtual_host(self, hostname: str) -> str | None:
-        """Return *hostname*: a namespace answers under every name that the broker has."""
-        return hostname
-
-    def own_name(self, address: str, virtual_host: str) -> str:
-        """Return *address*: there are no aliases."""
-        return address
-
-    def is_dynamic(self, address: str, virtual_host: str) -> bool:
-        """Return False: no addresses are created for links."""
-        return False
 
 
 def part_of(node: AnyNode, place: Place) -> Entity | None:

@@ -22,12 +22,12 @@ from amqp_rt.fronts.base import (
     SENDER,
     SND_SETTLED,
     SND_UNSETTLED,
-    IncomingDelivery,
     ReceivingEndpoint,
     ReceivingLink,
     SendingLink,
 )
-from amqp_rt.outcomes import Error, Rejected
+from amqp_rt.fronts.hosts import BareHost
+from amqp_rt.outcomes import Error
 from amqp_rt.termini import Source, Target
 from amqp_rt.values import Symbol, Timestamp
 
@@ -321,16 +321,13 @@ class EventHub:
         self._delete()
 
 
-class HubHost:
+class HubHost(BareHost):
     """Event hubs of a namespace: the host of their addresses.
 
     Args:
         realistic: Whether the service's limit of five readers without owner level applies.
         faults: Errors that a test wants in place of what hubs would do.
     """
-
-    #: Capabilities that connections offer because of this host: none.
-    capabilities = ()
 
     def __init__(self, faults: Faults, *, realistic: bool = False) -> None:
         self._faults = faults
@@ -466,38 +463,6 @@ class HubHost:
             return hub.inlet(found)
         except AmqpError as error:
             return Error.of(error)
-
-    def kept_source(self, link: SendingLink) -> Source | None:
-        """Return None: no sources are kept."""
-        return None
-
-    def kept_terminus(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
-        """Return None: no termini are kept."""
-        return None
-
-    def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
-        """Do nothing: there are no transactions."""
-
-    def release_post(self, delivery: IncomingDelivery) -> None:
-        """Do nothing: there are no transactions."""
-
-    def refuse_post(
-        self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected
-    ) -> bool:
-        """Return False: there are no transactions."""
-        return False
-
-    def virtual_host(self, hostname: str) -> str | None:
-        """Return *hostname*: hubs are at every virtual host."""
-        return hostname
-
-    def own_name(self, address: str, virtual_host: str) -> str:
-        """Return *address*: hubs have no aliases."""
-        return address
-
-    def is_dynamic(self, address: str, virtual_host: str) -> bool:
-        """Return False: hubs are not created for links."""
-        return False
 
 
 def _as_asked(address: HubAddress, asked: str | None) -> HubAddress:

@@ -20,8 +20,9 @@ from amqp_rt.broker.building import Subscription
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts import Peer
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.management.node import reply_of
 from amqp_rt.message import Message
-from amqp_rt.values import Array, Int, Map, Symbol, Timestamp
+from amqp_rt.values import Array, Int, Map, Timestamp
 
 from .addresses import place_of
 from .conditions import ARGUMENT_ERROR, NOT_ALLOWED, out_of_range, session_lock_lost
@@ -57,7 +58,6 @@ ALREADY_EXISTS: Final = "com.microsoft:entity-already-exists"
 _ALL_SESSIONS_MS: Final = 253_402_300_800_000
 #: Rules in one answer.
 RULES_MAX: Final = 1_000
-_DESCRIPTION_MAX: Final = 500
 _INT_MAX: Final = (1 << 31) - 1
 _LONG_MAX: Final = (1 << 63) - 1
 
@@ -223,8 +223,8 @@ class Operations:
             status, body = operation(self, asked)
         except AmqpError as error:
             status = STATUS.get(error.condition, 400)
-            return _reply(status, {}, error.description, error.condition)
-        return _reply(status, body, "OK" if status == 200 else "No content")
+            return reply_of(status, {}, error.description, error.condition)
+        return reply_of(status, body, "OK" if status == 200 else "No content")
 
     def _asked(self, entity: str, message: Message, peer: Peer) -> Asked:
         place = place_of(entity)
@@ -451,15 +451,3 @@ OPERATIONS: Final[Mapping[str, tuple[Callable[[Operations, Asked], Answer], Righ
 
 def _timestamp(at: float) -> Timestamp:
     return Timestamp(milliseconds(at))
-
-
-def _reply(
-    status: int, body: dict[str, Any], description: str, condition: str | None = None
-) -> Message:
-    said: dict[str, Any] = {
-        "statusCode": Int(status),
-        "statusDescription": description[:_DESCRIPTION_MAX],
-    }
-    if condition is not None:
-        said["errorCondition"] = Symbol(condition)
-    return Message(body, application_properties=said)

@@ -57,7 +57,7 @@ def serving_hubs(*hubs: Hub, **options: Any) -> Iterator[ServedHubs]:
 
 
 class Received:
-    """What one consumer got."""
+    """Events that one consumer got."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []

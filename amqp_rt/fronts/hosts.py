@@ -1,0 +1,61 @@
+"""The base of hosts, for those that answer a few of the container's questions only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..outcomes import Error, Rejected
+from ..termini import Source, Target
+from .base import IncomingDelivery, ReceivingEndpoint, ReceivingLink, SendingLink
+
+__all__ = ["BareHost"]
+
+
+class BareHost:
+    """Host without addresses, kept termini, transactions and virtual hosts of its own.
+
+    Subclasses replace :meth:`attach`, and what else they have; see ``fronts.base.Host`` for the questions.
+    """
+
+    #: Capabilities that connections offer because of this host.
+    capabilities: Sequence[str] = ()
+
+    def attach(self, link: ReceivingLink | SendingLink) -> bool:
+        """Return False: there are no addresses."""
+        return False
+
+    def kept_source(self, link: SendingLink) -> Source | None:
+        """Return None: no sources are kept."""
+        return None
+
+    def kept_terminus(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
+        """Return None: no termini are kept."""
+        return None
+
+    def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
+        """Return None: there are no addresses."""
+        return None
+
+    def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
+        """Do nothing: there are no transactions."""
+
+    def release_post(self, delivery: IncomingDelivery) -> None:
+        """Do nothing: there are no transactions."""
+
+    def refuse_post(
+        self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected
+    ) -> bool:
+        """Return False: there are no transactions."""
+        return False
+
+    def virtual_host(self, hostname: str) -> str | None:
+        """Return *hostname*: the addresses are at every virtual host."""
+        return hostname
+
+    def own_name(self, address: str, virtual_host: str) -> str:
+        """Return *address*: there are no aliases."""
+        return address
+
+    def is_dynamic(self, address: str, virtual_host: str) -> bool:
+        """Return False: no addresses are created for links."""
+        return False

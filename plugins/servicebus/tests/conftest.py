@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from collections.abc import Iterator
 
 import pytest
-from driven import PEERS, require
+from amqp_rt_servicebus.testing import ServiceBus
+from driven import PEERS, Dialler, Driven, require
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +32,17 @@ def azure_javascript() -> str:
     elif not (PEERS / "node_modules" / "@azure" / "service-bus").is_dir():
         require("@azure/service-bus is not installed (make peers)")
     return str(node)
+
+
+@pytest.fixture
+def dialler() -> Iterator[Dialler]:
+    """Clients with threads, which are closed in the end."""
+    dialler = Dialler("threads")
+    yield dialler
+    dialler.close()
+
+
+@pytest.fixture
+def client(bus: ServiceBus, dialler: Dialler) -> Driven:
+    """Client with threads of the fixture ``bus`` of the module."""
+    return dialler.client(bus.connection_string)

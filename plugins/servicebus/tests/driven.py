@@ -7,7 +7,7 @@ import inspect
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -103,6 +103,36 @@ class Refused(Exception):
     """Error of the SDK; its code is the first argument."""
 
 
+def performed(
+    node: str, program: str, *arguments: str, steps: Sequence[Any], ca_file: str | None = None
+) -> list[Any]:
+    """Have a program of the SDK for JavaScript perform *steps*, and return its results and errors.
+
+    Args:
+        node: Path of Node.
+        program: File name of the program, among the peers.
+        arguments: What it connects to.
+        steps: Names of methods with their arguments.
+        ca_file: Authority to trust.
+    """
+    done = subprocess.run(
+        [node, str(PEERS / program), *arguments],
+        input=json.dumps(steps),
+        env=_trusting(ca_file),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results: list[Any] = json.loads(done.stdout)
+    return [each.get("value", each.get("error")) for each in results]
+
+
+def _trusting(ca_file: str | None) -> dict[str, str]:
+    return {**os.environ} if ca_file is None else {**os.environ, "NODE_EXTRA_CA_CERTS": ca_file}
+
+
 class Javascript:
     """A client of the SDK for JavaScript in Node, to which steps are sent.
 
@@ -115,10 +145,9 @@ class Javascript:
     def __init__(self, node: str, *arguments: str, ca_file: str | None = None) -> None:
         # Node 20 has its own WebSocket behind this option only; later versions accept the option.
         command = [node, "--experimental-websocket"] if "websocket" in arguments else [node]
-        env = {**os.environ} if ca_file is None else {**os.environ, "NODE_EXTRA_CA_CERTS": ca_file}
         self._process = subprocess.Popen(
             [*command, str(PEERS / "messaging.js"), *arguments],
-            env=env,
+            env=_trusting(ca_file),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +21,9 @@ from amqp_rt_servicebus.declarations import (
     Topic,
 )
 from amqp_rt_servicebus.testing import ServiceBus
+from driven import performed
 
-PEERS = Path(__file__).parent / "peers"
+PROGRAM = "administration.js"
 
 #: Node is a program of others, and takes a second to start.
 pytestmark = [pytest.mark.req("Z19", "Z21"), pytest.mark.foreign, pytest.mark.slow]
@@ -43,18 +41,9 @@ def perform(served: Served, azure_javascript: str) -> Callable[..., list[Any]]:
 
     def perform(*steps: list[Any], text: str | None = None, token: str = "") -> list[Any]:
         place = served.host if token else text or served.connection_string()
-        done = subprocess.run(
-            [azure_javascript, str(PEERS / "administration.js"), place, token],
-            input=json.dumps(steps),
-            env=os.environ | {"NODE_EXTRA_CA_CERTS": served.ca_file},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
+        return performed(
+            azure_javascript, PROGRAM, place, token, steps=steps, ca_file=served.ca_file
         )
-        assert done.returncode == 0, done.stderr
-        results: list[Any] = json.loads(done.stdout)
-        return [each.get("value", each.get("error")) for each in results]
 
     return perform
 
@@ -399,18 +388,9 @@ def test_a_namespace_is_administered_at_the_port_of_its_messages(azure_javascrip
     with ServiceBus() as bus:
 
         def perform(*steps: list[Any]) -> list[Any]:
-            done = subprocess.run(
-                [azure_javascript, str(PEERS / "administration.js"), bus.connection_string],
-                input=json.dumps(steps),
-                env=os.environ | {"NODE_EXTRA_CA_CERTS": bus.ca_file},
-                capture_output=True,
-                text=True,
-                timeout=100,
-                check=False,
+            return performed(
+                azure_javascript, PROGRAM, bus.connection_string, steps=steps, ca_file=bus.ca_file
             )
-            assert done.returncode == 0, done.stderr
-            results: list[Any] = json.loads(done.stdout)
-            return [each.get("value", each.get("error")) for each in results]
 
         queue, again, *_ = perform(*steps)
         assert (queue["name"], queue["maxDeliveryCount"]) == ("q", 3)

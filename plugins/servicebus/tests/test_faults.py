@@ -66,18 +66,6 @@ def bus() -> Iterator[ServiceBus]:
         yield bus
 
 
-@pytest.fixture
-def dialler() -> Iterator[Dialler]:
-    dialler = Dialler("threads")
-    yield dialler
-    dialler.close()
-
-
-@pytest.fixture
-def client(bus: ServiceBus, dialler: Dialler) -> Driven:
-    return dialler.client(bus.connection_string)
-
-
 def send(client: Driven, queue: str = "q") -> None:
     from azure.servicebus import ServiceBusMessage
 

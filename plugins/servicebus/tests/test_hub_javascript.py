@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from amqp_rt_servicebus.declarations import Hub
+from driven import performed
 from hub_clients import ServedHubs, serving_hubs
 
-PROGRAM = Path(__file__).parent / "peers" / "hubs.js"
 CLICKS = Hub("clicks", partitions=3, consumer_groups=["audit"])
 EARLIEST = {"offset": "-1"}
 
@@ -31,17 +29,9 @@ def perform(served: ServedHubs, azure_javascript: str) -> Callable[..., list[Any
     """Function that has the JavaScript clients perform steps, and returns the results."""
 
     def perform(*steps: list[Any]) -> list[Any]:
-        done = subprocess.run(
-            [azure_javascript, str(PROGRAM), served.connection_string, "clicks"],
-            input=json.dumps(steps),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
+        return performed(
+            azure_javascript, "hubs.js", served.connection_string, "clicks", steps=steps
         )
-        assert done.returncode == 0, done.stderr
-        results: list[Any] = json.loads(done.stdout)
-        return [each.get("value", each.get("error")) for each in results]
 
     return perform
 

@@ -44,11 +44,6 @@ def dialler(request: pytest.FixtureRequest) -> Iterator[Dialler]:
     dialler.close()
 
 
-@pytest.fixture
-def client(bus: ServiceBus, dialler: Dialler) -> Driven:
-    return dialler.client(bus.connection_string)
-
-
 def sent(client: Driven, *bodies: str, queue: str = "q", **options: Any) -> None:
     """Send messages one by one."""
     from azure.servicebus import ServiceBusMessage

@@ -38,18 +38,6 @@ def bus() -> Iterator[ServiceBus]:
         yield bus
 
 
-@pytest.fixture
-def dialler() -> Iterator[Dialler]:
-    dialler = Dialler("threads")
-    yield dialler
-    dialler.close()
-
-
-@pytest.fixture
-def client(bus: ServiceBus, dialler: Dialler) -> Driven:
-    return dialler.client(bus.connection_string)
-
-
 def send(client: Driven, *bodies: str, **options: Any) -> None:
     from azure.servicebus import ServiceBusMessage
 

@@ -85,7 +85,7 @@ wheels-of-peers:
 
 .build/wheels/ready: .build/bare/bin/pip
 	mkdir -p $(@D)
-	grep --no-filename --only-matching --extended-regexp '"(python-qpid-proton|pyspark)[^"]*"' pyproject.toml $(SPARK)/pyproject.toml \
+	grep --no-filename --only-matching --extended-regexp '"(python-qpid-proton|pyspark)(\[[a-z]+\])?[<>=][^"]*"' pyproject.toml $(SPARK)/pyproject.toml \
 	  | xargs .build/bare/bin/$(PIP) wheel --no-deps --wheel-dir $(@D) &>$(@D)/log
 	touch $@
 

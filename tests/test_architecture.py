@@ -97,6 +97,8 @@ PLUGINS_MAY_IMPORT = {
     *("amqp_rt.cli.groups", "amqp_rt.cli.running", "amqp_rt.cli.limit_options"),
     # For nodes of their own: what they are built of, limits, and the codec of the sections that they rewrite.
     *("amqp_rt.broker.building", "amqp_rt.fronts.base", "amqp_rt.limits", "amqp_rt.codec.sections"),
+    # For hosts and operations of their own.
+    *("amqp_rt.fronts.hosts", "amqp_rt.management.node.reply_of"),
     *("amqp_rt.codec.section_types", "amqp_rt.codec.primitives"),
     # For nodes that are logs of the broker with other addresses and annotations.
     "amqp_rt.broker.Log",

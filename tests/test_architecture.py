@@ -32,6 +32,8 @@ NEUTRAL = {
     *("message", "outcomes", "events", "addresses", "termini", "transactions", "unsettled"),
     *("annotations", "bodies", "clock", "config_files", "durations", "loglimit", "batches"),
 }
+#: Parts of protocols with exchanges and channels.
+FRONT_PARTS = {"fronts.engines", "fronts.links", "fronts.recent", "fronts.splicing"}
 #: Layers that every module may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
 
@@ -45,6 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "core": COMMON,
     "fronts": COMMON | {"fronts.base", "fronts.amqp10"},  # the package itself, which re-exports
     "fronts.base": COMMON,
+    **dict.fromkeys(FRONT_PARTS, COMMON | {"fronts.base"}),
     "fronts.amqp10": COMMON | {"core", "fronts.base"},
     "net": COMMON | {"fronts.base"},
     "stores": COMMON,
@@ -68,6 +71,7 @@ EXPORTED_LATE = {"broker": {"broker.broker.AddOn", "broker.broker.Broker"}}
 PURE = (
     COMMON
     | {"core", "fronts.base", "security"}
+    | FRONT_PARTS
     | {
         "broker.queue",
         "broker.bindings",
@@ -99,6 +103,9 @@ PLUGINS_MAY_IMPORT = {
     *("amqp_rt.broker.building", "amqp_rt.fronts.base", "amqp_rt.limits", "amqp_rt.codec.sections"),
     # For hosts and operations of their own.
     *("amqp_rt.fronts.hosts", "amqp_rt.management.node.reply_of"),
+    # For protocols with exchanges and channels: bases of engines and links, and octets of 1.0.
+    *("amqp_rt.fronts.engines", "amqp_rt.fronts.links"),
+    *("amqp_rt.fronts.recent", "amqp_rt.fronts.splicing"),
     *("amqp_rt.codec.section_types", "amqp_rt.codec.primitives"),
     # For nodes that are logs of the broker with other addresses and annotations.
     "amqp_rt.broker.Log",

@@ -11,6 +11,8 @@ from struct import Struct as Layout
 from typing import TYPE_CHECKING, Any, Final
 
 from amqp_rt.fronts import ACCEPTED, AmqpError, Error
+from amqp_rt.fronts.links import FrontLink
+from amqp_rt.fronts.recent import OCTETS_MAX
 
 from . import faults
 from . import methods as m
@@ -23,9 +25,8 @@ from .execution import Execution
 from .faults import Fault
 from .frames import METHOD, Frame
 from .getting import Getters
-from .links import Link
 from .publishing import Publisher
-from .recent import OCTETS_MAX, read_publish
+from .recent import read_publish
 from .replies import DirectReplies
 from .routes import Routes
 from .sessions import Session
@@ -176,7 +177,7 @@ class Channel(BaseChannel):
     # --- opening and closing -------------------------------------------------------------
 
     @property
-    def links(self) -> Mapping[int, Link]:
+    def links(self) -> Mapping[int, FrontLink]:
         """Links of the channel, by handle."""
         links = sorted(self.session.links, key=lambda each: each.handle)
         return {link.handle: link for link in links}

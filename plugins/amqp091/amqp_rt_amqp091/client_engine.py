@@ -116,7 +116,7 @@ class ClientEngine(Connection):
         self._updates: deque[OnAnswer] = deque()
         #: Whether no octets have arrived yet.
         self._silent = True
-        self._write(PROTOCOL_HEADER)
+        self.write_data(PROTOCOL_HEADER)
 
     # --- --- called by the client --------------------------------------------------------
 

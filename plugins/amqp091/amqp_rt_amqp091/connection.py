@@ -21,6 +21,7 @@ from amqp_rt.fronts import (
     Limits,
     Peer,
 )
+from amqp_rt.fronts.engines import BareEngine
 
 from . import faults
 from . import methods as m
@@ -49,14 +50,11 @@ CHANNEL_MAX: Final = 2047
 FRAME_MAX: Final = 131_072
 HEARTBEAT_S: Final = 60
 
-#: Default bound on frames handled in a row: none.
-_WORK_MAX: Final = 1 << 30
-
 #: Stages in which a fault ends the connection without a close, since the login is not complete.
 _BEFORE_LOGIN: Final = (Stage.HEADER, Stage.START, Stage.LOGIN, Stage.SECURE)
 
 
-class Connection:
+class Connection(BareEngine):
     """A connection without its stream, in either role.
 
     Args:
@@ -69,36 +67,19 @@ class Connection:
     transitions: ClassVar[Transitions]
 
     def __init__(self, limits: Limits, peer: Peer, stage: Stage, now: float) -> None:
-        self.limits = limits
-        self.peer = peer
-        self.on_output: Callable[[], None] = _nothing
-        #: Bound on the frames of one call of ``receive``, and whether the last call left some.
-        self.work_max = _WORK_MAX
-        self.unread = False
+        super().__init__(limits, peer, now)
         self.stage = stage
-        #: Whether the channels have ended.
-        self.over = False
-        self.followers: dict[object, Callable[[], None]] = {}
         #: The method being handled, whose class and number a close for its fault has to name.
         self.context: m.Method | None = None
-        self.output_size = 0
         #: Octets of the largest frame we may send.
         self.frame_max_out = FRAME_MIN_SIZE
         self._channels: dict[int, BaseChannel] = {}
         self._channel_max = CHANNEL_MAX
         self._frame_max = FRAME_MAX
         self._frames = FrameReader(FRAME_MAX)
-        self._output: list[bytes] = []
-        self._signalled = False
-        self._receiving = False
-        self._events: list[Event] = []
         self._heartbeat_s = 0.0
-        self._heard_at = self._said_at = self._now = now
+        self._heard_at = now
         self._ends_at = now + limits.handshake_s
-        #: Octets held for all channels together.
-        self.held = 0
-        #: Cost of the current frame in frames, beyond one.
-        self.spent = 0
         #: Why the connection ends; None for a normal close.
         self.error: Error | None = None
         #: Whether the owner has received the event of the end.
@@ -176,21 +157,11 @@ class Connection:
                 # Without a handshake: the peer is gone (§4.2.7).
                 self._break("nothing was heard for two heartbeats")
             elif now >= self._said_at + self._heartbeat_s / 2:
-                self._write(HEARTBEAT_FRAME)
+                self.write_data(HEARTBEAT_FRAME)
         if not self.finished:
             self._go_on()
             self._pour()
         return self._done()
-
-    def take(self) -> list[bytes]:
-        """Return the buffers to send."""
-        self._before_take()
-        output, self._output = self._output, []
-        self.output_size = 0
-        self._signalled = False
-        if output:
-            self._said_at = self._now
-        return output
 
     def close(self, error: Error | None = None) -> None:
         """Close the connection, by a close handshake if the stage allows one."""
@@ -214,15 +185,6 @@ class Connection:
             return faults.CONNECTION_FORCED
         return code
 
-    def _done(self) -> list[Event]:
-        self.flush()
-        self._confirm()
-        self._receiving = False
-        if self._output and not self._signalled:
-            self._wake()
-        events, self._events = self._events, []
-        return events
-
     # --- --- hooks of a role -------------------------------------------------------------
 
     def _is_due(self) -> bool:
@@ -237,15 +199,6 @@ class Connection:
 
     def _pour(self) -> None:
         """Offer credit to consumers that waited for room in the output."""
-
-    def _before_take(self) -> None:
-        """Write output that was put off."""
-
-    def flush(self) -> None:
-        """Pass on everything put off, before anything else happens."""
-
-    def _confirm(self) -> None:
-        """Send the confirms that are due."""
 
     def _on_octets(self, data: bytes) -> bytes:
         """Handle octets before the first frame; return those after them."""
@@ -403,7 +356,7 @@ class Connection:
         """Send a method."""
         if self.finished and not isinstance(method, m.ConnectionCloseOk):
             return
-        self._write(method_frame(channel, method))
+        self.write_data(method_frame(channel, method))
 
     def write_content(
         self, channel: int, method: m.Method, properties: m.BasicProperties, body: bytes
@@ -420,43 +373,7 @@ class Connection:
             self.output_size += len(each)
         self._wake()
 
-    def _write(self, data: bytes) -> None:
-        self._output.append(data)
-        self.output_size += len(data)
-        self._wake()
-
-    def _wake(self) -> None:
-        if not self._signalled and not self._receiving:
-            self._signalled = True
-            self.on_output()
-
     # --- --- called by channels ----------------------------------------------------------
-
-    def hold(self, size: int) -> None:
-        """Count *size* octets more that a channel holds: incomplete content, or held frames.
-
-        Raises:
-            Fault: All channels together hold too many.
-        """
-        self.held += size
-        most = max(self.limits.session_window_bytes, 2 * self.limits.message_size_max)
-        if self.held > most:
-            raise Fault(
-                faults.RESOURCE_ERROR,
-                f"the channels have more than {most} octets of incomplete messages",
-            )
-
-    def spend(self, work: int) -> None:
-        """Add *work*, in frames, to the cost of the current frame (see ``work_max``)."""
-        self.spent += work
-
-    def let_go(self, size: int) -> None:
-        """Subtract *size* octets no longer held."""
-        self.held -= size
-
-    def report(self, event: Event) -> None:
-        """Queue an event for the owner of the connection."""
-        self._events.append(event)
 
     def release(self, channel: BaseChannel) -> None:
         """Free the number of *channel*, which is closed on both sides."""
@@ -497,9 +414,7 @@ class Connection:
         for channel in channels.values():
             channel.end()
         self._ended()
-        followers, self.followers = self.followers, {}
-        for follower in followers.values():
-            follower()
+        self._notify_followers()
 
     def _finish(self, event: Event) -> None:
         """End the connection: nothing more is sent or handled."""
@@ -515,7 +430,3 @@ class Connection:
 
 
 _FAULTS: Final = (Fault, SyntaxFault, NotImplementedFault, AmqpError)
-
-
-def _nothing() -> None:
-    """Ignore output: no owner is set yet."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from amqp_rt.fronts import AmqpError, Error, Source, Symbol, Timestamp, Topology
+from amqp_rt.fronts.links import REQUEUED
 
 from . import faults
 from . import methods as m
@@ -14,7 +15,7 @@ from .declaring import Declarations
 from .deliveries import DeliveryWriter
 from .execution import Execution
 from .faults import Fault
-from .links import REQUEUED, SendingLink
+from .links import SendingLink
 from .replies import REPLY_TO, DirectReplies
 from .sessions import Session
 from .values import Seconds

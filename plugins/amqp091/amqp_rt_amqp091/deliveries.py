@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any, Final
 
 from amqp_rt.fronts import AmqpError, LocalProtocolError
+from amqp_rt.fronts.recent import OCTETS_MAX
+from amqp_rt.fronts.splicing import parts_of
 
 from . import methods as m
 from .codec import write_header, write_shortstr
 from .contents import BASIC
 from .frames import delivered_frames
 from .links import OutgoingDelivery, SendingLink
-from .messages import Content, from_message, parts_of
-from .recent import OCTETS_MAX, Delivered
+from .messages import Content, from_message
+from .recent import Delivered
 from .sessions import Session
 from .values import ContentHeader
 from .window import DeliveryWindow

@@ -24,6 +24,8 @@ from amqp_rt.fronts import (
     ServerOptions,
     Topology,
 )
+from amqp_rt.fronts.engines import LoginExchange
+from amqp_rt.fronts.links import FrontDelivery, FrontReceivingLink
 
 from . import faults
 from . import methods as m
@@ -33,7 +35,7 @@ from .connection import CHANNEL_MAX, FRAME_MAX, HEARTBEAT_S, Connection
 from .faults import Fault
 from .frames import FRAME_MIN_SIZE, METHOD, PROTOCOL_HEADER, Frame
 from .lifecycle import TRANSITIONS, Stage, Transitions
-from .links import IncomingDelivery, OutgoingDelivery, ReceivingLink, SendingLink, Way
+from .links import OutgoingDelivery, SendingLink, Way
 from .recent import Recents
 from .sessions import Conclude, Reply
 
@@ -48,30 +50,6 @@ _CAPABILITIES: Final = {
     "per_consumer_qos": True,
     "direct_reply_to": True,
 }
-
-
-class Exchange:
-    """A login that waits for the application's answer (:class:`amqp_rt.fronts.LoginRequested`)."""
-
-    def __init__(self, engine: Engine, mechanism: str) -> None:
-        self.mechanism = mechanism
-        #: Why the login can only fail; empty if it may succeed.
-        self.refused = ""
-        self._engine = engine
-
-    def challenge(self, data: bytes) -> list[Event]:
-        """Send a challenge of the mechanism to the client."""
-        return self._engine.login_challenged(data)
-
-    def succeed(
-        self, user: str | None, identity: Any = None, data: bytes | None = None
-    ) -> list[Event]:
-        """Accept the login as *user*."""
-        return self._engine.login_succeeded(user, identity, self.mechanism)
-
-    def fail(self) -> None:
-        """Refuse the login."""
-        self._engine.login_failed()
 
 
 class Engine(Connection):
@@ -98,7 +76,7 @@ class Engine(Connection):
         self.hears_cancel = False
         self._header = b""
         self._names = count(1)
-        self._exchange: Exchange | None = None
+        self._exchange: LoginExchange | None = None
         self._secret: m.ConnectionUpdateSecret | None = None
         self._hears_failure = False
         #: Whether the client has the capability ``connection.blocked``, and whether it was sent
@@ -114,7 +92,7 @@ class Engine(Connection):
         #: Functions that send the confirms of channels.
         self._confirming: dict[Callable[[], None], None] = {}
         #: Messages published within this chunk, by inlet and link.
-        self._posts: dict[tuple[int, ReceivingLink], tuple[Any, list[IncomingDelivery]]] = {}
+        self._posts: dict[tuple[int, FrontReceivingLink], tuple[Any, list[FrontDelivery]]] = {}
         #: Deliveries settled within this chunk, by link, after what passes them on.
         self._answered: dict[SendingLink, tuple[Conclude, list[OutgoingDelivery]]] = {}
 
@@ -272,11 +250,11 @@ class Engine(Connection):
             else:
                 self._let_in(None, None, None)
                 return
-        self._exchange = Exchange(self, mechanism)
+        self._exchange = LoginExchange(self, mechanism)
         self._exchange.refused = refused
         self._ask_login(self._exchange, response)
 
-    def _ask_login(self, exchange: Exchange, response: bytes | None) -> None:
+    def _ask_login(self, exchange: LoginExchange, response: bytes | None) -> None:
         if response is not None and len(response) > self.limits.sasl_response_max:
             exchange.refused = f"a response of more than {self.limits.sasl_response_max} octets"
             response = None
@@ -375,7 +353,7 @@ class Engine(Connection):
         if self.peer.mechanism != "PLAIN" or self.peer.user is None:
             raise Fault(faults.NOT_ALLOWED, "only a login by PLAIN has a secret to update")
         self._secret = method
-        exchange = Exchange(self, "PLAIN")
+        exchange = LoginExchange(self, "PLAIN")
         response = b"\0" + self.peer.user.encode() + b"\0" + method.new_secret
         self._ask_login(exchange, response)
 
@@ -412,7 +390,7 @@ class Engine(Connection):
             return
         if self._open_due:
             self._say_open_ok()
-        self._write(data)
+        self.write_data(data)
 
     # --- --- called by channels ----------------------------------------------------------
 
@@ -442,7 +420,7 @@ class Engine(Connection):
             for flush in confirming:
                 flush()
 
-    def post(self, way: Any, link: ReceivingLink, delivery: IncomingDelivery) -> None:
+    def post(self, way: Any, link: FrontReceivingLink, delivery: FrontDelivery) -> None:
         """Queue a message, for inlet *way* or else for *link*, until the end of this chunk."""
         key = (id(way), link)
         found = self._posts.get(key)

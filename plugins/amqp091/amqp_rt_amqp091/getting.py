@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from amqp_rt.fronts import Error, Source
+from amqp_rt.fronts.links import REQUEUED
 
 from . import methods as m
 from .consumers import count_ready
@@ -13,7 +14,7 @@ from .declaring import Declarations
 from .deliveries import DeliveryWriter
 from .execution import Execution
 from .faults import Fault
-from .links import REQUEUED, OutgoingDelivery, SendingLink
+from .links import OutgoingDelivery, SendingLink
 from .routes import Routes
 from .sessions import Session
 from .window import DeliveryWindow

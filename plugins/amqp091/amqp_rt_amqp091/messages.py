@@ -7,8 +7,7 @@ message annotations whose names begin with ``x-``, so that a message comes out a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from struct import Struct as Layout
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import UUID
 
 from amqp_rt.fronts import (
@@ -21,31 +20,28 @@ from amqp_rt.fronts import (
     UByte,
     UInt,
 )
+from amqp_rt.fronts.splicing import (
+    ANNOTATIONS,
+    APP_ID,
+    DELIVERY_MODE,
+    EXCHANGE,
+    EXPIRATION,
+    HEADERS,
+    HISTORY,
+    PRIORITY,
+    ROUTING_KEY,
+    TYPE,
+    FrontSections,
+    split_front,
+)
 
 from .methods import BasicProperties
 from .values import Decimal, Seconds
 
-#: Message annotations with the exchange and routing key of a message, named as in RabbitMQ.
-EXCHANGE: Final = Symbol("x-exchange")
-ROUTING_KEY: Final = Symbol("x-routing-key")
-#: The property ``type``, which has no field in 1.0.
-TYPE: Final = Symbol("x-basic-type")
-#: The property ``app-id``, which has no field in 1.0.
-APP_ID: Final = Symbol("x-basic-app-id")
-#: Headers that application-properties cannot hold: tables, arrays, decimals, and names in ``x-``.
-HEADERS: Final = Symbol("x-basic-headers")
-#: Present if the priority was set to 0, and if a delivery-mode other than 2 was set; without them
-#: the properties were absent.
-PRIORITY: Final = Symbol("x-basic-priority")
-DELIVERY_MODE: Final = Symbol("x-basic-delivery-mode")
-#: The expiration as published: the ttl of 1.0 counts down on the way.
-EXPIRATION: Final = Symbol("x-basic-expiration")
-
 #: ``type`` of a message whose body consists of sections of 1.0, since the body is not data.
 AMQP10: Final = "amqp-1.0"
 
-#: Dead-lettering history, oldest first; and its reasons in RabbitMQ's terms.
-_HISTORY: Final = Symbol("x-opt-dead-letter-history")
+#: Reasons of dead-lettering in RabbitMQ's terms.
 _REASONS: Final = {
     "overflow": "maxlen",
     "max-deliveries": "delivery_limit",
@@ -87,23 +83,7 @@ def to_message(
     return _message(properties, body, exchange, routing_key).encode()
 
 
-class Front(NamedTuple):
-    """The sections before the body of an AMQP 1.0 message, without exchange and routing key."""
-
-    header: bytes
-    #: Message annotations other than exchange and routing key: number of keys and values, and their
-    #: octets.
-    more: int
-    others: bytes
-    rest: bytes
-
-
-def place_of(exchange: bytes, routing_key: bytes) -> bytes:
-    """Encode the annotations for exchange and routing key, given as encoded short strings."""
-    return _EXCHANGE_IS + exchange + _KEY_IS + routing_key
-
-
-def front_of(properties: BasicProperties) -> Front | None:
+def front_of(properties: BasicProperties) -> FrontSections | None:
     """Encode the sections before the body, which serve all destinations and bodies.
 
     The result is None if they depend on the body.
@@ -113,130 +93,7 @@ def front_of(properties: BasicProperties) -> Front | None:
     """
     if properties.type == AMQP10:
         return None
-    front = _message(properties, b"", "", "").encode_front()
-    found = _annotations(front)
-    if found is None:
-        return None
-    at, key_end, section_end = found
-    start = 6 if front[at + 3] == _MAP8 else 12
-    count = front[at + 5] if start == 6 else int.from_bytes(front[at + 8 : at + 12], "big")
-    return Front(front[:at], count - 4, front[key_end:section_end], front[section_end:])
-
-
-def joined(front: Front, place: bytes, body: bytes) -> bytes:
-    """Assemble an AMQP 1.0 message, with the same octets as its encoder (Part 3 §3.2)."""
-    annotations = place + front.others
-    count = 4 + front.more
-    size = len(annotations) + 1
-    if size < 256 and count < 256:
-        head = bytes((0, 0x53, 0x72, _MAP8, size, count))
-    else:
-        head = b"\0\x53\x72\xd1" + _SIZE_AND_COUNT.pack(size + 3, count)
-    size = len(body)
-    if size < 256:
-        data = bytes((0, 0x53, _DATA, 0xA0, size))
-    else:
-        data = b"\0\x53\x75\xb0" + size.to_bytes(4, "big")
-    return b"".join((front.header, head, annotations, front.rest, data, body))
-
-
-class Parts(NamedTuple):
-    """An AMQP 1.0 message from a queue, in pieces that other messages may share."""
-
-    #: Cache key for all sections before the body, but for *place*.
-    key: tuple[object, ...]
-    #: Exchange and routing key as short strings, None if they are part of *key*.
-    place: bytes | None
-    body: bytes
-
-
-def parts_of(payload: bytes, address: str) -> Parts | None:
-    """Split a message from queue *address* that ends with its only data section.
-
-    The result is None for all other messages, malformed ones included.
-    """
-    at, end = 0, len(payload)
-    found: tuple[int, int, int] | None = None
-    try:
-        while True:
-            kind = payload[at : at + 4]
-            code = _SIZES8.get(kind)
-            if code is not None:
-                after = at + 5 + payload[at + 4]
-            elif kind in _SIZES32:
-                code = kind[2]
-                after = at + 8 + int.from_bytes(payload[at + 4 : at + 8], "big")
-            else:
-                return None
-            if code == _DATA:
-                break
-            if code == _ANNOTATIONS:
-                found = _annotations(payload, at)
-            at = after
-        if after != end:
-            return None
-        body = payload[at + (5 if kind[3] == 0xA0 else 8) :]
-        if found is None:
-            return Parts((address, payload[:at]), None, body)
-        begin, key_end, section_end = found
-        others = payload[key_end:section_end]
-        if _HISTORY_OCTETS in others:
-            # The header ``x-death`` contains exchange and routing key, so they belong to the cache
-            # key.
-            return Parts((address, payload[:at]), None, body)
-        exchange = begin + (19 if payload[begin + 3] == _MAP8 else 25)
-        routing = exchange + 1 + payload[exchange] + len(_KEY_IS)
-        return Parts(
-            (payload[:begin], others, payload[section_end:at]),
-            payload[exchange : routing - len(_KEY_IS)] + payload[routing:key_end],
-            body,
-        )
-    except IndexError:
-        return None
-
-
-def _annotations(payload: bytes, at: int | None = None) -> tuple[int, int, int] | None:
-    """Find message annotations that begin with exchange and routing key.
-
-    They are searched at *at*, or after the header if that is None.
-
-    Returns:
-        The start of the section, the end of the routing key, and the end of the section; None if
-            the section does not begin so.
-    """
-    if at is None:
-        # After the header, if there is one.
-        at = 5 + payload[4] if payload[:4] == b"\0\x53\x70\xc0" else 0
-    if payload[at : at + 4] == b"\0\x53\x72\xc1":
-        start, section_end = at + 6, at + 5 + payload[at + 4]
-    else:
-        start, section_end = at + 12, at + 8 + int.from_bytes(payload[at + 4 : at + 8], "big")
-    exchange = start + len(_EXCHANGE_IS)
-    if payload[start:exchange] != _EXCHANGE_IS:
-        return None
-    routing = exchange + 1 + payload[exchange]
-    key = routing + len(_KEY_IS)
-    if payload[routing:key] != _KEY_IS:
-        return None
-    return at, key + 1 + payload[key], section_end
-
-
-_DATA: Final = 0x75
-_ANNOTATIONS: Final = 0x72
-_MAP8: Final = 0xC1
-_SIZE_AND_COUNT: Final = Layout(">II")
-#: The annotations that each message of 0-9-1 begins with, up to the size of their values.
-_EXCHANGE_IS: Final = b"\xa3\x0ax-exchange\xa1"
-_KEY_IS: Final = b"\xa3\x0dx-routing-key\xa1"
-_HISTORY_OCTETS: Final = str(_HISTORY).encode()
-#: Codes of the sections, with the constructors for a size of 8 and of 32 bits: lists, maps and
-#: binaries.
-_FORMS: Final = [
-    *((0x70, 0xC0, 0xD0), (0x71, 0xC1, 0xD1), (0x72, 0xC1, 0xD1), (0x73, 0xC0, 0xD0)),
-    *((0x74, 0xC1, 0xD1), (0x75, 0xA0, 0xB0)),
-]
-_SIZES8: Final = {bytes((0, 0x53, code, short)): code for code, short, _ in _FORMS}
-_SIZES32: Final = frozenset(bytes((0, 0x53, code, wide)) for code, _, wide in _FORMS)
+    return split_front(_message(properties, b"", "", "").encode_front())
 
 
 def _message(properties: BasicProperties, body: bytes, exchange: str, routing_key: str) -> Message:
@@ -386,7 +243,7 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
         headers.setdefault(_GROUP_SEQUENCE, UInt(stated.group_sequence))
     if isinstance(stated.absolute_expiry_time, int):
         headers.setdefault(_EXPIRES, Seconds(max(0, stated.absolute_expiry_time // 1000)))
-    history = annotations.get(_HISTORY)
+    history = annotations.get(HISTORY)
     if isinstance(history, list):
         _tell_deaths(
             history,
@@ -441,17 +298,12 @@ def _body_sections(message: Message) -> bytes:
     return Message(message.body, body_kind=message.body_kind).encode()
 
 
-_OURS: Final = frozenset(
-    (EXCHANGE, ROUTING_KEY, TYPE, APP_ID, HEADERS, PRIORITY, DELIVERY_MODE, EXPIRATION)
-)
-
-
 def _add_annotations(annotations: Mapping[Any, Any], headers: dict[str, object]) -> None:
     """Add other annotations, such as a sender's or dead-letter reasons, as headers."""
     others = {
         name: value
         for name, value in annotations.items()
-        if isinstance(name, str) and name.startswith("x-") and name not in _OURS
+        if isinstance(name, str) and name.startswith("x-") and name not in ANNOTATIONS
     }
     for name, value in _table(others).items():
         headers.setdefault(name, value)

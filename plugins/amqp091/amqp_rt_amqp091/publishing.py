@@ -9,15 +9,17 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from amqp_rt.fronts import Accepted, AmqpError, Error, Rejected, TransactionalState
+from amqp_rt.fronts.links import FrontDelivery
+from amqp_rt.fronts.recent import OCTETS_MAX
+from amqp_rt.fronts.splicing import joined
 
 from . import faults
 from . import methods as m
 from .confirms import Confirms
 from .execution import Execution
 from .faults import Fault
-from .links import IncomingDelivery, Way, report_refusal
-from .messages import Invalid, front_of, joined, to_message
-from .recent import OCTETS_MAX
+from .links import Way
+from .messages import Invalid, front_of, to_message
 from .replies import REPLY_TO, DirectReplies
 from .routes import Routes
 from .sessions import Session
@@ -74,7 +76,7 @@ class Publication:
             else:
                 self.failed = True
                 if not self.number:
-                    report_refusal(self.publisher.session, outcome)
+                    self.publisher.session.report_refusal(outcome)
         elif type(outcome) is Accepted:
             self.taken = True
         else:
@@ -180,7 +182,7 @@ class Publisher:
         parts = self._prepare(method, properties, body, number, len(ways))
         if parts is not None:
             for way, link, _ in ways:
-                engine.post(way, link, IncomingDelivery(link, *parts))
+                engine.post(way, link, FrontDelivery(link, *parts))
 
     def _spread(
         self,
@@ -209,7 +211,7 @@ class Publisher:
             on_outcome = parts[1]
             for count, (way, link, name) in enumerate(ways, 1):
                 if name not in gone:
-                    engine.post(way, link, IncomingDelivery(link, *parts))
+                    engine.post(way, link, FrontDelivery(link, *parts))
                 elif on_outcome is not None:
                     on_outcome(_GONE)
                 if not count % _QUEUES_OF_A_STEP:

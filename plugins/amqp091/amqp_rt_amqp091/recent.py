@@ -1,54 +1,16 @@
-"""Caches of conversions from and to octets: publishers repeat methods and properties.
-
-One :class:`Recent` of each kind belongs to a front and serves all its connections: entries follow
-from the octets alone, not from a user's rights or from names on a connection.
-"""
+"""Caches of a front: methods and properties that publishers repeat, and deliveries alike."""
 
 from __future__ import annotations
 
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
-from .messages import Front, place_of
+from amqp_rt.fronts.recent import Recent
+from amqp_rt.fronts.splicing import FrontSections, place_of
+
 from .methods import BasicProperties, BasicPublish
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-#: Entries of one generation, of which there are two: there are many places, which are small, and
-#: few sets of properties, which are large when they hold tables.
+#: Entries of one generation of places: there are many, which are small, unlike sets of properties.
 _PLACES_MAX: Final = 512
-_SETS_MAX: Final = 128
-#: Longest octets that are cached; longer ones are converted each time.
-OCTETS_MAX: Final = 512
-
-
-class Recent(Generic[K, V]):
-    """A bounded map that evicts entries not used while a whole generation of others was added.
-
-    An entry found in the old generation moves to the young one; when the young one is full, it
-    becomes the old one, and the old one is dropped.
-    """
-
-    def __init__(self, entries_max: int = _SETS_MAX) -> None:
-        self._entries_max = entries_max
-        self._young: dict[K, V] = {}
-        self._old: dict[K, V] = {}
-
-    def get(self, key: K) -> V | None:
-        """Return the value cached for *key*, None if there is none."""
-        found = self._young.get(key)
-        if found is None and self._old:
-            found = self._old.pop(key, None)
-            if found is not None:
-                self.put(key, found)
-        return found
-
-    def put(self, key: K, value: V) -> None:
-        """Cache *value* under *key*."""
-        if len(self._young) >= self._entries_max:
-            self._old = self._young
-            self._young = {}
-        self._young[key] = value
 
 
 class Published(NamedTuple):
@@ -96,6 +58,6 @@ class Recents:
         #: Flags and properties of a content header → the properties, which are never modified.
         self.properties: Recent[bytes, BasicProperties] = Recent()
         #: Flags and properties of a content header → the sections before the body in AMQP 1.0.
-        self.fronts: Recent[bytes, Front] = Recent()
+        self.fronts: Recent[bytes, FrontSections] = Recent()
         #: Sections before the body of a queued message → the parts of its delivery.
         self.delivered: Recent[tuple[object, ...], Delivered] = Recent()

@@ -7,12 +7,13 @@ from functools import partial
 from typing import Final
 
 from amqp_rt.fronts import Error, Target
+from amqp_rt.fronts.links import FrontReceivingLink, PublishingLink
 
 from . import faults
 from . import methods as m
 from .execution import Execution
 from .faults import Fault
-from .links import Publishing, ReceivingLink, Way
+from .links import Way
 from .messages import to_arguments
 from .sessions import Session
 
@@ -34,10 +35,10 @@ class Routes:
         self.session = session
         self.execution = execution
         #: Links to nodes without an inlet, by the names of the nodes.
-        self._senders: dict[str, ReceivingLink] = {}
+        self._senders: dict[str, FrontReceivingLink] = {}
         #: Link shared by all messages to nodes that need no link of their own; None after the end
         #: of the channel.
-        self._publishing: Publishing | None = Publishing(session)
+        self._publishing: PublishingLink | None = self._new_publishing()
 
     def way_to(self, name: str, *, routed: bool) -> Way:
         """Return the inlet of node *name*, or a link to it, which is requested if there is none.
@@ -48,7 +49,7 @@ class Routes:
         session = self.session
         topology = session.engine.topology
         if topology is not None:
-            publishing = self._publishing or Publishing(session)
+            publishing = self._publishing or self._new_publishing()
             way = topology.inlet(name, publishing, routed=routed)
             if isinstance(way, Error):
                 raise Fault.of(way)
@@ -59,12 +60,19 @@ class Routes:
             if len(self._senders) >= _LINKS_MAX:
                 oldest = next(iter(self._senders))
                 session.drop(self._senders.pop(oldest))
-            link = ReceivingLink(
-                session, session.link_name(f"publish-{name}"), Target(address=name)
+            link = FrontReceivingLink(
+                session,
+                session.engine,
+                session.link_name(f"publish-{name}"),
+                Target(address=name),
             )
             self._senders[name] = link
             session.request(link)
         return None, link, name
+
+    def _new_publishing(self) -> PublishingLink:
+        session = self.session
+        return PublishingLink(session, session.engine, f"channel-{session.number}")
 
     def find(
         self, method: m.BasicPublish, properties: m.BasicProperties, gone: Container[str]

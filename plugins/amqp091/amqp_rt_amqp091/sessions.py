@@ -8,22 +8,26 @@ reference cycles would keep a channel, and its connection, alive until a full co
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from amqp_rt.fronts import AttachRequested, Event, Limits, Peer, Topology
+from amqp_rt.fronts import AttachRequested, Event, Limits, Peer, Rejected, Topology
 
 from . import methods as m
 from .faults import Fault
 from .recent import Recents
 
 if TYPE_CHECKING:
+    from amqp_rt.fronts.links import FrontDelivery, FrontLink, FrontReceivingLink
+
     from .contents import BaseChannel
-    from .links import IncomingDelivery, Link, OutgoingDelivery, ReceivingLink, SendingLink, Way
+    from .links import OutgoingDelivery, SendingLink, Way
 
 #: Passes the outcomes of deliveries to the endpoint of their link.
 Conclude: TypeAlias = "Callable[[SendingLink, list[OutgoingDelivery]], None]"
 #: Delivers a reply, by its address; returns False if that was not possible.
 Reply: TypeAlias = Callable[[str, m.BasicProperties, bytes], bool]
+#: Conditions of rejections that the publisher, or the configuration of the broker, could avoid.
+_MENDABLE: Final = frozenset(("amqp:precondition-failed", "amqp:unauthorized-access"))
 
 
 class ServerConnection(Protocol):
@@ -103,7 +107,7 @@ class ServerConnection(Protocol):
     def confirm_later(self, flush: Callable[[], None]) -> None:
         """Call *flush*, which sends confirms, with the next output."""
 
-    def post(self, way: Any, link: ReceivingLink, delivery: IncomingDelivery) -> None:
+    def post(self, way: Any, link: FrontReceivingLink, delivery: FrontDelivery) -> None:
         """Queue a message, for inlet *way* or else for *link*, until the end of this chunk."""
 
     def answer(self, conclude: Conclude, link: SendingLink, delivery: OutgoingDelivery) -> None:
@@ -134,7 +138,7 @@ class Session:
         #: The channel; None after its end.
         self.owner: BaseChannel | None = owner
         self.ended = False
-        self.links: set[Link] = set()
+        self.links: set[FrontLink] = set()
         #: Functions to call when the channel has ended, by the object that waits for that.
         self.followers: dict[object, Callable[[], None]] = {}
 
@@ -147,16 +151,27 @@ class Session:
         if self.owner is not None:
             self.engine.fail(self.owner, fault, method)
 
+    def report_refusal(self, outcome: Rejected) -> None:
+        """Close the channel if a message without confirms was rejected for a fault of its publisher.
+
+        The standard wants a message that is unroutable, or finds no room, to be dropped; the inlet
+        has logged that. A fault that the publisher can correct must reach it, and a channel
+        exception is the only way.
+        """
+        error = outcome.error
+        if error is not None and str(error.condition) in _MENDABLE:
+            self.fail(Fault.of(error), m.BasicPublish())
+
     def link_name(self, purpose: str) -> str:
         """Return a name for a link, unique on the connection."""
         return f"{self.number}-{purpose}-{self.engine.next_name()}"
 
-    def request(self, link: Link) -> None:
+    def request(self, link: FrontLink) -> None:
         """Request the attach of *link*."""
         self.links.add(link)
         self.engine.report(AttachRequested(link))
 
-    def drop(self, link: Link) -> None:
+    def drop(self, link: FrontLink) -> None:
         """End *link*, which is not needed any more."""
         self.links.discard(link)
         link.end(None, True)

@@ -6,13 +6,14 @@ from collections.abc import Generator
 from typing import Final
 
 from amqp_rt.fronts import ACCEPTED, Outcome, Rejected
+from amqp_rt.fronts.links import REQUEUED
 
 from . import faults
 from . import methods as m
 from .consumers import Consumers
 from .execution import Execution
 from .faults import Fault
-from .links import REQUEUED, OutgoingDelivery, SendingLink
+from .links import OutgoingDelivery, SendingLink
 from .sessions import Session
 from .transactions import Transactions
 from .window import DeliveryWindow

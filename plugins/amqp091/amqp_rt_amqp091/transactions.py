@@ -18,6 +18,7 @@ from amqp_rt.fronts import (
     Rejected,
     TransactionalState,
 )
+from amqp_rt.fronts.links import FrontDelivery, FrontReceivingLink
 
 from . import faults
 from . import methods as m
@@ -25,7 +26,7 @@ from .confirms import Confirms
 from .consumers import Consumers
 from .execution import Execution
 from .faults import Fault
-from .links import IncomingDelivery, OutgoingDelivery, ReceivingLink, SendingLink
+from .links import OutgoingDelivery, SendingLink
 from .sessions import Session
 
 
@@ -47,7 +48,7 @@ class Transactions:
         self.consumers = consumers
         self.confirms = confirms
         #: Link to the coordinator of the broker; None unless transactions were selected.
-        self.control: ReceivingLink | None = None
+        self.control: FrontReceivingLink | None = None
         self.txn_id: bytes = b""
         #: Deliveries whose outcomes were sent in the current transaction.
         self._enlisted: list[OutgoingDelivery] = []
@@ -64,13 +65,13 @@ class Transactions:
         if self.control is not None:
             session.write(m.TxSelectOk())
             return
-        link = ReceivingLink(session, session.link_name("tx"), Coordinator())
+        link = FrontReceivingLink(session, session.engine, session.link_name("tx"), Coordinator())
         link.on_answer = partial(self._attached, method, link)
         link.on_end = partial(self._detached, method)
         self.execution.held_up = True
         session.request(link)
 
-    def _attached(self, method: m.Method, link: ReceivingLink, refused: Error | None) -> None:
+    def _attached(self, method: m.Method, link: FrontReceivingLink, refused: Error | None) -> None:
         if self.session.ended:
             return
         if refused is not None:
@@ -104,7 +105,7 @@ class Transactions:
         assert self.control is not None
         self.execution.held_up = True
         payload = Message(request, body_kind="value").encode()
-        self.control.put([IncomingDelivery(self.control, payload, on_outcome)])
+        self.control.put([FrontDelivery(self.control, payload, on_outcome)])
 
     def commit(self, method: m.TxCommit) -> None:
         """Commit the current transaction and begin the next one."""
@@ -122,7 +123,8 @@ class Transactions:
             execution.continue_with, partial(self._discharge, method, answer, fail=fail)
         )
         if any(
-            isinstance(link, ReceivingLink) and link.wait_empty(again) for link in session.links
+            isinstance(link, FrontReceivingLink) and link.wait_empty(again)
+            for link in session.links
         ):
             # What was published before belongs to the transaction: the right to send it is still
             # being asked for, or its queue has no room yet.

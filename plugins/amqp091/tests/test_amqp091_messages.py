@@ -10,17 +10,9 @@ from amqp_rt_amqp091 import faults
 from amqp_rt_amqp091 import methods as m
 from amqp_rt_amqp091.codec import read_method, write_shortstr
 from amqp_rt_amqp091.frames import content_frames
-from amqp_rt_amqp091.messages import (
-    Invalid,
-    from_message,
-    front_of,
-    joined,
-    parts_of,
-    place_of,
-    to_message,
-)
+from amqp_rt_amqp091.messages import Invalid, from_message, front_of, to_message
 from amqp_rt_amqp091.methods import BasicDeliver, BasicProperties
-from amqp_rt_amqp091.recent import Recent, read_publish
+from amqp_rt_amqp091.recent import read_publish
 from amqp_rt_amqp091.values import Decimal, Seconds
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +33,8 @@ from amqp_rt.fronts import (
     UInt,
     UShort,
 )
+from amqp_rt.fronts.recent import Recent
+from amqp_rt.fronts.splicing import joined, parts_of, place_of
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _NAME = st.text("abcxyz-_.", min_size=1, max_size=12)

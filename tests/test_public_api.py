@@ -17,7 +17,17 @@ PUBLIC: dict[str, set[str]] = {
     "amqp_rt.fronts": {
         *("ACCEPTED", "Accepted", "AmqpError", "AttachRequested", "Byte", "Char", "Closed"),
         *("ConnectionFailed", "Coordinator", "DEFAULT_LIMITS", "Declare", "Declared", "Discharge"),
-        *("Error", "Event", "Exchange", "Float32", "Front", "Host", "Int", "Limits"),
+        *(
+            "Error",
+            "Event",
+            "Exchange",
+            "Float32",
+            "Front",
+            "Host",
+            "Int",
+            "LastingFront",
+            "Limits",
+        ),
         *("IncomingDelivery", "OutgoingDelivery", "ReceivingLink", "SendingLink"),
         *(
             "RECEIVER",

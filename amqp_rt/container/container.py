@@ -394,6 +394,7 @@ class Container(TrioBlock):
                 raise
         finally:
             self._nurseries = None
+            self.entry.timers.close()
         if failure is not None:
             raise failure
 

@@ -51,6 +51,7 @@ from ..termini import ANONYMOUS_RELAY
 from ..values import Symbol
 from .cbs import TokenWatch, answer_cbs
 from .connections import Connection, ConnectionHome
+from .front_timers import FrontTimers, TimerHome
 from .home import NetworkHome
 from .logins import mechanisms_of
 from .namesakes import SOLE_CONNECTION, Namesakes
@@ -68,12 +69,8 @@ SASL_POLICIES: Final = ("required", "optional", "off")
 _WHY_MAX: Final = 200
 
 
-class EntryHome(ConnectionHome, NetworkHome, Protocol):
+class EntryHome(ConnectionHome, NetworkHome, TimerHome, Protocol):
     """Container, as the tasks that accept its connections use it."""
-
-    @property
-    def listener_nursery(self) -> trio.Nursery:
-        """Nursery of the listeners, cancelled when the container begins to stop."""
 
 
 class _Logins(Struct, frozen=True):
@@ -160,6 +157,8 @@ class ConnectionEntry:
         self._judging: dict[object, trio.CancelScope] = {}
         self._backoff = Backoff(home.limits)
         self._watches: dict[Connection, TokenWatch] = {}
+        #: Timers of the fronts, which run until the container begins to stop.
+        self.timers = FrontTimers(home)
 
     def _requires(self, mechanisms: Mapping[str, ServerMechanism]) -> bool:
         """Return whether clients to which *mechanisms* are offered have to log in."""
@@ -361,6 +360,7 @@ class ConnectionEntry:
         The time for the handshake counts from *since*, the peer's dialling.
         """
         logins = self._logins_of[profile]
+        self.timers.watch(entered.front)
         engine = entered.front.server(
             ServerOptions(
                 container_id=self._home.name,

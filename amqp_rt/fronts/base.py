@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
@@ -592,6 +592,35 @@ class Front(Protocol):
         """Create an engine for a client's connection; its input begins with the header."""
 
 
+@runtime_checkable
+class LastingFront(Front, Protocol):
+    """Front that holds state without a connection, such as sessions that wait for their client.
+
+    A container calls it from the front's first connection on. A front of this kind belongs to one
+    running container.
+    """
+
+    #: Called when ``deadline`` has become earlier. The container sets it.
+    on_deadline: Callable[[], None]
+
+    @property
+    def deadline(self) -> float:
+        """Time at which ``tick`` has to be called, in the clock of ``server``; ``inf`` for never."""
+
+    def tick(self, now: float) -> None:
+        """Handle what is due at *now*, such as the end of sessions.
+
+        Work that would take long is divided: a deadline that is not after *now* gets another call, after
+        other tasks. Not called any more when the container has begun to stop.
+        """
+
+    def close(self) -> None:
+        """End all state: the container stops, and all connections have ended.
+
+        The front may serve another container afterwards.
+        """
+
+
 class TraceMask(Protocol):
     """Filter that removes secrets from one direction of a traced connection."""
 
@@ -714,6 +743,7 @@ __all__ = [
     "Front",
     "Host",
     "IncomingDelivery",
+    "LastingFront",
     "Link",
     "Outcome",
     "OutgoingDelivery",

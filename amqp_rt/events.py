@@ -97,6 +97,16 @@ class AttachRequested(Struct):
     link: Any
 
 
+class LinksMoved(Struct):
+    """Links that outlive connections belong to this connection from now on.
+
+    ``anchor`` is their ``connection`` (:class:`amqp_rt.fronts.anchors.Anchor`). The container judges them
+    anew, by the rights of this connection, before it handles the next event.
+    """
+
+    anchor: Any
+
+
 class Closed(Struct):
     """Both sides have sent close, or the stream ended after one had (Part 2 §2.7.9).
 
@@ -115,4 +125,6 @@ class ConnectionFailed(Struct):
     error: Error
 
 
-Event: TypeAlias = LoginRequested | Opened | AttachRequested | Closed | ConnectionFailed
+Event: TypeAlias = (
+    LoginRequested | Opened | AttachRequested | LinksMoved | Closed | ConnectionFailed
+)

@@ -33,7 +33,9 @@ NEUTRAL = {
     *("annotations", "bodies", "clock", "config_files", "durations", "loglimit", "batches"),
 }
 #: Parts of protocols with exchanges and channels.
-FRONT_PARTS = {"fronts.engines", "fronts.links", "fronts.recent", "fronts.splicing"}
+FRONT_PARTS = {
+    *("fronts.anchors", "fronts.engines", "fronts.links", "fronts.recent", "fronts.splicing"),
+}
 #: Layers that every module may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
 
@@ -47,7 +49,7 @@ LAYERS: dict[str, set[str]] = {
     "core": COMMON,
     "fronts": COMMON | {"fronts.base", "fronts.amqp10"},  # the package itself, which re-exports
     "fronts.base": COMMON,
-    **dict.fromkeys(FRONT_PARTS, COMMON | {"fronts.base"}),
+    **dict.fromkeys(FRONT_PARTS, COMMON | {"fronts.base"} | FRONT_PARTS),
     "fronts.amqp10": COMMON | {"core", "fronts.base"},
     "net": COMMON | {"fronts.base"},
     "stores": COMMON,
@@ -104,7 +106,7 @@ PLUGINS_MAY_IMPORT = {
     # For hosts and operations of their own.
     *("amqp_rt.fronts.hosts", "amqp_rt.management.node.reply_of"),
     # For protocols with exchanges and channels: bases of engines and links, and octets of 1.0.
-    *("amqp_rt.fronts.engines", "amqp_rt.fronts.links"),
+    *("amqp_rt.fronts.anchors", "amqp_rt.fronts.engines", "amqp_rt.fronts.links"),
     *("amqp_rt.fronts.recent", "amqp_rt.fronts.splicing"),
     *("amqp_rt.codec.section_types", "amqp_rt.codec.primitives"),
     # For nodes that are logs of the broker with other addresses and annotations.

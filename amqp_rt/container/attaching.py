@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from functools import partial
 from itertools import takewhile
 from typing import Final, TypeAlias, cast
 
 import trio
 
 from ..errors import AmqpError
-from ..fronts.base import RCV_FIRST, SENDER, Host, ReceivingLink, SendingLink
+from ..fronts.base import RCV_FIRST, SENDER, Host, LinkConnection, ReceivingLink, SendingLink
 from ..loglimit import log_refusal
 from ..outcomes import Error
 from ..security.access import CBS
@@ -60,8 +61,11 @@ class Attaching:
         #: Attach requests that wait for ``authorize``, by the link's identity in order of arrival.
         self._asking: dict[_Identity, dict[ReceivingLink | SendingLink, None]] = {}
         self._links: dict[_Identity, ReceivingLink | SendingLink] = {}
-        #: Identities of links by engine.
-        self._links_of: dict[object, set[_Identity]] = {}
+        #: Identities of links, in order, by their connection: an engine, or an anchor.
+        self._links_of: dict[object, dict[_Identity, None]] = {}
+        #: Anchors on each engine, and the engine of each anchor that is on one.
+        self._anchors_on: dict[object, dict[LinkConnection, None]] = {}
+        self._engine_of: dict[object, object] = {}
 
     def attach(self, connection: Connection, link: ReceivingLink | SendingLink) -> None:
         """Accept or refuse a link requested by the peer, at once or after ``authorize``.
@@ -74,6 +78,8 @@ class Attaching:
         if self._home.stopping:
             # The close will answer: a client does not attach a refused link again elsewhere.
             return
+        if link.connection is not connection.engine:
+            self._carry(connection, link.connection)
         if not _sends(link) and not self._may_settle_second(link):
             link.rcv_settle_mode = RCV_FIRST
         terminus = self._recalled(link) or _our_terminus(link)
@@ -113,12 +119,12 @@ class Attaching:
         old = self._links.get(identity)
         if old is not None and old is not link:
             old.detach(_STOLEN)
-        known = self._links_of.setdefault(link.connection, set())
+        known = self._links_of.setdefault(link.connection, {})
         if len(known) >= _LINKS_KEPT and len(known) & (len(known) - 1) == 0:
             # Hosts do not report links that have ended: search for them whenever the number
             # doubled.
             self._forget_gone(link.connection)
-        known.add(identity)
+        known[identity] = None
         self._links[identity] = link
 
     def _recalled(self, link: ReceivingLink | SendingLink) -> Source | Error | None:
@@ -159,7 +165,11 @@ class Attaching:
             asking.pop(link, None)
         if self._home.stopping:
             return  # As in attach(): the close answers.
-        if stolen or connection.engine.over:
+        elsewhere = (
+            link.connection is not connection.engine
+            and self._engine_of.get(link.connection) is not connection.engine
+        )
+        if stolen or elsewhere or connection.engine.over:
             self._refuse(link, _STOLEN)
         elif not allowed:
             self._refuse(link, not_authorized(terminus.address))
@@ -210,9 +220,17 @@ class Attaching:
             connection: The connection whose rights have changed.
             why: Beginning of the description in the detach.
         """
-        for identity in list(self._links_of.get(connection.engine, ())):
+        self._judge(connection.engine, why)
+        for anchor in list(self._anchors_on.get(connection.engine, ())):
+            self._judge(anchor, why)
+        for relay in list(self.relays):
+            relay.forget(connection)
+
+    def _judge(self, carrier: object, why: str) -> None:
+        """Detach the links of *carrier*, an engine or an anchor, to which their peer has no right."""
+        for identity in list(self._links_of.get(carrier, ())):
             link = self._links.get(identity)
-            if link is None or link.connection is not connection.engine or not link.attached:
+            if link is None or link.connection is not carrier or not link.attached:
                 continue
             terminus = _our_terminus(link)
             if isinstance(terminus, Error):
@@ -220,8 +238,49 @@ class Attaching:
             refused = self._home.permissions.decide_link(link, terminus)
             if refused is not None:
                 link.detach(Error(refused.condition, f"{why}: {refused.description}"))
+
+    def moved(self, connection: Connection, anchor: LinkConnection) -> None:
+        """Judge the links of *anchor* by the rights of *connection*, to which they have moved.
+
+        Links to which it has no right are detached, all of them if it is one of another user or
+        virtual host. The others are filed under the names that they have there, and end earlier links
+        of these names like a second attach.
+        """
+        if self._home.stopping or anchor.over:
+            return
+        self._carry(connection, anchor)
+        peer = connection.peer
+        for identity in self._links_of.pop(anchor, ()):
+            link = self._links.get(identity)
+            if link is None or link.connection is not anchor:
+                continue
+            del self._links[identity]
+            if (link.peer.virtual_host, link.peer.user) != (peer.virtual_host, peer.user):
+                link.detach(Error("amqp:unauthorized-access", "the session is another user's"))
+            elif link.attached:
+                # Container-id and tokens are those of a connection.
+                link.peer = peer
+                self._take_over(link)
+        self._judge(anchor, "the session was resumed on a connection without the right")
         for relay in list(self.relays):
-            relay.forget(connection)
+            relay.moved(connection, anchor)
+
+    def _carry(self, connection: Connection, anchor: LinkConnection) -> None:
+        """Note that *anchor* is on *connection*, until it moves, or either of them ends."""
+        engine = connection.engine
+        if (old := self._engine_of.get(anchor)) is engine or anchor.over:
+            return
+        if old is not None:
+            del self._anchors_on[old][anchor]
+        self._engine_of[anchor] = engine
+        self._anchors_on.setdefault(engine, {})[anchor] = None
+        anchor.followers[self] = partial(self._anchor_ended, anchor)
+
+    def _anchor_ended(self, anchor: LinkConnection) -> None:
+        """Remove the links and requests of *anchor*, whose session has ended."""
+        if (engine := self._engine_of.pop(anchor, None)) is not None:
+            del self._anchors_on[engine][anchor]
+        self.connection_ended(anchor)
 
     def _place(
         self,
@@ -338,10 +397,15 @@ class Attaching:
                 self._end_pair(link)
             del self._links[identity]
             if (known := self._links_of.get(link.connection)) is not None:
-                known.discard(identity)
+                known.pop(identity, None)
 
     def connection_ended(self, engine: object) -> None:
-        """Remove the links and requests of *engine*, whose connection has ended."""
+        """Remove the links and requests of *engine*, whose connection has ended.
+
+        Those of anchors stay until the anchors end, or move to another connection.
+        """
+        for anchor in self._anchors_on.pop(engine, ()):
+            del self._engine_of[anchor]
         self._replies.forget_connection(engine)
         for identity in self._links_of.pop(engine, ()):
             # Another connection may have taken the link over.
@@ -364,9 +428,9 @@ class Attaching:
         for identity in list(self._links_of[engine]):
             link = self._links.get(identity)
             if link is None or link.connection is not engine:
-                self._links_of[engine].discard(identity)
+                del self._links_of[engine][identity]
             elif not link.attached:
-                self._links_of[engine].discard(identity)
+                del self._links_of[engine][identity]
                 del self._links[identity]
 
 

@@ -32,11 +32,12 @@ from ..events import (
     Closed,
     ConnectionFailed,
     Event,
+    LinksMoved,
     LoginRequested,
     Opened,
     Peer,
 )
-from ..fronts.base import ReceivingLink, SendingLink, ServerEngine
+from ..fronts.base import LinkConnection, ReceivingLink, SendingLink, ServerEngine
 from ..limits import Limits
 from ..outcomes import Error
 from .engines import ConnectionEngine, EngineSession
@@ -88,6 +89,9 @@ class AttachHandler(AttachedLinks, Protocol):
 
     def reauthorize(self, connection: Connection, why: str) -> None:
         """Detach the links for which *connection* no longer has the right."""
+
+    def moved(self, connection: Connection, anchor: LinkConnection) -> None:
+        """Judge the links of *anchor* by the rights of *connection*, to which they have moved."""
 
     def connection_ended(self, engine: object) -> None:
         """Remove the links of *engine*, whose connection has ended."""
@@ -467,6 +471,9 @@ class Connection:
                     self.container.attaching.attach(self, event.link)
             elif isinstance(event, LoginRequested):
                 self.container.entry.start_login(self, event)
+            elif isinstance(event, LinksMoved):
+                if not refused:
+                    self.container.attaching.moved(self, event.anchor)
             elif isinstance(event, Opened):
                 if not self.dialled:
                     refused = not self.container.entry.opened(self)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from ..errors import DecodeError
-from ..fronts.base import Host, IncomingDelivery, ReceivingEndpoint, ReceivingLink
+from ..fronts.base import Host, IncomingDelivery, LinkConnection, ReceivingEndpoint, ReceivingLink
 from ..outcomes import Error, Rejected
 from ..security.access import Rights
 from ..termini import Source
@@ -283,6 +283,12 @@ class Relay:
                 if target.waiting is None:
                     del self._targets[address]
                     target.drop()
+
+    def moved(self, connection: Connection, anchor: LinkConnection) -> None:
+        """Use the rights of *connection* from now on if the link is one of *anchor*."""
+        if self._link.connection is anchor:
+            self._connection = connection
+            self.forget(connection)
 
     def stop(self) -> None:
         """Take back the credit. Messages that wait for a handler are released by its route."""

@@ -8,7 +8,16 @@ protocols are converted to these, so that they keep their width.
 from __future__ import annotations
 
 from ..errors import AmqpError, LocalProtocolError
-from ..events import AttachRequested, Closed, ConnectionFailed, Event, LoginRequested, Opened, Peer
+from ..events import (
+    AttachRequested,
+    Closed,
+    ConnectionFailed,
+    Event,
+    LinksMoved,
+    LoginRequested,
+    Opened,
+    Peer,
+)
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..outcomes import (
@@ -82,6 +91,7 @@ __all__ = [
     "Int",
     "LastingFront",
     "Limits",
+    "LinksMoved",
     "LocalProtocolError",
     "LoginRequested",
     "Message",

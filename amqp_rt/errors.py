@@ -90,6 +90,10 @@ class LocalProtocolError(ProtocolError):
     """Operation by this side that AMQP forbids. Nothing was sent."""
 
 
+class CreditTooSmall(LocalProtocolError):
+    """Message that exceeds the credit of its link in bytes. Nothing was sent; later credit may suffice."""
+
+
 class RemoteProtocolError(ProtocolError):
     """Violation of the protocol by the peer.
 

@@ -288,8 +288,11 @@ class SendingLink(Link, Protocol):
         """Send one message, or with ``more`` its first piece. Uses one credit.
 
         Raises:
-            LocalProtocolError: No credit, not attached, or another message of this link is
-                unfinished. Nothing was sent.
+            CreditTooSmall: The peer grants credit in bytes too, which does not cover this message.
+                ``credit`` is 0 from then on, until ``on_credit`` reports more. A node leaves the
+                message to others meanwhile. Nothing was sent.
+            LocalProtocolError: No credit, not attached, another message of this link is unfinished,
+                or the peer never accepts this message. Nothing was sent.
         """
 
     def drained(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ...batches import RECORD_BATCH, RECORD_HEAD
 from ...codec.sections import walk_head
-from ...errors import LocalProtocolError
+from ...errors import CreditTooSmall, LocalProtocolError
 from ...fronts.base import OutgoingDelivery, Payload, SendingLink
 from ...message import MESSAGE_FORMAT
 from ...outcomes import Accepted, Error, Modified, Rejected, Released
@@ -215,8 +215,8 @@ class LogReader:
         return offset - block.offset
 
     def _not_sent(self, link: SendingLink, error: LocalProtocolError) -> None:
-        """Detach *link*, whose peer does not accept messages of this size."""
-        if link.attached:
+        """Detach *link* if its peer does not accept messages of this size, whatever credit it gives."""
+        if link.attached and not isinstance(error, CreditTooSmall):
             # Skipping the record would look as if it had never existed.
             link.detach(Error("amqp:link:message-size-exceeded", error.description))
 

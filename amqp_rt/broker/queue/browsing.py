@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...errors import LocalProtocolError
+from ...errors import CreditTooSmall, LocalProtocolError
 from ..entries import NEVER, encode_outgoing
 from .shelf import PASSED, PLACE
 from .subscriptions import Browser
@@ -94,8 +94,8 @@ class Browsing:
                             settled=browser.settled,
                             message_format=entry.message_format,
                         )
-                except LocalProtocolError:
-                    if not link.attached:
+                except LocalProtocolError as error:
+                    if not link.attached or isinstance(error, CreditTooSmall):
                         return
             if late:
                 browser.backlog.pop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...errors import LocalProtocolError
+from ...errors import CreditTooSmall, LocalProtocolError
 from ...outcomes import ACCEPTED, Outcome
 from ..entries import Entry, encode_outgoing
 from .subscriptions import NO_MORE_WORK, Browser, Enlisted, Subscription
@@ -122,8 +122,8 @@ class LargeMessages:
                 state=None if transaction is None else transaction.state,
                 more=True,
             )
-        except LocalProtocolError:
-            if link.attached:
+        except LocalProtocolError as error:
+            if link.attached and not isinstance(error, CreditTooSmall):
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
         if enlisted is not None and transaction is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import LocalProtocolError
+from ...errors import CreditTooSmall, LocalProtocolError
 from ...limits import DEFAULT_LIMITS, Limits
 from ...outcomes import Accepted, Error, Modified, Outcome, Rejected
 from ..entries import NOWHERE, Entry, annotate, encode_outgoing
@@ -571,8 +571,8 @@ class MessageQueue(DistributionNode):
                 settled=settled,
                 message_format=entry.message_format,
             )
-        except LocalProtocolError:
-            if link.attached:
+        except LocalProtocolError as error:
+            if link.attached and not isinstance(error, CreditTooSmall):
                 # The message is too large for the link.
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from ...errors import LocalProtocolError
+from ...errors import CreditTooSmall, LocalProtocolError
 from ...outcomes import ACCEPTED
 from ..entries import NEVER, Entry, encode_outgoing
 from .accounts import WORK_OF_A_TURN
@@ -126,9 +126,11 @@ class Turns:
                     self.retire(ring, subscription)
                     break
             else:
+                avoided = entry.avoid is not None and subscription.identity in entry.avoid
                 queue.put_back(entry)
-                if not link.attached:
-                    # Its endpoint will be notified of the end.
+                if not link.attached or not avoided:
+                    # Its endpoint will be notified of the end, or of more credit. The first message
+                    # that the credit does not cover waits for this consumer, in order, or for others.
                     self.retire(ring, subscription)
                     break
         return served
@@ -298,8 +300,8 @@ class Turns:
                 message_format=entry.message_format,
                 state=transaction.state,
             )
-        except LocalProtocolError:
-            if link.attached:
+        except LocalProtocolError as error:
+            if link.attached and not isinstance(error, CreditTooSmall):
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
         if subscription.settled:

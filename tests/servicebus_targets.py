@@ -46,6 +46,7 @@ from amqp_rt_servicebus.sql import (
     parse_action,
     parse_filter,
 )
+from amqp_rt_servicebus.steps import at_once
 from amqp_rt_servicebus.tokens import TokenAuthorizer, resource_of
 
 from amqp_rt.broker.building import Memory
@@ -244,7 +245,7 @@ def batch(data: bytes) -> None:
         if entity.check(stored) is None:
             entity.put(stored)
     requests = Requests(entity)
-    for each in requests.peek(0, 1_000):
+    for each in at_once(requests.peek(0, 1_000)):
         Message.decode(each)
     for number in list(entity.shelf.numbers):
         stored_at = entity.shelf.find(number)
@@ -253,7 +254,7 @@ def batch(data: bytes) -> None:
         entity.shelf.ready.discard(number)
         entity.lock(stored_at, entity.new_id(), entity.clock.wall())
         assert stored_at.token is not None
-        requests.abandon([stored_at.token], {"change": "x", b"": 1, "a": object()})
+        at_once(requests.abandon([stored_at.token], {"change": "x", b"": 1, "a": object()}))
     assert entity.dead_letters is not None
     for number in entity.dead_letters.shelf.numbers:
         dead = entity.dead_letters.shelf.find(number)

@@ -38,7 +38,7 @@ SESSIONS = 10_000
 RULES = 10_000
 WIDE = 5_000
 BATCH = 4_500
-NAMED = 500
+NAMED = 5_000
 
 _TRANSFER = b"\x00\x53\x14"
 _BATCH_FORMAT = 0x8001_3700
@@ -91,12 +91,14 @@ def fill(found: Any) -> None:
 
 
 def _defer(entity: Any, requests: Any) -> None:
-    """Let *entity* hold as many deferred messages as a request may name."""
+    """Let *entity* hold as many deferred messages as a request names."""
+    from amqp_rt_servicebus.steps import at_once
+
     for number in range(1, NAMED + 1):
         stored = entity.shelf.find(number)
         entity.shelf.ready.discard(number)
         entity.lock(stored, entity.new_id(), entity.clock.wall())
-        requests.defer([stored.token])
+        at_once(requests.defer([stored.token]))
 
 
 def token() -> str:

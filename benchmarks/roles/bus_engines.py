@@ -12,6 +12,7 @@ from amqp_rt_servicebus.messages import arrived
 from amqp_rt_servicebus.options import Options
 from amqp_rt_servicebus.requests import Requests
 from amqp_rt_servicebus.rules import TopicRules
+from amqp_rt_servicebus.steps import at_once
 
 from amqp_rt import Message
 from amqp_rt.broker.building import Memory
@@ -64,9 +65,9 @@ def _sessions(depth: int) -> float:
         number = next(numbers) % len(messages)
         entity.accept(arrived(messages[number]))
         subscription = entity.consume_session(f"s{number}", settled=False)
-        requests.peek(0, 1, session_id=f"s{number}")
+        at_once(requests.peek(0, 1, session_id=f"s{number}"))
         entity.unsubscribe(subscription)
-        requests.delete_batch(1, 2e9, session_id=f"s{number}")
+        at_once(requests.delete_batch(1, 2e9, session_id=f"s{number}"))
 
     return _cost(one)
 

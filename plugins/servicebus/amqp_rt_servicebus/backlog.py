@@ -21,19 +21,20 @@ _END: Final = object()
 
 
 class _Job:
-    """Calls for some items, and one that follows them."""
+    """Calls for some items, and one that follows them or takes their place."""
 
     def __init__(
         self,
         items: Iterable[Any],
         call: Callable[[Any], object],
         after: Callable[[], object],
+        dropped: Callable[[], object],
         work: int,
     ) -> None:
         self.items = iter(items)
-        self.next = next(self.items, _END)
         self.call = call
         self.after = after
+        self.dropped = dropped
         self.work = work
 
 
@@ -61,36 +62,45 @@ class Backlog:
         call: Callable[[Any], object],
         after: Callable[[], object] = _nothing,
         *,
+        dropped: Callable[[], object] = _nothing,
         work: int = WORK_OF_A_CALL,
     ) -> None:
         """Call *call* for each of *items*, then *after*, behind what was added before; see :meth:`run`.
 
-        *work* is that of a call, if it does not count its own.
+        Items are taken one by one, so that a generator may do the work itself. *work* is that of a call, if it does not
+        count its own. If the rest is dropped, *dropped* is called instead of *after*.
         """
-        self._jobs.append(_Job(items, call, after, work))
+        self._jobs.append(_Job(items, call, after, dropped, work))
 
     def run(self) -> bool:
         """Make calls as far as this turn allows; return whether none is left."""
         if self.running:
             return False
         memory = self.memory
+        jobs = self._jobs
         self.running = True
         try:
-            while self._jobs:
-                job = self._jobs[0]
-                while job.next is not _END:
+            while jobs:
+                job = jobs[0]
+                # A call may delete the entity, which drops all jobs.
+                while jobs and jobs[0] is job:
                     if memory.work <= 0:
                         return False
+                    item = next(job.items, _END)
+                    if item is _END:
+                        if jobs and jobs[0] is job:
+                            jobs.popleft()
+                            job.after()
+                        break
                     memory.work -= job.work
-                    # Taken before an error can occur, so that no call is repeated.
-                    item, job.next = job.next, next(job.items, _END)
                     job.call(item)
-                self._jobs.popleft()
-                job.after()
         finally:
             self.running = False
         return True
 
     def clear(self) -> None:
         """Drop all calls that are left."""
+        dropped = list(self._jobs)
         self._jobs.clear()
+        for job in dropped:
+            job.dropped()

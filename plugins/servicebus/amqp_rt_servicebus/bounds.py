@@ -46,8 +46,9 @@ class Bounds(Struct, frozen=True, kw_only=True):
     session_waiting_max: int = 5_000
     #: Octets of the state of a session.
     session_state_max: int = 256 * 1024
-    #: Messages that one request at `$management` names: lock tokens, sequence numbers, scheduled messages.
-    named_max: int = 500
+    #: Messages that one request at `$management` names: lock tokens, sequence numbers, scheduled messages. As many values
+    #: are read of one message (``Limits.elements_max``), so that only the size of a request bounds it.
+    named_max: int = 65_536
     #: Messages in the answer to one peek.
     peeked_max: int = 250
 

@@ -152,7 +152,12 @@ class Distribution:
     def resume(self) -> None:
         """Continue with work that was too much for a turn."""
         self.unfinished = False
+        memory = self.entity.memory
+        # Half of the turn is for times and deliveries, which would wait as long as requests follow each other.
+        kept = max(0, memory.work) // 2
+        memory.work -= kept
         self.run_backlog()
+        memory.work += kept
         if self.entity.deleted:
             return
         if not self.entity.timing.run_due(self.entity.clock.wall()):

@@ -8,7 +8,7 @@ the core, whose ``Subscription`` and ``Intake`` serve an entity unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any, Final, TypeAlias, cast
 from uuid import UUID, uuid4
@@ -576,7 +576,11 @@ class Entity:
             if session.holder is holder:
                 self.sessions.unlock(session)
 
-        self.backlog.add(list(session.in_hand.values()), leave, free)
+        def hands() -> Iterator[Stored]:
+            # Taken in its turn: a request that is before it may still give the receiver messages.
+            yield from list(session.in_hand.values())
+
+        self.backlog.add(hands(), leave, free)
         self.distribution.run_backlog()
 
     def serve(self, subscription: Subscription) -> None:

@@ -1,14 +1,13 @@
 """Operations at ``<entity>/$management``: requests decoded, made, and answered in the types of the service.
 
 Each operation has a method of :class:`Operations`; the table :data:`OPERATIONS` has their names and the rights
-that they need. A request that fails is answered with the status that belongs to its condition (Service Bus
+that they need. Those about many messages are generators, which are done in steps (:mod:`.in_turns`). A request that fails is answered with the status that belongs to its condition (Service Bus
 facts), since the SDKs read both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
@@ -28,11 +27,13 @@ from .addresses import place_of
 from .conditions import ARGUMENT_ERROR, NOT_ALLOWED, out_of_range, session_lock_lost
 from .entity import Entity
 from .host import Names, not_found, part_of
+from .in_turns import InTurns
 from .messages import Stored, arrived, milliseconds
 from .nodes import AnyNode, SubscriptionNode
 from .requests import Requests
 from .rule_values import read_rule, write_rule
 from .rules import InvalidRule, RuleExists, RuleNotFound, TooManyRules
+from .steps import Steps
 
 #: Status of an answer by its error condition; 400 for others.
 STATUS: Final[Mapping[str, int]] = {
@@ -63,6 +64,8 @@ _LONG_MAX: Final = (1 << 63) - 1
 
 #: Status and body of an answer.
 Answer: TypeAlias = tuple[int, dict[str, Any]]
+#: The answer, or the steps of a request that may take long.
+AnswerInSteps: TypeAlias = Answer | Steps[Answer]
 _DONE: Final[Answer] = (200, {})
 
 
@@ -131,31 +134,37 @@ class Asked(Struct, frozen=True):
             raise out_of_range(f"{name} is {int(value)}, not 0 to {most}")
         return int(value)
 
-    def items(self, name: str, kind: type, what: str) -> list[Any]:
-        """Return an argument that is a list or an array of *kind*.
+    def items(self, name: str, kind: type, what: str) -> Iterator[Any]:
+        """Return an argument that is a list or an array of *kind*, whose items are examined as they are taken.
 
         Raises:
-            AmqpError: It is something else, or an item is.
+            AmqpError: It is something else, or has too many items; while they are taken: an item is something else.
         """
         value = self.take(name)
         if not isinstance(value, Sequence | Array) or isinstance(value, str | bytes):
             raise _wrong(name, value, f"a list of {what}")
-        # One more than allowed, so that the request itself refuses too many.
-        found = list(islice(value, self.part.bounds.named_max + 1))
-        for each in found:
+        most = self.part.bounds.named_max
+        if len(value) > most:
+            raise out_of_range(
+                f"{name} has {len(value)} items, at most {most}: send several requests"
+            )
+        return self._examined(name, value, kind, what)
+
+    def _examined(
+        self, name: str, items: Sequence[Any] | Array, kind: type, what: str
+    ) -> Iterator[Any]:
+        for each in items:
             if not isinstance(each, kind) or isinstance(each, bool):
                 raise _wrong(f"an item of {name}", each, what)
-        return found
+            yield each
 
-    def tokens(self) -> list[UUID]:
+    def tokens(self) -> Iterator[UUID]:
         """Return the lock tokens."""
         return self.items("lock-tokens", UUID, "lock tokens (uuid)")
 
-    def numbers(self) -> list[int]:
+    def numbers(self) -> Iterator[int]:
         """Return the sequence numbers."""
-        return [
-            int(each) for each in self.items("sequence-numbers", int, "sequence numbers (long)")
-        ]
+        return map(int, self.items("sequence-numbers", int, "sequence numbers (long)"))
 
     def subscription(self) -> SubscriptionNode:
         """Return the subscription that the request is about.
@@ -194,25 +203,28 @@ class Operations:
             registry.add_hook(name, self._hook(name, operation), rights=rights)
 
     def _hook(
-        self, name: str, operation: Callable[[Operations, Asked], Answer]
+        self, name: str, operation: Callable[[Operations, Asked], AnswerInSteps]
     ) -> Callable[[str, Message, Peer], Awaitable[Message]]:
         async def hook(entity: str, message: Message, peer: Peer) -> Message:
-            answer = self.answer(name, operation, entity, message, peer)
+            answer = await self.answer(name, operation, entity, message, peer)
             # Requests of one connection are handled one by one, and others may have their turn in between.
             await trio.lowlevel.checkpoint()
             return answer
 
         return hook
 
-    def answer(
+    async def answer(
         self,
         name: str,
-        operation: Callable[[Operations, Asked], Answer],
+        operation: Callable[[Operations, Asked], AnswerInSteps],
         entity: str,
         message: Message,
         peer: Peer,
     ) -> Message:
-        """Return the answer to *message*, which asks for the *operation* *name* on *entity*."""
+        """Return the answer to *message*, which asks for the *operation* *name* on *entity*.
+
+        If that is cancelled, the request is done all the same.
+        """
         try:
             asked = self._asked(entity, message, peer)
             fault = asked.part.fault(name)
@@ -220,7 +232,10 @@ class Operations:
                 fault = asked.part.fault("settle")
             if fault is not None:
                 raise fault.raised_as(AmqpError)
-            status, body = operation(self, asked)
+            answer = operation(self, asked)
+            if isinstance(answer, Generator):
+                answer = await InTurns(asked.part, answer).wait()
+            status, body = answer
         except AmqpError as error:
             status = STATUS.get(error.condition, 400)
             return reply_of(status, {}, error.description, error.condition)
@@ -243,12 +258,12 @@ class Operations:
 
     # --- Locks and outcomes ---
 
-    def renew_lock(self, asked: Asked) -> Answer:
+    def renew_lock(self, asked: Asked) -> Steps[Answer]:
         """Let the locks of messages begin anew."""
-        ends = asked.requests.renew(asked.tokens())
-        return 200, {"expirations": Array([_timestamp(each) for each in ends], of=Timestamp)}
+        until, count = yield from asked.requests.renew(asked.tokens())
+        return 200, {"expirations": Array([_timestamp(until)] * count, of=Timestamp)}
 
-    def update_disposition(self, asked: Asked) -> Answer:
+    def update_disposition(self, asked: Asked) -> Steps[Answer]:
         """Settle locked messages."""
         status = asked.text("disposition-status")
         tokens = asked.tokens()
@@ -257,15 +272,16 @@ class Operations:
         changes = dict(changes.pairs) if isinstance(changes, Map) else changes
         if changes is not None and not isinstance(changes, Mapping):
             raise _wrong("properties-to-modify", changes, "a map")
+        requests = asked.requests
         match status.lower():
             case "completed":
-                asked.requests.complete(tokens, session_id=session_id)
+                yield from requests.complete(tokens, session_id=session_id)
             case "abandoned":
-                asked.requests.abandon(tokens, changes, session_id=session_id)
+                yield from requests.abandon(tokens, changes, session_id=session_id)
             case "defered" | "deferred":
-                asked.requests.defer(tokens, changes, session_id=session_id)
+                yield from requests.defer(tokens, changes, session_id=session_id)
             case "suspended":
-                asked.requests.dead_letter(
+                yield from requests.dead_letter(
                     tokens,
                     asked.optional_text("deadletter-reason"),
                     asked.optional_text("deadletter-description"),
@@ -280,13 +296,13 @@ class Operations:
 
     # --- Messages ---
 
-    def receive_by_sequence_number(self, asked: Asked) -> Answer:
+    def receive_by_sequence_number(self, asked: Asked) -> Steps[Answer]:
         """Take deferred messages by their numbers."""
         if (disabled := asked.part.refuse_consumer()) is not None:
             raise disabled.raised_as(AmqpError)
         session_id = asked.optional_text("session-id")
         settled = asked.integer("receiver-settle-mode", 1, 1) == 0
-        found = asked.requests.receive_deferred(
+        found = yield from asked.requests.receive_deferred(
             asked.numbers(),
             settled=settled,
             session_id=session_id,
@@ -300,9 +316,9 @@ class Operations:
             messages.append(each)
         return 200, {"messages": messages}
 
-    def peek_message(self, asked: Asked) -> Answer:
+    def peek_message(self, asked: Asked) -> Steps[Answer]:
         """Return copies of messages in any state."""
-        found = asked.requests.peek(
+        found = yield from asked.requests.peek(
             asked.integer("from-sequence-number", 0),
             asked.integer("message-count", 1, _INT_MAX),
             session_id=asked.optional_text("session-id"),
@@ -310,18 +326,25 @@ class Operations:
         )
         return (200, {"messages": [{"message": each} for each in found]}) if found else (204, {})
 
-    def batch_delete_messages(self, asked: Asked) -> Answer:
+    def batch_delete_messages(self, asked: Asked) -> Steps[Answer]:
         """Delete active messages."""
-        deleted = asked.requests.delete_batch(
+        deleted = yield from asked.requests.delete_batch(
             asked.integer("message-count", most=_INT_MAX),
             asked.integer("enqueued-time-utc") / 1000,
             session_id=asked.optional_text("session-id"),
         )
         return (200 if deleted else 204), {"message-count": Int(deleted)}
 
-    def schedule_message(self, asked: Asked) -> Answer:
+    def schedule_message(self, asked: Asked) -> Steps[Answer]:
         """Take messages for a later time."""
-        stored: list[Stored] = []
+        if isinstance(asked.node, SubscriptionNode):
+            raise AmqpError(
+                f"{asked.part.path!r} takes no messages of clients", condition=NOT_ALLOWED
+            )
+        numbers = yield from asked.requests.schedule(self._scheduled(asked))
+        return 200, {"sequence-numbers": Array(numbers, of=int)}
+
+    def _scheduled(self, asked: Asked) -> Iterator[Stored]:
         for each in asked.items("messages", Mapping | Map, "maps with message"):  # type: ignore[arg-type]
             entry = dict(each.pairs) if isinstance(each, Map) else each
             payload = entry.get("message")
@@ -329,17 +352,11 @@ class Operations:
                 raise _wrong("message", payload, "binary")
             message = arrived(payload, limits=self._limits)
             message.publisher = asked.peer.container_id
-            stored.append(message)
-        if isinstance(asked.node, SubscriptionNode):
-            raise AmqpError(
-                f"{asked.part.path!r} takes no messages of clients", condition=NOT_ALLOWED
-            )
-        numbers = asked.requests.schedule(stored)
-        return 200, {"sequence-numbers": Array(numbers, of=int)}
+            yield message
 
-    def cancel_scheduled_message(self, asked: Asked) -> Answer:
+    def cancel_scheduled_message(self, asked: Asked) -> Steps[Answer]:
         """Remove messages that are not due yet."""
-        asked.requests.cancel_scheduled(asked.numbers())
+        yield from asked.requests.cancel_scheduled(asked.numbers())
         return _DONE
 
     # --- Sessions ---
@@ -427,26 +444,26 @@ class HookRegistry(Protocol):
         """Answer *operation* for peers with *rights* at the entity."""
 
 
-#: Operation → method and rights.
-OPERATIONS: Final[Mapping[str, tuple[Callable[[Operations, Asked], Answer], Rights]]] = {
-    f"com.microsoft:{name}": entry
-    for name, entry in {
-        "renew-lock": (Operations.renew_lock, Rights.LISTEN),
-        "update-disposition": (Operations.update_disposition, Rights.LISTEN),
-        "receive-by-sequence-number": (Operations.receive_by_sequence_number, Rights.LISTEN),
-        "peek-message": (Operations.peek_message, Rights.LISTEN),
-        "batch-delete-messages": (Operations.batch_delete_messages, Rights.LISTEN),
-        "schedule-message": (Operations.schedule_message, Rights.SEND),
-        "cancel-scheduled-message": (Operations.cancel_scheduled_message, Rights.SEND),
-        "renew-session-lock": (Operations.renew_session_lock, Rights.LISTEN),
-        "get-session-state": (Operations.get_session_state, Rights.LISTEN),
-        "set-session-state": (Operations.set_session_state, Rights.LISTEN),
-        "get-message-sessions": (Operations.get_message_sessions, Rights.LISTEN),
-        "add-rule": (Operations.add_rule, Rights.MANAGE),
-        "remove-rule": (Operations.remove_rule, Rights.MANAGE),
-        "enumerate-rules": (Operations.enumerate_rules, Rights.MANAGE),
-    }.items()
+Operation: TypeAlias = Callable[[Operations, Asked], AnswerInSteps]
+
+_BY_NAME: Final[Mapping[str, tuple[Operation, Rights]]] = {
+    "renew-lock": (Operations.renew_lock, Rights.LISTEN),
+    "update-disposition": (Operations.update_disposition, Rights.LISTEN),
+    "receive-by-sequence-number": (Operations.receive_by_sequence_number, Rights.LISTEN),
+    "peek-message": (Operations.peek_message, Rights.LISTEN),
+    "batch-delete-messages": (Operations.batch_delete_messages, Rights.LISTEN),
+    "schedule-message": (Operations.schedule_message, Rights.SEND),
+    "cancel-scheduled-message": (Operations.cancel_scheduled_message, Rights.SEND),
+    "renew-session-lock": (Operations.renew_session_lock, Rights.LISTEN),
+    "get-session-state": (Operations.get_session_state, Rights.LISTEN),
+    "set-session-state": (Operations.set_session_state, Rights.LISTEN),
+    "get-message-sessions": (Operations.get_message_sessions, Rights.LISTEN),
+    "add-rule": (Operations.add_rule, Rights.MANAGE),
+    "remove-rule": (Operations.remove_rule, Rights.MANAGE),
+    "enumerate-rules": (Operations.enumerate_rules, Rights.MANAGE),
 }
+#: Operation → method and rights.
+OPERATIONS: Final = {f"com.microsoft:{name}": entry for name, entry in _BY_NAME.items()}
 
 
 def _timestamp(at: float) -> Timestamp:

@@ -1,12 +1,16 @@
-"""Requests about single messages and sessions, as the operations at ``$management`` make them.
+"""Requests about single messages and sessions, as the operations at `$management` make them.
 
 Pure: arguments are decoded, and results are not encoded yet. A request that cannot be done as a whole raises an
 error with a condition of Service Bus, and changes nothing.
+
+Requests about many messages are done in steps (:mod:`.steps`), first those that can fail. An entity does one such request
+after the other, and outcomes of links behind it; but time passes in between, so that the messages that were found are held:
+their locks and schedules do not end before the request does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 from uuid import UUID
@@ -14,6 +18,7 @@ from uuid import UUID
 from amqp_rt.broker.building import Subscription
 from amqp_rt.errors import AmqpError
 
+from .backlog import WORK_OF_A_CALL
 from .conditions import (
     NO_ROOM,
     message_lock_lost,
@@ -24,8 +29,10 @@ from .conditions import (
 )
 from .entity import Entity
 from .messages import State, Stored, encoded
+from .reservations import Reservation
 from .sessions import Session
 from .shelf import place_of
+from .steps import WORK_OF_ENCODING, WORK_OF_FINDING, WORK_OF_READING, Steps
 
 #: Octets of an answer to a peek after which no more messages are added to it.
 PEEKED_BYTES_MAX: Final = 1024 * 1024
@@ -33,6 +40,10 @@ PEEKED_BYTES_MAX: Final = 1024 * 1024
 DELETED_MAX: Final = 4_000
 #: Sessions in one answer.
 LISTED_MAX: Final = 1_000
+#: Octets for which a message counts at least in the size of an answer: encoding it takes as long as copying these.
+_ANSWERED_MIN: Final = 1024
+#: Work of a message that is put aside or becomes a dead letter, whose properties may be written again.
+_WORK_OF_A_CHANGE: Final = 12
 
 
 class Requests:
@@ -47,15 +58,13 @@ class Requests:
 
     # --- By lock token ---
 
-    def complete(self, tokens: Iterable[UUID], *, session_id: str | None = None) -> None:
+    def complete(self, tokens: Iterable[UUID], *, session_id: str | None = None) -> Steps[None]:
         """Remove locked messages.
 
         Raises:
             AmqpError: A lock is lost (``com.microsoft:message-lock-lost``); none was removed then.
         """
-        for stored in self._locked(tokens, session_id):
-            self.entity.outcomes.complete(stored)
-        self.entity.finish()
+        yield from self._settle(tokens, session_id, self.entity.outcomes.complete, WORK_OF_A_CALL)
 
     def abandon(
         self,
@@ -63,15 +72,17 @@ class Requests:
         changes: Mapping[Any, object] | None = None,
         *,
         session_id: str | None = None,
-    ) -> None:
+    ) -> Steps[None]:
         """Unlock messages, count a failed delivery, and set the application properties *changes*.
 
         Raises:
             AmqpError: As for :meth:`complete`.
         """
-        for stored in self._locked(tokens, session_id):
+
+        def abandon(stored: Stored) -> None:
             self.entity.outcomes.abandon(stored, changes or {})
-        self.entity.finish()
+
+        yield from self._settle(tokens, session_id, abandon, _WORK_OF_A_CHANGE)
 
     def defer(
         self,
@@ -79,15 +90,17 @@ class Requests:
         changes: Mapping[Any, object] | None = None,
         *,
         session_id: str | None = None,
-    ) -> None:
+    ) -> Steps[None]:
         """Put locked messages aside, to be received by their sequence numbers.
 
         Raises:
             AmqpError: As for :meth:`complete`.
         """
-        for stored in self._locked(tokens, session_id):
+
+        def defer(stored: Stored) -> None:
             self.entity.outcomes.defer(stored, changes or {})
-        self.entity.finish()
+
+        yield from self._settle(tokens, session_id, defer, _WORK_OF_A_CHANGE)
 
     def dead_letter(
         self,
@@ -97,18 +110,35 @@ class Requests:
         changes: Mapping[Any, object] | None = None,
         *,
         session_id: str | None = None,
-    ) -> None:
+    ) -> Steps[None]:
         """Dead-letter locked messages.
 
         Raises:
             AmqpError: As for :meth:`complete`.
         """
-        for stored in self._locked(tokens, session_id):
+
+        def dead_letter(stored: Stored) -> None:
             self.entity.outcomes.dead_letter(stored, reason, description, changes)
+
+        yield from self._settle(tokens, session_id, dead_letter, _WORK_OF_A_CHANGE)
+
+    def _settle(
+        self,
+        tokens: Iterable[UUID],
+        session_id: str | None,
+        settle: Callable[[Stored], object],
+        work: int,
+    ) -> Steps[None]:
+        """Call *settle* for each of the messages that are locked with *tokens*."""
+        held = yield from self._hold(tokens, session_id)
+        for token, stored in held.items():
+            if self._has(token, stored):
+                settle(stored)
+                yield work
         self.entity.finish()
 
-    def renew(self, tokens: Iterable[UUID]) -> list[float]:
-        """Let locks begin anew; return their ends, by the wall clock.
+    def renew(self, tokens: Iterable[UUID]) -> Steps[tuple[float, int]]:
+        """Let locks begin anew; return the end of all, by the wall clock, and their number.
 
         Raises:
             AmqpError: As for :meth:`complete`; or the messages belong to a session, whose lock it is.
@@ -116,34 +146,53 @@ class Requests:
         entity = self.entity
         if entity.options.sessions:
             raise not_allowed("messages of a session have no locks of their own: renew the session")
-        locked = self._locked(tokens, None)
+        held = yield from self._hold(tokens, None)
         until = entity.clock.wall() + entity.options.lock_s
-        for stored in locked:
-            stored.until = until
-            entity.timing.locks.set(place_of(stored.number), until)
+        for token, stored in held.items():
+            if self._has(token, stored):
+                stored.until = until
+                entity.timing.locks.set(place_of(stored.number), until)
+                yield WORK_OF_FINDING
         entity.timing.arm()
-        return [until] * len(locked)
+        return until, len(held)
 
-    def _locked(self, tokens: Iterable[UUID], session_id: str | None) -> list[Stored]:
-        """Return the messages that are locked with *tokens*.
+    def _hold(self, tokens: Iterable[UUID], session_id: str | None) -> Steps[dict[UUID, Stored]]:
+        """Find the messages that are locked with *tokens*, and keep their locks from ending.
 
         Raises:
-            AmqpError: One is not, or its session is not that of the request or no longer locked.
+            AmqpError: One is not, or its session is not that of the request or no longer locked; all locks then end as
+                they would have.
         """
         entity = self.entity
-        now = entity.timing.begin()
+        entity.timing.begin()
         if session_id is not None and entity.options.sessions:
             # The lock of a message ends with that of its session, which is what clients have to accept again.
             self._held(session_id, None)
         found: dict[UUID, Stored] = {}
-        for token in self._few(tokens):
-            stored = entity.shelf.tokens.get(token)
-            if stored is None or not entity.is_locked(stored, now):
-                raise message_lock_lost()
-            if session_id is not None and stored.session != session_id:
-                raise session_lock_lost(session_id)
-            found[token] = stored
-        return list(found.values())
+        try:
+            for token in tokens:
+                stored = entity.shelf.tokens.get(token)
+                if stored is None or not entity.is_locked(stored, entity.clock.wall()):
+                    raise message_lock_lost()
+                if session_id is not None and stored.session != session_id:
+                    raise session_lock_lost(session_id)
+                entity.timing.locks.discard(place_of(stored.number))
+                found[token] = stored
+                yield WORK_OF_FINDING
+        except AmqpError as error:
+            failure = error
+        else:
+            return found
+        for token, stored in found.items():
+            if self._has(token, stored):
+                entity.timing.locks.set(place_of(stored.number), stored.until)
+                yield WORK_OF_FINDING
+        entity.finish()
+        raise failure
+
+    def _has(self, token: UUID, stored: Stored) -> bool:
+        """Return whether *stored* is still locked with *token*: the discharge of a transaction may have settled it."""
+        return self.entity.shelf.tokens.get(token) is stored
 
     # --- By sequence number ---
 
@@ -154,7 +203,7 @@ class Requests:
         settled: bool,
         session_id: str | None = None,
         holder: Subscription | None = None,
-    ) -> list[tuple[bytes, UUID | None]]:
+    ) -> Steps[list[tuple[bytes, UUID | None]]]:
         """Take deferred messages: each encoded, with its lock token.
 
         Args:
@@ -165,14 +214,15 @@ class Requests:
 
         Raises:
             AmqpError: One is not deferred, or is locked (``com.microsoft:message-not-found``), or the session
-                is not locked; none was taken then.
+                is not locked, or an answer with all messages would be too large; none was taken then.
         """
         entity = self.entity
         now = entity.timing.begin()
         session = self._held(session_id, holder) if entity.options.sessions else None
         found: dict[int, Stored] = {}
-        missing: int | None = None
-        for number in self._few(numbers):
+        left = entity.limits.message_size_max
+        failure: AmqpError | None = None
+        for number in numbers:
             stored = entity.shelf.find(number)
             if (
                 stored is None
@@ -181,14 +231,26 @@ class Requests:
                 or (session is not None and stored.session != session.id)
                 or entity.outcomes.expire_deferred(stored, now)
             ):
-                missing = number
+                failure = message_not_found(number)
+                break
+            if number not in found:
+                left -= max(stored.size, _ANSWERED_MIN)
+            if left < 0:
+                failure = out_of_range(
+                    f"an answer has at most {entity.limits.message_size_max} octets, and a message counts for"
+                    f" {_ANSWERED_MIN} at least: ask for fewer"
+                )
                 break
             found[number] = stored
-        if missing is not None:
+            yield WORK_OF_FINDING
+        if failure is not None:
             entity.finish()
-            raise message_not_found(missing)
+            raise failure
         taken: list[tuple[bytes, UUID | None]] = []
-        for stored in found.values():
+        for number, stored in found.items():
+            if entity.shelf.find(number) is not stored:
+                # It was purged in between.
+                continue
             stored.attempts += 1
             entity.counts.delivered += 1
             token = None if settled else entity.new_id()
@@ -197,8 +259,9 @@ class Requests:
                 entity.counts.accepted += 1
                 entity.remove(stored)
             else:
-                entity.lock(stored, token, now)
+                entity.lock(stored, token, entity.clock.wall())
                 taken.append((encoded(stored, until=stored.until), token))
+            yield WORK_OF_ENCODING
         entity.finish()
         return taken
 
@@ -210,7 +273,7 @@ class Requests:
         session_id: str | None = None,
         bodies: bool = True,
         bytes_max: int = PEEKED_BYTES_MAX,
-    ) -> list[bytes]:
+    ) -> Steps[list[bytes]]:
         """Return messages in any state, in the order of their numbers, without locking them.
 
         Args:
@@ -229,11 +292,11 @@ class Requests:
             if session is None:
                 return []
             numbers = session.numbers
+        most = max(0, min(count, entity.bounds.peeked_max))
         found: list[bytes] = []
         left = bytes_max
-        for number in islice(
-            numbers.since(max(0, first)), max(0, min(count, entity.bounds.peeked_max))
-        ):
+        # A list, since messages come and go between the steps.
+        for number in list(islice(numbers.since(max(0, first)), most)):
             stored = entity.shelf.find(number)
             if stored is None:
                 continue
@@ -242,9 +305,10 @@ class Requests:
             payload = encoded(stored, body=bodies)
             left -= len(payload)
             found.append(payload)
+            yield WORK_OF_ENCODING
         return found
 
-    def cancel_scheduled(self, numbers: Iterable[int]) -> None:
+    def cancel_scheduled(self, numbers: Iterable[int]) -> Steps[None]:
         """Remove messages that are not due yet.
 
         Raises:
@@ -253,33 +317,74 @@ class Requests:
         entity = self.entity
         entity.timing.begin()
         found: dict[int, Stored] = {}
-        for number in self._few(numbers):
+        missing: int | None = None
+        for number in numbers:
             stored = entity.shelf.find(number)
             if stored is None or stored.state != State.SCHEDULED:
-                entity.finish()
-                raise message_not_found(number)
+                missing = number
+                break
+            entity.timing.due.discard(place_of(number))
             found[number] = stored
-        for stored in found.values():
-            entity.remove(stored)
+            yield WORK_OF_FINDING
+        for number, stored in found.items():
+            if entity.shelf.find(number) is not stored:
+                # It was purged in between.
+                continue
+            if missing is None:
+                entity.remove(stored)
+                yield WORK_OF_A_CALL
+            else:
+                entity.timing.due.set(place_of(number), stored.due_at)
+                yield WORK_OF_FINDING
         entity.finish()
+        if missing is not None:
+            raise message_not_found(missing)
 
-    def schedule(self, messages: list[Stored]) -> list[int]:
+    def schedule(self, messages: Iterable[Stored]) -> Steps[list[int]]:
         """Take messages, for the times in their annotations; return their sequence numbers, 0 for a duplicate.
 
         Raises:
             AmqpError: One is refused, or there is no room; none was taken then.
         """
         entity = self.entity
-        self._few(messages)
-        for stored in messages:
-            refused = entity.check(stored)
-            if refused is not None and refused.error is not None:
-                raise refused.error.raised_as(AmqpError)
-        if not entity.fits(sum(each.size for each in messages)):
-            raise AmqpError(f"there is no room in {entity.path!r}", condition=NO_ROOM)
-        return [entity.accept(each) if entity.remember(each) else 0 for each in messages]
+        room = Reservation(entity)
+        try:
+            taken: list[Stored] = []
+            options = entity.options
+            for stored in messages:
+                self._check(stored)
+                if not room.take(stored.size):
+                    raise AmqpError(f"there is no room in {entity.path!r}", condition=NO_ROOM)
+                taken.append(stored)
+                yield WORK_OF_READING
+            while options is not entity.options:
+                # The entity may have been disabled in between, or take smaller messages only.
+                options = entity.options
+                for stored in taken:
+                    self._check(stored)
+                    yield WORK_OF_FINDING
+            numbers: list[int] = []
+            for stored in taken:
+                room.release(stored.size)
+                numbers.append(entity.accept(stored) if entity.remember(stored) else 0)
+                yield WORK_OF_A_CALL
+            return numbers
+        finally:
+            room.end()
 
-    def delete_batch(self, count: int, before: float, *, session_id: str | None = None) -> int:
+    def _check(self, stored: Stored) -> None:
+        """Check a message as one that is sent on a link.
+
+        Raises:
+            AmqpError: It is refused.
+        """
+        refused = self.entity.check(stored)
+        if refused is not None and refused.error is not None:
+            raise refused.error.raised_as(AmqpError)
+
+    def delete_batch(
+        self, count: int, before: float, *, session_id: str | None = None
+    ) -> Steps[int]:
         """Delete active messages that are not locked, the oldest first; return how many there were.
 
         Args:
@@ -309,6 +414,7 @@ class Requests:
             entity.remove(stored)
             entity.counts.dropped += 1
             deleted += 1
+            yield WORK_OF_A_CALL
         entity.finish()
         return deleted
 
@@ -373,15 +479,3 @@ class Requests:
         ):
             raise session_lock_lost(session_id or "")
         return session
-
-    def _few(self, named: Iterable[Any]) -> list[Any]:
-        """Return *named* as a list.
-
-        Raises:
-            AmqpError: There are more than ``named_max`` of the bounds.
-        """
-        most = self.entity.bounds.named_max
-        found = list(islice(named, most + 1))
-        if len(found) > most:
-            raise out_of_range(f"a request names at most {most} messages: send several")
-        return found

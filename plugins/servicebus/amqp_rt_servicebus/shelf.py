@@ -73,6 +73,11 @@ class Shelf:
         self.bytes += size
         self.memory.held += size
 
+    def reserve(self, size: int) -> None:
+        """Reserve *size* bytes more for messages that are on their way."""
+        self.reserved += size
+        self.memory.held += size
+
     def change_state(self, stored: Stored, state: State) -> None:
         """Set the state of *stored*."""
         self.counts[stored.state] -= 1

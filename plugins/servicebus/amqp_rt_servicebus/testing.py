@@ -45,6 +45,7 @@ from .nodes import AnyNode
 from .operations import OPERATIONS
 from .options import Sizes
 from .requests import Requests
+from .steps import at_once
 
 __all__ = ["EntityHandle", "HeldMessage", "ServiceBus"]
 
@@ -178,7 +179,7 @@ class EntityHandle:
             node = self._node()
             stored = arrived(bytes(message.encode()))
             # The requests of clients check what is sent, and remember the id for duplicates.
-            return Requests(node.entity).schedule([stored])[0]
+            return at_once(Requests(node.entity).schedule([stored]))[0]
 
         return self._owner.call(put)
 

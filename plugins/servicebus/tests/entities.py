@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 from uuid import UUID
 
@@ -9,6 +10,7 @@ from amqp_rt_servicebus.entity import Entity
 from amqp_rt_servicebus.messages import Stored, arrived
 from amqp_rt_servicebus.options import Options
 from amqp_rt_servicebus.requests import Requests
+from amqp_rt_servicebus.steps import at_once
 
 from amqp_rt import Message
 from amqp_rt.broker.building import Memory, Subscription
@@ -44,6 +46,22 @@ def ids() -> Any:
     return next_id
 
 
+class Whole:
+    """Requests of which all steps are done at once."""
+
+    def __init__(self, entity: Entity) -> None:
+        self._requests = Requests(entity)
+
+    def __getattr__(self, name: str) -> Any:
+        request = getattr(self._requests, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            found = request(*arguments, **named)
+            return at_once(found) if isinstance(found, Generator) else found
+
+        return call
+
+
 class Bench:
     """An entity with everything that a host gives it."""
 
@@ -53,7 +71,8 @@ class Bench:
         # One turn has time for all, unless a test sets this.
         self.memory.work = 1 << 40
         self.entity = Entity("q", Options(**options), self.memory, self.time, new_id=ids())
-        self.requests = Requests(self.entity)
+        self.entity_requests = Requests(self.entity)
+        self.requests = Whole(self.entity)
         self.wired: list[Entity] = []
         self.alarms: list[float] = []
         self.unfinished: list[Entity] = []
@@ -131,16 +150,16 @@ class Bench:
             found.grant(credit)
         return found
 
-    def requests_of(self, entity: Entity) -> Requests:
-        return Requests(entity)
+    def requests_of(self, entity: Entity) -> Whole:
+        return Whole(entity)
 
     def bodies(self, entity: Entity | None = None) -> list[Any]:
         """Return the bodies of all messages, in the order of their numbers."""
-        shown = Requests(entity or self.entity).peek(0, 1_000)
+        shown = Whole(entity or self.entity).peek(0, 1_000)
         return [Message.decode(each).body for each in shown]
 
     def peeked(self, entity: Entity | None = None) -> list[Message]:
-        return [Message.decode(each) for each in Requests(entity or self.entity).peek(0, 1_000)]
+        return [Message.decode(each) for each in Whole(entity or self.entity).peek(0, 1_000)]
 
 
 class Receiving:

@@ -10,9 +10,8 @@ from amqp_rt_servicebus.declarations import Queue, Rule, Sql, Subscription, Topi
 from amqp_rt_servicebus.faults import Faults
 from amqp_rt_servicebus.messages import Stored, application_properties, arrived
 from amqp_rt_servicebus.nodes import QueueNode, Services, SubscriptionNode, TopicNode
-from amqp_rt_servicebus.requests import Requests
 from amqp_rt_servicebus.router import Router
-from entities import Time
+from entities import Time, Whole
 
 from amqp_rt import Message
 from amqp_rt.broker.building import Memory
@@ -73,7 +72,7 @@ class World:
 
 
 def bodies(node: SubscriptionNode | QueueNode) -> list[Any]:
-    return [Message.decode(each).body for each in Requests(node.entity).peek(0, 1_000)]
+    return [Message.decode(each).body for each in Whole(node.entity).peek(0, 1_000)]
 
 
 def many(count: int, **options: Any) -> list[Subscription]:

@@ -27,9 +27,9 @@ from amqp_rt_servicebus.rule_values import (
     SQL_FILTER,
 )
 from amqp_rt_servicebus.testing import ServiceBus
+from asking import ask
 
 from amqp_rt import Message
-from amqp_rt.events import Peer
 from amqp_rt.values import Array, Described, Int, Symbol, Timestamp, UInt
 
 pytestmark = pytest.mark.req("Z13")
@@ -50,27 +50,6 @@ def bus() -> Iterator[ServiceBus]:
         Topic("t", [Subscription("s", rules), Subscription("empty", [])]),
     ) as bus:
         yield bus
-
-
-def ask(
-    bus: ServiceBus, entity: str, operation: str, body: object, link: str | None = None
-) -> tuple[int, Any, Any]:
-    """Return status, condition and body of the answer, which was encoded and decoded."""
-
-    async def answer() -> Message:
-        management = bus.broker.broker.management
-        assert management is not None
-        said = {"operation": f"com.microsoft:{operation}"}
-        if link is not None:
-            said["associated-link-name"] = link
-        request = Message.decode(bytes(Message(body, application_properties=said).encode()))
-        reply = await management.answer(request, Peer(trusted=True), entity)
-        return Message.decode(bytes(reply.encode()))
-
-    reply = bus.broker.call(answer)
-    said = reply.application_properties
-    assert type(said["statusCode"]) is Int
-    return said["statusCode"], said.get("errorCondition"), reply.body
 
 
 @pytest.mark.parametrize("entity", ["q", "Q", "q/$DeadLetterQueue", "t/Subscriptions/S"])
@@ -298,3 +277,17 @@ def test_a_malformed_rule_is_refused(bus: ServiceBus, description: object) -> No
 @pytest.mark.parametrize("entity", ["q", "t", "t/subscriptions/s/$deadletterqueue"])
 def test_only_subscriptions_have_rules(bus: ServiceBus, entity: str) -> None:
     assert ask(bus, entity, "enumerate-rules", {"top": Int(1)})[:2] == (400, "amqp:not-allowed")
+
+
+def test_a_request_schedules_thousands_of_messages(bus: ServiceBus) -> None:
+    due = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(4_000_000_000_000)}
+    messages = [
+        {"message-id": str(n), "message": bytes(Message(b"", message_annotations=due).encode())}
+        for n in range(2_000)
+    ]
+    status, _, body = ask(bus, "q", "schedule-message", {"messages": messages})
+    assert status == 200
+    assert list(body["sequence-numbers"]) == list(range(1, 2_001))
+    status, _, _ = ask(bus, "q", "cancel-scheduled-message", body)
+    assert status == 200
+    assert bus.queue("q").stats.scheduled == 0

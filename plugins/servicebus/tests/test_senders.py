@@ -10,9 +10,8 @@ from amqp_rt_servicebus.declarations import Queue
 from amqp_rt_servicebus.faults import Faults
 from amqp_rt_servicebus.messages import BATCH_FORMAT
 from amqp_rt_servicebus.nodes import QueueNode, Services
-from amqp_rt_servicebus.requests import Requests
 from amqp_rt_servicebus.senders import Sender
-from entities import Time
+from entities import Time, Whole
 
 from amqp_rt import Message
 from amqp_rt.broker.building import Memory
@@ -74,7 +73,7 @@ class World:
 
     @property
     def bodies(self) -> list[Any]:
-        found = Requests(self.node.entity).peek(0, 1_000)
+        found = Whole(self.node.entity).peek(0, 1_000)
         return [Message.decode(each).body for each in found]
 
 

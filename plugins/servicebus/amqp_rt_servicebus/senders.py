@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from amqp_rt.broker.building import FULL, Entry, Inlet, Intake, Producer, Transaction
+from amqp_rt.broker.building import FULL, Entry, Inlet, Intake, Producer, Transaction, Transactions
 from amqp_rt.errors import DecodeError
 from amqp_rt.fronts import (
     ACCEPTED,
@@ -19,9 +19,12 @@ from amqp_rt.fronts import (
 )
 from amqp_rt.message import MESSAGE_FORMAT
 
+from .backlog import WORK_OF_A_CALL
 from .conditions import TOO_LARGE
 from .entity import Entity
 from .messages import BATCH_FORMAT, Stored, StoredFactory, split_batch
+from .reservations import Reservation
+from .steps import WORK_OF_FINDING, WORK_OF_READING, Steps, counted
 
 if TYPE_CHECKING:
     from .host import HostServices
@@ -33,6 +36,8 @@ _GONE = rejected("amqp:not-found", "the entity has been deleted")
 _UNKNOWN_TRANSACTION = Error(
     "amqp:transaction:unknown-id", "the message is posted in a transaction that is not open"
 )
+#: Outcome of a post whose transaction ended with its control link before the post could be taken.
+_ROLLED_BACK = Rejected(_UNKNOWN_TRANSACTION)
 _TOO_MUCH = rejected(
     "amqp:resource-limit-exceeded", "the transaction has as many messages as it may have"
 )
@@ -42,17 +47,22 @@ def _pass(item: object) -> None:
     """Do nothing."""
 
 
-class _BatchPlace:
-    """Place of a batch that is posted in a transaction: its messages are put together.
+def _is_posted(delivery: IncomingDelivery) -> bool:
+    """Return whether *delivery* is posted in a transaction."""
+    return isinstance(delivery.state, TransactionalState)
+
+
+class _Posts:
+    """Place of what is posted in transactions: put at the discharge, behind posts that are being put.
 
     Args:
         entity: The entity.
-        messages: The messages of the batch.
+        batch: Messages of a batch, which are put together; None for single messages.
     """
 
-    def __init__(self, entity: Entity, messages: Sequence[Stored]) -> None:
+    def __init__(self, entity: Entity, batch: Sequence[Stored] | None = None) -> None:
         self._entity = entity
-        self._messages = messages
+        self._batch = batch
 
     @property
     def deleted(self) -> bool:
@@ -60,25 +70,49 @@ class _BatchPlace:
         return self._entity.deleted
 
     def put(self, entry: Entry) -> None:
-        """Put the messages; *entry* is the batch that they are from."""
-        for each in self._messages:
-            self._entity.receive(each)
+        """Put *entry*, or the messages of the batch: what this turn has no time for, in later ones."""
+        entity = self._entity
+        if self._batch is None and not entity.backlog.pending:
+            entity.put(entry)
+            return
+        put = entity.put if self._batch is None else entity.receive
+        room = Reservation(entity)
+        room.hold(len(entry.payload))
+
+        def put_next(each: Entry) -> None:
+            room.release(len(each.payload))
+            put(each)  # type: ignore[arg-type]
+
+        def end() -> None:
+            room.end()
+            entity.notify_waiting()
+
+        entity.backlog.add([entry] if self._batch is None else self._batch, put_next, end)
+        entity.distribution.run_backlog()
 
     def fits(self, size: int) -> bool:
         """Return whether there is room for *size* bytes."""
         return self._entity.fits(size)
 
     def reserve_room(self, entry: Entry) -> None:
-        """Reserve room for the batch until its transaction ends."""
+        """Reserve room for *entry* until its transaction ends."""
         self._entity.reserve_room(entry)
 
     def release_room(self, entry: Entry) -> None:
-        """Release the room of the batch."""
+        """Release the room of *entry*."""
         self._entity.release_room(entry)
 
     def notify_waiting(self) -> None:
         """Notify those that wait for room."""
         self._entity.notify_waiting()
+
+
+class _PostInlet(Inlet):
+    """Inlet for single messages that are posted in transactions; they have the credit of their link."""
+
+    def admits(self, size: int) -> bool:
+        """Return whether *size* bytes fit."""
+        return self.node.fits(size)
 
 
 class Sender(Producer):
@@ -110,6 +144,16 @@ class Sender(Producer):
             transactions=services.transactions,
         )
         self.entity = entity
+        self._transactions: Transactions = services.transactions
+        self._posts = _PostInlet(
+            intake,
+            _Posts(entity),
+            self.factory,
+            services.clock.wall,
+            volatile=True,
+            check=self._check,
+            transactions=services.transactions,
+        )
         self._size_max = size_max
         #: Batches that are being taken. What comes on the link after them waits behind them.
         self._batches = 0
@@ -133,131 +177,178 @@ class Sender(Producer):
             f"it has {size} octets, and {self.entity.path!r} takes {self._size_max} at most",
         )
 
+    # --- Order ---
+
     def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
-        """Take messages and batches in the order in which they came, but for those in transactions."""
+        """Take messages and batches in the order in which they came."""
+        #: Single messages that follow each other, all posted in transactions or all not.
         single: list[IncomingDelivery] = []
         for delivery in deliveries:
-            if delivery.message_format != BATCH_FORMAT:
-                single.append(delivery)
-                continue
-            if single:
+            is_batch = delivery.message_format == BATCH_FORMAT
+            if single and (is_batch or _is_posted(single[0]) is not _is_posted(delivery)):
                 self._deliver_single(link, single)
                 single = []
                 if not link.attached:
                     return
-            self.intake.used(self)
-            if delivery.state is not None:
-                self._deliver_batch(link, delivery)
-                self.intake.top_up(self)
-            else:
+            if is_batch:
+                self.intake.used(self)
                 self._take_batch(link, delivery)
+            else:
+                single.append(delivery)
         if single:
             self._deliver_single(link, single)
 
     def _deliver_single(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
-        """Take messages, behind the batches that are being taken unless they belong to transactions."""
-        if self._batches and all(each.state is None for each in deliveries):
+        """Take messages, behind the batches that are being taken."""
+        if not self._batches:
+            self._deliver_now(link, deliveries)
+            return
+        self.intake.used(self)
+        held = {each: None for each in deliveries if self._hold_discharge(link, each)}
+
+        def deliver(waited: list[IncomingDelivery]) -> None:
+            lost = {each: None for each in held if self.transaction_of(link, each) is None}
+            for each in lost:
+                each.settle(_ROLLED_BACK)
+            left = [each for each in waited if each not in lost] if lost else waited
+            if left:
+                self._deliver_now(link, left)
+            self._release_discharges(held)
+
+        def drop() -> None:
+            for each in held:
+                self._refuse(link, each, _GONE)
+            self._release_discharges(held)
+
+        self.entity.backlog.add([deliveries], deliver, dropped=drop)
+
+    def _deliver_now(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        if _is_posted(deliveries[0]):
             self.intake.used(self)
-            self.entity.backlog.add([deliveries], lambda each: self._deliver_later(link, each))
+            self._posts.deliver(link, deliveries)
+            self.intake.top_up(self)
         else:
             super().deliver(link, deliveries)
 
-    def _deliver_later(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
-        super().deliver(link, deliveries)
+    def _hold_discharge(self, link: ReceivingLink, delivery: IncomingDelivery) -> bool:
+        """Delay the discharge of the transaction in which *delivery* is posted; return False if there is none."""
+        return _is_posted(delivery) and self._transactions.hold_post(link, delivery)
+
+    def _release_discharges(self, deliveries: Iterable[IncomingDelivery]) -> None:
+        for each in deliveries:
+            self._transactions.release_post(each)
+
+    def _refuse(self, link: ReceivingLink, delivery: IncomingDelivery, refused: Rejected) -> None:
+        """Refuse *delivery*, within its transaction if it is posted in one."""
+        if not _is_posted(delivery):
+            delivery.settle(refused)
+            return
+        transaction = self.transaction_of(link, delivery)
+        if transaction is not None:
+            transaction.refuse(delivery, refused)
+
+    # --- Batches ---
 
     def _take_batch(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
         """Take all messages of a batch or none, in several turns if there are many."""
         entity = self.entity
-        refused = self._too_large(len(delivery.payload))
-        if refused is not None or not entity.fits(len(delivery.payload)):
-            delivery.settle(refused or FULL)
+        posted = delivery.state is not None
+        if posted and (not _is_posted(delivery) or self.transaction_of(link, delivery) is None):
+            link.detach(_UNKNOWN_TRANSACTION)
+            return
+        size = len(delivery.payload)
+        refused = _GONE if entity.deleted else self._too_large(size)
+        room = Reservation(entity)
+        if refused is not None or not room.take(size):
+            self._refuse(link, delivery, refused or FULL)
             self.intake.top_up(self)
             return
         self._batches += 1
-        # The link gets credit when the batch is done, so that few of them wait in memory.
-        entity.backlog.add(self._steps(link, delivery), _pass, self._batch_taken)
+        held = [delivery] if self._hold_discharge(link, delivery) else []
+
+        def taken() -> None:
+            room.end()
+            entity.notify_waiting()
+            self._batches -= 1
+            self._release_discharges(held)
+            # The link gets credit when the batch is done, so that few of them wait in memory.
+            self.intake.top_up(self)
+
+        def drop() -> None:
+            self._refuse(link, delivery, _GONE)
+            taken()
+
+        steps = (self._post if posted else self._put)(link, delivery, room)
+        entity.backlog.add(counted(steps, entity.memory), _pass, taken, dropped=drop, work=0)
         entity.distribution.run_backlog()
 
-    def _batch_taken(self) -> None:
-        self._batches -= 1
-        self.intake.top_up(self)
-
-    def _steps(self, link: ReceivingLink, delivery: IncomingDelivery) -> Iterator[None]:
-        """Take a batch, and yield between its messages."""
+    def _put(
+        self, link: ReceivingLink, delivery: IncomingDelivery, room: Reservation
+    ) -> Steps[None]:
+        """Read the messages of a batch, then put them."""
         entity = self.entity
-        whole = Entry(delivery.payload, BATCH_FORMAT)
-        entity.reserve_room(whole)
+        messages = yield from self._read(link, delivery)
+        if isinstance(messages, Rejected):
+            delivery.settle(messages)
+            return
+        for message in messages:
+            room.release(message.size)
+            entity.receive(message)
+            yield WORK_OF_A_CALL
+        delivery.settle(ACCEPTED)
+
+    def _post(
+        self, link: ReceivingLink, delivery: IncomingDelivery, room: Reservation
+    ) -> Steps[None]:
+        """Read the messages of a batch, then post it in its transaction."""
+        messages = yield from self._read(link, delivery)
+        transaction = self.transaction_of(link, delivery)
+        if transaction is None:
+            delivery.settle(_ROLLED_BACK)
+            return
+        refused = _refusal_of(transaction)
+        if refused is not None:
+            transaction.refuse(delivery, refused)
+        elif isinstance(messages, Rejected):
+            transaction.refuse(delivery, messages)
+        else:
+            room.end()
+            inlet = Inlet(self.intake, _Posts(self.entity, messages), self.factory, self.wall)
+            # Duplicates are found as the messages are put: the batch has no id.
+            transaction.post(inlet, Entry(delivery.payload, BATCH_FORMAT), delivery)
+
+    def _read(
+        self, link: ReceivingLink, delivery: IncomingDelivery
+    ) -> Steps[Sequence[Stored] | Rejected]:
+        """Read and check the messages of a batch; return why it is refused, if it is."""
+        entity = self.entity
         messages: list[Stored] = []
-        refused: Rejected | None = None
+        options = entity.options
         try:
             now = self.wall()
             for payload in split_batch(delivery.payload, limits=self.factory.limits):
                 message = self.factory.make_entry(payload, MESSAGE_FORMAT, now)
                 message.publisher = link.peer.container_id
+                refused = entity.check(message, link.peer)
+                if refused is not None:
+                    return refused
                 messages.append(message)
-                yield
-        except DecodeError as error:
-            refused = Rejected(Error.of(error))
-        entity.release_room(whole)
-        for message in messages:
-            refused = refused or entity.check(message, link.peer)
-        if entity.deleted:
-            refused = _GONE
-        if refused is None and not entity.fits(sum(each.size for each in messages)):
-            refused = FULL
-        if refused is not None:
-            delivery.settle(refused)
-            entity.notify_waiting()
-            return
-        for message in messages:
-            entity.reserve_room(message)
-        for message in messages:
-            yield
-            entity.release_room(message)
-            entity.receive(message)
-        delivery.settle(ACCEPTED)
-
-    def _deliver_batch(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
-        """Post all messages of a batch in its transaction, or none."""
-        transaction = (
-            self.transaction_of(link, delivery)
-            if isinstance(delivery.state, TransactionalState)
-            else None
-        )
-        if transaction is None:
-            link.detach(_UNKNOWN_TRANSACTION)
-            return
-        messages = self._messages_of(link, delivery, transaction)
-        if isinstance(messages, Rejected):
-            transaction.refuse(delivery, messages)
-            return
-        for each in messages:
-            each.publisher = link.peer.container_id
-        inlet = Inlet(self.intake, _BatchPlace(self.entity, messages), self.factory, self.wall)
-        # Duplicates are found as the messages are put: the batch has no id.
-        transaction.post(inlet, Entry(delivery.payload, BATCH_FORMAT), delivery)
-
-    def _messages_of(
-        self, link: ReceivingLink, delivery: IncomingDelivery, transaction: Transaction
-    ) -> list[Stored] | Rejected:
-        """Return the messages of a batch that can be posted in a transaction, or why it is refused."""
-        if self.entity.deleted:
-            return _GONE
-        if transaction.error is not None:
-            return Rejected(transaction.error)
-        if not transaction.has_room:
-            return _TOO_MUCH
-        too_large = self._too_large(len(delivery.payload))
-        if too_large is not None:
-            return too_large
-        try:
-            payloads = split_batch(delivery.payload, limits=self.factory.limits)
-            now = self.wall()
-            messages = [self.factory.make_entry(each, MESSAGE_FORMAT, now) for each in payloads]
+                yield WORK_OF_READING
         except DecodeError as error:
             return Rejected(Error.of(error))
-        for each in messages:
-            refused = self.entity.check(each, link.peer)
-            if refused is not None:
-                return refused
-        return messages if self.entity.fits(sum(each.size for each in messages)) else FULL
+        while options is not entity.options:
+            # The entity may have been disabled in between, or take smaller messages only.
+            options = entity.options
+            for message in messages:
+                refused = entity.check(message, link.peer)
+                if refused is not None:
+                    return refused
+                yield WORK_OF_FINDING
+        return messages
+
+
+def _refusal_of(transaction: Transaction) -> Rejected | None:
+    """Return why nothing can be posted in *transaction*, None if it can."""
+    if transaction.error is not None:
+        return Rejected(transaction.error)
+    return None if transaction.has_room else _TOO_MUCH

@@ -66,17 +66,25 @@ class Connection:
 
     def send_batch(self, link: Any, messages: list[Message], state: Any = None) -> Any:
         """Send *messages* as a batch, each in a data section; return the outcome."""
+        return self.begin_batch(link, messages, state).state
+
+    def begin_batch(self, link: Any, messages: list[Message], state: Any = None) -> Any:
+        """Send *messages* as a batch; return the delivery."""
         out = bytearray()
         for each in messages:
             out += b"\x00\x53\x75"
             write_binary(out, bytes(each.encode()))
-        return self.send_payload(link, bytes(out), BATCH_FORMAT, state)
+        return self.begin(link, bytes(out), BATCH_FORMAT, state)
 
     def send_payload(self, link: Any, payload: bytes, message_format: int, state: Any) -> Any:
         """Send an encoded message; return the outcome."""
+        return self.begin(link, payload, message_format, state).state
+
+    def begin(self, link: Any, payload: bytes, message_format: int, state: Any) -> Any:
+        """Send an encoded message; return the delivery."""
         delivery = link.send(payload, state=state, message_format=message_format)
         self.joined.pump()
-        return delivery.state
+        return delivery
 
     def may_send(self, peer: Any, address: str) -> None:
         """Return None: everything is allowed."""

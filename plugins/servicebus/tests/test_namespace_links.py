@@ -22,11 +22,12 @@ from amqp_rt_servicebus.host import (
     SESSION_WAIT_S,
     VIA_DESTINATION,
 )
+from amqp_rt_servicebus.messages import BATCH_FORMAT
 from amqp_rt_servicebus.namespace import Namespace
 from trio.testing import MockClock
 
 from amqp_rt import Broker, Connection, Message
-from amqp_rt.errors import AmqpError
+from amqp_rt.errors import AmqpError, DeliveryRejected
 from amqp_rt.values import Described, Symbol, UInt
 
 TICKS_AT_1970 = 621_355_968_000_000_000
@@ -262,6 +263,20 @@ async def test_messages_to_an_anonymous_terminus_go_where_they_say(
             with pytest.raises(AmqpError):
                 await sender.send("c", to=address)
     assert (bus.active("q"), bus.active("t", "x"), bus.active("s")) == (1, 1, 0)
+
+
+async def test_a_batch_to_an_anonymous_terminus_is_refused(
+    bus: Bus, autojump_clock: MockClock
+) -> None:
+    # A batch may hold messages for several entities, and the octets around them name none.
+    one = bytes(Message("a", to="q").encode())
+    properties = bytes(Message(b"", to="q").encode())
+    payload = properties[: properties.index(b"\x00\x53\x75")]
+    payload += b"\x00\x53\x75\xa0" + bytes((len(one),)) + one
+    async with bus.peer.sender() as sender:
+        with pytest.raises(DeliveryRejected, match="amqp:not-implemented"):
+            await sender.send_payload(payload, message_format=BATCH_FORMAT)
+    assert bus.active("q") == 0
 
 
 async def test_credit_that_is_drained_comes_back(bus: Bus, autojump_clock: MockClock) -> None:

@@ -47,13 +47,26 @@ class InTurns(Generic[T]):
         self._error = not_found(self._entity.path).raised_as(AmqpError)
         self._ended.set()
 
-    async def wait(self) -> T:
-        """Wait for the end of the request, and return its result.
+    @property
+    def is_done(self) -> bool:
+        """Whether the request is done, or has failed."""
+        return self._ended.is_set()
+
+    def result(self) -> T:
+        """Return the result of a request that is done.
 
         Raises:
             AmqpError: The request has failed, or the entity was deleted.
         """
-        await self._ended.wait()
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
+
+    async def wait(self) -> T:
+        """Wait for the end of the request, and return its result.
+
+        Raises:
+            AmqpError: As for :meth:`result`.
+        """
+        await self._ended.wait()
+        return self.result()

@@ -14,6 +14,8 @@ from .messages import DESCRIPTION, REASON, State, Stored, change_properties, mar
 if TYPE_CHECKING:
     from .entity import Entity
 
+#: Work of making a dead letter, in the unit of ``Memory.work``.
+WORK_OF_A_LETTER: Final = 12
 #: Reasons that the service gives for dead letters.
 EXCEEDED: Final = "MaxDeliveryCountExceeded"
 EXPIRED: Final = "TTLExpiredException"
@@ -145,5 +147,7 @@ class Outcomes:
             self.entity.counts.dropped += 1
             return
         self.entity.counts.dead_lettered += 1
+        # Its properties are written again, and it is put into another entity.
+        self.entity.memory.work -= WORK_OF_A_LETTER
         mark_dead(stored, self.entity.path, reason, description)
         self.entity.dead_letters.take_dead(stored)

@@ -7,6 +7,7 @@ from typing import Final
 
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 
+from .backlog import WORK_OF_A_CALL
 from .bounds import DEFAULT_BOUNDS
 from .entity import Failure
 from .fan_out import FanOut, Travel
@@ -79,6 +80,7 @@ class Router:
                 TOO_MANY_COPIES,
                 f"the message has {self._copies_max} copies already, and topic {target!r} would make more",
             )
+        node.entity.memory.work -= WORK_OF_A_CALL
         self._enter(travel, lambda: node.entity.receive(stored))
         return None
 

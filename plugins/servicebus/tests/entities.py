@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from amqp_rt_servicebus.entity import Entity
+from amqp_rt_servicebus.in_turns import InTurns
 from amqp_rt_servicebus.messages import Stored, arrived
 from amqp_rt_servicebus.options import Options
 from amqp_rt_servicebus.requests import Requests
@@ -58,6 +59,28 @@ class Whole:
         def call(*arguments: Any, **named: Any) -> Any:
             found = request(*arguments, **named)
             return at_once(found) if isinstance(found, Generator) else found
+
+        return call
+
+
+class Divided:
+    """Requests of which each turn of the event loop does one step."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    def __getattr__(self, name: str) -> Any:
+        bench = self._bench
+        request = getattr(bench.entity_requests, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            bench.memory.work = 1
+            waiting = InTurns(bench.entity, request(*arguments, **named))
+            while not waiting.is_done:
+                bench.turn(1)
+            bench.memory.work = 1 << 40
+            bench.run()
+            return waiting.result()
 
         return call
 

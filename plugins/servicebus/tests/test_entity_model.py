@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from amqp_rt_servicebus.conditions import MESSAGE_LOCK_LOST, MESSAGE_NOT_FOUND
 from amqp_rt_servicebus.messages import SCHEDULED_ENQUEUE_TIME
-from entities import NOW, Bench, Receiving, condition
+from entities import NOW, Bench, Divided, Receiving, condition
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -231,7 +231,7 @@ class EntityModel(RuleBasedStateMachine):
     def settle_by_token(self, choice: int, how: str) -> None:
         item, lock = self.pick(choice, self.locks[-10:])
         assert lock.token is not None
-        requests = self.bench.requests
+        requests = Divided(self.bench)
         call: dict[str, Callable[[], Any]] = {
             "complete": lambda: requests.complete([lock.token]),
             "abandon": lambda: requests.abandon([lock.token]),
@@ -246,11 +246,32 @@ class EntityModel(RuleBasedStateMachine):
             return
         if how == "renew":
             lock.until = self.now + LOCK_S
-            assert call[how]() == [lock.until]
+            assert call[how]() == (lock.until, 1)
             return
         self.settle(item, how)
         self.deliver()
         call[how]()
+        self.bench.run()
+
+    @precondition(lambda self: self.locks)
+    @rule(
+        choices=st.lists(st.integers(0, 1_000), min_size=2, max_size=4),
+        how=st.sampled_from(["complete", "abandon", "defer", "dead_letter"]),
+    )
+    def settle_several_by_token(self, choices: list[int], how: str) -> None:
+        picked = dict.fromkeys(self.pick(choice, self.locks[-10:]) for choice in choices)
+        tokens = [lock.token for _, lock in picked]
+        settle = getattr(self.bench.requests, how)
+        arguments = ("asked",) if how == "dead_letter" else ()
+        if not all(self.is_held(item, lock) for item, lock in picked):
+            with pytest.raises(AmqpError) as caught:
+                settle(tokens, *arguments)
+            assert condition(caught.value) == MESSAGE_LOCK_LOST
+            return
+        for item, _ in picked:
+            self.settle(item, how.replace("_", "-"))
+        self.deliver()
+        settle(tokens, *arguments)
         self.bench.run()
 
     @rule(choice=st.integers(0, 100), settled=st.booleans())
@@ -266,11 +287,11 @@ class EntityModel(RuleBasedStateMachine):
             expected = True
         if not expected:
             with pytest.raises(AmqpError) as caught:
-                self.bench.requests.receive_deferred([number], settled=settled)
+                Divided(self.bench).receive_deferred([number], settled=settled)
             assert condition(caught.value) == MESSAGE_NOT_FOUND
             return
         assert item is not None
-        ((payload, token),) = self.bench.requests.receive_deferred([number], settled=settled)
+        ((payload, token),) = Divided(self.bench).receive_deferred([number], settled=settled)
         message = Message.decode(payload)
         assert (message.body, message.delivery_count) == (item.body, item.count)
         if settled:
@@ -288,11 +309,11 @@ class EntityModel(RuleBasedStateMachine):
         )
         if item is None:
             with pytest.raises(AmqpError) as caught:
-                self.bench.requests.cancel_scheduled([number])
+                Divided(self.bench).cancel_scheduled([number])
             assert condition(caught.value) == MESSAGE_NOT_FOUND
         else:
             self.items.remove(item)
-            self.bench.requests.cancel_scheduled([number])
+            Divided(self.bench).cancel_scheduled([number])
 
     @rule(count=st.integers(1, 3))
     def delete(self, count: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
 from typing import Any
 
+import pytest
 from amqp_rt_servicebus.deadlines import Deadlines
 from amqp_rt_servicebus.numbers import Numbers
 from amqp_rt_servicebus.turns import GRANTS_MAX, Turns
@@ -69,11 +71,38 @@ def test_deadlines_are_met_in_the_order_of_their_times(steps: list[tuple[str, in
         else:
             earliest = min(known.values(), default=inf)
             found = deadlines.pop(at)
+            while found is None and deadlines.next <= at:
+                found = deadlines.pop(at)
             assert (found is not None) == (earliest <= at)
             if found is not None:
                 assert known.pop(found) == earliest
         assert deadlines.next == min(known.values(), default=inf)
         assert len(deadlines) == len(known)
+
+
+@pytest.mark.parametrize("what", ["replaced", "removed"])
+def test_no_call_drops_thousands_of_deadlines(what: str) -> None:
+    deadlines: Deadlines[int] = Deadlines()
+    sizes = [0]
+
+    def note() -> None:
+        sizes.append(deadlines.heap_size)
+
+    for round_ in range(1, 6 if what == "replaced" else 2):
+        for key in range(5_000):
+            deadlines.set(key, 1_000 * round_ + key)
+            note()
+    if what == "removed":
+        for key in range(4_999):
+            deadlines.discard(key)
+            note()
+    while (at := deadlines.next) != inf:
+        note()
+        deadlines.pop(at)
+        note()
+    assert min(after - before for before, after in pairwise(sizes)) >= -40
+    assert max(sizes) < 3.5 * 5_000
+    assert len(deadlines) == 0
 
 
 def test_replaced_deadlines_keep_no_memory() -> None:

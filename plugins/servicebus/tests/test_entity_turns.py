@@ -83,6 +83,35 @@ def test_events_are_handled_in_turns() -> None:
     assert len(bench.entity.shelf) == 0
 
 
+def test_events_that_make_dead_letters_take_more_of_a_turn() -> None:
+    bench = Bench(dead_letters_expired=True)
+    for _ in range(100):
+        bench.send(ttl_s=5)
+    bench.time.now += 6
+    bench.memory.work = WORK
+    bench.entity.tick()
+    assert 0 < len(bench.dead.shelf) < OF_A_TURN / 2
+    turns_until_done(bench)
+    assert len(bench.dead.shelf) == 100
+
+
+def test_locks_that_end_at_once_end_in_turns() -> None:
+    bench = Bench(lock_s=30, deliveries_max=0)
+    for body in range(100):
+        bench.send(body)
+    receiver = bench.receiver(credit=100)
+    # Earlier ends of these locks, of which nothing is left to be done.
+    bench.time.now += 10
+    bench.requests.renew([receiver.token(index) for index in range(100)])
+    bench.time.now += 31
+    bench.memory.work = WORK
+    bench.entity.tick()
+    assert len(bench.entity.shelf.tokens) >= 100 - OF_A_TURN
+    turns_until_done(bench)
+    assert len(bench.entity.shelf.tokens) == 0
+    assert {each.delivery_count for each in bench.peeked()} == {1}
+
+
 def test_many_requests_handle_no_more_events_than_one() -> None:
     bench = Bench()
     for _ in range(100):

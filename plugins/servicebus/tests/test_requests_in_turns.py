@@ -46,7 +46,7 @@ class Asking:
 
     @property
     def done(self) -> bool:
-        return self.request._ended.is_set()
+        return self.request.is_done
 
     def turn(self) -> None:
         self.bench.turn(WORK)
@@ -61,7 +61,7 @@ class Asking:
     def result(self) -> Any:
         """Do the rest, a turn at a time; return the result or raise the error."""
         self.turns_until(lambda: self.done)
-        return trio.run(self.request.wait)
+        return self.request.result()
 
     def error(self) -> str:
         with pytest.raises(AmqpError) as caught:

@@ -141,6 +141,17 @@ class HttpEngine:
         self._request = request
         self._method = request.method
         self._body.clear()
+        names = {name for name, _ in request.headers}
+        if b"transfer-encoding" in names and (
+            b"content-length" in names or request.http_version < b"1.1"
+        ):
+            # What comes behind could be another request for a proxy than for us (RFC 9112 §6.1, §6.3).
+            self._refuse(
+                HTTPStatus.BAD_REQUEST,
+                "Transfer-Encoding is for HTTP/1.1, and without Content-Length: where the body ends is not clear",
+            )
+            return
+        # Different lengths have been refused by h11.
         length = next((value for name, value in request.headers if name == b"content-length"), b"0")
         # Refused before the body, which a client with Expect then does not send. h11 has checked the digits.
         if int(length) > BODY_MAX:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import Mapping
 
 import h11
@@ -17,6 +18,7 @@ from amqp_rt_servicebus.admin_http import (
     HttpEngine,
 )
 from amqp_rt_servicebus.administration import Response
+from amqp_rt_servicebus.testing import ServiceBus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +67,7 @@ CHUNKED = (
     b"PUT /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nTrailer: 1\r\n\r\n"
 )
+BOTH = b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
 SIZED = b"PUT /s HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc"
 
 
@@ -200,7 +203,17 @@ def test_a_chunked_body_is_counted(size: int, status: int) -> None:
         (b"GET / HTTP/1.1\r\nHost: h\r\nA b: c\r\n\r\n", 400),
         (b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n", 400),
         (b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 1, 2\r\n\r\n", 400),
         (b"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
+        # Two ways to find the end of a body: a proxy may take the other one (RFC 9112 §6.3).
+        (b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n" + BOTH, 400),
+        (b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n" + BOTH, 400),
+        (
+            b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\nHost: h\r\n\r\n",
+            400,
+        ),
+        (b"PUT / HTTP/1.0\r\nHost: h\r\n" + BOTH, 400),
         (b"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
         (b"GET / HTTP/1.1\r\nHost: h\r\nA: " + b"x" * HEAD_MAX, 431),
     ],
@@ -339,3 +352,26 @@ def test_requests_that_follow_each_other_are_answered_a_few_at_a_time() -> None:
     assert len(answered) == 20 + 1
     engine.go_on(0.0)
     assert len(answered) == 20 + 2
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n",
+        b"Content-Length: 3\r\nContent-Length: 4\r\n",
+    ],
+)
+def test_nothing_behind_a_request_of_two_lengths_is_answered(lengths: bytes) -> None:
+    request = b"PUT /q HTTP/1.1\r\nHost: h\r\n" + lengths + b"\r\n0\r\n\r\n" + GET
+    with (
+        ServiceBus() as bus,
+        socket.create_connection(("127.0.0.1", bus.port), timeout=10) as client,
+    ):
+        client.sendall(request)
+        heard = b""
+        while data := client.recv(65_536):
+            heard += data
+    # The server has closed the connection.
+    assert heard.startswith(b"HTTP/1.1 400 ")
+    assert heard.count(b"HTTP/1.1 ") == 1

@@ -29,6 +29,7 @@ TIMES: Final = (
     "default_message_time_to_live",
     "duplicate_detection_history_time_window",
     "auto_delete_on_idle",
+    "retention",
 )
 #: Name of the rule that a subscription has unless others are given.
 DEFAULT_RULE: Final = "$Default"
@@ -165,7 +166,7 @@ class _Entity(Struct, frozen=True):
         kind = type(self).__name__.lower()
         options = {each: getattr(self, each) for each in self.__struct_fields__}
         for option in TIMES:
-            if option in options:
+            if options.get(option) is not None:
                 try:
                     force_setattr(self, option, seconds_of(options[option]))
                 except ValueError as error:
@@ -287,6 +288,8 @@ class Hub(_Entity, frozen=True, kw_only=True):
     partitions: int = 1
     #: Consumer groups beside ``$Default``, which each hub has.
     consumer_groups: tuple[str, ...] | list[str] = ()
+    #: Time after which events are dropped, by eighths of it; None to keep them until their partition is full.
+    retention: Timespan | None = None
     #: Shared access policies of this hub only, beside those of the namespace.
     keys: Mapping[str, SasKey] = {}
 
@@ -297,6 +300,8 @@ class Hub(_Entity, frozen=True, kw_only=True):
             raise ValueError(
                 f"hub {self.name!r:.80}: partitions is {self.partitions}, not 1 to {_PARTITIONS_MAX}"
             )
+        if self.retention == 0:
+            raise ValueError(f"hub {self.name!r:.80}: retention is 0")
         groups = [each for each in self.consumer_groups if each.lower() != DEFAULT_GROUP.lower()]
         for group in groups:
             check_name("consumer group", group)

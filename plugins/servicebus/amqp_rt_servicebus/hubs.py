@@ -2,7 +2,7 @@
 
 :class:`HubHost` finds the hub of a link and attaches it; :class:`EventHub` is one hub. The operations at
 ``$management`` are in :mod:`.hub_operations`. Events are in memory
-only, and the oldest ones are dropped when a partition exceeds ``Limits.log_bytes_max``.
+only. The oldest ones are dropped after the retention of the hub, and when a partition exceeds ``Limits.log_bytes_max``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec import Struct
@@ -70,6 +71,16 @@ class PartitionFacts(Struct, frozen=True, kw_only=True):
     is_empty: bool
 
 
+def _log_of(declared: Hub, node_name: str) -> Log:
+    retention = cast("float | None", declared.retention)
+    return Log(
+        node_name,
+        partitions=declared.partitions,
+        key_hash=_KEY_HASH,
+        max_age_s=None if retention == inf else retention,
+    )
+
+
 class EventHub:
     """A hub: its declaration and its log.
 
@@ -95,10 +106,11 @@ class EventHub:
     ) -> None:
         host = broker.host
         space = host.space()
-        space.declare_transient(Log(node_name, partitions=declared.partitions, key_hash=_KEY_HASH))
+        space.declare_transient(_log_of(declared, node_name))
         node = space.get(node_name)
-        #: The declaration, which :meth:`HubHost.declare` may replace.
         self.declared = declared
+        self._update = space.update
+        self._node_name = node_name
         self.limits = host.limits
         self.log = host.log(node_name)
         self.fault = fault
@@ -127,6 +139,11 @@ class EventHub:
     def name(self) -> str:
         """Name, as it was declared."""
         return self.declared.name
+
+    def redeclare(self, declared: Hub) -> None:
+        """Replace the declaration by one with as many partitions; the events and links stay."""
+        self.declared = declared
+        self._update(_log_of(declared, self._node_name))
 
     # --- State ---
 
@@ -377,7 +394,7 @@ class HubHost(BareHost):
         return self._waiting.get(key) if found is None else found.declared
 
     def declare(self, declared: Hub) -> None:
-        """Create a hub, or change the consumer groups and keys of the hub of that name.
+        """Create a hub, or change the consumer groups, the retention and the keys of the hub of that name.
 
         Raises:
             AmqpError: The broker has a node of that name.
@@ -392,7 +409,7 @@ class HubHost(BareHost):
                 f" {declared.partitions}: delete the hub first"
             )
         if known is not None:
-            known.declared = declared
+            known.redeclare(declared)
         elif self._broker is None:
             self._waiting[key] = declared
         else:

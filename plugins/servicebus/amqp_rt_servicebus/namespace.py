@@ -347,7 +347,7 @@ class Namespace:
         self._touch()
 
     def declare_hub(self, declared: Hub) -> None:
-        """Create an event hub, or change the consumer groups and keys of one that exists.
+        """Create an event hub, or change the consumer groups, the retention and the keys of one that exists.
 
         Raises:
             EntityExists: A queue or topic has the name.

@@ -56,5 +56,6 @@ QUOTAS: Final = Quotas(
         "duplicate_detection_history_time_window": (20, 7 * 86_400),
         "auto_delete_on_idle": (300, inf),
         "default_message_time_to_live": (1, inf),
+        "retention": (3_600, 7 * 86_400),
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ TOML = """
 [hubs.clicks]
 partitions = 2
 consumer_groups = ["audit"]
+retention = "PT24H"
 
 [hubs.clicks.keys.reader]
 key = "reading"
@@ -97,6 +99,57 @@ def test_a_handle_sends_and_shows_events() -> None:
         assert sum(each.last + 1 for each in hub.stats.partitions) == 2
         with pytest.raises(AmqpError, match="has no partition '4'"):
             hub.send("c", partition=4)
+
+
+DAY = timedelta(days=1)
+
+
+@pytest.mark.parametrize("retention", [DAY, 86_400, "P1D"])
+def test_events_are_dropped_after_their_retention(retention: Any) -> None:
+    with ServiceBus(Hub("clicks", retention=retention), Hub("kept")) as bus:
+        clicks, kept = bus.hub("clicks"), bus.hub("kept")
+        for hub in (clicks, kept):
+            hub.send("first")
+        bus.advance(86_400 / 2)
+        clicks.send("second")
+        assert [each.body for each in clicks.events] == [b"first", b"second"]
+        bus.advance(86_400 / 2 + 1)
+        assert [each.body for each in clicks.events] == [b"second"]
+        assert clicks.stats.partitions[0].begin == 1
+        bus.advance(86_400)
+        assert clicks.events == []
+        clicks.send("third")
+        assert [each.sequence_number for each in clicks.events] == [2]
+        assert [each.body for each in kept.events] == [b"first"]
+
+
+def test_the_retention_of_a_hub_can_be_changed() -> None:
+    with ServiceBus(Hub("clicks")) as bus:
+        clicks = bus.hub("clicks")
+        clicks.send("a")
+        bus.declare(Hub("clicks", retention=60))
+        bus.advance(61)
+        assert clicks.events == []
+        clicks.send("b")
+        bus.declare(Hub("clicks", retention=DAY))
+        bus.advance(61)
+        assert [each.body for each in clicks.events] == [b"b"]
+        bus.declare(Hub("clicks"))
+        bus.advance(1_000 * 86_400)
+        assert [each.body for each in clicks.events] == [b"b"]
+
+
+def test_a_realistic_hub_retains_as_long_as_the_service() -> None:
+    with ServiceBus(Hub("least", retention=3_600), Hub("most", retention=7 * DAY), realistic=True):
+        pass
+    for retention in (3_599, 7 * DAY + timedelta(seconds=1)):
+        with (
+            pytest.raises(ValueError, match="retention is"),
+            ServiceBus(Hub("clicks", retention=retention), realistic=True),
+        ):
+            pass
+    with pytest.raises(ValueError, match="retention"):
+        Hub("clicks", retention=0)
 
 
 def test_sequence_numbers_continue_after_a_purge() -> None:

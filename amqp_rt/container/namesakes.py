@@ -1,7 +1,7 @@
 """Registry of connections by container and user.
 
 It enforces the wish of a container for a single connection (``sole-connection-for-container``, JMS
-mapping) and the limit of connections of a user.
+mapping) and the limits of connections of a user and of a profile.
 
 A container may have any number of connections, unless one of them asks to be the only one: then a
 second is closed, no matter which of the two asked. A container is identified by virtual host, user
@@ -11,12 +11,15 @@ and container-id, so that a client cannot lock out others by using their contain
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..events import Peer
 from ..limits import Limits
 from ..outcomes import Error
 from ..values import Symbol
+
+if TYPE_CHECKING:
+    from .profiles import Profile
 
 #: Open capability: this connection is to be the only one of its container.
 SOLE_CONNECTION: Final = "sole-connection-for-container"
@@ -26,11 +29,13 @@ _Key: TypeAlias = tuple[str, str | None, str]
 
 
 class Namesakes:
-    """Connections of a process, counted by container and by user."""
+    """Connections of a process, counted by container, by user and by profile."""
 
     def __init__(self, limits: Limits) -> None:
         self._users_max = limits.connections_per_user_max
         self._users: Counter[str] = Counter()
+        self._profiles: Counter[Profile] = Counter()
+        self._profile_of: dict[object, Profile] = {}
         self._counts: Counter[_Key] = Counter()
         self._sole: dict[_Key, object] = {}
         self._keys: dict[object, _Key] = {}
@@ -49,6 +54,13 @@ class Namesakes:
                 " and one of the two is to be its only one",
                 {Symbol("invalid-field"): Symbol("container-id")},
             )
+        profile: Profile | None = peer.profile
+        most = None if profile is None else profile.connections_max
+        if profile is not None and most is not None and self._profiles[profile] >= most:
+            return Error(
+                "amqp:resource-limit-exceeded",
+                f"there are {most} connections to {profile.name} already",
+            )
         if peer.user is not None:
             if self._users[peer.user] >= self._users_max:
                 return Error(
@@ -56,6 +68,9 @@ class Namesakes:
                     f"the user {peer.user!r:.100} has {self._users_max} connections already",
                 )
             self._users[peer.user] += 1
+        if profile is not None and most is not None:
+            self._profiles[profile] += 1
+            self._profile_of[connection] = profile
         self._counts[key] += 1
         self._keys[connection] = key
         if sole:
@@ -67,6 +82,11 @@ class Namesakes:
         key = self._keys.pop(connection, None)
         if key is None:
             return
+        profile = self._profile_of.pop(connection, None)
+        if profile is not None:
+            self._profiles[profile] -= 1
+            if not self._profiles[profile]:
+                del self._profiles[profile]
         _, user, _ = key
         if user is not None:
             self._users[user] -= 1

@@ -36,6 +36,8 @@ class Profile(Struct, frozen=True, kw_only=True, eq=False):
         sasl: Mechanisms to offer; None as the container decides, or with *cbs* those for tokens.
         frame_size_max: Largest frame, in octets; None as the container's limits say.
         channel_max: Highest channel number, so that 0 allows one session; None as the container's limits say.
+        connections_max: Open connections of all listeners with this profile together; None for no bound but those of the
+            container's limits.
         annotations: Policy for unknown annotation keys in messages that links of this listener send to
             nodes of the broker; None as the broker decides.
         hosts: Hosts that are asked first, for links of this listener only, and for the messages that they
@@ -54,6 +56,7 @@ class Profile(Struct, frozen=True, kw_only=True, eq=False):
     sasl: Collection[str | ServerMechanism] | None = None
     frame_size_max: int | None = None
     channel_max: int | None = None
+    connections_max: int | None = None
     annotations: AnnotationPolicy | None = None
     hosts: tuple[Host, ...] = ()
 

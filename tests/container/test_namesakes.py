@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 import trio
 
-from amqp_rt import Container
+from amqp_rt import Container, Profile
 from amqp_rt.broker import Broker
 from amqp_rt.container.namesakes import SOLE_CONNECTION
 from amqp_rt.errors import AmqpError
@@ -115,3 +115,31 @@ async def test_the_connections_of_a_user_are_bounded(transport: str) -> None:
             while shop.connections:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         await come("ada", urls[1])
+
+
+@pytest.mark.req("L6")
+async def test_the_connections_of_a_profile_are_bounded() -> None:
+    """At its listeners together; those of other profiles are not counted."""
+    profile = Profile(name="shop", connections_max=2)
+    async with Container("shop") as shop, Container("client") as client, AsyncExitStack() as stack:
+        (first,) = await shop.listen("amqp://127.0.0.1:0", profile=profile)
+        (second,) = await shop.listen("amqp://127.0.0.1:0", profile=profile)
+        (other,) = await shop.listen("amqp://127.0.0.1:0", profile=Profile(name="other"))
+
+        async def come(url: str) -> None:
+            peer = await stack.enter_async_context(client.connect(url, reconnect=None))
+            await peer.wait_open()
+
+        for url in (first, second, other, other, other):
+            await come(url)
+        for url in (first, second):
+            with pytest.raises(AmqpError, match="2 connections to shop already") as refused:
+                async with client.connect(url, reconnect=None) as peer:
+                    await peer.wait_closed()
+            assert refused.value.condition == "amqp:resource-limit-exceeded"
+        await stack.aclose()
+        with trio.fail_after(5):
+            while shop.connections:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        await come(first)
+        await come(second)

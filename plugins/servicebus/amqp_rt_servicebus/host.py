@@ -31,7 +31,7 @@ from amqp_rt.limits import Limits
 from amqp_rt.values import Described
 
 from .addresses import DEAD_LETTERS, Place, place_of
-from .conditions import ENTITY_DISABLED, NOT_ALLOWED, TIMEOUT
+from .conditions import ENTITY_DISABLED, NO_ROOM, NOT_ALLOWED, TIMEOUT
 from .entity import Entity
 from .messages import StoredFactory
 from .nodes import AnyNode, QueueNode, SubscriptionNode, TopicNode
@@ -114,7 +114,7 @@ class _SessionAttach:
         self._leave()
         if self._link.session.ended:
             return False
-        self._host.accept_session(self._link, self._part, subscription)
+        self._host.accept_session(self._link, self._node, self._part, subscription)
         return True
 
     def refuse(self, error: Error) -> None:
@@ -150,14 +150,21 @@ class NamespaceHost(BareHost):
         names: The entities.
         services: What it needs of the broker.
         batch_bytes_max: Octets of a batch or a message, where the entity sets no limit.
+        receivers_max: Links that receive from one queue, or from all subscriptions of a topic.
     """
 
     def __init__(
-        self, names: Names, services: HostServices, *, batch_bytes_max: int | None = None
+        self,
+        names: Names,
+        services: HostServices,
+        *,
+        batch_bytes_max: int | None = None,
+        receivers_max: float = inf,
     ) -> None:
         self._names = names
         self._services = services
         self._batch_bytes_max = batch_bytes_max
+        self._receivers_max = receivers_max
 
     # --- Attaching ---
 
@@ -269,11 +276,16 @@ class NamespaceHost(BareHost):
                 f"{part.path!r} forwards its messages: receive where they arrive",
                 condition=NOT_ALLOWED,
             )
+        count = _counted_at(node).receivers
+        if count >= self._receivers_max:
+            raise AmqpError(
+                f"{part.path!r} has {count} receivers already, those of its topic included",
+                condition=NO_ROOM,
+            )
         wanted = _session_wanted(link)
         if wanted is _NO_FILTER:
             consumer = part.consume(settled=_settles(link))
-            consumer.transactions = self._services.transactions
-            link.accept(consumer)
+            self._accept_receiver(link, node, consumer)
             return
         if wanted is not None and not isinstance(wanted, str):
             raise AmqpError(
@@ -283,7 +295,7 @@ class NamespaceHost(BareHost):
         session_id = None if wanted is None else str(wanted)
         subscription = part.consume_session(session_id, settled=_settles(link))
         if subscription is not None:
-            self.accept_session(link, part, subscription)
+            self.accept_session(link, node, part, subscription)
             return
         if link.session.ended:
             # Its end would not be noticed any more: the attach would wait for its full time.
@@ -292,16 +304,33 @@ class NamespaceHost(BareHost):
         if not self._services.start(waiting.run):
             waiting.refuse(Error(TIMEOUT, "the broker stops"))
 
-    def accept_session(self, link: SendingLink, part: Entity, subscription: Subscription) -> None:
+    def accept_session(
+        self, link: SendingLink, node: AnyNode, part: Entity, subscription: Subscription
+    ) -> None:
         """Attach *link* with the session that *subscription* has locked."""
         session = part.session_of(subscription)
         assert session is not None, "it has just been locked"
-        subscription.transactions = self._services.transactions
-        link.accept(
+        self._accept_receiver(
+            link,
+            node,
             subscription,
             source=_source_with(link, session),
             properties={LOCKED_UNTIL: int(session.until * _TICKS) + _TICKS_AT_1970},
         )
+
+    def _accept_receiver(
+        self, link: SendingLink, node: AnyNode, subscription: Subscription, **answer: Any
+    ) -> None:
+        """Attach *link*, and count it as long as it receives."""
+        counted = _counted_at(node)
+        counted.receivers += 1
+
+        def leave() -> None:
+            counted.receivers -= 1
+
+        subscription.on_end.append(leave)
+        subscription.transactions = self._services.transactions
+        link.accept(subscription, **answer)
 
     # --- Other questions of the container ---
 
@@ -332,6 +361,11 @@ def part_of(node: AnyNode, place: Place) -> Entity | None:
     if isinstance(node, TopicNode):
         return None
     return node.entity.dead_letters if place.sub_queue == DEAD_LETTERS else node.entity.transfers
+
+
+def _counted_at(node: AnyNode) -> AnyNode:
+    """Return the node at which the receivers of *node* are counted."""
+    return node.topic if isinstance(node, SubscriptionNode) else node
 
 
 def _settles(link: SendingLink) -> bool:

@@ -106,6 +106,7 @@ class Namespace:
         self.keys = dict(keys) if keys is not None else {DEFAULT_POLICY: SasKey(DEFAULT_KEY)}
         check_policies(self.keys)
         self.quotas: Quotas = QUOTAS if realistic else UNLIMITED
+        self.quotas.check_keys(f"namespace {name!r:.80}", self.keys)
         self._validators = tuple(validators)
         self._declared = declarations
         self._nodes: dict[str, QueueNode | TopicNode] = {}
@@ -162,6 +163,7 @@ class Namespace:
             ],
             frame_size_max=self._frame_size_max,
             channel_max=self._channel_max,
+            connections_max=self.quotas.connections,
             annotations="lenient",
             hosts=hosts,
         )
@@ -195,7 +197,12 @@ class Namespace:
         self.hubs.bind(broker, prefix=prefix)
         return [
             self.hubs,
-            NamespaceHost(self, _BrokerServices(broker), batch_bytes_max=self.quotas.message_bytes),
+            NamespaceHost(
+                self,
+                _BrokerServices(broker),
+                batch_bytes_max=self.quotas.message_bytes,
+                receivers_max=self.quotas.receivers,
+            ),
         ]
 
     @property

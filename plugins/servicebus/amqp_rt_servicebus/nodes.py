@@ -113,6 +113,8 @@ class Node:
         #: Senders to the entity. Sub-queues have none.
         self.intake = Intake(entity)
         self.intake.duplicates = entity.duplicates
+        #: Links that receive; those of subscriptions are counted at their topic.
+        self.receivers = 0
         #: Attaches that wait for a session; each can be refused.
         self.waiting: dict[object, Callable[[Error], None]] = {}
         entity.is_used = self._is_used

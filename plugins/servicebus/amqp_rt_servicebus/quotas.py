@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import inf
 from typing import Any, Final
 
@@ -18,6 +19,12 @@ class Quotas(Struct, frozen=True, kw_only=True):
     #: Partitions of an event hub, and its consumer groups besides ``$Default``.
     partitions: float = inf
     consumer_groups: float = inf
+    #: Open connections of AMQP to the namespace.
+    connections: int | None = None
+    #: Links that receive from one queue, or from all subscriptions of a topic together, their sub-queues included.
+    receivers: float = inf
+    #: Shared access policies of one entity, and of the namespace.
+    keys: float = inf
     #: Shortest and longest time of each option, in seconds.
     times: dict[str, tuple[float, float]] = {}
 
@@ -36,6 +43,10 @@ class Quotas(Struct, frozen=True, kw_only=True):
                     raise ValueError(
                         f"hub {declared.name!r:.80}: there are {count} {option}, at most {bound:g}"
                     )
+        self.check_keys(
+            f"{type(declared).__name__.lower()} {getattr(declared, 'name', '')!r:.80}",
+            getattr(declared, "keys", {}),
+        )
         for option, (least, most) in self.times.items():
             value = getattr(declared, option, None)
             if value is not None and not least <= value <= most:
@@ -44,11 +55,25 @@ class Quotas(Struct, frozen=True, kw_only=True):
                     f" not {least:g} to {most:g}"
                 )
 
+    def check_keys(self, owner: str, keys: Collection[str]) -> None:
+        """Check the number of shared access policies of *owner*.
+
+        Raises:
+            ValueError: There are too many.
+        """
+        if len(keys) > self.keys:
+            raise ValueError(
+                f"{owner} has {len(keys)} shared access policies, at most {self.keys:g}"
+            )
+
 
 UNLIMITED: Final = Quotas()
 #: Quotas of the standard tier.
 QUOTAS: Final = Quotas(
     message_bytes=256 * 1024,
+    connections=5_000,
+    receivers=5_000,
+    keys=12,
     partitions=32,
     consumer_groups=20,
     times={

@@ -120,18 +120,29 @@ class Transaction:
         self._posts: list[tuple[Inlet, Entry, IncomingDelivery | None]] = []
         #: Number of copies of posts for durable subscriptions, beyond one for each post.
         self._copies = 0
+        #: Number of messages in posts of several, beyond one for each post.
+        self._held_messages = 0
         self._work: dict[Enlisted, None] = {}
         self._acquiring: dict[Subscription, None] = {}
 
     @property
     def has_room(self) -> bool:
         """Whether the limit of work allows more."""
-        return len(self._posts) + self._copies + len(self._work) < self._work_max
+        return self.has_room_for(1)
+
+    def has_room_for(self, count: int) -> bool:
+        """Return whether the limit of work allows *count* messages or deliveries more."""
+        work = len(self._posts) + self._copies + self._held_messages + len(self._work)
+        return work + count <= self._work_max
 
     # --- Work ---
 
-    def post(self, inlet: Inlet, entry: Entry, delivery: IncomingDelivery) -> None:
+    def post(
+        self, inlet: Inlet, entry: Entry, delivery: IncomingDelivery, *, messages: int = 1
+    ) -> None:
         """Add *entry*, to be put at the discharge, and answer its sender provisionally (§4.4.1).
+
+        It holds as many *messages*, each of which counts in the limit of work.
 
         An entry that arrived in pieces has its sequence number and its room already, and the pieces
         are on the disk: the unit that is written at the discharge makes it a message.
@@ -140,6 +151,7 @@ class Transaction:
             inlet.node.reserve_room(entry)
         if inlet.ledger is not None:
             self._copies += inlet.ledger.copies - 1
+        self._held_messages += messages - 1
         waits = delivery.second and not delivery.settled
         self._posts.append((inlet, entry, delivery if waits else None))
         delivery.settle(TransactionalState(self.id, ACCEPTED))

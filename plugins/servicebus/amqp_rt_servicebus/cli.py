@@ -22,6 +22,7 @@ from .bounds import DEFAULT_BOUNDS, SERVICE_BOUNDS, Bounds, is_bound, with_bound
 from .configuration import Configuration, read_configuration
 from .declarations import SasKey, check_policies
 from .namespace import Namespace
+from .quotas import SERVICE_LIMITS
 from .tokens import DEFAULT_KEY, DEFAULT_POLICY
 
 __all__ = ["servicebus"]
@@ -160,7 +161,7 @@ def servicebus(
 def _limits(given: tuple[str, ...], *, realistic: bool) -> tuple[Bounds, Limits]:
     """Return the bounds of the namespace and the limits of the broker with those *given*."""
     bounds = SERVICE_BOUNDS if realistic else DEFAULT_BOUNDS
-    values: dict[str, int | float] = {}
+    values: dict[str, int | float] = dict(SERVICE_LIMITS) if realistic else {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any, Final
 
 from msgspec import Struct
 
+from .atom import POLICIES_MAX
 from .declarations import Hub
 
 
@@ -73,7 +74,7 @@ QUOTAS: Final = Quotas(
     message_bytes=256 * 1024,
     connections=5_000,
     receivers=5_000,
-    keys=12,
+    keys=POLICIES_MAX,
     partitions=32,
     consumer_groups=20,
     times={
@@ -84,3 +85,5 @@ QUOTAS: Final = Quotas(
         "retention": (3_600, 7 * 86_400),
     },
 )
+#: Limits of the broker as the service has them: messages and outcomes of a transaction, and its seconds.
+SERVICE_LIMITS: Final[Mapping[str, Any]] = {"transaction_work_max": 100, "transaction_s": 120.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from amqp_rt.broker.building import FULL, Entry, Inlet, Intake, Producer, Transaction, Transactions
+from amqp_rt.broker.building import FULL, Entry, Inlet, Intake, Producer, Transactions
 from amqp_rt.errors import DecodeError
 from amqp_rt.fronts import (
     ACCEPTED,
@@ -306,16 +306,18 @@ class Sender(Producer):
         if transaction is None:
             delivery.settle(_ROLLED_BACK)
             return
-        refused = _refusal_of(transaction)
-        if refused is not None:
-            transaction.refuse(delivery, refused)
+        if transaction.error is not None:
+            transaction.refuse(delivery, Rejected(transaction.error))
         elif isinstance(messages, Rejected):
             transaction.refuse(delivery, messages)
+        elif not transaction.has_room_for(len(messages)):
+            transaction.refuse(delivery, _TOO_MUCH)
         else:
             room.end()
             inlet = Inlet(self.intake, _Posts(self.entity, messages), self.factory, self.wall)
             # Duplicates are found as the messages are put: the batch has no id.
-            transaction.post(inlet, Entry(delivery.payload, BATCH_FORMAT), delivery)
+            entry = Entry(delivery.payload, BATCH_FORMAT)
+            transaction.post(inlet, entry, delivery, messages=len(messages))
 
     def _read(
         self, link: ReceivingLink, delivery: IncomingDelivery
@@ -345,10 +347,3 @@ class Sender(Producer):
                     return refused
                 yield WORK_OF_FINDING
         return messages
-
-
-def _refusal_of(transaction: Transaction) -> Rejected | None:
-    """Return why nothing can be posted in *transaction*, None if it can."""
-    if transaction.error is not None:
-        return Rejected(transaction.error)
-    return None if transaction.has_room else _TOO_MUCH

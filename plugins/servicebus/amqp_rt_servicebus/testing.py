@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import trio
 from msgspec.structs import replace
 
-from amqp_rt.limits import DEFAULT_LIMITS
+from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import Error
 from amqp_rt.security.tokens import Validator
@@ -44,6 +44,7 @@ from .namespace import FRAME_SIZE_MAX, Namespace
 from .nodes import AnyNode
 from .operations import OPERATIONS
 from .options import Sizes
+from .quotas import SERVICE_LIMITS
 from .requests import Requests
 from .steps import at_once
 
@@ -54,9 +55,6 @@ T = TypeVar("T")
 #: Seconds between two checks of an entity that a test waits for, and the default of the seconds that it waits.
 _LOOK_S: Final = 0.002
 PATIENCE_S: Final = 5.0
-#: Messages and outcomes of a transaction, and its seconds, with the limits of the service.
-TRANSACTION_WORK_MAX: Final = 100
-TRANSACTION_S: Final = 120.0
 
 
 class HeldMessage:
@@ -293,11 +291,7 @@ class ServiceBus:
         if "tls" not in options and can_make():
             options["tls"] = self._certificate = OwnCertificate()
         if realistic and "limits" not in options:
-            options["limits"] = replace(
-                DEFAULT_LIMITS,
-                transaction_work_max=TRANSACTION_WORK_MAX,
-                transaction_s=TRANSACTION_S,
-            )
+            options["limits"] = Limits(**SERVICE_LIMITS)
         # The synchronous SDK for Python sends the origin that a page would; tokens are what protects the namespace.
         options.setdefault("origins", ("*",))
         self._websocket_port: int | None = None

@@ -28,7 +28,7 @@ from trio.testing import MockClock
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.errors import AmqpError, DeliveryRejected
-from amqp_rt.values import Described, Symbol, UInt
+from amqp_rt.values import Described, Symbol, Timestamp, UInt
 
 TICKS_AT_1970 = 621_355_968_000_000_000
 
@@ -277,6 +277,18 @@ async def test_a_batch_to_an_anonymous_terminus_is_refused(
         with pytest.raises(DeliveryRejected, match="amqp:not-implemented"):
             await sender.send_payload(payload, message_format=BATCH_FORMAT)
     assert bus.active("q") == 0
+
+
+async def test_a_request_in_a_transaction_is_refused(bus: Bus, autojump_clock: MockClock) -> None:
+    # It must not happen outside of the transaction instead.
+    due = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(4_000_000_000_000)}
+    body = {"messages": [{"message": bytes(Message("m", message_annotations=due).encode())}]}
+    named = {"operation": "com.microsoft:schedule-message"}
+    request = Message(body, message_id="1", reply_to="answers", application_properties=named)
+    with pytest.raises(AmqpError, match="nodes take part in no transactions"):
+        async with bus.peer.sender("q/$management") as sender, bus.peer.transaction() as work:
+            await sender.send(request, transaction=work)
+    assert bus.namespace.existing(("q",)).entity.sizes().scheduled == 0
 
 
 async def test_credit_that_is_drained_comes_back(bus: Bus, autojump_clock: MockClock) -> None:

@@ -259,13 +259,16 @@ def test_a_batch_that_is_put_keeps_its_room_and_its_place() -> None:
 def test_a_batch_beyond_the_work_of_its_transaction_is_refused() -> None:
     posting = Posting()
     posting.connection.transactions.limits = replace(
-        posting.connection.transactions.limits, transaction_work_max=2
+        posting.connection.transactions.limits, transaction_work_max=2 * COUNT + 1
     )
     posting.declare()
     posting.bench.memory.work = WORK
+    # Each message counts.
     posts = [posting.batch(first * COUNT) for first in range(3)]
+    posts += [posting.send("single"), posting.send("too many")]
     posting.turns()
-    assert [type(outcome(each)).__name__ for each in posts] == ["Accepted", "Accepted", "Rejected"]
+    outcomes = [type(outcome(each)).__name__ for each in posts]
+    assert outcomes == ["Accepted", "Accepted", "Rejected", "Accepted", "Rejected"]
 
 
 def test_a_batch_without_room_is_refused_before_it_is_read() -> None:

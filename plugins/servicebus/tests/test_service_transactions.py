@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from amqp_rt_servicebus.declarations import Queue, SasKey, Subscription, Topic
-from amqp_rt_servicebus.testing import TRANSACTION_WORK_MAX, ServiceBus
+from amqp_rt_servicebus.quotas import SERVICE_LIMITS
+from amqp_rt_servicebus.testing import ServiceBus
 from driven import PEERS, require
 
 from amqp_rt.security.tokens import sas_token
@@ -121,10 +122,11 @@ def test_a_destination_that_does_not_exist_is_refused(bus: ServiceBus, transact:
 def test_a_transaction_has_as_many_messages_and_outcomes_as_at_the_service(
     bus: ServiceBus, transact: Any
 ) -> None:
-    count = TRANSACTION_WORK_MAX // 2 + 1
+    most = SERVICE_LIMITS["transaction_work_max"]
+    count = most // 2 + 1
     for number in range(count):
         bus.queue("from").send(str(number))
     before = states(bus, "from")[0]
     transact(ends=["commit"], count=count)
     # Proton does not look at the answers to its messages, of which the last ones are rejected.
-    assert before - states(bus, "from")[0] + states(bus, "to")[0] == TRANSACTION_WORK_MAX
+    assert before - states(bus, "from")[0] + states(bus, "to")[0] == most

@@ -1,0 +1,192 @@
+"""Serial numbers of commands, which wrap at 2**32 (RFC 1982), and sets of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable
+from typing import Final
+
+MASK: Final = 0xFFFF_FFFF
+_HALF: Final = 0x8000_0000
+
+
+def advance(serial: int, count: int = 1) -> int:
+    """Return the serial number *count* after *serial*; *count* may be negative."""
+    return (serial + count) & MASK
+
+
+def difference(later: int, earlier: int) -> int:
+    """Return the distance from *earlier* to *later*; negative if *later* comes first.
+
+    RFC 1982 leaves two numbers half a circle apart unordered; here the distance is -2**31.
+    """
+    distance = (later - earlier) & MASK
+    return distance - 0x1_0000_0000 if distance >= _HALF else distance
+
+
+def precedes(serial: int, other: int) -> bool:
+    """Return whether *serial* comes before *other*."""
+    return 0 < ((other - serial) & MASK) < _HALF
+
+
+class RangeSet:
+    """Set of serial numbers, held as ranges.
+
+    A range runs upwards from its first number, past 2**32 - 1 to 0 if its last number is smaller. No
+    method costs more than the number of ranges, or than the size of a table that is passed.
+
+    Args:
+        ranges: First and last number of each range, both included, in any order.
+    """
+
+    __slots__ = ("_firsts", "_lasts")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        # Bounds of disjoint ranges that do not touch, in the order of plain integers: a range across
+        # the end of the circle is held as two.
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        for first, last in ranges:
+            self.add(first, last)
+
+    def add(self, first: int, last: int | None = None) -> None:
+        """Add the numbers from *first* to *last*, or *first* alone."""
+        end = first if last is None else last
+        if end < first:
+            self._add(first, MASK)
+            self._add(0, end)
+        elif self._lasts and self._lasts[-1] + 1 == first:
+            # The usual case: commands complete in their order.
+            self._lasts[-1] = end
+        else:
+            self._add(first, end)
+
+    def _add(self, first: int, last: int) -> None:
+        # Ranges from low up to high overlap or touch the new one.
+        low = bisect_left(self._lasts, first - 1)
+        high = bisect_right(self._firsts, last + 1)
+        if low < high:
+            first = min(first, self._firsts[low])
+            last = max(last, self._lasts[high - 1])
+        self._firsts[low:high] = [first]
+        self._lasts[low:high] = [last]
+
+    def remove(self, first: int, last: int | None = None) -> None:
+        """Remove the numbers from *first* to *last*, or *first* alone; others of these are ignored."""
+        end = first if last is None else last
+        if end < first:
+            self._remove(first, MASK)
+            self._remove(0, end)
+        else:
+            self._remove(first, end)
+
+    def _remove(self, first: int, last: int) -> None:
+        low = bisect_left(self._lasts, first)
+        high = bisect_right(self._firsts, last)
+        if low >= high:
+            return
+        firsts: list[int] = []
+        lasts: list[int] = []
+        if self._firsts[low] < first:
+            firsts.append(self._firsts[low])
+            lasts.append(first - 1)
+        if self._lasts[high - 1] > last:
+            firsts.append(last + 1)
+            lasts.append(self._lasts[high - 1])
+        self._firsts[low:high] = firsts
+        self._lasts[low:high] = lasts
+
+    def update(self, other: RangeSet) -> None:
+        """Add all numbers of *other*."""
+        for first, last in other.ranges():
+            self.add(first, last)
+
+    def subtract(self, other: RangeSet) -> None:
+        """Remove all numbers of *other*."""
+        for first, last in other.ranges():
+            self.remove(first, last)
+
+    def clear(self) -> None:
+        """Remove all numbers."""
+        self._firsts.clear()
+        self._lasts.clear()
+
+    def copy(self) -> RangeSet:
+        """Return an equal set, which changes independently."""
+        made = RangeSet()
+        made._firsts = self._firsts[:]
+        made._lasts = self._lasts[:]
+        return made
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the ranges, each with its first and last number, in ascending order (RFC 1982).
+
+        On a circle the first range is the one after the widest gap: the numbers of a session lie close
+        together.
+        """
+        count = len(self._firsts)
+        if count == 0:
+            return []
+        widest = self._firsts[0] + MASK - self._lasts[-1]
+        start = 0
+        for index in range(1, count):
+            gap = self._firsts[index] - self._lasts[index - 1] - 1
+            if gap > widest:
+                widest, start = gap, index
+        found = [(self._firsts[index], self._lasts[index]) for index in range(start, count)]
+        if start:
+            rest = [(self._firsts[index], self._lasts[index]) for index in range(start)]
+            if found[-1][1] == MASK and rest[0][0] == 0:
+                rest[0] = (found.pop()[0], rest[0][1])
+            found += rest
+        return found
+
+    def among(self, known: Collection[int]) -> list[int]:
+        """Return the members of *known* that this set contains.
+
+        *known* should be a dict or a set. The cost is bounded by its size, however large the ranges are
+        that a peer sends. Where *known* is in ascending order, so is the result.
+        """
+        if len(self) > len(known):
+            return [each for each in known if each in self]
+        return [
+            number
+            for first, last in self.ranges()
+            for number in (
+                range(first, last + 1)
+                if first <= last
+                else [*range(first, MASK + 1), *range(last + 1)]
+            )
+            if number in known
+        ]
+
+    def last_from(self, first: int) -> int | None:
+        """Return the last number of the unbroken run that begins with *first*; None if it is absent."""
+        index = bisect_left(self._lasts, first)
+        if index == len(self._lasts) or self._firsts[index] > first:
+            return None
+        last = self._lasts[index]
+        return self._lasts[0] if last == MASK and self._firsts[0] == 0 else last
+
+    def __contains__(self, number: object) -> bool:
+        if not isinstance(number, int):
+            return False
+        index = bisect_left(self._lasts, number)
+        return index < len(self._lasts) and self._firsts[index] <= number
+
+    def __len__(self) -> int:
+        return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
+
+    def __bool__(self) -> bool:
+        return bool(self._firsts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RangeSet):
+            return NotImplemented
+        return self._firsts == other._firsts and self._lasts == other._lasts
+
+    def __hash__(self) -> int:
+        raise TypeError("a RangeSet can change, and has no hash")
+
+    def __repr__(self) -> str:
+        return f"RangeSet({self.ranges()})"

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from .faults import CommandFault, ConnectionFault
 from .layouts import COMMANDS, ErrorCode
-from .limits import CHUNK_COST, PARTIAL_MAX, SEGMENT_MAX
+from .limits import ASSEMBLY_COST, CHUNK_COST, PARTIAL_MAX, SEGMENT_MAX
 
 #: First octets of both peers.
 PROTOCOL_HEADER: Final = b"AMQP\x01\x01\x00\x0a"
@@ -31,6 +31,7 @@ FIRST_FRAME: Final = 0x02
 LAST_FRAME: Final = 0x01
 #: Flags of an assembly in one frame.
 WHOLE: Final = 0x0F
+_BEGINS: Final = FIRST_SEGMENT | FIRST_FRAME
 
 CONTROL_TRACK: Final = 0
 COMMAND_TRACK: Final = 1
@@ -173,7 +174,7 @@ class _Partial:
         self.chunks: list[bytes] = []
         self.size = 0
         #: What the whole assembly counts for ``PARTIAL_MAX``.
-        self.cost = 0
+        self.cost = ASSEMBLY_COST
         #: A fault has been reported; the other frames are read without being held.
         self.dropped = False
 
@@ -206,19 +207,20 @@ class Assembler:
         flags, kind, track, channel, payload = frame
         key = channel << 1 | track
         partial = self._partial.get(key)
+        if partial is not None and partial.dropped and flags & _BEGINS == _BEGINS:
+            # The session of a dropped command has ended; the peer need not finish the command.
+            self._remove(key, partial)
+            partial = None
         if partial is None:
-            if not flags & FIRST_SEGMENT or not flags & FIRST_FRAME:
+            if flags & _BEGINS != _BEGINS:
                 raise ConnectionFault(f"channel {channel} has a frame without the first one before")
             if kind != track:
                 raise ConnectionFault(f"segment type {kind} begins an assembly on track {track}")
             if flags == WHOLE:
-                if len(payload) > SEGMENT_MAX:
-                    raise self._too_large(kind, channel, payload)
-                whole = Assembly(channel, kind)
-                whole.content = payload
-                return whole
+                return self._whole(channel, kind, payload)
             partial = _Partial(channel, kind)
             self._partial[key] = partial
+            self.held += partial.cost
         else:
             self._follow(partial, frame)
         partial.in_segment = not flags & LAST_FRAME
@@ -230,15 +232,23 @@ class Assembler:
                     self._end_segment(partial)
             except CommandFault:
                 self._release(partial)
-                partial.dropped = True
                 if partial.last and not partial.in_segment:
-                    del self._partial[key]
+                    self._remove(key, partial)
                 raise
         if partial.in_segment or not partial.last:
             return None
-        del self._partial[key]
-        self.held -= partial.cost
+        self._remove(key, partial)
         return None if partial.dropped else partial.assembly
+
+    def _whole(self, channel: int, kind: int, payload: bytes) -> Assembly:
+        """Return the assembly of one frame."""
+        if len(payload) > SEGMENT_MAX:
+            raise self._too_large(kind, channel, payload)
+        assembly = Assembly(channel, kind)
+        assembly.content = payload
+        if kind == COMMAND:
+            self._check_header(assembly)
+        return assembly
 
     def _follow(self, partial: _Partial, frame: Frame) -> None:
         """Check that *frame* may come next, and begin its segment if it is the first one of that."""
@@ -257,7 +267,7 @@ class Assembler:
             raise ConnectionFault(f"channel {channel} has an assembly within another")
         if not flags & FIRST_FRAME:
             raise ConnectionFault(f"channel {channel} has a segment without its first frame")
-        if kind <= partial.segment or partial.segment == CONTROL:
+        if kind <= partial.segment:
             raise ConnectionFault(
                 f"segment type {kind} follows type {partial.segment} on channel {channel}"
             )
@@ -277,9 +287,7 @@ class Assembler:
         assembly = partial.assembly
         if partial.segment == BODY:
             if partial.size > self.body_max:
-                raise self._fault(
-                    partial, f"a body of more than {self.body_max} octets", assembly.content
-                )
+                raise self._excess(assembly, f"a body of more than {self.body_max} octets")
             assembly.body_size = partial.size
         elif partial.size > SEGMENT_MAX:
             seen = assembly.content or b"".join(partial.chunks) + payload[:2]
@@ -290,11 +298,8 @@ class Assembler:
         partial.cost += cost
         self.held += cost
         if self.held > self.partial_max:
-            raise self._fault(
-                partial,
-                f"incomplete commands of more than {self.partial_max} octets",
-                assembly.content,
-            )
+            text = f"incomplete commands of more than {self.partial_max} octets"
+            raise self._excess(assembly, text)
         if assembly.body is not None:
             assembly.body.append(payload)
         else:
@@ -312,22 +317,29 @@ class Assembler:
             if partial.segment == COMMAND and not partial.last:
                 known = COMMANDS.get(assembly.code)
                 if known is not None and not known.CONTENT:
-                    raise self._fault(
-                        partial,
+                    raise self._made(
                         f"{known.NAME} has no header or body",
-                        joined,
                         ErrorCode.COMMAND_INVALID,
+                        assembly.channel,
+                        joined,
                     )
             elif partial.segment == CONTROL and not partial.last:
                 raise ConnectionFault(f"a control on channel {assembly.channel} has two segments")
+        if partial.last and assembly.header is None and partial.segment != CONTROL:
+            self._check_header(assembly)
         partial.chunks = []
         partial.size = 0
 
-    def _release(self, partial: _Partial) -> None:
+    def _remove(self, key: int, partial: _Partial) -> None:
+        del self._partial[key]
         self.held -= partial.cost
-        partial.cost = 0
+
+    def _release(self, partial: _Partial) -> None:
+        self.held -= partial.cost - ASSEMBLY_COST
+        partial.cost = ASSEMBLY_COST
         partial.chunks = []
         partial.assembly.body = None
+        partial.dropped = True
 
     def _too_large(self, kind: int, channel: int, content: bytes) -> Exception:
         text = f"a segment of type {kind} with more than {SEGMENT_MAX} octets"
@@ -335,14 +347,20 @@ class Assembler:
             return ConnectionFault(text)
         return self._made(text, ErrorCode.RESOURCE_LIMIT_EXCEEDED, channel, content)
 
-    def _fault(
-        self,
-        partial: _Partial,
-        text: str,
-        content: bytes,
-        code: ErrorCode = ErrorCode.RESOURCE_LIMIT_EXCEEDED,
-    ) -> CommandFault:
-        return self._made(text, code, partial.assembly.channel, content)
+    def _excess(self, assembly: Assembly, text: str) -> CommandFault:
+        code = ErrorCode.RESOURCE_LIMIT_EXCEEDED
+        return self._made(text, code, assembly.channel, assembly.content)
+
+    def _check_header(self, assembly: Assembly) -> None:
+        """Check that *assembly*, which is complete and has no header, needs none.
+
+        Raises:
+            CommandFault: The command must have one.
+        """
+        known = COMMANDS.get(assembly.code)
+        if known is not None and known.HEADER_REQUIRED:
+            text = f"{known.NAME} has no header"
+            raise self._made(text, ErrorCode.COMMAND_INVALID, assembly.channel, assembly.content)
 
     def _made(self, text: str, code: ErrorCode, channel: int, content: bytes) -> CommandFault:
         known = len(content) >= 2
@@ -355,12 +373,10 @@ class Assembler:
         )
 
     def forget(self, channel: int) -> None:
-        """Drop the incomplete command of *channel*, whose session ends; the rest of its frames, if
-        any come, count for no session."""
+        """Drop the incomplete command of *channel*, whose session ends, and its frames to come."""
         partial = self._partial.get(channel << 1 | COMMAND_TRACK)
         if partial is not None:
             self._release(partial)
-            partial.dropped = True
 
 
 # --- writing -----------------------------------------------------------------------------------------

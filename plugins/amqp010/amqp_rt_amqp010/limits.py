@@ -19,3 +19,7 @@ PARTIAL_MAX: Final = 64 * 1024 * 1024
 #: Octets for which each held payload of a frame counts beside its own: memory of the object, so that
 #: messages in frames of one octet do not take many times the memory that they count for.
 CHUNK_COST: Final = 64
+#: The same for an assembly without any payload, of which each channel and track may have one.
+ASSEMBLY_COST: Final = 512
+#: Most ranges that one sequence-set can hold: its size has two octets.
+RANGES_MAX: Final = 8_191

@@ -12,7 +12,7 @@ from struct import Struct as Layout
 from typing import Final, NamedTuple
 
 from .faults import CommandFault, ConnectionFault
-from .layouts import COMMANDS, ErrorCode
+from .layouts import COMMANDS, CloseCode, ErrorCode
 from .limits import ASSEMBLY_COST, CHUNK_COST, PARTIAL_MAX, SEGMENT_MAX
 
 #: First octets of both peers.
@@ -199,7 +199,8 @@ class Assembler:
         """Add *frame*; return the assembly that it completes, None if more frames are missing.
 
         Raises:
-            ConnectionFault: Flags, types or tracks do not fit the frames before.
+            ConnectionFault: Flags, types or tracks do not fit the frames before, or a control is too
+                large (501); there is no room for it (320).
             CommandFault: A command or header is too large, a body exceeds ``body_max``, all incomplete
                 ones exceed ``partial_max`` (506), or the command has no content (503). Raised once;
                 the other frames of that assembly are dropped.
@@ -279,8 +280,8 @@ class Assembler:
         """Keep *payload*.
 
         Raises:
-            CommandFault: It is too much.
-            ConnectionFault: The control is too large.
+            CommandFault: The command, or all that is held, is too large.
+            ConnectionFault: The same of a control.
         """
         size = len(payload)
         partial.size += size
@@ -292,17 +293,18 @@ class Assembler:
         elif partial.size > SEGMENT_MAX:
             seen = assembly.content or b"".join(partial.chunks) + payload[:2]
             raise self._too_large(partial.segment, assembly.channel, seen)
-        if not size:
-            return
-        cost = size + CHUNK_COST
-        partial.cost += cost
-        self.held += cost
+        if size:
+            partial.cost += size + CHUNK_COST
+            self.held += size + CHUNK_COST
         if self.held > self.partial_max:
-            text = f"incomplete commands of more than {self.partial_max} octets"
+            text = f"incomplete segments of more than {self.partial_max} octets"
+            if assembly.kind == CONTROL:
+                raise ConnectionFault(text, CloseCode.CONNECTION_FORCED)
             raise self._excess(assembly, text)
-        if assembly.body is not None:
+        # Empty payloads take no place, so that there may be any number of them.
+        if size and assembly.body is not None:
             assembly.body.append(payload)
-        else:
+        elif size:
             partial.chunks.append(payload)
 
     def _end_segment(self, partial: _Partial) -> None:

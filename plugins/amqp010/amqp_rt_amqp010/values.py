@@ -88,7 +88,7 @@ class LatinChar(str):
     __slots__ = ()
 
     def __new__(cls, character: str) -> Self:
-        if len(character.encode("iso-8859-15")) != 1:
+        if len(character.encode("iso-8859-15", "ignore")) != 1 or len(character) != 1:
             raise ValueError(f"char takes one character of ISO-8859-15, not {character!r}")
         return str.__new__(cls, character)
 

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import amqp010_targets
 import servicebus_targets
 import trio
 import trio.testing
@@ -283,5 +284,6 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
         *(types, frames, message, columns, sasl, websocket, selector, token, url, users, trace),
         store,
         *servicebus_targets.TARGETS,
+        *amqp010_targets.TARGETS,
     )
 }

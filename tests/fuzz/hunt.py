@@ -25,7 +25,9 @@ SLOW = {name: ["-timeout=5"] for name in ("websocket", "store", "users", "trace"
 def main(target: str, *flags: str) -> None:
     """Hunt until libFuzzer's flags end it, or an input fails."""
     sys.path.insert(0, str(HERE.parent))
-    with atheris.instrument_imports(include=["amqp_rt", "amqp_rt_servicebus", "amqp_rt_spark"]):
+    with atheris.instrument_imports(
+        include=["amqp_rt", "amqp_rt_amqp010", "amqp_rt_servicebus", "amqp_rt_spark"]
+    ):
         from fuzz_targets import TARGETS
 
         import amqp_rt

@@ -181,9 +181,11 @@ class RangeSet:
         return bool(self._firsts)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RangeSet):
-            return NotImplemented
-        return self._firsts == other._firsts and self._lasts == other._lasts
+        return (
+            isinstance(other, RangeSet)
+            and self._firsts == other._firsts
+            and self._lasts == other._lasts
+        )
 
     def __hash__(self) -> int:
         raise TypeError("a RangeSet can change, and has no hash")

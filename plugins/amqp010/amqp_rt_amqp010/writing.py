@@ -29,6 +29,7 @@ from .type_codes import (
     RESERVED,
     SEQUENCE_SET,
     SIZE16_MAX,
+    STR8,
     STR16,
     STR16_ARRAY,
     STRUCT32,
@@ -81,12 +82,15 @@ def put_value(out: bytearray, value: object) -> None:
 
 def put_typed(out: bytearray, code: int, value: object) -> None:
     """Append *value* in the type with *code*, without the code."""
+    if code == STRUCT32:
+        _put_nested(out, code, value)
+        return
     number = NUMBERS.get(code)
     if number is not None:
-        if isinstance(value, Float32):
+        if code == 0x23:
+            if not isinstance(value, Float32):
+                raise ValueError(f"{value!r:.80} is no Float32")
             value = value.bits
-        elif code == 0x23:
-            raise ValueError(f"{value!r:.80} is no Float32")
         try:
             out += number[0].pack(value)
         except struct.error:
@@ -201,7 +205,14 @@ def put_fields(out: bytearray, value: Composite) -> None:
 
 def _put_field(out: bytearray, field: Field, value: object) -> None:
     kind = field.kind
-    if kind < BIT:
+    # Most fields are short texts, which need none of the checks of other types.
+    if kind == STR8 and isinstance(value, str):
+        octets = value.encode()
+        if len(octets) > 255:
+            raise ValueError(f"{field.name} has {len(octets)} octets; at most 255 fit")
+        out.append(len(octets))
+        out += octets
+    elif kind < BIT:
         put_typed(out, kind, value)
     elif isinstance(value, RangeSet) and kind == SEQUENCE_SET:
         _put_octets(

@@ -4,7 +4,7 @@
 #
 # Whatever is made lies in .venv, .venv-compiled, .build and tests/peers/node_modules; `make clean` removes it.
 # Without a C compiler, or without a peer, what needs it is passed over with a sentence; with CI=true
-# that is an error.
+# that is an error, except for the peer that takes Python 2.7.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -61,13 +61,14 @@ BUILT_WITH := $(shell sed -n '/^requires = /{s/^requires = \[\(.*\)\]/\1/;s/", "
 
 .PHONY: peers
 peers: .venv/ready
-	$(call heading,Peers: proton, rhea, SDKs of Azure, clients of 0-9-1 and Spark)
+	$(call heading,Peers: proton$(comma) rhea$(comma) SDKs of Azure$(comma) clients of 0-9-1 and 0-10$(comma) and Spark)
 	@$(MAKE) --silent .venv/proton || $(call passed_over,proton could not be built; .build/proton.log says why)
 	@$(MAKE) --silent tests/peers/node_modules/ready || $(call passed_over,rhea could not be installed; it needs node and npm)
 	@$(MAKE) --silent .venv/amqp091 || $(call passed_over,clients of 0-9-1 could not be installed; .build/amqp091.log says why)
 	@$(MAKE) --silent $(AMQP091)/tests/peers/node_modules/ready || $(call passed_over,amqplib could not be installed; it needs node and npm)
 	@$(MAKE) --silent .venv/servicebus || $(call passed_over,SDKs of Azure for Python could not be installed; .build/servicebus.log says why)
 	@$(MAKE) --silent $(SERVICEBUS)/tests/peers/node_modules/ready || $(call passed_over,SDKs of Azure for JavaScript could not be installed; they need node and npm)
+	@$(MAKE) --silent .build/qpid-python/ready || echo 'passed over: qpid-python could not be installed; .build/qpid-python.log says why'
 	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
 	@mkdir -p .build && touch .build/peers
 
@@ -110,6 +111,19 @@ SPARKS := 4.0 4.1 4.2
 	mkdir -p .build
 	{ $(call editable,'./$(SERVICEBUS)[peers]'); } &>.build/servicebus.log
 	touch $@
+
+# A client of 0-10 for Python 2.7, whose own pip installs it: that of Python 3 fails at its setup.py. pyenv's shim may
+# be in the path without a Python 2.7 behind it, so each candidate is asked to run.
+PYTHON27 ?= $(shell for each in python2.7 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/2.7*/bin/python; do \
+  if $$each -c 'import ssl, sys; assert sys.version_info[:2] == (2, 7)' 2>/dev/null; then echo $$each; break; fi; done)
+
+# The file has the path of that Python.
+.build/qpid-python/ready:
+	rm -rf $(@D) && mkdir -p $(@D)
+	test -n '$(PYTHON27)' || { echo 'no Python 2.7 was found; PYTHON27= names one' >$(@D).log; exit 1; }
+	$(PYTHON27) -m $(PIP) install --no-deps --target $(@D) qpid-python==1.36.0.post1 &>$(@D).log
+	PYTHONPATH=$(@D) $(PYTHON27) -c 'import ssl, qpid.messaging' &>>$(@D).log
+	command -v $(PYTHON27) >$@
 
 %/node_modules/ready: %/package.json
 	cd $* && npm install --no-package-lock --no-audit --no-fund --loglevel=error

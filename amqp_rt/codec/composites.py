@@ -198,6 +198,9 @@ class Composite:
                 elif in_place == _IN_PLACE_BOOLEAN and code == 0x42:
                     values.append(False)
                     at += 1
+                elif in_place == _IN_PLACE_BOOLEAN and code == 0x56 and data[at + 1] <= 1:
+                    values.append(data[at + 1] == 1)
+                    at += 2
                 elif in_place == _IN_PLACE_BINARY and code == 0xA0:
                     begin = at + 2
                     at = begin + data[at + 1]

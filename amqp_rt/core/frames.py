@@ -32,6 +32,8 @@ FRAME_SIZE_MIN: Final = 512
 
 _HEADER: Final = Packer(">IBBH")
 _ACCEPTED: Final = b"\x00\x53\x24\x45"
+#: The same before an absent ``batchable``. Azure's SDK for Python writes that, and booleans in two octets.
+_ACCEPTED_AND_NULL: Final = _ACCEPTED + b"\x40"
 #: Characters of an error that fit the smallest frame size that a peer may request.
 _CONDITION_MAX: Final = 128
 _DESCRIPTION_MAX: Final = 64
@@ -474,6 +476,9 @@ def read_transfer(data: bytes, at: int, end: int, limits: Limits) -> tuple[Trans
                     settled = True
                 elif code == 0x42:
                     settled = False
+                elif code == 0x56 and data[p + 1] <= 1:
+                    p += 1
+                    settled = data[p] == 1
                 elif code != 0x40:
                     return _read_any_transfer(data, at, end, limits)
                 p += 1
@@ -481,6 +486,9 @@ def read_transfer(data: bytes, at: int, end: int, limits: Limits) -> tuple[Trans
                 code = data[p]
                 if code == 0x41:
                     more = True
+                elif code == 0x56 and data[p + 1] <= 1:
+                    p += 1
+                    more = data[p] == 1
                 elif code != 0x42 and code != 0x40:
                     return _read_any_transfer(data, at, end, limits)
                 p += 1
@@ -524,6 +532,9 @@ def read_disposition(data: bytes, at: int, end: int, limits: Limits) -> Disposit
                 role = True
             elif code == 0x42:
                 role = False
+            elif code == 0x56 and data[p + 1] <= 1:
+                p += 1
+                role = data[p] == 1
             else:
                 return _read_any_disposition(data, at, end, limits)
             p += 1
@@ -556,12 +567,17 @@ def read_disposition(data: bytes, at: int, end: int, limits: Limits) -> Disposit
                 settled = True
             elif code == 0x42:
                 settled = False
+            elif code == 0x56 and data[p + 1] <= 1:
+                p += 1
+                settled = data[p] == 1
             else:
                 return _read_any_disposition(data, at, end, limits)
             p += 1
             if count == 4 and p == end:
                 return Disposition(role, first, last, settled)
             if count == 5 and p + 4 == end and data[p:end] == _ACCEPTED:
+                return Disposition(role, first, last, settled, ACCEPTED)
+            if count == 6 and p + 5 == end and data[p:end] == _ACCEPTED_AND_NULL:
                 return Disposition(role, first, last, settled, ACCEPTED)
     except IndexError:
         pass

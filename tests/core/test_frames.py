@@ -277,7 +277,7 @@ def test_dispositions_are_read_fast_as_slow(
 #: The usual encodings of each field of a transfer and of a disposition, with octets that all differ.
 _HANDLES = (b"\x43", b"\x52\x07", b"\x70\x01\x02\x03\x04")
 _NUMBERS = (b"\x43", b"\x52\x09", b"\x70\x05\x06\x07\x08", b"\x40")
-_FLAGS = (b"\x41", b"\x42", b"\x40")
+_FLAGS = (b"\x41", b"\x42", b"\x56\x00", b"\x56\x01", b"\x40")
 _TRANSFER = (
     _HANDLES,
     _NUMBERS,
@@ -286,7 +286,7 @@ _TRANSFER = (
     _FLAGS,
     _FLAGS,
 )
-_DISPOSITION = (_FLAGS[:2], _HANDLES, _NUMBERS, _FLAGS, (b"\x40", b"\x00\x53\x24\x45"))
+_DISPOSITION = (_FLAGS[:4], _HANDLES, _NUMBERS, _FLAGS, (b"\x40", b"\x00\x53\x24\x45"))
 _SURPLUS = (b"", b"\x40", b"\x40\x40\x42\x42\x40")
 
 

@@ -30,12 +30,7 @@ from amqp_rt_servicebus.configuration import Configuration, parse_toml
 from amqp_rt_servicebus.declarations import Queue, Rule, SasKey, Subscription, Topic
 from amqp_rt_servicebus.emulators import parse_emulator
 from amqp_rt_servicebus.entity import Entity
-from amqp_rt_servicebus.messages import (
-    application_properties,
-    arrived,
-    encoded,
-    split_batch,
-)
+from amqp_rt_servicebus.messages import application_properties, arrived, encoded, split_batch
 from amqp_rt_servicebus.options import Options
 from amqp_rt_servicebus.requests import Requests
 from amqp_rt_servicebus.rules import InvalidRule, TopicRules

@@ -12,9 +12,10 @@ from amqp_rt.outcomes import Error
 
 from .conditions import TOO_LARGE
 from .deadlines import EARLY_S
-from .messages import Stored, delivered
+from .messages import delivered
 from .sessions import Session
 from .shelf import place_of
+from .stored import Stored
 from .turns import Turns
 
 if TYPE_CHECKING:

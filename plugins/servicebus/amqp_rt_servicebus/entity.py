@@ -33,19 +33,12 @@ from .conditions import (
 )
 from .deadlines import EARLY_S
 from .distribution import Distribution
-from .messages import (
-    NewId,
-    State,
-    Stored,
-    arrived,
-    copied,
-    enqueued,
-    mark_dead,
-)
+from .messages import NewId, arrived, copied, enqueued, mark_dead
 from .options import Options, Sizes
 from .outcomes import NO_SESSION, TOO_MANY_HOPS, Outcomes
 from .sessions import Session, Sessions
 from .shelf import Shelf, place_of
+from .stored import State, Stored
 from .timing import Timing
 
 #: Entities that may forward a message; at the next one it is dead-lettered.

@@ -10,9 +10,10 @@ from amqp_rt.limits import DEFAULT_LIMITS, Limits
 
 from .entity import Entity
 from .fields import StoredFields, apply_copy
-from .messages import Stored, copied, enqueued
+from .messages import copied, enqueued
 from .nodes import SubscriptionNode, TopicNode
 from .rules import ACTION_FAILED, Copy, Found, SubscriptionRules
+from .stored import Stored
 
 #: Steps of rules, and octets of application properties that an action changes, in the time of a unit of
 #: ``Memory.work``; and the units for a copy beside that.

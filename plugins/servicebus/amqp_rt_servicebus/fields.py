@@ -13,14 +13,13 @@ from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.values import Int, Symbol, Timestamp
 
 from .messages import (
-    PARTITION_KEY,
     SCHEDULED_ENQUEUE_TIME,
-    Stored,
     application_properties,
     change_properties,
     milliseconds,
 )
 from .rules import Copy
+from .stored import PARTITION_KEY, Stored
 
 VIA_PARTITION_KEY: Final = Symbol("x-opt-via-partition-key")
 

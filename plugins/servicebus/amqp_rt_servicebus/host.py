@@ -31,9 +31,9 @@ from amqp_rt.limits import Limits
 from amqp_rt.values import Described
 
 from .addresses import DEAD_LETTERS, Place, place_of
+from .arrivals import StoredFactory
 from .conditions import ENTITY_DISABLED, NO_ROOM, NOT_ALLOWED, TIMEOUT
 from .entity import Entity
-from .messages import StoredFactory
 from .nodes import AnyNode, QueueNode, SubscriptionNode, TopicNode
 from .senders import Sender
 from .sessions import Session

@@ -27,7 +27,8 @@ from amqp_rt.message import JOIN_MAX, MESSAGE_FORMAT
 from amqp_rt.values import Symbol, Timestamp
 
 from .conditions import ARGUMENT_ERROR
-from .messages import BATCH_FORMAT, ENQUEUED_TIME, PARTITION_KEY, SEQUENCE_NUMBER, split_batch
+from .messages import BATCH_FORMAT, ENQUEUED_TIME, SEQUENCE_NUMBER, split_batch
+from .stored import PARTITION_KEY
 
 OFFSET: Final = Symbol("x-opt-offset")
 PUBLISHER: Final = Symbol("x-opt-publisher")

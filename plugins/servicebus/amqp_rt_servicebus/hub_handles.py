@@ -12,7 +12,7 @@ from amqp_rt.message import Message
 from amqp_rt.testing import LoopbackBroker
 
 from .hubs import EventHub, HubHost, PartitionFacts
-from .messages import PARTITION_KEY
+from .stored import PARTITION_KEY
 
 __all__ = ["HeldEvent", "HubHandle", "HubSizes"]
 

@@ -9,7 +9,8 @@ from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.outcomes import Error
 
 from .conditions import ARGUMENT_OUT_OF_RANGE, TOO_LARGE
-from .messages import Stored, application_properties
+from .messages import application_properties
+from .stored import Stored
 
 #: Characters of a message-id, a session id and a partition key.
 ID_MAX: Final = 128

@@ -9,7 +9,6 @@ writes are never believed when a client sends them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import IntEnum
 from math import inf
 from typing import Any, Final, TypeAlias
 from uuid import UUID, uuid4
@@ -17,7 +16,6 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from amqp_rt.broker.building import Entry, EntryFactory
 from amqp_rt.codec.primitives import (
     Reader,
     close_compound,
@@ -29,7 +27,6 @@ from amqp_rt.codec.primitives import (
     write_uint,
     write_value,
 )
-from amqp_rt.codec.section_types import Properties
 from amqp_rt.codec.sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -48,8 +45,10 @@ from amqp_rt.codec.sections import (
 from amqp_rt.errors import DecodeError, EncodeError
 from amqp_rt.fronts.base import Payload
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
-from amqp_rt.message import JOIN_MAX, MESSAGE_FORMAT
+from amqp_rt.message import JOIN_MAX
 from amqp_rt.values import Int, Short, Symbol, Timestamp
+
+from .stored import NO_PROPERTIES, Stored
 
 #: Format of a message whose data sections are messages of their own, stored together or not at all.
 BATCH_FORMAT: Final = 0x8001_3700
@@ -71,7 +70,6 @@ LOCK_TOKEN: Final = Symbol("x-opt-lock-token")
 MESSAGE_STATE: Final = Symbol("x-opt-message-state")
 PARTITION_ID: Final = Symbol("x-opt-partition-id")
 DEAD_LETTER_SOURCE: Final = Symbol("x-opt-deadletter-source")
-PARTITION_KEY: Final = Symbol("x-opt-partition-key")
 SCHEDULED_ENQUEUE_TIME: Final = Symbol("x-opt-scheduled-enqueue-time")
 
 #: Annotations that only the service writes.
@@ -92,71 +90,8 @@ _SERVICE: Final = frozenset(
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 
-_NO_PROPERTIES: Final = Properties()
-
 #: Makes lock tokens and message-ids.
 NewId: TypeAlias = Callable[[], UUID]
-
-
-class State(IntEnum):
-    """State of a message, as ``x-opt-message-state`` has it."""
-
-    ACTIVE = 0
-    DEFERRED = 1
-    SCHEDULED = 2
-
-
-class Stored(Entry, gc=True, kw_only=True):
-    """A message in an entity of Service Bus, or on its way there.
-
-    ``payload`` begins with the properties as they were sent; ``delivery_count`` is the number of deliveries
-    that failed here, and ``expires_at`` follows from the time to live. A message is locked if it has a
-    ``token``, also while its state is *deferred*.
-    """
-
-    #: Properties as they are delivered.
-    properties: Properties = _NO_PROPERTIES
-    #: Message annotations of the sender. Copies share them: they are not changed.
-    annotations: Mapping[Any, Any] = {}
-    #: Where the application properties and the body begin in ``payload``.
-    content_at: int = 0
-    body_at: int = 0
-    #: Octets of the message as it arrived, for accounts of memory.
-    size: int = 0
-    #: ``durable`` of the header. The field ``durable`` of an entry is False, since entities are in memory.
-    sent_durable: bool = False
-    #: Own time to live, as the sender gave it, and the one that counts in this entity.
-    ttl_ms: int | None = None
-    lasting_ms: int | None = None
-    #: Sequence number, 0 before the message has one; and that of the entity to which it was sent, if it was
-    #: forwarded since.
-    number: int = 0
-    enqueued_number: int = 0
-    #: Partition; None if the entity is not partitioned.
-    partition: int | None = None
-    #: Wall-clock times.
-    enqueued_at: float = 0.0
-    due_at: float = 0.0
-    state: State = State.ACTIVE
-    #: Lock: its token, its end, and the delivery to its receiver as long as that has a link.
-    token: UUID | None = None
-    until: float = inf
-    delivery: Any = None
-    #: Number of entities that have forwarded the message.
-    hops: int = 0
-    #: Path of the entity that dead-lettered it, empty if none did.
-    dead_letter_source: str = ""
-
-    @property
-    def session(self) -> str | None:
-        """The session, which is the ``group-id``."""
-        return self.properties.group_id
-
-    @property
-    def partition_key(self) -> str | None:
-        """The partition key, if the sender gave one."""
-        key = self.annotations.get(PARTITION_KEY)
-        return key if isinstance(key, str) else None
 
 
 # --- Arrival ---------------------------------------------------------------------------------
@@ -187,7 +122,7 @@ def arrived(
             if key not in _SERVICE
         }
     at, end = sections.properties, sections.application_properties
-    properties = read_properties(payload, at, end, limits) if at < end else _NO_PROPERTIES
+    properties = read_properties(payload, at, end, limits) if at < end else NO_PROPERTIES
     if end < sections.body:
         read_application_properties(payload, end, sections.body, limits)
     properties = replace(
@@ -208,28 +143,6 @@ def arrived(
         ttl_ms=ttl_ms,
         due_at=due / 1000 if isinstance(due, int) else 0.0,
     )
-
-
-class StoredFactory(EntryFactory):
-    """Factory that makes a :class:`Stored` of each message that arrives.
-
-    Durable messages are taken although entities keep them in memory only: their entries are not durable.
-    """
-
-    def make_entry(
-        self, payload: bytes, message_format: int, now: float, ttl_s: float | None = None
-    ) -> Stored:
-        """Return the message that has arrived. Its times are set by the entity that takes it.
-
-        Raises:
-            DecodeError: It is malformed, or not of format 0.
-        """
-        if message_format != MESSAGE_FORMAT:
-            raise DecodeError(
-                f"a message of format 0 expected, not 0x{message_format:08x}: only batches (0x80013700)"
-                " are sent in another format"
-            )
-        return arrived(payload, limits=self.limits)
 
 
 def split_batch(

@@ -19,9 +19,10 @@ from .conditions import ENTITY_DISABLED
 from .declarations import Queue, Rule, Subscription, Topic
 from .entity import Entity
 from .faults import Faults
-from .messages import Stored
 from .options import Options
 from .rules import SubscriptionRules, TopicRules
+from .stored import Stored
+from .topic_entity import TopicEntity
 
 #: Answer to links of an entity that is deleted.
 DELETED: Final = Error("amqp:not-found", "the entity has been deleted")
@@ -64,36 +65,6 @@ class Services:
         self.faults = faults
         self.message_bytes_max = message_bytes_max
         self.quota = quota
-
-
-class TopicEntity(Entity):
-    """Entrance of a topic, which holds its scheduled messages; those of its subscriptions count as its size."""
-
-    def __init__(
-        self, path: str, options: Options, memory: Memory, clock: Clock, **more: Any
-    ) -> None:
-        super().__init__(path, options, memory, clock, **more)
-        #: Returns the bytes of all subscriptions.
-        self.count_bytes: Callable[[], int] = lambda: 0
-        #: Bytes of the subscriptions at the last count, with those that were added since.
-        self.copied_bytes = 0
-        #: Returns the number of messages that wait for the rules of the topic.
-        self.count_waiting: Callable[[], int] = lambda: 0
-
-    def room(self) -> int:
-        """Return the number of messages for which there is memory, none while many wait for the rules."""
-        return 0 if self.count_waiting() >= self.limits.backlog_max else super().room()
-
-    def fits(self, size: int) -> bool:
-        """Return whether there is room for a message of *size* bytes."""
-        # A count visits each subscription. What was removed since the last one matters only here.
-        if self.shelf.bytes + self.copied_bytes + size > self.options.bytes_max:
-            self.copied_bytes = self.count_bytes()
-        return (
-            self.memory.held + size <= self.memory.limit
-            and self.shelf.bytes + self.shelf.reserved + self.copied_bytes + size
-            <= self.options.bytes_max
-        )
 
 
 class Node:

@@ -28,12 +28,13 @@ from .conditions import ARGUMENT_ERROR, NOT_ALLOWED, out_of_range, session_lock_
 from .entity import Entity
 from .host import Names, not_found, part_of
 from .in_turns import InTurns
-from .messages import Stored, arrived, milliseconds
+from .messages import arrived, milliseconds
 from .nodes import AnyNode, SubscriptionNode
 from .requests import Requests
 from .rule_values import read_rule, write_rule
 from .rules import InvalidRule, RuleExists, RuleNotFound, TooManyRules
 from .steps import Steps
+from .stored import Stored
 
 #: Status of an answer by its error condition; 400 for others.
 STATUS: Final[Mapping[str, int]] = {

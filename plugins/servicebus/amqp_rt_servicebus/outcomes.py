@@ -9,7 +9,8 @@ from amqp_rt.outcomes import Error
 
 from .conditions import DEAD_LETTER
 from .deadlines import EARLY_S
-from .messages import DESCRIPTION, REASON, State, Stored, change_properties, mark_dead
+from .messages import DESCRIPTION, REASON, change_properties, mark_dead
+from .stored import State, Stored
 
 if TYPE_CHECKING:
     from .entity import Entity

@@ -28,11 +28,12 @@ from .conditions import (
     session_lock_lost,
 )
 from .entity import Entity
-from .messages import State, Stored, encoded
+from .messages import encoded
 from .reservations import Reservation
 from .sessions import Session
 from .shelf import place_of
 from .steps import WORK_OF_ENCODING, WORK_OF_FINDING, WORK_OF_READING, Steps
+from .stored import State, Stored
 
 #: Octets of an answer to a peek after which no more messages are added to it.
 PEEKED_BYTES_MAX: Final = 1024 * 1024

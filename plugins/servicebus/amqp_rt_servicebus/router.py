@@ -11,8 +11,8 @@ from .backlog import WORK_OF_A_CALL
 from .bounds import DEFAULT_BOUNDS
 from .entity import Failure
 from .fan_out import FanOut, Travel
-from .messages import Stored
 from .nodes import AnyNode, QueueNode, TopicNode
+from .stored import Stored
 
 #: Why a message was not forwarded: reasons of transfer dead letters.
 NOT_FOUND: Final = "MessagingEntityNotFoundException"

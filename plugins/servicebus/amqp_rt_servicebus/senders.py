@@ -19,12 +19,14 @@ from amqp_rt.fronts import (
 )
 from amqp_rt.message import MESSAGE_FORMAT
 
+from .arrivals import StoredFactory
 from .backlog import WORK_OF_A_CALL
 from .conditions import TOO_LARGE
 from .entity import Entity
-from .messages import BATCH_FORMAT, Stored, StoredFactory, split_batch
+from .messages import BATCH_FORMAT, split_batch
 from .reservations import Reservation
 from .steps import WORK_OF_FINDING, WORK_OF_READING, Steps, counted
+from .stored import Stored
 
 if TYPE_CHECKING:
     from .host import HostServices

@@ -15,8 +15,8 @@ from amqp_rt.errors import AmqpError
 
 from .conditions import SERVER_BUSY
 from .deadlines import Deadlines
-from .messages import Stored
 from .numbers import Numbers
+from .stored import Stored
 
 
 class Session:
@@ -182,14 +182,14 @@ class Sessions:
             skip: How many to leave out.
             top: How many to return at most.
         """
-        found: Iterator[str]
-        if since is None:
-            found = (
-                each.id for each in self._all.values() if each.numbers or each.state is not None
-            )
-        else:
-            found = self._stated_since(since)
+        found = self._existing() if since is None else self._stated_since(since)
         return list(islice(found, skip, skip + top))
+
+    def _existing(self) -> Iterator[str]:
+        # A function, since mypyc makes a list of a generator expression.
+        for each in self._all.values():
+            if each.numbers or each.state is not None:
+                yield each.id
 
     def _stated_since(self, since: float) -> Iterator[str]:
         for session_id in reversed(self._stated):

@@ -8,8 +8,9 @@ from uuid import UUID
 
 from amqp_rt.broker.building import Memory
 
-from .messages import PARTITION_SHIFT, State, Stored, partition_of
+from .messages import PARTITION_SHIFT, partition_of
 from .numbers import Numbers
+from .stored import State, Stored
 
 _PLACE: Final = (1 << PARTITION_SHIFT) - 1
 

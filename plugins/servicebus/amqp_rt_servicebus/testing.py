@@ -31,15 +31,7 @@ from .declarations import Declaration, Hub, Queue, Rule, SasKey, Subscription, T
 from .entity import Entity
 from .faults import OCCASIONS, Fault
 from .hub_handles import HubHandle, message_of
-from .messages import (
-    DESCRIPTION,
-    REASON,
-    State,
-    Stored,
-    application_properties,
-    arrived,
-    encoded,
-)
+from .messages import DESCRIPTION, REASON, application_properties, arrived, encoded
 from .namespace import FRAME_SIZE_MAX, Namespace
 from .nodes import AnyNode
 from .operations import OPERATIONS
@@ -47,6 +39,7 @@ from .options import Sizes
 from .quotas import SERVICE_LIMITS
 from .requests import Requests
 from .steps import at_once
+from .stored import State, Stored
 
 __all__ = ["EntityHandle", "HeldMessage", "ServiceBus"]
 

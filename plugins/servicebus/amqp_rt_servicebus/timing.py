@@ -9,9 +9,9 @@ from amqp_rt.outcomes import Error
 
 from .conditions import session_lock_lost
 from .deadlines import EARLY_S, Deadlines
-from .messages import State, Stored
 from .sessions import Session
 from .shelf import place_of
+from .stored import State, Stored
 
 if TYPE_CHECKING:
     from .entity import Entity

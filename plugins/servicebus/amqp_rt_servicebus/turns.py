@@ -107,5 +107,5 @@ class Turns:
         self._left += len(own)
         # Thousands of consumers may end with one connection: the line is not gone through for each.
         if self._left > len(self) + _SPARE:
-            self._grants = deque(each for each in self._grants if each.credit > 0)
+            self._grants = deque([each for each in self._grants if each.credit > 0])
             self._left = 0

@@ -8,10 +8,11 @@ from uuid import UUID
 
 from amqp_rt_servicebus.entity import Entity
 from amqp_rt_servicebus.in_turns import InTurns
-from amqp_rt_servicebus.messages import Stored, arrived
+from amqp_rt_servicebus.messages import arrived
 from amqp_rt_servicebus.options import Options
 from amqp_rt_servicebus.requests import Requests
 from amqp_rt_servicebus.steps import at_once
+from amqp_rt_servicebus.stored import Stored
 
 from amqp_rt import Message
 from amqp_rt.broker.building import Memory, Subscription

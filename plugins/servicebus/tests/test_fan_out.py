@@ -8,9 +8,10 @@ import pytest
 from amqp_rt_servicebus.bounds import Bounds
 from amqp_rt_servicebus.declarations import Queue, Rule, Sql, Subscription, Topic
 from amqp_rt_servicebus.faults import Faults
-from amqp_rt_servicebus.messages import Stored, application_properties, arrived
+from amqp_rt_servicebus.messages import application_properties, arrived
 from amqp_rt_servicebus.nodes import QueueNode, Services, SubscriptionNode, TopicNode
 from amqp_rt_servicebus.router import Router
+from amqp_rt_servicebus.stored import Stored
 from entities import Time, Whole
 
 from amqp_rt import Message

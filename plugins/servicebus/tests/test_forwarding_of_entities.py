@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 from amqp_rt_servicebus.entity import HOPS_MAX, Entity, Failure
-from amqp_rt_servicebus.messages import Stored, arrived, copied
+from amqp_rt_servicebus.messages import arrived, copied
 from amqp_rt_servicebus.options import Options
+from amqp_rt_servicebus.stored import Stored
 from entities import NOW, Bench, ids, stored_of
 
 from amqp_rt import Message

@@ -28,7 +28,8 @@ from amqp_rt_servicebus.hub_producers import (
     ProducerLink,
     Producers,
 )
-from amqp_rt_servicebus.messages import BATCH_FORMAT, ENQUEUED_TIME, PARTITION_KEY, SEQUENCE_NUMBER
+from amqp_rt_servicebus.messages import BATCH_FORMAT, ENQUEUED_TIME, SEQUENCE_NUMBER
+from amqp_rt_servicebus.stored import PARTITION_KEY
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,8 +10,9 @@ from amqp_rt_servicebus.declarations import Hub
 from amqp_rt_servicebus.hub_operations import HUB_TYPE, PARTITION_TYPE
 from amqp_rt_servicebus.hub_positions import SELECTOR
 from amqp_rt_servicebus.hubs import EVENT_SIZE_MAX, NEVER_MS, HubHost
-from amqp_rt_servicebus.messages import BATCH_FORMAT, PARTITION_KEY
+from amqp_rt_servicebus.messages import BATCH_FORMAT
 from amqp_rt_servicebus.namespace import Namespace
+from amqp_rt_servicebus.stored import PARTITION_KEY
 from trio.testing import wait_all_tasks_blocked
 
 from amqp_rt import Message

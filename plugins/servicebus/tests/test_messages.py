@@ -7,13 +7,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from amqp_rt_servicebus.arrivals import StoredFactory
 from amqp_rt_servicebus.messages import (
     APPLICATION_PROPERTIES_MAX,
     BATCH_FORMAT,
     BATCH_MESSAGES_MAX,
     PARTITION_SHIFT,
     PARTITIONS,
-    StoredFactory,
     application_properties,
     arrived,
     change_properties,

@@ -17,9 +17,10 @@ from amqp_rt_servicebus.conditions import (
     TOO_LARGE,
 )
 from amqp_rt_servicebus.in_turns import InTurns
-from amqp_rt_servicebus.messages import SCHEDULED_ENQUEUE_TIME, State, Stored, arrived
+from amqp_rt_servicebus.messages import SCHEDULED_ENQUEUE_TIME, arrived
 from amqp_rt_servicebus.options import Options
 from amqp_rt_servicebus.requests import Requests
+from amqp_rt_servicebus.stored import State, Stored
 from entities import NOW, Bench, condition, ids
 from linked import Connection
 from msgspec.structs import replace

@@ -55,15 +55,18 @@ class Distribution:
         """Deliver ready messages to receivers with credit, as many as one turn allows."""
         if self._delivering or self.entity.deleted:
             return
+        sessions = self.entity.sessions
+        if not self.stirred and self.entity.shelf.ready.first is None and not sessions.waiting:
+            return
         memory = self.entity.memory
         self._delivering = True
         most = left = -(-max(0, memory.work) // _WORK_OF_A_DELIVERY)
         try:
             now = self.entity.clock.wall()
-            left = self.entity.sessions.serve_waiting(left)
+            left = sessions.serve_waiting(left)
             while self.stirred and left > 0:
                 session_id = next(iter(self.stirred))
-                session = self.entity.sessions.find(session_id)
+                session = sessions.find(session_id)
                 left = self._deliver_session(session, now, left) if session is not None else left
                 if left > 0:
                     self.stirred.pop(session_id, None)

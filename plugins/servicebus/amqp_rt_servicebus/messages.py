@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
+from struct import Struct as Packer
 from typing import Any, Final, TypeAlias
 from uuid import UUID, uuid4
 from zlib import crc32
@@ -21,10 +22,14 @@ from amqp_rt.codec.primitives import (
     close_compound,
     open_compound,
     write_boolean,
+    write_long,
     write_null,
+    write_short,
     write_string,
+    write_symbol,
     write_ubyte,
     write_uint,
+    write_ulong,
     write_value,
 )
 from amqp_rt.codec.sections import (
@@ -39,14 +44,13 @@ from amqp_rt.codec.sections import (
     read_section_code,
     walk,
     walk_front,
-    write_annotations,
     write_properties,
 )
 from amqp_rt.errors import DecodeError, EncodeError
 from amqp_rt.fronts.base import Payload
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import JOIN_MAX
-from amqp_rt.values import Int, Short, Symbol, Timestamp
+from amqp_rt.values import Symbol
 
 from .stored import NO_PROPERTIES, Stored
 
@@ -61,6 +65,7 @@ PARTITIONS: Final = 16
 PARTITION_SHIFT: Final = 48
 
 _UINT_MAX: Final = 0xFFFF_FFFF
+_I64: Final = Packer(">q")
 
 ENQUEUED_TIME: Final = Symbol("x-opt-enqueued-time")
 SEQUENCE_NUMBER: Final = Symbol("x-opt-sequence-number")
@@ -84,6 +89,30 @@ _SERVICE: Final = frozenset(
         PARTITION_ID,
         DEAD_LETTER_SOURCE,
     }
+)
+
+
+def _key(name: Symbol) -> bytes:
+    """Encode the key of an annotation."""
+    out = bytearray()
+    write_symbol(out, name)
+    return bytes(out)
+
+
+# Annotations of each delivery: their keys, with the constructors of times and of the state, which is a small int.
+_ENQUEUED_AT: Final = _key(ENQUEUED_TIME) + b"\x83"
+_NUMBER: Final = _key(SEQUENCE_NUMBER)
+_STATE: Final = _key(MESSAGE_STATE) + b"\x54"
+_ENQUEUED_NUMBER: Final = _key(ENQUEUE_SEQUENCE_NUMBER)
+_PARTITION: Final = _key(PARTITION_ID)
+_SOURCE: Final = _key(DEAD_LETTER_SOURCE)
+_LOCKED_UNTIL: Final = _key(LOCKED_UNTIL) + b"\x83"
+#: Delivery annotations with a lock token, whose 16 octets follow: a map of two items.
+_LOCK: Final = (
+    SECTION_OPENINGS[DELIVERY_ANNOTATIONS]
+    + bytes((0xC1, len(_key(LOCK_TOKEN)) + 18, 2))
+    + _key(LOCK_TOKEN)
+    + b"\x98"
 )
 
 #: Application properties of dead letters.
@@ -125,12 +154,13 @@ def arrived(
     properties = read_properties(payload, at, end, limits) if at < end else NO_PROPERTIES
     if end < sections.body:
         read_application_properties(payload, end, sections.body, limits)
-    properties = replace(
-        properties,
-        message_id=str(new_id()) if properties.message_id is None else properties.message_id,
-        absolute_expiry_time=None,
-    )
-    due = annotations.get(SCHEDULED_ENQUEUE_TIME)
+    if properties.message_id is None or properties.absolute_expiry_time is not None:
+        properties = replace(
+            properties,
+            message_id=str(new_id()) if properties.message_id is None else properties.message_id,
+            absolute_expiry_time=None,
+        )
+    due = annotations.get(SCHEDULED_ENQUEUE_TIME) if annotations else None
     return Stored(
         payload[at:] if at else payload,
         priority=priority,
@@ -269,22 +299,9 @@ def delivered(
     write_uint(out, stored.delivery_count)
     close_compound(out, at, 5)
     if token is not None:
-        write_annotations(out, DELIVERY_ANNOTATIONS, {LOCK_TOKEN: token})
-    annotations = {
-        **stored.annotations,
-        ENQUEUED_TIME: Timestamp(milliseconds(stored.enqueued_at)),
-        SEQUENCE_NUMBER: stored.number,
-        MESSAGE_STATE: Int(stored.state),
-    }
-    if stored.enqueued_number:
-        annotations[ENQUEUE_SEQUENCE_NUMBER] = stored.enqueued_number
-    if stored.partition is not None:
-        annotations[PARTITION_ID] = Short(stored.partition)
-    if stored.dead_letter_source:
-        annotations[DEAD_LETTER_SOURCE] = stored.dead_letter_source
-    if until != inf:
-        annotations[LOCKED_UNTIL] = Timestamp(milliseconds(until))
-    write_annotations(out, MESSAGE_ANNOTATIONS, annotations)
+        out += _LOCK
+        out += token.bytes
+    _write_annotations(out, stored, until)
     write_properties(out, stored.properties)
     if not body:
         out += stored.payload[stored.content_at : stored.body_at]
@@ -294,6 +311,43 @@ def delivered(
         out += content
         return bytes(out)
     return [bytes(out), bytes(content) if stored.content_at else stored.payload]
+
+
+def _write_annotations(out: bytearray, stored: Stored, until: float) -> None:
+    """Append the message annotations: those of the sender, then those of the service."""
+    out += SECTION_OPENINGS[MESSAGE_ANNOTATIONS]
+    at = open_compound(out, 0xC1)
+    count = 6
+    for key, value in stored.annotations.items():
+        if isinstance(key, int):
+            write_ulong(out, key)
+        else:
+            write_symbol(out, key)
+        write_value(out, value, 1)
+        count += 2
+    out += _ENQUEUED_AT
+    out += _I64.pack(milliseconds(stored.enqueued_at))
+    out += _NUMBER
+    write_long(out, stored.number)
+    out += _STATE
+    out.append(stored.state)
+    if stored.enqueued_number:
+        out += _ENQUEUED_NUMBER
+        write_long(out, stored.enqueued_number)
+        count += 2
+    if stored.partition is not None:
+        out += _PARTITION
+        write_short(out, stored.partition)
+        count += 2
+    if stored.dead_letter_source:
+        out += _SOURCE
+        write_string(out, stored.dead_letter_source)
+        count += 2
+    if until != inf:
+        out += _LOCKED_UNTIL
+        out += _I64.pack(milliseconds(until))
+        count += 2
+    close_compound(out, at, count)
 
 
 def encoded(stored: Stored, *, until: float = inf, body: bool = True) -> bytes:

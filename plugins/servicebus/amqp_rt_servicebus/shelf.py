@@ -33,7 +33,7 @@ class Shelf:
         self.bytes = 0
         self.reserved = 0
         #: Number of messages in each state, locked ones included.
-        self.counts = dict.fromkeys(State, 0)
+        self.counts = [0] * len(State)
         #: Places of the active messages that are not locked, unless the entity has sessions.
         self.ready = Numbers()
         #: Numbers of all messages.
@@ -111,7 +111,7 @@ class Shelf:
         """Remove all messages at once; return an iterator that frees one at each step."""
         self.memory.held -= self.bytes + self.reserved
         self.bytes = self.reserved = 0
-        self.counts = dict.fromkeys(State, 0)
+        self.counts = [0] * len(State)
         self.ready = Numbers()
         self.numbers = Numbers()
         self.tokens.clear()

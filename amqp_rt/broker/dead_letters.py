@@ -81,6 +81,13 @@ class DeadLetters:
         if node is None and declared.dead_letter is None:
             self.drop(declared.name, entry, reason, error, "the queue has no dead_letter")
             return False
+        if (
+            node is None
+            and declared.dead_letter_for is not None
+            and not declared.dead_letters(reason)
+        ):
+            self.drop(declared.name, entry, reason, error, "dead_letter_for has no such reason")
+            return False
         address = declared.dead_letter or ""
         if node is None:
             node = self._nodes.get(address)

@@ -23,6 +23,9 @@ MAX_DELIVERIES: Final = "max-deliveries"
 MAX_ATTEMPTS: Final = "max-attempts"
 OVERFLOW: Final = "overflow"
 
+#: All of them.
+REASONS: Final = (REJECTED, EXPIRED, MAX_DELIVERIES, MAX_ATTEMPTS, OVERFLOW)
+
 #: Reasons that arise without a consumer: unchecked, a message could move in a cycle for ever.
 AUTOMATIC: Final = frozenset((EXPIRED, OVERFLOW))
 

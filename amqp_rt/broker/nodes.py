@@ -47,6 +47,7 @@ from ..termini import (
     outlives_connection,
 )
 from ..values import Array, Described, Symbol
+from .expiry import MAX_DELIVERIES, REASONS
 from .filtering.filters import FilterSet, compile_filter_set
 from .filtering.positions import Position
 from .filtering.selectors import InvalidFilter
@@ -192,10 +193,14 @@ class Queue(Addressed, frozen=True, kw_only=True):
         name: Its address.
         max_deliveries: Failed deliveries after which a message is given up. Counted as
             ``delivery-count``: rejected and modified(delivery-failed) count, released does not. By
-            default 10 if ``dead_letter`` is declared, otherwise unlimited; 0 for unlimited.
+            default 10 if ``dead_letter`` is declared, also for that reason, otherwise unlimited; 0
+            for unlimited.
         max_attempts: Deliveries, with any outcome, after which a requeued message is given up.
         dead_letter: Address for messages that are given up, rejected or expired. A queue of that
             name is created if no such node exists. Without an address such messages are dropped.
+        dead_letter_for: Reasons for which messages go there, of ``"rejected"``, ``"expired"``,
+            ``"max-deliveries"``, ``"max-attempts"`` and ``"overflow"``; by default all. Messages given
+            up for other reasons are dropped.
         ttl_s: Time to live of messages without a ttl, and upper bound for those with one.
         length_max: Maximum number of messages, including delivered ones that are unsettled.
         bytes_max: Maximum size in bytes; by default ``Limits.queue_bytes_max``.
@@ -248,6 +253,7 @@ class Queue(Addressed, frozen=True, kw_only=True):
     check_user_id: bool = False
     absolute_expiry: bool = False
     duplicate_window_s: float | None = None
+    dead_letter_for: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -276,6 +282,20 @@ class Queue(Addressed, frozen=True, kw_only=True):
                 raise ValueError("dead_letter is an address, not an empty string")
             if self.dead_letter == self.name:
                 raise ValueError(f"queue {self.name!r} cannot be its own dead-letter address")
+        if self.dead_letter_for is not None:
+            if self.dead_letter is None:
+                raise ValueError("dead_letter_for needs a dead_letter")
+            for reason in self.dead_letter_for:
+                if reason not in REASONS:
+                    raise ValueError(
+                        f"dead_letter_for has reasons of {', '.join(REASONS)}, not {reason!r:.50}"
+                    )
+
+    def dead_letters(self, reason: str) -> bool:
+        """Return whether a message that is given up for *reason* goes to the dead-letter address."""
+        if self.dead_letter is None:
+            return False
+        return self.dead_letter_for is None or reason in self.dead_letter_for
 
     @property
     def deliveries_max(self) -> int:
@@ -283,7 +303,7 @@ class Queue(Addressed, frozen=True, kw_only=True):
         if self.max_deliveries is not None:
             return self.max_deliveries
         # Without a dead-letter address such a message would be dropped.
-        return 0 if self.dead_letter is None else DELIVERIES_MAX
+        return DELIVERIES_MAX if self.dead_letters(MAX_DELIVERIES) else 0
 
     @property
     def kind(self) -> str:

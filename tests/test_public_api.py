@@ -49,6 +49,7 @@ PUBLIC: dict[str, set[str]] = {
             "ServerOptions",
         ),
         *("Short", "Source", "Symbol", "Target", "Timestamp", "Topology", "TransactionalState"),
+        "BindingMatch",
         "LinksMoved",
         *("TRACINGS", "TraceMask", "TraceReader", "TracedFrame", "Tracing"),
         *("UByte", "UInt", "ULong", "UShort", "Unsettled", "UnsettledMap", "rejected"),

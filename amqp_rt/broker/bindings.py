@@ -266,6 +266,11 @@ class HeadersTable:
         yield looked
 
 
+def frozen_arguments(arguments: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
+    """Return the arguments of a binding as a :class:`Binding` has them."""
+    return tuple(sorted((name, _frozen(value)) for name, value in arguments.items()))
+
+
 def _frozen(value: object) -> object:
     """Return a hashable form of *value*. Numbers of any width are equal if their values are."""
     if isinstance(value, bool):
@@ -532,6 +537,27 @@ class Exchanges:
         self._drop(self._undo((source, binding)), gone)
         return gone
 
+    def find_binding(
+        self, source: str, destination: Destination, key: str, arguments: Mapping[str, object]
+    ) -> Binding | None:
+        """Return this binding; None if it does not exist.
+
+        Raises:
+            AmqpError: An exchange does not exist, or it is the default one.
+        """
+        exchange, binding = self._binding(source, destination, key, arguments)
+        return binding if binding in exchange.bindings else None
+
+    def leading_to(self, source: str, destination: Destination) -> list[Binding]:
+        """Return the bindings of *destination* to *source*, in the order of their creation."""
+        return [binding for where, binding in self._leading.get(destination, ()) if where == source]
+
+    def remove(self, source: str, binding: Binding) -> list[str]:
+        """Remove a *binding* that exists; return the auto-delete exchanges deleted with it."""
+        gone: list[str] = []
+        self._drop(self._undo((source, binding)), gone)
+        return gone
+
     def forget(self, queue: str) -> list[str]:
         """Remove the bindings of a deleted queue; return the exchanges deleted with them."""
         gone: list[str] = []
@@ -657,8 +683,7 @@ class Exchanges:
                 f"exchange {destination.name!r} is of type system, and bound to none",
                 condition="amqp:precondition-failed",
             )
-        frozen = tuple(sorted((name, _frozen(value)) for name, value in arguments.items()))
-        return exchange, Binding(destination, key, frozen)
+        return exchange, Binding(destination, key, frozen_arguments(arguments))
 
     def _undo(self, bound: _Bound) -> list[str]:
         """Remove a binding; return its exchange if that is to be deleted with its last binding."""

@@ -442,7 +442,22 @@ class QueueDeclaration(Struct, frozen=True, kw_only=True):
     durable: bool = False
     exclusive: bool = False
     auto_delete: bool = False
+    #: Arguments as 0-9-1 names them. A protocol that names them otherwise sets ``options`` instead.
     arguments: Mapping[str, object] = {}
+    #: Options of :class:`amqp_rt.broker.Queue`, by their names.
+    options: Mapping[str, object] = {}
+    #: Exchange that gets the messages rejected by consumers; empty for none.
+    alternate: str = ""
+    #: An exclusive queue is free for others when its owner has gone. By default it is deleted then.
+    outlives_owner: bool = False
+    #: A queue that exists is found whatever its declaration, unless *alternate* is another one. An
+    #: exclusive declaration makes it exclusive, unless it has consumers.
+    sticky: bool = False
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the queue outlives the process."""
+        return self.durable and (self.outlives_owner or not self.exclusive)
 
 
 class QueueState(Struct, frozen=True, kw_only=True):
@@ -451,12 +466,26 @@ class QueueState(Struct, frozen=True, kw_only=True):
     name: str
     messages: int
     consumers: int
+    #: Its declaration; None if it was declared by other means than by peers.
+    declared: QueueDeclaration | None = None
+
+
+class BindingMatch(Struct, frozen=True, kw_only=True):
+    """Parts of a binding that exist, of one that a peer asks for."""
+
+    exchange: bool
+    queue: bool
+    #: Whether some binding of the exchange is one of that queue; whether some is and has that key; and
+    #: whether some is, has it, and has those arguments.
+    queue_matched: bool = False
+    key_matched: bool = False
+    arguments_matched: bool = False
 
 
 class Topology(Protocol):
     """Queues, exchanges and bindings of a virtual host, as one peer sees them on one connection.
 
-    For protocols whose peers declare them. No method waits. Failures raise
+    What is exclusive belongs to an owner: the connection, or an anchor that outlives it. For protocols whose peers declare them. No method waits. Failures raise
     :class:`~amqp_rt.errors.AmqpError`: ``amqp:not-found``, ``amqp:precondition-failed``,
     ``amqp:unauthorized-access``, ``amqp:resource-locked`` for a node exclusive to another
     connection, ``amqp:not-implemented``, ``amqp:resource-limit-exceeded``.
@@ -490,14 +519,32 @@ class Topology(Protocol):
         """Delete an exchange with its bindings."""
 
     def bind_queue(
-        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+        self,
+        name: str,
+        exchange: str,
+        key: str,
+        arguments: Mapping[str, object],
+        *,
+        once: bool = False,
     ) -> None:
-        """Bind queue *name* to *exchange*."""
+        """Bind queue *name* to *exchange*; with *once* only if no binding of it has that key."""
 
     def unbind_queue(
-        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
-    ) -> None:
-        """Remove the binding of queue *name* to *exchange*, if it exists."""
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object] | None
+    ) -> bool:
+        """Remove the binding of queue *name* to *exchange*; return whether it existed.
+
+        Without *arguments*, all that have that key are removed.
+        """
+
+    def bound(
+        self,
+        exchange: str,
+        queue: str | None = None,
+        key: str | None = None,
+        arguments: Mapping[str, object] | None = None,
+    ) -> BindingMatch:
+        """Return what there is of such a binding of *exchange*; what is None matches any."""
 
     def bind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
@@ -551,8 +598,15 @@ class Topology(Protocol):
         An auto-delete queue is deleted with its last consumer.
         """
 
+    def moved(self, peer: Peer) -> None:
+        """Use the rights of *peer* from now on: the owner has moved to its connection.
+
+        Raises:
+            ValueError: It is another user, or in another virtual host.
+        """
+
     def close(self) -> None:
-        """Delete the connection's exclusive nodes when it has ended."""
+        """Delete the owner's exclusive nodes when it has ended, or free those that outlive it."""
 
 
 class ServerOptions(Struct, kw_only=True):
@@ -742,6 +796,7 @@ __all__ = [
     "SND_SETTLED",
     "SND_UNSETTLED",
     "TRACINGS",
+    "BindingMatch",
     "Exchange",
     "Front",
     "Host",

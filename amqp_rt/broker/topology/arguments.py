@@ -10,6 +10,7 @@ from ...codec.primitives import write_value
 from ...errors import AmqpError
 from ...fronts.base import QueueDeclaration
 from ...limits import SECONDS_MAX, Limits
+from ..expiry import REJECTED
 from ..nodes import NAME_MAX, Declaration, Log, Queue
 from .exchange_addresses import exchange_address
 
@@ -103,7 +104,12 @@ def node_of(name: str, wanted: QueueDeclaration) -> Declaration:
     elif exchange is not None:
         options["dead_letter"] = exchange_address(str(exchange), str(key or ""))
     _number(given, "x-expires", most=_MILLISECONDS_MAX)
-    return Queue(name, **options)
+    if wanted.alternate:
+        # Messages that expire or overflow are dropped: an alternate exchange is for those that no consumer
+        # wants (0-10 §queue.declare alternate-exchange).
+        options["dead_letter"] = exchange_address(wanted.alternate)
+        options["dead_letter_for"] = (REJECTED,)
+    return Queue(name, **{**options, **wanted.options})
 
 
 def _number(

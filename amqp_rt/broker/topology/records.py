@@ -33,8 +33,10 @@ class TopologyRecords:
     def keep_queue(self, space: DeclaredSpace, known: DeclaredQueue) -> None:
         """Store the declaration of a queue, if it is durable and not exclusive."""
         declared = known.declared
-        if declared.durable and not declared.exclusive:
+        if declared.is_stored:
             fields = [space.name, declared.name, declared.auto_delete, dict(declared.arguments)]
+            if declared.alternate:
+                fields.append(declared.alternate)
             self._keep(facts.QUEUES, facts.digest_key(space.name, declared.name), fields)
 
     def forget_queue(self, space: DeclaredSpace, name: str) -> None:
@@ -79,7 +81,7 @@ class TopologyRecords:
 
     def _is_stored(self, space: DeclaredSpace, queue: str) -> bool:
         known = space.queues.get(queue)
-        return known is None or (known.declared.durable and not known.declared.exclusive)
+        return known is None or known.declared.is_stored
 
     def unbound(self, space: DeclaredSpace, source: str, binding: Binding) -> None:
         """Remove the record of a binding that was removed."""
@@ -112,12 +114,16 @@ class TopologyRecords:
                     kind.remove(journal.loose, key)
 
     def _restore_queue(self, key: bytes, fields: list[Any]) -> None:
-        virtual_host, name, auto_delete, arguments = fields
+        virtual_host, name, auto_delete, arguments, *rest = fields
         self._host.space(virtual_host).get(name)
         self._space(virtual_host).register(
             name,
             QueueDeclaration(
-                name=name, durable=True, auto_delete=auto_delete, arguments=_texts(arguments)
+                name=name,
+                durable=True,
+                auto_delete=auto_delete,
+                arguments=_texts(arguments),
+                alternate=str(rest[0]) if rest else "",
             ),
         )
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ...errors import AmqpError
 from ...events import Peer
 from ...fronts.base import (
+    BindingMatch,
     Exchange,
     LinkConnection,
     QueueDeclaration,
@@ -20,7 +21,7 @@ from ...fronts.base import (
 )
 from ...outcomes import Error
 from ...security.access import Passage, Rights, decide_passages
-from ..bindings import RESERVED, SYSTEM, Destination, size_of
+from ..bindings import RESERVED, SYSTEM, Binding, Destination, frozen_arguments, size_of
 from ..kinds.queues import QueueNode
 from ..nodes import Declaration, passages_of
 from ..spaces import VirtualHost
@@ -53,7 +54,7 @@ class Topology:
         """Create a queue, or find an existing one with an equal declaration."""
         name = wanted.name
         check_texts(name, wanted.arguments, self._host.limits)
-        if wanted.durable and not wanted.exclusive:
+        if wanted.is_stored:
             self._check_store(f"queue {name!r:.100}")
         implicit = False
         if name:
@@ -64,7 +65,10 @@ class Topology:
                 # determines its properties, so that the order of declarations does not matter.
                 implicit = self._known(found) is None and self._nodes.is_implicit(found)
                 if not implicit or found != name:
-                    self._equal(found, wanted)
+                    if wanted.sticky:
+                        self._find_again(found, wanted)
+                    else:
+                        self._equal(found, wanted)
                     return self.queue(name)
             elif name.startswith(RESERVED):
                 raise AmqpError(
@@ -74,6 +78,9 @@ class Topology:
         else:
             name = f"{RESERVED}gen-{uuid.uuid4().hex}"
         self._authorize(Rights.MANAGE, name)
+        if wanted.alternate:
+            # A missing one is reported now, and not at the first message that it would get.
+            self._space.exchanges.find(wanted.alternate)
         memory = self._host.memory
         if memory.held + size_of(wanted.arguments) > memory.limit:
             raise AmqpError(
@@ -84,12 +91,14 @@ class Topology:
         self._authorize_passages(passages_of(node, None, self._exists), waiting=True)
         owner = self._connection if wanted.exclusive else None
         if implicit:
-            self._nodes.adopt(node, durable=wanted.durable and not wanted.exclusive, reserved=owner)
-        elif wanted.exclusive or not wanted.durable:
+            self._nodes.adopt(node, durable=wanted.is_stored, reserved=owner)
+        elif not wanted.is_stored:
             # Neither the queue nor its messages have to outlive the process.
             self._nodes.declare_transient(node, None if wanted.name else owner, reserved=owner)
         else:
             self._nodes.declare(node)
+            if owner is not None:
+                self._nodes.get(name).reserved = owner
         known = self._space.register(name, wanted, owner)
         self._all.records.keep_queue(self._space, known)
         return self.queue(name)
@@ -101,6 +110,32 @@ class Topology:
             return node_of(name, wanted) if make is None else make(replace(wanted, name=name))
         except ValueError as error:
             raise wrong(f"queue {name!r:.100}: {error}") from error
+
+    def _find_again(self, name: str, wanted: QueueDeclaration) -> None:
+        """Accept the existing queue *name* as it is, and make it exclusive if *wanted* is.
+
+        Raises:
+            AmqpError: It has another alternate exchange (``amqp:not-allowed``), or it is used by others and
+                cannot become exclusive (``amqp:resource-locked``).
+        """
+        known = self._known(name)
+        before = "" if known is None else known.declared.alternate
+        if wanted.alternate and wanted.alternate != before:
+            raise AmqpError(
+                f"queue {name!r:.100} has the alternate exchange {before!r:.100}, not"
+                f" {wanted.alternate!r:.100}: delete it first, or declare it equally",
+                condition="amqp:not-allowed",
+            )
+        if not wanted.exclusive or (known is not None and known.owner is not None):
+            return
+        if known is None or self._nodes.consumers(name):
+            raise AmqpError(
+                f"queue {name!r:.100} is in use and cannot become exclusive: use another name",
+                condition="amqp:resource-locked",
+            )
+        known.owner = self._nodes.get(name).reserved = self._connection
+        # It was there before its owner, and so it stays.
+        known.declared = replace(known.declared, exclusive=True, outlives_owner=True)
 
     def _equal(self, name: str, wanted: QueueDeclaration) -> None:
         """Refuse a declaration that differs from the existing one (errata: 405 before 406)."""
@@ -114,7 +149,7 @@ class Topology:
                 )
             # It was declared by other means, whose options cannot be compared.
             return
-        for field in ("durable", "exclusive", "auto_delete", "arguments"):
+        for field in ("durable", "exclusive", "auto_delete", "arguments", "alternate"):
             before, now = getattr(known.declared, field), getattr(wanted, field)
             if before != now:
                 raise AmqpError(
@@ -142,10 +177,12 @@ class Topology:
         self._authorize_lookup(name)
         found = self._find(name)
         stats = self._nodes.get(found).stats()
+        known = self._space.queues.get(found)
         return QueueState(
             name=name,
             messages=stats.available,
             consumers=self._space.consumers(found),
+            declared=None if known is None else known.declared,
         )
 
     def _find(self, name: str) -> str:
@@ -205,12 +242,32 @@ class Topology:
         """Note that a consumer of the peer takes no more messages."""
         self._space.idle(queue)
 
+    def moved(self, peer: Peer) -> None:
+        """Use the rights of *peer* from now on: the owner has moved to its connection.
+
+        Raises:
+            ValueError: It is another user, or in another virtual host.
+        """
+        before = self._peer
+        if (peer.virtual_host, peer.user) != (before.virtual_host, before.user):
+            raise ValueError("a session moves between connections of one user and virtual host")
+        self._peer = peer
+
     def close(self) -> None:
-        """Delete the exclusive queues of the connection, which has ended (0-9-1 §2.1.4.1)."""
+        """Delete the exclusive queues of the owner, which has ended (0-9-1 §2.1.4.1).
+
+        Those that outlive it are free for others; an auto-delete one is deleted unless others use it.
+        """
         self._host.memory.waiting.pop(self, None)
         for name, known in list(self._space.queues.items()):
-            if known.owner is self._connection:
+            if known.owner is not self._connection:
+                continue
+            if not known.declared.outlives_owner:
                 self._nodes.delete(name)
+                continue
+            known.owner = self._nodes.get(name).reserved = None
+            known.declared = replace(known.declared, exclusive=False)
+            self._space.idle(name)
 
     # --- exchanges and bindings ---
 
@@ -252,18 +309,77 @@ class Topology:
         self._all.records.exchanges_gone(self._space, gone)
 
     def bind_queue(
-        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+        self,
+        name: str,
+        exchange: str,
+        key: str,
+        arguments: Mapping[str, object],
+        *,
+        once: bool = False,
     ) -> None:
-        """Bind queue *name* to *exchange*."""
+        """Bind queue *name* to *exchange*; with *once* only if no binding of it has that key."""
         self._authorize_binding(exchange, name)
-        self._bind(exchange, Destination(self._find(name)), key, arguments)
+        where = Destination(self._find(name))
+        if not (once and self._keyed(exchange, where, key)):
+            self._bind(exchange, where, key, arguments)
 
     def unbind_queue(
-        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
-    ) -> None:
-        """Remove the binding of queue *name* to *exchange*, if it exists."""
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object] | None
+    ) -> bool:
+        """Remove the binding of queue *name* to *exchange*; return whether it existed.
+
+        Without *arguments*, all that have that key are removed.
+        """
         self._authorize_binding(exchange, name)
-        self._unbind(exchange, Destination(self._find(name)), key, arguments)
+        where = Destination(self._find(name))
+        exchanges = self._space.exchanges
+        if arguments is not None:
+            binding = exchanges.find_binding(exchange, where, key, arguments)
+            found = [] if binding is None else [binding]
+        else:
+            exchanges.find(exchange)
+            found = self._keyed(exchange, where, key)
+        for each in found:
+            self._all.records.exchanges_gone(self._space, exchanges.remove(exchange, each))
+        return bool(found)
+
+    def _keyed(self, exchange: str, where: Destination, key: str) -> list[Binding]:
+        """Return the bindings of *where* to *exchange* that have *key*."""
+        return [
+            each for each in self._space.exchanges.leading_to(exchange, where) if each.key == key
+        ]
+
+    def bound(
+        self,
+        exchange: str,
+        queue: str | None = None,
+        key: str | None = None,
+        arguments: Mapping[str, object] | None = None,
+    ) -> BindingMatch:
+        """Return what there is of such a binding of *exchange*; what is None matches any."""
+        self._authorize_lookup(exchange_address(exchange))
+        exchanges = self._space.exchanges
+        has_exchange = exchange in exchanges
+        has_queue = True
+        found: list[Binding] = []
+        if queue is not None:
+            self._authorize_lookup(queue)
+            name = self._nodes.name_of(queue)
+            has_queue = name is not None
+            if name is not None:
+                self._known(name)
+                found = exchanges.leading_to(exchange, Destination(name))
+        elif has_exchange:
+            found = exchanges.bindings(exchange)
+        keyed = [each for each in found if key is None or each.key == key]
+        wanted = None if arguments is None else frozen_arguments(arguments)
+        return BindingMatch(
+            exchange=has_exchange,
+            queue=has_queue,
+            queue_matched=bool(found),
+            key_matched=bool(keyed),
+            arguments_matched=any(wanted is None or each.arguments == wanted for each in keyed),
+        )
 
     def bind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]

@@ -1,0 +1,188 @@
+"""Declarations for protocols whose sessions outlive connections and whose queues have alternate exchanges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import client_of
+
+from amqp_rt import Broker
+from amqp_rt.broker.nodes import Queue
+from amqp_rt.broker.topology.topology import Topology
+from amqp_rt.errors import AmqpError
+from amqp_rt.events import Peer
+from amqp_rt.fronts.anchors import Anchor
+from amqp_rt.fronts.base import BindingMatch, Exchange, QueueDeclaration
+from amqp_rt.limits import DEFAULT_LIMITS
+from amqp_rt.outcomes import Error
+from amqp_rt.security.access import Rights
+
+
+def owned(broker: Broker) -> Topology:
+    """The topology of a new session."""
+    peer = Peer()
+    return broker.topologies.of(peer, Anchor(DEFAULT_LIMITS, peer, "s"))
+
+
+def refusal(call: Any) -> str:
+    with pytest.raises(AmqpError) as caught:
+        call()
+    return caught.value.condition
+
+
+def exclusive(name: str = "q", **options: Any) -> QueueDeclaration:
+    return QueueDeclaration(name=name, exclusive=True, outlives_owner=True, sticky=True, **options)
+
+
+async def test_an_exclusive_queue_is_free_when_its_owner_has_gone() -> None:
+    async with Broker() as broker:
+        one, two = owned(broker), owned(broker)
+        one.declare_queue(exclusive())
+        assert refusal(lambda: two.queue("q")) == "amqp:resource-locked"
+        assert refusal(lambda: two.declare_queue(exclusive())) == "amqp:resource-locked"
+        one.close()
+        state = two.queue("q")
+        assert state.declared is not None
+        assert not state.declared.exclusive
+        two.declare_queue(exclusive())
+        assert refusal(lambda: one.queue("q")) == "amqp:resource-locked"
+
+
+async def test_by_default_an_exclusive_queue_is_deleted_with_its_owner() -> None:
+    async with Broker() as broker:
+        one = owned(broker)
+        one.declare_queue(QueueDeclaration(name="q", exclusive=True))
+        one.close()
+        assert refusal(lambda: one.queue("q")) == "amqp:not-found"
+
+
+async def test_an_auto_delete_queue_goes_with_its_owner_if_nobody_uses_it() -> None:
+    async with Broker() as broker:
+        one = owned(broker)
+        one.declare_queue(exclusive(auto_delete=True))
+        one.close()
+        assert refusal(lambda: one.queue("q")) == "amqp:not-found"
+
+
+async def test_a_queue_in_use_does_not_become_exclusive() -> None:
+    async with Broker() as broker:
+        await broker.declare(Queue("declared"))
+        await broker.listen("memory://b")
+        one = owned(broker)
+        one.declare_queue(QueueDeclaration(name="q"))
+        async with client_of(broker) as peer, peer.receiver("q") as link:
+            await link.wait_attached()
+            assert refusal(lambda: one.declare_queue(exclusive())) == "amqp:resource-locked"
+        assert refusal(lambda: one.declare_queue(exclusive("declared"))) == "amqp:resource-locked"
+
+
+async def test_a_durable_queue_of_an_owner_is_stored(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'broker.db'}"
+    async with Broker(store=store) as broker:
+        one = owned(broker)
+        one.declare_exchange(Exchange(name="e", type="fanout", durable=True))
+        one.declare_queue(exclusive(durable=True, alternate="e"))
+        one.bind_queue("q", "e", "k", {})
+    async with Broker(store=store) as broker:
+        two = owned(broker)
+        found = two.queue("q").declared
+        assert found is not None
+        assert (found.durable, found.exclusive, found.alternate) == (True, False, "e")
+        assert two.bound("e", "q", "k", {}).arguments_matched
+
+
+async def test_a_sticky_declaration_finds_a_queue_whatever_it_is() -> None:
+    async with Broker() as broker:
+        here = owned(broker)
+        for name in ("e", "f"):
+            here.declare_exchange(Exchange(name=name))
+        here.declare_queue(QueueDeclaration(name="q", auto_delete=True, alternate="e"))
+        here.declare_queue(QueueDeclaration(name="q", options={"priorities": 3}, sticky=True))
+        here.declare_queue(QueueDeclaration(name="q", alternate="e", sticky=True))
+        other = QueueDeclaration(name="q", alternate="f", sticky=True)
+        assert refusal(lambda: here.declare_queue(other)) == "amqp:not-allowed"
+        found = here.queue("q").declared
+        assert found is not None
+        assert (found.auto_delete, found.alternate) == (True, "e")
+
+
+async def test_options_and_the_alternate_exchange_are_those_of_the_node() -> None:
+    async with Broker() as broker:
+        here = owned(broker)
+        here.declare_exchange(Exchange(name="e"))
+        here.declare_queue(
+            QueueDeclaration(name="q", alternate="e", options={"last_value_key": "subject"})
+        )
+        node = broker.host.space().find("q").declared
+        assert isinstance(node, Queue)
+        assert (node.last_value_key, node.dead_letter_for) == ("subject", ("rejected",))
+        missing = QueueDeclaration(name="r", alternate="none")
+        assert refusal(lambda: here.declare_queue(missing)) == "amqp:not-found"
+        wrong = QueueDeclaration(name="r", options={"priorities": 0})
+        assert refusal(lambda: here.declare_queue(wrong)) == "amqp:precondition-failed"
+        assert refusal(lambda: here.queue("r")) == "amqp:not-found"
+
+
+@pytest.mark.parametrize(
+    ("asked", "matches"),
+    [
+        (("e", "q", "k", {"a": 1}), "queue_matched key_matched arguments_matched"),
+        (("e", "q", "k", {"a": 2}), "queue_matched key_matched"),
+        (("e", "q", "k", None), "queue_matched key_matched arguments_matched"),
+        (("e", "q", "other", {"a": 1}), "queue_matched"),
+        (("e", "unbound", "k", None), ""),
+        (("e", None, "k", None), "queue_matched key_matched arguments_matched"),
+        (("amq.direct", "q", None, None), ""),
+    ],
+)
+async def test_what_is_bound(asked: tuple[Any, ...], matches: str) -> None:
+    async with Broker() as broker:
+        here = owned(broker)
+        here.declare_exchange(Exchange(name="e"))
+        for name in ("q", "unbound"):
+            here.declare_queue(QueueDeclaration(name=name))
+        here.bind_queue("q", "e", "k", {"a": 1})
+        expected = dict.fromkeys(matches.split(), True)
+        assert here.bound(*asked) == BindingMatch(exchange=True, queue=True, **expected)
+        assert here.bound("none", "q") == BindingMatch(exchange=False, queue=True)
+        assert here.bound("e", "none") == BindingMatch(exchange=True, queue=False)
+
+
+async def test_a_binding_may_be_named_by_its_key_alone() -> None:
+    async with Broker() as broker:
+        here = owned(broker)
+        here.declare_exchange(Exchange(name="e"))
+        here.declare_queue(QueueDeclaration(name="q"))
+        here.bind_queue("q", "e", "k", {"a": 1}, once=True)
+        here.bind_queue("q", "e", "k", {"a": 2}, once=True)
+        assert not here.bound("e", "q", "k", {"a": 2}).arguments_matched
+        assert not here.unbind_queue("q", "e", "other", None)
+        assert not here.unbind_queue("q", "e", "k", {"a": 2})
+        assert here.unbind_queue("q", "e", "k", None)
+        assert not here.unbind_queue("q", "e", "k", None)
+        assert not here.bound("e", "q").queue_matched
+        assert refusal(lambda: here.unbind_queue("q", "none", "k", None)) == "amqp:not-found"
+
+
+@pytest.mark.req("SE11")
+async def test_the_rights_are_those_of_the_connection_that_the_session_is_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def decide(peer: Peer, wanted: Rights, address: str) -> Error | None:
+        return None if peer.container_id == "may" else Error("amqp:unauthorized-access", "no")
+
+    async with Broker() as broker:
+        monkeypatch.setattr(broker.topologies, "decide", decide)
+        may, must_not = Peer(container_id="may"), Peer(container_id="must not")
+        here = broker.topologies.of(may, Anchor(DEFAULT_LIMITS, may, "s"))
+        here.declare_queue(exclusive())
+        here.moved(must_not)
+        assert refusal(lambda: here.queue("q")) == "amqp:unauthorized-access"
+        here.moved(may)
+        # The owner is the same.
+        assert here.queue("q").consumers == 0
+        for other in (Peer(user="eve"), Peer(virtual_host="berlin")):
+            with pytest.raises(ValueError, match="one user"):
+                here.moved(other)

@@ -360,7 +360,7 @@ def test_empty_collections_need_no_count(data: str) -> None:
             (CommandFragment(), "fit"),
         ),
     ],
-    ids=repr,
+    ids=lambda each: f"{each:.20}" if isinstance(each, str) else type(each).__name__,
 )
 def test_values_that_have_no_encoding(value: object, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):

@@ -34,6 +34,7 @@ from octets010 import (
 )
 from tables010 import LAYOUTS, TYPES, Layout
 
+HERE = Path(__file__).parent
 NAMESPACE = "{http://www.amqp.org/schema/amqp.xsd}"
 
 
@@ -86,8 +87,8 @@ def by_name(layouts: list[Layout]) -> dict[tuple[str, str], Layout]:
     return {(each.kind, each.name): each for each in layouts}
 
 
-def test_tables_are_those_of_the_specification(shared: Path) -> None:
-    layouts, types = published(shared / "spec/amqp-0-10/amqp.0-10-qpid-errata.stripped.xml")
+def test_tables_are_those_of_the_specification() -> None:
+    layouts, types = published(HERE / "specification" / "amqp.0-10-qpid-errata.stripped.xml")
     assert by_name(LAYOUTS) == by_name(layouts)
     assert types == TYPES
 
@@ -114,8 +115,8 @@ def meant(value: Any) -> Any:
     return value
 
 
-def test_values_have_the_octets_of_qpid(shared: Path) -> None:
-    cases = json.loads((shared / "spec/vectors/amqp010/primitives.json").read_text())["cases"]
+def test_values_have_the_octets_of_qpid() -> None:
+    cases = json.loads((HERE / "vectors" / "primitives.json").read_text())["cases"]
     assert cases
     for case in cases:
         kind, value, octets = case["type"], meant(case["value"]), bytes.fromhex(case["hex"])
@@ -145,8 +146,8 @@ def simple(value: Any) -> Any:
     return found
 
 
-def test_operations_have_the_frames_of_qpid(shared: Path) -> None:
-    cases = json.loads((shared / "spec/vectors/amqp010/ops.json").read_text())["cases"]
+def test_operations_have_the_frames_of_qpid() -> None:
+    cases = json.loads((HERE / "vectors" / "ops.json").read_text())["cases"]
     assert cases
     for case in cases:
         octets = bytes.fromhex(case["frames"])

@@ -542,6 +542,7 @@ class Database:
         return "row"
 
 
+@pytest.mark.slow
 @pytest.mark.req("A4", "A5", "A15", "A16")
 @in_asyncio
 async def test_what_a_container_is_given_belongs_to_asyncio_too() -> None:
@@ -803,6 +804,7 @@ def test_an_outbox_says_that_it_is_for_trio() -> None:
     asyncio.run(use())
 
 
+@pytest.mark.slow
 @pytest.mark.req("A15")
 def test_a_program_ends_that_has_not_left_its_block() -> None:
     program = """

@@ -176,6 +176,7 @@ async def test_what_is_not_accepted(autojump_clock: trio.testing.MockClock) -> N
         assert await drained(peer, "later") == ["to nowhere yet"]
 
 
+@pytest.mark.slow
 @pytest.mark.req("R14")
 async def test_many_messages_and_a_connection_that_is_lost_again_and_again(tmp_path: Path) -> None:
     outbox = Outbox(sqlite3.connect(":memory:"), "shop")

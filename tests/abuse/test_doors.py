@@ -462,6 +462,7 @@ async def test_a_failed_login_is_the_last(
             assert calls == attempt
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE18", "L6")
 async def test_who_fails_too_often_is_not_let_in(caplog: pytest.LogCaptureFixture) -> None:
     """An address is refused for a while at every listener; other addresses are not."""

@@ -96,6 +96,7 @@ async def test_a_log_outlives_its_broker(store: Store) -> None:
         assert broker.cursor("log", "g") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.req("K4")
 async def test_each_start_of_the_broker_begins_an_era(store: Store) -> None:
     limits = Limits(log_eras_max=3)
@@ -134,6 +135,7 @@ async def test_a_log_without_a_store_has_no_eras() -> None:
         assert broker.log_stats("log").eras == []
 
 
+@pytest.mark.slow
 @pytest.mark.req("K4")
 async def test_who_is_far_behind_is_served_from_the_store(store: Store) -> None:
     limits = Limits(log_tail_bytes_max=2_000, log_read_bytes_max=1_000, log_cache_bytes_max=5_000)

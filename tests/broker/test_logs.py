@@ -352,6 +352,7 @@ def test_without_a_store_a_durable_record_is_refused() -> None:
     assert reader(volatile).bodies == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.req("K4")
 def test_a_slow_reader_delays_no_other() -> None:
     world = World(Log("log", max_bytes=100_000))

@@ -122,6 +122,7 @@ async def test_a_store_that_cannot_be_read_is_said_so(autojump_clock: Any) -> No
         assert await seen(world, "to") == list(range(200))
 
 
+@pytest.mark.slow
 @pytest.mark.req("B24")
 async def test_moving_takes_all_of_it_in_order_and_in_bounded_memory(
     kept: Callable[[], Any],

@@ -27,6 +27,7 @@ def selector(text: str) -> dict[object, object]:
     return {Symbol("jms"): Described(Symbol("apache.org:selector-filter:string"), text)}
 
 
+@pytest.mark.slow
 @pytest.mark.req("B24", "B6")
 @pytest.mark.parametrize("durable", [True, False])
 async def test_only_the_head_is_in_memory_and_all_come_out_in_order(

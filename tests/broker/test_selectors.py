@@ -158,6 +158,7 @@ OPERANDS: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.req("M29")
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 def test_predicates_over_any_values(dialect: Dialect) -> None:

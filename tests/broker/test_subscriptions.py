@@ -172,6 +172,7 @@ async def bodies(peer: Connection, count: int, *, more: bool = False, **options:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.req("B19", "M38", "B7")
 async def test_a_durable_subscription_outlives_the_broker(kept: Callable[[], Store]) -> None:
     async with running(kept()) as broker, client_of(broker) as peer:

@@ -233,6 +233,7 @@ def test_to_wait_for_ever_is_a_time_where_it_has_a_sense(value: float) -> None:
         Container("c", drain_s=value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["limits_page", "command_line_page"])
 def test_a_generated_page_is_up_to_date(tool: str) -> None:
     path = Path(__file__).parents[2] / "docs" / "_tools" / f"{tool}.py"

@@ -42,6 +42,7 @@ def test_check_says_what_is_there(path: Path) -> None:
     assert "facts:    100" in done.stdout
 
 
+@pytest.mark.slow
 def test_check_names_every_damage(path: Path) -> None:
     data = bytearray(path.read_bytes())
     for page in range(20, 23):

@@ -302,6 +302,7 @@ def usual(code: int, values: tuple[tuple[bytes, ...], ...], at_least: int) -> It
                 yield descriptor + b"\xd0" + struct.pack(">II", len(body) + 4, each) + body
 
 
+@pytest.mark.slow
 @pytest.mark.req("X3", "T7")
 def test_every_usual_transfer_and_disposition_is_read_as_the_composite_says() -> None:
     for data in usual(0x14, _TRANSFER, 1):

@@ -920,6 +920,7 @@ def test_cut_after_every_frame_each_message_is_processed_once(
 MANY = [b"\x00\x53\x75\xa0\x01" + bytes([n]) for n in range(150)]
 
 
+@pytest.mark.slow
 @pytest.mark.req("X24", "X25")
 @pytest.mark.parametrize("client_sends", [True, False], ids=["client sends", "server sends"])
 @pytest.mark.parametrize("restart", [live, restarted])

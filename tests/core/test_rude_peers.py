@@ -101,6 +101,7 @@ def growth(bound: int) -> Iterator[None]:
 # --- memory --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.req("X18", "T9")
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_delivery_of_empty_frames_costs_nothing(streaming: bool) -> None:
@@ -116,6 +117,7 @@ def test_a_delivery_of_empty_frames_costs_nothing(streaming: bool) -> None:
     check(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.req("X18", "X22", "T9")
 def test_a_message_in_pieces_of_two_octets_is_counted_as_what_it_costs() -> None:
     engine = begun(limits=Limits(session_window_bytes=256 * KIB))
@@ -230,6 +232,7 @@ def test_links_and_sessions_that_come_and_go_leave_nothing() -> None:
     check(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.req("X12")
 def test_names_and_handles_that_come_and_go_leave_nothing() -> None:
     engine = begun()

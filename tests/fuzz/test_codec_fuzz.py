@@ -165,6 +165,7 @@ def test_the_largest_array_of_nothing_stays_within_the_budget(zero: int) -> None
         decode(b"\xf0\0\0\0\5" + struct.pack(">I", count + 1) + bytes((zero,)))
 
 
+@pytest.mark.slow
 @pytest.mark.req("T9")
 @pytest.mark.parametrize("file", ["go-amqp-fuzz.jsonl", "proton-fuzz.jsonl"])
 def test_the_fuzz_inputs_of_others(shared: Path, file: str) -> None:

@@ -62,6 +62,7 @@ def grown(target: str, seed: int) -> Iterator[bytes]:
         yield changed(chance.choice(known), chance, known)
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE18", "T9")
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_corpus_is_survived(target: str) -> None:
@@ -71,6 +72,7 @@ def test_the_corpus_is_survived(target: str) -> None:
         TARGETS[target](data)
 
 
+@pytest.mark.slow
 @pytest.mark.req("SE18", "T9")
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_grows_out_of_it_is_survived(target: str, long_run: bool) -> None:

@@ -401,6 +401,7 @@ async def test_connections_sessions_links_and_subscriptions() -> None:
                 await shop.wait_closed()
 
 
+@pytest.mark.slow
 @pytest.mark.req("G2")
 async def test_users() -> None:
     async with broker_with() as broker, as_user(broker, "root") as root:
@@ -486,6 +487,7 @@ async def test_changes_of_one_user_at_the_same_time(
         assert users.check("ann", password) == "ann"
 
 
+@pytest.mark.slow
 @pytest.mark.req("G2", "SE2")
 async def test_users_of_a_file_are_changed_there(tmp_path: Path) -> None:
     path = tmp_path / "users"

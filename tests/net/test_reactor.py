@@ -157,6 +157,7 @@ async def test_cancelling_one_connection_leaves_the_others(pair: Pair) -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_alarms_ring_in_order_and_those_of_the_dead_do_not_pile_up(pair: Pair) -> None:
     rung: list[int] = []
 

@@ -281,6 +281,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_trace(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.req("O5")
 def test_what_comes_before_the_damage_is_read(tmp_path: Path) -> None:
     whole = written(tmp_path, HEADER, encode_frame(composite("open", container_id="x")))

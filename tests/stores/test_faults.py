@@ -96,6 +96,7 @@ def test_a_flipped_bit_costs_what_was_on_its_page(
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["zeros", "swapped", "garbage"])
 def test_pages_that_are_whole_but_wrong_are_found(base: Path, tmp_path: Path, what: str) -> None:
     chance = random.Random(2)
@@ -727,6 +728,7 @@ def test_check_names_damage_and_changes_nothing(base: Path, tmp_path: Path) -> N
 # -- large numbers of changes ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_space_is_given_back_in_steps(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = SQLiteStore(path)

@@ -36,6 +36,7 @@ async def run(broker: Broker, client: Any) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.req("N9")
 async def test_users_virtual_hosts_and_rights() -> None:
     access = Access(
@@ -241,6 +242,7 @@ async def test_external_is_whom_the_certificate_names() -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.req("N9")
 async def test_a_new_secret_keeps_the_connection_and_a_wrong_one_costs_it() -> None:
     judged = []

@@ -213,6 +213,7 @@ def test_each_option_is_read_as_it_was_written(declared: Declared) -> None:
     assert read(written(declared), type(declared)) == declared
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(declared_entities, st.randoms(use_true_random=False))
 def test_elements_are_read_in_any_order_and_unknown_ones_ignored(

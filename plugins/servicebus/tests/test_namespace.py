@@ -147,6 +147,7 @@ def test_a_topic_is_full_with_the_messages_of_its_subscriptions() -> None:
         assert bus.subscription("t", "s").stats.active == 1
 
 
+@pytest.mark.slow
 def test_copies_of_a_message_are_bounded_where_subscriptions_forward_to_their_topic() -> None:
     bus = ServiceBus(
         Topic("t", [Subscription(f"s{number}", forward_to="t") for number in range(30)])
@@ -159,6 +160,7 @@ def test_copies_of_a_message_are_bounded_where_subscriptions_forward_to_their_to
     assert 0.9 * DEFAULT_BOUNDS.copies_max < copies < 1.1 * DEFAULT_BOUNDS.copies_max
 
 
+@pytest.mark.slow
 @pytest.mark.req("Z2")
 def test_limits_of_the_service_apply_if_asked() -> None:
     with ServiceBus(realistic=True) as bus:

@@ -530,6 +530,7 @@ class Counting(Evaluation):
         return super().application(folded)
 
 
+@pytest.mark.slow
 def test_ten_thousand_correlation_filters_cost_no_more_than_a_few() -> None:
     topic = TopicRules()
     for number in range(10_000):

@@ -328,6 +328,7 @@ def outcome(call: Callable[[], Any]) -> Any:
         return error
 
 
+@pytest.mark.slow
 @settings(max_examples=min(600, 6 * settings().max_examples))
 @given(tree=CONDITIONS, message=MESSAGES)
 def test_filters_equal_the_reference(tree: Tree, message: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ def variant(*names: str) -> Any:
     return pa.struct([pa.field(name, pa.binary(), nullable=False) for name in names])
 
 
+@pytest.mark.slow
 def test_rows_become_columns() -> None:
     schema = pa.schema(
         [

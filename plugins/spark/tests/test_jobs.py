@@ -397,6 +397,7 @@ def test_a_checkpoint_of_something_else(served: Any, tmp_path: Path) -> None:
         lag(None, Lag(url=served.url, checkpoint=folder))
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_spark_for_a_checkpoint_here(served: Any, tmp_path: Path) -> None:
     pytest.importorskip("rich")
     served.send("log", *(str(number) for number in range(20)))

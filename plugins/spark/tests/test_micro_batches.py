@@ -857,6 +857,7 @@ def test_a_checkpoint_from_a_backup_loses_nothing_silently(
     assert found(url, out) == counted(0, 340)
 
 
+@pytest.mark.slow
 @pytest.mark.req("K3")
 @pytest.mark.parametrize("on_different", ["fail", "skip"])
 def test_a_producer_without_its_checkpoint_loses_nothing_silently(

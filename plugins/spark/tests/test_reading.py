@@ -116,6 +116,7 @@ def test_a_batch_has_its_share_of_each_partition(served: Any) -> None:
     assert parts(it.reportLatestOffset() or {}) == {0: 50, 1: 50}
 
 
+@pytest.mark.slow
 def test_a_partition_does_not_wait_for_busy_ones(served: Any) -> None:
     served.send("log", *range(10))
     it = stream(served, maxMessagesPerTrigger="1")
@@ -127,6 +128,7 @@ def test_a_partition_does_not_wait_for_busy_ones(served: Any) -> None:
     assert parts(end) == {0: 5, 1: 5}
 
 
+@pytest.mark.slow
 def test_a_batch_is_bounded_by_bytes(served: Any) -> None:
     served.send("one", *(bytes(1_000) for _ in range(100)))
     it = stream(served, address="one", maxBytesPerTrigger="10000")

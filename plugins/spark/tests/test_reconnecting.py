@@ -177,6 +177,7 @@ def test_at_least_once_is_no_less(broker_process: Any, end: signal.Signals) -> N
     assert sum(found.values()) <= ROWS + 2 * 20
 
 
+@pytest.mark.slow
 @pytest.mark.req("K2", "K3")
 def test_a_broker_that_stays_away_ends_the_task(tmp_path: Path) -> None:
     away = Endpoint("amqp://127.0.0.1:1", retry_s=0.2)

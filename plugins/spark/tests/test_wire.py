@@ -123,6 +123,7 @@ def test_what_is_gone_up_to_the_end_is_missed_at_once(
         assert [offset for offset, _ in more] == list(range(20, 30 + kept))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("credit", [3, 1_000])
 @pytest.mark.parametrize("selector", ["", "1 = 1"])
 def test_nothing_is_sent_that_is_behind_the_end(served: Any, credit: int, selector: str) -> None:
@@ -139,6 +140,7 @@ def test_nothing_is_sent_that_is_behind_the_end(served: Any, credit: int, select
             assert link.delivery_count - begun == end - first
 
 
+@pytest.mark.slow
 def test_batches_hold_what_single_messages_do(served: Any) -> None:
     """Of ranges, whatever they are read with; the place of a record is beside it."""
     own = {Symbol("x-own"): "a", Symbol("x-opt-offset"): "7"}
@@ -273,6 +275,7 @@ def test_staging_and_a_commit(served: Any) -> None:
         assert [each.body for each in it.browse("out")] == list(range(25))
 
 
+@pytest.mark.slow
 @pytest.mark.req("K3")
 @pytest.mark.parametrize("address", ["out", "one"])
 def test_batches_that_are_staged_outlive_the_broker(tmp_path: Path, address: str) -> None:
@@ -364,6 +367,7 @@ def test_a_connection_is_used_again_as_long_as_it_lives(served: Any) -> None:
     assert connections.call(served.endpoint, "one", "READ")["kind"] == "log"
 
 
+@pytest.mark.slow
 def test_logging_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = tmp_path / "secret"
     secret.write_text("ann:pa:ss\n")

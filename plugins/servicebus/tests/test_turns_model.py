@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from amqp_rt_servicebus.in_turns import InTurns
-from amqp_rt_servicebus.messages import SCHEDULED_ENQUEUE_TIME, State, arrived
+from amqp_rt_servicebus.messages import SCHEDULED_ENQUEUE_TIME, arrived
+from amqp_rt_servicebus.stored import State
 from entities import NOW, Bench, ids
 from hypothesis import given
 from hypothesis import strategies as st

@@ -209,6 +209,7 @@ def test_the_version_tells_the_form_and_the_reason(
         (".", {"cp311", "cp312", "cp313", "cp314"}),
         ("plugins/amqp010", {"cp311", "cp312", "cp313", "cp314"}),
         ("plugins/amqp091", {"cp311", "cp312", "cp313", "cp314"}),
+        ("plugins/servicebus", {"cp311", "cp312", "cp313", "cp314"}),
         # The limited API: one wheel for all versions.
         ("plugins/spark", {"cp311"}),
     ],

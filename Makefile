@@ -270,7 +270,7 @@ mutation-score: .venv/mutation
 
 # What is compiled, what runs through it, and peers that talk to it. All else runs the same Python either way: only
 # long runs repeat all tests on the compiled wheel.
-TWICE := $(addprefix tests/,codec core broker container differential fuzz interop abuse test_message.py) $(AMQP091)/tests \
+TWICE := $(addprefix tests/,codec core broker container net differential fuzz interop abuse test_message.py) $(AMQP091)/tests \
   $(foreach part,batches entity fan_out forwarding messages namespace_links operations senders session,$(wildcard $(SERVICEBUS)/tests/test_$(part)*.py))
 ifeq ($(AMQP_RT_LONG),1)
 TWICE := tests $(wildcard plugins/*/tests)

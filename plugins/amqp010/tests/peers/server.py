@@ -87,6 +87,19 @@ class Resumable(connections.Connection):
         connections.Connection.__init__(self, sock, delegate)
         self.sessions = SESSIONS
 
+    def attach(self, name, channel, delegate, force=False):
+        # The library looks for the session among those of this connection, where the end of the other one has not
+        # been noticed yet.
+        held = self.sessions.get(name)
+        other = held and held.channel and held.channel.connection
+        if force and other and other is not self:
+            with other.lock:
+                if held.channel:
+                    other.attached.pop(held.channel.id, None)
+                    held.channel = None
+                    held.send_id = True
+        connections.Connection.attach(self, name, channel, delegate, force)
+
     def detach_all(self):
         with self.lock:
             self.failed = True

@@ -8,6 +8,8 @@ from typing import Final
 
 MASK: Final = 0xFFFF_FFFF
 _HALF: Final = 0x8000_0000
+#: Ranges up to which they are removed one by one.
+_FEW: Final = 8
 
 
 def advance(serial: int, count: int = 1) -> int:
@@ -103,8 +105,58 @@ class RangeSet:
 
     def subtract(self, other: RangeSet) -> None:
         """Remove all numbers of *other*."""
-        for first, last in other.ranges():
-            self.remove(first, last)
+        # Each removal moves what lies behind it; one pass over both is cheaper for many.
+        if len(other._firsts) <= _FEW:
+            for first, last in zip(other._firsts, other._lasts, strict=True):
+                self._remove(first, last)
+            return
+        firsts: list[int] = []
+        lasts: list[int] = []
+        index = 0
+        count = len(other._firsts)
+        for first, last in zip(self._firsts, self._lasts, strict=True):
+            while index < count and other._lasts[index] < first:
+                index += 1
+            at = first
+            inner = index
+            while inner < count and other._firsts[inner] <= last:
+                if other._firsts[inner] > at:
+                    firsts.append(at)
+                    lasts.append(other._firsts[inner] - 1)
+                at = other._lasts[inner] + 1
+                inner += 1
+            if at <= last:
+                firsts.append(at)
+                lasts.append(last)
+            # The last of these ranges may reach into our next one.
+            index = max(index, inner - 1)
+        self._firsts = firsts
+        self._lasts = lasts
+
+    def overlap(self, other: RangeSet) -> RangeSet:
+        """Return the numbers that both sets contain; the set with fewer ranges is walked."""
+        small, large = (self, other) if len(self._firsts) < len(other._firsts) else (other, self)
+        made = RangeSet()
+        count = len(large._firsts)
+        for first, last in zip(small._firsts, small._lasts, strict=True):
+            index = bisect_left(large._lasts, first)
+            while index < count and large._firsts[index] <= last:
+                made._firsts.append(max(first, large._firsts[index]))
+                made._lasts.append(min(last, large._lasts[index]))
+                index += 1
+        return made
+
+    def meets(self, first: int, last: int) -> bool:
+        """Return whether any number from *first* to *last* is a member."""
+        if last < first:
+            return self.meets(first, MASK) or self.meets(0, last)
+        index = bisect_left(self._lasts, first)
+        return index < len(self._lasts) and self._firsts[index] <= last
+
+    @property
+    def range_count(self) -> int:
+        """Number of ranges that are held; one across the end of the circle counts twice."""
+        return len(self._firsts)
 
     def clear(self) -> None:
         """Remove all numbers."""

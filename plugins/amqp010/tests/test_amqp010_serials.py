@@ -131,6 +131,18 @@ class Sets(RuleBasedStateMachine):
         self.other.add(first, last)
         self.others |= self.numbers(first, last)
 
+    @rule(numbers=st.lists(NUMBERS, min_size=10))
+    def prepare_each(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.other.add(number)
+        self.others.update(numbers)
+
+    @rule(first=NUMBERS, span=st.integers(0, 30))
+    def look(self, first: int, span: int) -> None:
+        last = advance(first, span)
+        assert self.found.meets(first, last) == bool(self.expected & self.numbers(first, last))
+        assert self.other.meets(first, last) == bool(self.others & self.numbers(first, last))
+
     @rule()
     def update(self) -> None:
         self.found.update(self.other)
@@ -147,7 +159,10 @@ class Sets(RuleBasedStateMachine):
         assert self.found.among(dict.fromkeys(ordered)) == ordered
         assert len(self.found) == len(ordered)
         assert bool(self.found) == bool(ordered)
+        both = RangeSet((number, number) for number in self.expected & self.others)
+        assert self.found.overlap(self.other) == self.other.overlap(self.found) == both
         ranges = self.found.ranges()
+        assert len(ranges) <= self.found.range_count <= len(ranges) + 1
         assert [each for pair in ranges for each in sorted(self.numbers(*pair), key=lambda n: difference(n, 0))] == ordered  # fmt: skip
         for _, last in ranges:
             assert advance(last) not in self.expected

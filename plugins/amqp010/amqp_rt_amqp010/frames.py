@@ -374,6 +374,11 @@ class Assembler:
             channel=channel,
         )
 
+    def has_begun(self, channel: int) -> bool:
+        """Return whether a command of *channel* is incomplete and has not been dropped."""
+        partial = self._partial.get(channel << 1 | COMMAND_TRACK)
+        return partial is not None and not partial.dropped
+
     def forget(self, channel: int) -> None:
         """Drop the incomplete command of *channel*, whose session ends, and its frames to come."""
         partial = self._partial.get(channel << 1 | COMMAND_TRACK)

@@ -496,8 +496,11 @@ def test_a_forgotten_command_gives_its_memory_back() -> None:
     for rest in ([command("E", BODY, b"x" * 500), command("Ee", BODY, b"y")], []):
         assembler = Assembler(BODY_MAX)
         join([command("Bbe", COMMAND, TRANSFER), command("Eb", BODY, b"x" * 500)], assembler)
+        assert assembler.has_begun(1)
         assembler.forget(1)
         assembler.forget(2)
+        assert not assembler.has_begun(1)
+        assert not assembler.has_begun(2)
         assert assembler.held == ASSEMBLY_COST
         # The peer may finish the command, or begin another in its next session.
         assert join(rest, assembler) == []

@@ -1,4 +1,4 @@
-"""Sessions that outlive their connections, as containers and brokers see them (:mod:`.base`)."""
+"""Sessions that outlive their connections, as containers and brokers see them (:mod:`amqp_rt.fronts.base`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of engines of protocols with channels: output, events, octets held, and logins (:mod:`.base`)."""
+"""Parts of engines of protocols with channels: output, events, octets held, and logins (:mod:`amqp_rt.fronts.base`)."""
 
 from __future__ import annotations
 

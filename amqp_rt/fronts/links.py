@@ -1,4 +1,4 @@
-"""Links of protocols that have none on the wire, as containers and brokers see them (:mod:`.base`).
+"""Links of protocols that have none on the wire, as containers and brokers see them (:mod:`amqp_rt.fronts.base`).
 
 A front makes such links itself: for what a client publishes, subscribes to, or does in transactions. An
 attach costs no frames, credit that the endpoint grants stays here, and messages arrive whole. What a

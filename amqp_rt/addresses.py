@@ -272,6 +272,9 @@ def wild_match(parts: tuple[str, ...], address: str) -> bool:
 QUEUES: Final = "/queues/"
 #: Prefix of an exchange's name, which a slash and the routing key may follow.
 EXCHANGES: Final = "/exchanges/"
+#: Prefix of the names of queues that have been deleted and still move their messages to their dead-letter
+#: address; a number and the name of the queue follow.
+LEAVING: Final = "$deleted/"
 
 
 def address_of(text: str) -> str:

@@ -186,6 +186,8 @@ class Limits(Struct, frozen=True, gc=False):
     routing_looks_max: int = 1_000_000
     #: The same for a dead letter, which is routed in one step; also the maximum number of its queues.
     dead_letter_looks_max: int = 250
+    #: Bindings of one session that end with it; all are removed at once.
+    scoped_bindings_max: int = 1_000
     #: Bytes of the arguments of one queue, exchange or binding. The memory that they take counts towards
     #: the bytes of the broker.
     arguments_bytes_max: int = 16 * KIB
@@ -281,6 +283,18 @@ class Limits(Struct, frozen=True, gc=False):
     transaction_work_max: int = 10_000
     #: Seconds from the declaration of a transaction until it is rolled back.
     transaction_s: float = 60.0
+    #: Branches of distributed transactions of a broker, those included that are remembered because they were
+    #: rolled back for an error or a timeout.
+    branches_max: int = 1_000
+    #: The same of one user in one virtual host. Prepared branches stay until they are decided: no user can
+    #: take all places with them.
+    branches_user_max: int = 250
+    #: Seconds from the start of a branch until it is rolled back, unless it is prepared or has a timeout of
+    #: its own, and the longest such timeout.
+    branch_s: float = 60.0
+    branch_timeout_max_s: float = 86_400.0
+    #: Seconds for which a branch is remembered that was rolled back for an error or a timeout.
+    branch_kept_s: float = 60.0
     #: Filters in the filter-set of one source.
     filters_max: int = 16
     #: Entries of all the property filters of one source together.

@@ -62,7 +62,8 @@ def acquired_entries(queue: MessageQueue) -> list[Entry] | None:
     found: list[Entry] = []
     for consumer in queue.consumers.values():
         session = getattr(consumer.link, "session", None)
-        for sending in () if session is None else session._outgoing.values():
+        # Links of a front have no such table.
+        for sending in getattr(session, "_outgoing", {}).values():
             held = sending.context
             if sending.link is consumer.link and isinstance(held, Entry | Enlisted):
                 found.append(held.entry if isinstance(held, Enlisted) else held)

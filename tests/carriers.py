@@ -157,6 +157,7 @@ class Echo:
 
     work_max = 0
     unread = False
+    congested = False
 
     def say(self, *buffers: bytes) -> None:
         self._output += buffers

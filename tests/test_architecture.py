@@ -35,6 +35,7 @@ NEUTRAL = {
 #: Parts of protocols with exchanges and channels.
 FRONT_PARTS = {
     *("fronts.anchors", "fronts.engines", "fronts.links", "fronts.recent", "fronts.splicing"),
+    "fronts.headers",
 }
 #: Layers that every module may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
@@ -107,7 +108,9 @@ PLUGINS_MAY_IMPORT = {
     *("amqp_rt.fronts.hosts", "amqp_rt.management.node.reply_of"),
     # For protocols with exchanges and channels: bases of engines and links, and octets of 1.0.
     *("amqp_rt.fronts.anchors", "amqp_rt.fronts.engines", "amqp_rt.fronts.links"),
-    *("amqp_rt.fronts.recent", "amqp_rt.fronts.splicing"),
+    *("amqp_rt.fronts.recent", "amqp_rt.fronts.splicing", "amqp_rt.fronts.headers"),
+    # For protocols whose messages name an exchange to reply to: its address.
+    "amqp_rt.broker.topology.exchange_addresses",
     *("amqp_rt.codec.section_types", "amqp_rt.codec.primitives"),
     # For nodes that are logs of the broker with other addresses and annotations.
     "amqp_rt.broker.Log",

@@ -49,6 +49,7 @@ PUBLIC: dict[str, set[str]] = {
             "ServerOptions",
         ),
         *("Short", "Source", "Symbol", "Target", "Timestamp", "Topology", "TransactionalState"),
+        *("TransactionBranches", "XID_PART_MAX", "XaStatus", "Xid"),
         "BindingMatch",
         "LinksMoved",
         *("TRACINGS", "TraceMask", "TraceReader", "TracedFrame", "Tracing"),

@@ -15,6 +15,7 @@ from ..fronts.base import SENDER, Link, ReceivingEndpoint, ReceivingLink, Sendin
 from ..loglimit import log_refusal
 from ..outcomes import Error
 from ..termini import Coordinator, DeleteOnClose, Source, Target
+from .coordinators import attach_control
 from .kinds.base import SEALED, Node
 from .nodes import SHARED, Means, Terms, answer, dynamic_declaration
 from .services import Services
@@ -48,7 +49,7 @@ class LinkAcceptor:
         sending = link.role == SENDER
         terminus = link.source if sending else link.target
         if isinstance(terminus, Coordinator):
-            self._services.transactions.attach(cast("ReceivingLink", link))
+            attach_control(self._services.transactions, cast("ReceivingLink", link))
             return True
         if not isinstance(terminus, Source | Target):
             return False

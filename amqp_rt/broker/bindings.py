@@ -30,6 +30,11 @@ _X_MATCH: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 _NO_HEADERS: Final[Mapping[str, object]] = {}
 
 
+def is_exchange_name(name: str, name_max: int = NAME_MAX) -> bool:
+    """Return whether an exchange may have that name, of at most *name_max* characters."""
+    return len(name) <= name_max and _NAME.fullmatch(name) is not None
+
+
 class Destination(NamedTuple):
     """Destination of a binding: a queue or another exchange."""
 
@@ -336,6 +341,9 @@ class _ExchangeState:
 
 #: A binding with the name of its source exchange.
 _Bound: TypeAlias = tuple[str, Binding]
+#: Source exchange and key → bindings of one destination, which differ in their arguments. Peers of 0-10 name
+#: a binding by its key, and a queue may have very many.
+_Leading: TypeAlias = dict[tuple[str, str], dict[Binding, None]]
 
 
 class Exchanges:
@@ -371,7 +379,7 @@ class Exchanges:
         self._limits = limits
         self._exchanges: dict[str, _ExchangeState] = {}
         #: Maps each destination to the bindings that lead to it.
-        self._leading: dict[Destination, dict[_Bound, None]] = {}
+        self._leading: dict[Destination, _Leading] = {}
         self._count = 0
         for name, kind in STANDARD.items():
             if kind in types:
@@ -393,6 +401,13 @@ class Exchanges:
         if not name:
             return _DEFAULT
         return self._exchange(name).declared
+
+    def is_alternate(self, name: str) -> bool:
+        """Return whether *name* is the alternate of another exchange."""
+        return any(
+            each.declared.alternate == name and each.declared.name != name
+            for each in self._exchanges.values()
+        )
 
     def bindings(self, name: str) -> list[Binding]:
         """Return the bindings of an exchange, in the order of their creation.
@@ -429,7 +444,7 @@ class Exchanges:
             return False
         if name.startswith(RESERVED):
             raise _refused(f"names that begin with {RESERVED!r} are the broker's, such as {name!r}")
-        if len(name) > name_max or not _NAME.fullmatch(name):
+        if not is_exchange_name(name, name_max):
             raise AmqpError(
                 f"an exchange is named by 1 to {name_max} letters, digits, '-', '_', '.' or ':', "
                 f"not {name!r:.80}",
@@ -520,7 +535,7 @@ class Exchanges:
         self._take_room(_size_of(binding), f"a binding of exchange {source!r}", restored)
         exchange.bindings[binding] = None
         exchange.table.add(binding)
-        self._leading.setdefault(destination, {})[(source, binding)] = None
+        self._leading.setdefault(destination, {}).setdefault((source, key), {})[binding] = None
         self._count += 1
         return binding
 
@@ -533,9 +548,7 @@ class Exchanges:
             AmqpError: An exchange does not exist, or it is the default one.
         """
         _, binding = self._binding(source, destination, key, arguments)
-        gone: list[str] = []
-        self._drop(self._undo((source, binding)), gone)
-        return gone
+        return self.remove(source, binding)
 
     def find_binding(
         self, source: str, destination: Destination, key: str, arguments: Mapping[str, object]
@@ -548,12 +561,21 @@ class Exchanges:
         exchange, binding = self._binding(source, destination, key, arguments)
         return binding if binding in exchange.bindings else None
 
-    def leading_to(self, source: str, destination: Destination) -> list[Binding]:
-        """Return the bindings of *destination* to *source*, in the order of their creation."""
-        return [binding for where, binding in self._leading.get(destination, ()) if where == source]
+    def is_bound(self, source: str, destination: Destination) -> bool:
+        """Return whether some binding leads from *source* to *destination*."""
+        return any(at[0] == source for at in self._leading.get(destination, ()))
+
+    def leading_to(
+        self, source: str, destination: Destination, key: str | None = None
+    ) -> list[Binding]:
+        """Return the bindings of *destination* to *source* that have *key*; without a key all of them."""
+        leading = self._leading.get(destination, {})
+        if key is not None:
+            return list(leading.get((source, key), ()))
+        return [binding for at, found in leading.items() if at[0] == source for binding in found]
 
     def remove(self, source: str, binding: Binding) -> list[str]:
-        """Remove a *binding* that exists; return the auto-delete exchanges deleted with it."""
+        """Remove *binding* if it exists; return the auto-delete exchanges deleted with it."""
         gone: list[str] = []
         self._drop(self._undo((source, binding)), gone)
         return gone
@@ -581,6 +603,9 @@ class Exchanges:
         keys: Sequence[str],
         headers: Mapping[str, object],
         found: dict[str, None],
+        *,
+        alternate: bool = True,
+        chained: bool = True,
     ) -> Generator[int, None, None]:
         """Add to *found* the queues that a message for exchange *name* is routed to, each once.
 
@@ -597,6 +622,9 @@ class Exchanges:
             keys: Routing keys of the message.
             headers: Headers of the message.
             found: Receives the names of the queues, as keys.
+            alternate: Whether the alternate exchange of exchange *name* itself is followed.
+            chained: Whether an alternate exchange that cannot route the message passes it to its own
+                alternate. In 0-10 it drops the message (rule double-failure of exchange.declare).
 
         Raises:
             AmqpError: The exchange does not exist, there are too many keys or one is too long,
@@ -619,6 +647,8 @@ class Exchanges:
         for key in keys:
             seen = {name}
             waiting = [name]
+            # Exchanges that the message has reached through an alternate, of which there is to be only one.
+            diverted: set[str] = set()
             while waiting:
                 looked += 1
                 exchange = self._exchanges.get(current := waiting.pop())
@@ -636,6 +666,8 @@ class Exchanges:
                         elif destination.name not in seen:
                             seen.add(destination.name)
                             waiting.append(destination.name)
+                            if current in diverted:
+                                diverted.add(destination.name)
                     if looked >= _LOOKS:
                         total += looked
                         if total > limits.routing_looks_max:
@@ -646,9 +678,14 @@ class Exchanges:
                         yield looked // LOOKS_OF_A_FRAME
                         looked = 0
                 other = exchange.declared.alternate
-                if nowhere and other is not None and other not in seen:
-                    seen.add(other)
-                    waiting.append(other)
+                if not alternate and current == name:
+                    continue
+                if not nowhere or other is None or other in seen or current in diverted:
+                    continue
+                seen.add(other)
+                waiting.append(other)
+                if not chained:
+                    diverted.add(other)
         if looked >= LOOKS_OF_A_FRAME:
             yield looked // LOOKS_OF_A_FRAME
 
@@ -694,7 +731,10 @@ class Exchanges:
         del exchange.bindings[binding]
         exchange.table.remove(binding)
         leading = self._leading[binding.destination]
-        del leading[bound]
+        keyed = leading[source, binding.key]
+        del keyed[binding]
+        if not keyed:
+            del leading[source, binding.key]
         if not leading:
             del self._leading[binding.destination]
         self._count -= 1
@@ -705,9 +745,9 @@ class Exchanges:
 
     def _unbind_destination(self, destination: Destination) -> list[str]:
         """Remove the bindings to *destination*; return the exchanges to be deleted with them."""
-        return [
-            name for bound in list(self._leading.get(destination, ())) for name in self._undo(bound)
-        ]
+        leading = self._leading.get(destination, {})
+        bounds = [(source, each) for (source, _), found in leading.items() for each in found]
+        return [name for bound in bounds for name in self._undo(bound)]
 
     def _drop(self, names: list[str], gone: list[str]) -> None:
         """Delete exchanges, and auto-delete exchanges that thereby lose their last binding."""

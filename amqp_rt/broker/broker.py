@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from importlib.metadata import entry_points
 from os import PathLike
 from pathlib import Path
@@ -40,6 +41,7 @@ from ..security.mechanisms import ServerMechanism, Verifier
 from ..security.tokens import Cbs
 from ..stores.base import Store
 from .bindings import RoutingTable
+from .branches.peers import PeerBranches
 from .declarations import declarations_in, declared_by
 from .durable.journal import Executor, Journal
 from .host import BrokerHost
@@ -200,6 +202,9 @@ class Broker(TrioBlock):
             queue_types=queue_types,
         )
         self.container.entry.topology = self.topologies.of
+        self.container.entry.branches = partial(
+            PeerBranches, self.host.services.branches, rights=self.container.permissions
+        )
         self.container.nodes.check = self._check_route
         self.management: Management | None = None
         if management:

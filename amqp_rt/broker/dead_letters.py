@@ -16,7 +16,7 @@ from ..outcomes import Error
 from .entries import Entry, Moves, dead_letter, moves_after
 from .expiry import AUTOMATIC
 from .filtering.views import MessageView
-from .nodes import Queue
+from .nodes import Queue, origin_of
 from .producers import Inlet, IntakeLedger
 from .queue.accounts import WORK_OF_A_LETTER
 from .services import Services
@@ -74,19 +74,16 @@ class DeadLetters:
     def move(self, declared: Queue, entry: Entry, reason: str, error: Error | None) -> bool:
         """Move *entry*, which the queue *declared* gives up for *reason*; return whether a node takes it."""
         services = self._services
+        origin = origin_of(declared.name)
         node = self._sender(declared, entry) if declared.return_to_sender else None
         if node is not None and entry.pieces and not node.takes_pieces:
             # Only a stored queue can take a message in pieces, and the sender's node is none.
             node = None
         if node is None and declared.dead_letter is None:
-            self.drop(declared.name, entry, reason, error, "the queue has no dead_letter")
+            self.drop(origin, entry, reason, error, "the queue has no dead_letter")
             return False
-        if (
-            node is None
-            and declared.dead_letter_for is not None
-            and not declared.dead_letters(reason)
-        ):
-            self.drop(declared.name, entry, reason, error, "dead_letter_for has no such reason")
+        if node is None and not declared.dead_letters(reason):
+            self.drop(origin, entry, reason, error, "dead_letter_for has no such reason")
             return False
         address = declared.dead_letter or ""
         if node is None:
@@ -98,24 +95,24 @@ class DeadLetters:
                 )
             except AmqpError as failure:
                 why = f"its dead-letter address {address!r} leads nowhere: {failure.description}"
-                self._log_drop(declared.name, entry, reason, error, why)
+                self._log_drop(origin, entry, reason, error, why)
                 return False
             if names is not None:
                 return self._move_to_each(declared, entry, names, reason, error)
         if node is None:
             why = f"its dead-letter address {declared.dead_letter!r} has been deleted"
-            self._log_drop(declared.name, entry, reason, error, why)
+            self._log_drop(origin, entry, reason, error, why)
             return False
         if entry.pieces and not node.takes_pieces:
             why = f"it is too large for {node.name!r}, which is not in the store"
-            self._log_drop(declared.name, entry, reason, error, why)
+            self._log_drop(origin, entry, reason, error, why)
             return False
-        moves = moves_after(entry, declared.name, reason)
+        moves = moves_after(entry, origin, reason)
         if moves is not None and moves.is_cycle(node.name, services.limits):
-            self._log_cycle(node.name, declared.name, entry, reason)
+            self._log_cycle(node.name, origin, entry, reason)
             return False
         letter = dead_letter(
-            entry, declared.name, reason, error, services.clock.wall(), services.limits, moves
+            entry, origin, reason, error, services.clock.wall(), services.limits, moves
         )
         unit = None if services.journal is None else services.journal.transaction_unit
         if unit is not None:
@@ -158,15 +155,16 @@ class DeadLetters:
         Return whether at least one node takes it.
         """
         services = self._services
-        moves = moves_after(entry, declared.name, reason)
+        origin = origin_of(declared.name)
+        moves = moves_after(entry, origin, reason)
         nodes: list[Recipient] = []
         cycle = False
         for name in names:
             node = self._nodes.get(name)
-            if node is None or name == declared.name or entry.pieces or node.is_sealed:
+            if node is None or name == origin or entry.pieces or node.is_sealed:
                 continue
             if moves is not None and moves.is_cycle(node.name, services.limits):
-                self._log_cycle(name, declared.name, entry, reason)
+                self._log_cycle(name, origin, entry, reason)
                 cycle = True
             else:
                 nodes.append(node)
@@ -176,10 +174,10 @@ class DeadLetters:
         if not nodes:
             if not cycle:
                 why = f"its dead-letter address {declared.dead_letter!r} leads to no queue that takes it"
-                self._log_drop(declared.name, entry, reason, error, why)
+                self._log_drop(origin, entry, reason, error, why)
             return False
         letter = dead_letter(
-            entry, declared.name, reason, error, services.clock.wall(), services.limits, moves
+            entry, origin, reason, error, services.clock.wall(), services.limits, moves
         )
         unit = None if services.journal is None else services.journal.transaction_unit
         services.memory.work -= WORK_OF_A_LETTER * len(nodes)

@@ -8,7 +8,7 @@ message; this is safe because nothing that they refer to refers back to them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -27,7 +27,7 @@ from ..codec.sections import (
     walk_head,
     write_annotations,
 )
-from ..errors import AmqpError, DecodeError
+from ..errors import AmqpError, CreditTooSmall, DecodeError, LocalProtocolError
 from ..fronts.base import Payload
 from ..limits import DEFAULT_LIMITS, Limits
 from ..loglimit import LogLimiter
@@ -49,6 +49,7 @@ __all__ = [
     "dead_letter",
     "encode_outgoing",
     "entry_of",
+    "exceeds_link",
     "head_of",
     "restored",
 ]
@@ -362,6 +363,18 @@ def encode_outgoing(entry: Entry, now: float) -> Payload:
         delivery_count=entry.delivery_count,
     )
     return b"".join(pieces) if len(entry.payload) < JOIN_MAX else pieces
+
+
+class AttachedLink(Protocol):
+    """Link, as far as it is asked whether it is attached."""
+
+    @property
+    def attached(self) -> bool: ...
+
+
+def exceeds_link(link: AttachedLink, error: LocalProtocolError) -> bool:
+    """Return whether a message was not sent since the peer never accepts it on *link*, whatever credit it gives."""
+    return link.attached and not isinstance(error, CreditTooSmall)
 
 
 def annotate(entry: Entry, changes: Mapping[Any, object], limits: Limits = DEFAULT_LIMITS) -> None:

@@ -22,9 +22,11 @@ EXPIRED: Final = "expired"
 MAX_DELIVERIES: Final = "max-deliveries"
 MAX_ATTEMPTS: Final = "max-attempts"
 OVERFLOW: Final = "overflow"
+#: Its queue is deleted. Unlike the others it has to be declared.
+DELETED: Final = "deleted"
 
 #: All of them.
-REASONS: Final = (REJECTED, EXPIRED, MAX_DELIVERIES, MAX_ATTEMPTS, OVERFLOW)
+REASONS: Final = (REJECTED, EXPIRED, MAX_DELIVERIES, MAX_ATTEMPTS, OVERFLOW, DELETED)
 
 #: Reasons that arise without a consumer: unchecked, a message could move in a cycle for ever.
 AUTOMATIC: Final = frozenset((EXPIRED, OVERFLOW))

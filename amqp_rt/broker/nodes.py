@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 import msgspec
 from msgspec import Struct
 
-from ..addresses import EXCHANGES
+from ..addresses import EXCHANGES, LEAVING
 from ..codec.composites import from_described
 from ..errors import DecodeError
 from ..fronts.base import RCV_SECOND, SND_SETTLED, SND_UNSETTLED, Link, LinkConnection
@@ -47,7 +47,7 @@ from ..termini import (
     outlives_connection,
 )
 from ..values import Array, Described, Symbol
-from .expiry import MAX_DELIVERIES, REASONS
+from .expiry import DELETED, MAX_DELIVERIES, REASONS
 from .filtering.filters import FilterSet, compile_filter_set
 from .filtering.positions import Position
 from .filtering.selectors import InvalidFilter
@@ -169,6 +169,11 @@ class Addressed(Declaration, frozen=True, kw_only=True):
                 )
 
 
+def origin_of(name: str) -> str:
+    """Return the name that the queue *name* had before it was deleted; otherwise *name*."""
+    return name.removeprefix(LEAVING).partition("/")[2] if name.startswith(LEAVING) else name
+
+
 #: Largest number in a declaration: stores and peers use 64 bits.
 NUMBER_MAX: Final = 2**63 - 1
 
@@ -199,8 +204,9 @@ class Queue(Addressed, frozen=True, kw_only=True):
         dead_letter: Address for messages that are given up, rejected or expired. A queue of that
             name is created if no such node exists. Without an address such messages are dropped.
         dead_letter_for: Reasons for which messages go there, of ``"rejected"``, ``"expired"``,
-            ``"max-deliveries"``, ``"max-attempts"`` and ``"overflow"``; by default all. Messages given
-            up for other reasons are dropped.
+            ``"max-deliveries"``, ``"max-attempts"`` and ``"overflow"``; by default all of these. Messages
+            given up for other reasons are dropped. With ``"deleted"`` the messages of the queue go there
+            when it is deleted.
         ttl_s: Time to live of messages without a ttl, and upper bound for those with one.
         length_max: Maximum number of messages, including delivered ones that are unsettled.
         bytes_max: Maximum size in bytes; by default ``Limits.queue_bytes_max``.
@@ -219,6 +225,8 @@ class Queue(Addressed, frozen=True, kw_only=True):
             later one arrived. Messages without the field are all kept.
         groups: Number of message groups that are distinguished, by their ``group-id``. The messages
             of a group go to one consumer, in order, until it leaves. By default there are none.
+        group_key: Field whose value is a message's group, named as a ``sort_key``; by default
+            ``properties.group-id``.
         lock_s: Seconds after which an unsettled delivery is released for other consumers
             (Part 3 §3.4.4). By default there is no time limit.
         single_active: Whether one consumer gets all messages. Others stand by; when it leaves, the
@@ -233,6 +241,8 @@ class Queue(Addressed, frozen=True, kw_only=True):
         duplicate_window_s: Seconds for which the ``message-id`` of messages is remembered: another
             message with the same id is accepted and not stored. At most ``Limits.duplicates_max``
             are remembered; those of durable messages outlive a restart. By default none are.
+        browse_only: Whether receivers get copies, and the messages stay until they expire, overflow or
+            are purged.
     """
 
     max_deliveries: int | None = None
@@ -254,6 +264,8 @@ class Queue(Addressed, frozen=True, kw_only=True):
     absolute_expiry: bool = False
     duplicate_window_s: float | None = None
     dead_letter_for: tuple[str, ...] | None = None
+    browse_only: bool = False
+    group_key: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -261,7 +273,9 @@ class Queue(Addressed, frozen=True, kw_only=True):
             raise ValueError(f"overflow is block, reject or drop-head, not {self.overflow!r}")
         if not 1 <= self.priorities <= PRIORITIES_MAX:
             raise ValueError(f"priorities is 1 to {PRIORITIES_MAX}, not {self.priorities}")
-        for key in (self.sort_key, self.last_value_key):
+        if self.group_key is not None and not self.groups:
+            raise ValueError("group_key needs groups")
+        for key in (self.sort_key, self.last_value_key, self.group_key):
             if key is not None:
                 MessageField(key)
         if self.sort_key is not None and self.priorities > 1:
@@ -295,7 +309,9 @@ class Queue(Addressed, frozen=True, kw_only=True):
         """Return whether a message that is given up for *reason* goes to the dead-letter address."""
         if self.dead_letter is None:
             return False
-        return self.dead_letter_for is None or reason in self.dead_letter_for
+        if self.dead_letter_for is None:
+            return reason != DELETED
+        return reason in self.dead_letter_for
 
     @property
     def deliveries_max(self) -> int:
@@ -805,7 +821,9 @@ def _priority(link: Link) -> int | Error:
 
 
 def _modes(declared: Declaration) -> tuple[str, ...]:
-    return (MOVE, COPY) if declared.kind == QUEUE else (COPY,)
+    if declared.kind != QUEUE or (isinstance(declared, Queue) and declared.browse_only):
+        return (COPY,)
+    return (MOVE, COPY)
 
 
 def _made(declared: Declaration, lifetime: Lifetime | None) -> dict[object, object] | None:

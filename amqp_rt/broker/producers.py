@@ -188,8 +188,17 @@ class Inlet:
         self.on_expiring = on_expiring
         self.check = check
         self.successor = successor
+        #: Whether the node has been deleted, although its messages have not left it yet.
+        self.closed = False
+        #: Address of the node in its virtual host; empty if it has none.
+        self.address = ""
         #: Adds to the unit of messages that their deliveries have arrived.
         self.note: Callable[[Unit, list[IncomingDelivery]], None] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the node has been deleted, or is out of service."""
+        return self.closed or self.node.deleted
 
     def admits(self, size: int) -> bool:
         """Return whether a message of *size* bytes may enter without a promise of room."""
@@ -285,7 +294,7 @@ class Inlet:
         link.
         """
         node = self.node
-        if node.deleted:
+        if self.closed or node.deleted:
             self._deliver_onward(link, deliveries)
             return
         make_entry = self.entry_factory.make_entry

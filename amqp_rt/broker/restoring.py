@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -11,12 +11,15 @@ import msgspec
 
 from ..errors import AmqpError, DecodeError
 from ..termini import Target
+from .branches.restoring import BranchRestorer
 from .durable import facts
 from .durable.facts import TerminusFact
-from .durable.journal import Journal
+from .durable.journal import Journal, QueueLedger
 from .filtering.selectors import InvalidFilter
 from .kinds.base import Node
 from .nodes import Terms, restored_terms, split_partition
+from .producers import Inlet
+from .queue.queue import MessageQueue
 from .services import Services
 from .spaces import VirtualHosts
 from .termini import Terminus
@@ -44,10 +47,34 @@ async def restore(services: Services, spaces: VirtualHosts) -> None:
     await _restore_termini(journal, services, numbered)
     staged = await services.staging.producers.restore(numbered)
     leased = await services.leases.restore(numbered, partial(services.pager.fetch, journal))
-    services.reserve_numbers(max(staged, leased))
+    restorer = BranchRestorer(
+        services.branches,
+        journal,
+        partial(_find_inlet, spaces),
+        _queues(nodes),
+        partial(services.pager.fetch, journal),
+    )
+    services.reserve_numbers(max(staged, leased, await restorer.restore()))
     if nodes:
         messages = sum(node.waiting for node in nodes)
         _log.info("store read: %d nodes, %d messages in queues", len(nodes), messages)
+
+
+def _find_inlet(spaces: VirtualHosts, virtual_host: str, address: str) -> Inlet | None:
+    """Return the inlet of the node at *address*; None if there is none."""
+    found = spaces.open(virtual_host).inlet(address)
+    return found if isinstance(found, Inlet) else None
+
+
+def _queues(nodes: Iterable[Node]) -> dict[int, MessageQueue]:
+    """Return the stored queues, and those of durable subscriptions, by their numbers in the store."""
+    found: dict[int, MessageQueue] = {}
+    for node in nodes:
+        queues = [node.leased_queue, *(terminus.queue for terminus in node.termini)]
+        for queue in queues:
+            if queue is not None and isinstance(queue.ledger, QueueLedger):
+                found[queue.ledger.number] = queue
+    return found
 
 
 async def _restore_nodes(journal: Journal, spaces: VirtualHosts) -> None:

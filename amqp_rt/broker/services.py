@@ -15,6 +15,7 @@ from ..fronts.base import LinkConnection, ReceivingEndpoint, ReceivingLink
 from ..limits import Limits
 from ..loglimit import LogLimiter
 from ..outcomes import Error
+from .branches.registry import Branches
 from .durable.duplicates import Duplicates
 from .durable.journal import Journal
 from .durable.pager import Pager
@@ -115,6 +116,7 @@ class Services:
         self._entry_factories = {annotations: self.entry_factory}
         self.turns = Scheduler(self.memory, clock, guard)
         self.transactions = Transactions(journal, clock.monotonic, limits, self.do_in_turns)
+        self.branches = Branches(journal, self.transactions, clock, limits, self.new_number, guard)
         self.termini = Termini(journal, clock, self.transactions, limits)
         self.staging = Staging(self.memory, journal, clock, limits, self.new_number, fail)
         self.leases = Leases(journal, clock, limits, self.new_number, fail)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
+from ..addresses import LEAVING
 from ..errors import AmqpError, LocalProtocolError
 from ..fronts.base import LinkConnection, SendingLink
 from ..outcomes import Error
@@ -54,6 +56,8 @@ class VirtualHost:
         #: Alias → name of the node.
         self.aliases: dict[str, str] = {}
         self.dead_letters = DeadLetters(services, name, self.nodes)
+        #: Number of deleted queues without a store whose messages were moved elsewhere.
+        self._left = 0
 
     def __repr__(self) -> str:
         return f"<VirtualHost {self.name!r}: {len(self.nodes)} nodes>"
@@ -448,9 +452,25 @@ class VirtualHost:
         """Delete a node with its messages, and detach its links; return the number of its messages.
 
         Raises:
-            AmqpError: There is no such node.
+            AmqpError: There is no such node, or it has work of distributed transactions that are prepared.
         """
-        return self.delete_node(self.get(address))
+        node = self.get(address)
+        self.services.branches.check_free(node, address)
+        return self.delete_node(node)
+
+    def delete_when_free(self, address: str) -> None:
+        """Delete the node named *address* now, or once it has no work of prepared transactions.
+
+        For nodes that are deleted automatically.
+        """
+        node = self.get(address)
+        if not self.services.branches.wait_free(node, partial(self._delete_released, node)):
+            self.delete_node(node)
+
+    def _delete_released(self, node: Node) -> None:
+        """Delete *node*, whose deletion had to wait, unless it was deleted or has consumers again."""
+        if self.nodes.get(node.name) is node and not attached_links(node.consumers()):
+            self.delete_when_free(node.name)
 
     def delete_node(self, node: Node) -> int:
         """Delete *node* with its messages, and detach its links; return the number of its messages."""
@@ -458,21 +478,23 @@ class VirtualHost:
         name = node.declared.name
         del self.nodes[name]
         self._names = None
-        if node.owner is None:
+        if node.owner is None and not name.startswith(LEAVING):
             self._log_event("deleted", node.declared)
         self._update_aliases(Declaration(name), node.declared)
-        services.node_count -= 1
         node.release_owner()
         services.staging.producers.delete(node)
         services.leases.delete(node)
         held = node.held
-        if node.number and services.journal is not None:
-            node.delete_stored(services.journal.loose)
-        node.close()
         messages: int = held.available + held.acquired + node.delayed
         links = node.links()
         termini = list(node.termini)
-        services.guard(node, held.delete)
+        if node.close(self._leaving_name(node)):
+            self.nodes[node.declared.name] = node
+        else:
+            services.node_count -= 1
+            if node.number and services.journal is not None:
+                node.delete_stored(services.journal.loose)
+            services.guard(node, held.delete)
         for terminus in termini:
             services.guard(node, terminus.end)
         error = Error("amqp:resource-deleted", f"{name!r} has been deleted")
@@ -480,6 +502,15 @@ class VirtualHost:
         if services.on_deleted is not None:
             services.on_deleted(self.name, name)
         return messages
+
+    def _leaving_name(self, node: Node) -> str:
+        """Return the name under which *node*, which is deleted, moves its messages elsewhere."""
+        if node.number:
+            number = str(node.number)
+        else:
+            self._left += 1
+            number = f"t{self._left}"
+        return f"{LEAVING}{number}/{node.declared.name}"[:NAME_MAX]
 
     # --- Events of messages ---
 

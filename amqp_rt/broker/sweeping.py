@@ -30,13 +30,14 @@ class Sweeper:
         """Do periodic work: expire messages, termini, stages and leases, and apply retention.
 
         Messages at the front of queues expire without a consumer; retention is that of logs in
-        memory. Overdue transactions are rolled back.
+        memory. Overdue transactions and branches are rolled back.
         """
         services = self._services
         services.turns.tick()
         guard = services.guard
         for roll_back in services.transactions.overdue():
             guard(None, roll_back)
+        guard(None, services.branches.sweep)
         services.termini.forget_answered()
         for terminus in services.termini.due():
             guard(terminus.held, terminus.end)

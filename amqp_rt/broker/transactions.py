@@ -15,17 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, cast
 
-from ..codec.composites import from_described
-from ..errors import AmqpError, DecodeError
 from ..fronts.base import IncomingDelivery, LinkConnection, LinkSession, ReceivingLink
 from ..limits import DEFAULT_LIMITS, Limits
-from ..message import Message
 from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected, Released, rejected
-from ..termini import Coordinator
-from ..transactions import Declare, Declared, Discharge, TransactionalState
-from ..values import Symbol
+from ..transactions import TransactionalState
 from .durable.journal import Gathering, InDoubt, Journal, QueueLedger, Unit
 from .entries import NEVER, Entry
 from .queue.subscriptions import DistributionNode, Enlisted, Subscription
@@ -33,21 +28,6 @@ from .queue.subscriptions import DistributionNode, Enlisted, Subscription
 if TYPE_CHECKING:
     from .durable.duplicates import Arrived, Duplicates
     from .producers import Inlet, Line
-
-#: Capabilities of the coordinator: several transactions in a session, each usable from all sessions
-#: of the connection; no distributed transactions, and no promotion to one.
-CAPABILITIES: Final = tuple(
-    Symbol(each)
-    for each in (
-        "amqp:local-transactions",
-        "amqp:multi-txns-per-ssn",
-        "amqp:multi-ssns-per-txn",
-    )
-)
-
-#: Credit of a control link, and bytes of a message there.
-_CREDIT: Final = 100
-_MESSAGE_MAX: Final = 16 * 1024
 
 UNKNOWN_TRANSACTION: Final = Error("amqp:transaction:unknown-id", "there is no such transaction")
 TOO_MUCH: Final = rejected(
@@ -65,7 +45,6 @@ _OUTGROWN: Final = (
     "its topics have more durable subscriptions than when messages were posted there, and each counts"
     " for a post: that is more than a transaction may have"
 )
-_REJECTED: Final = "amqp:rejected:list"
 
 
 def _accept(delivery: IncomingDelivery) -> None:
@@ -86,12 +65,28 @@ def _do_all(steps: Iterator[None]) -> None:
         pass
 
 
+class Controller(Protocol):
+    """Owner of a transaction."""
+
+    def abort(self, error: Error) -> None:
+        """Roll back the transactions of the controller because of *error*."""
+
+
+class ControlEndpoint(Controller, Protocol):
+    """Controller of the transactions that are declared on its link."""
+
+    link: ReceivingLink
+
+
 class Transaction:
     """Transaction: work that takes effect with its discharge."""
 
+    #: Whether a rollback requeues messages even if their consumers hold them unsettled.
+    requeues: ClassVar[bool] = False
+
     def __init__(
         self,
-        control: CoordinatorEndpoint,
+        control: Controller,
         txn_id: bytes,
         deadline: float,
         journal: Journal | None,
@@ -279,7 +274,7 @@ class Transaction:
             subscription = enlisted.subscription
             if enlisted.acquired:
                 enlisted.outcome = RELEASED
-            elif delivery.remote_settled or enlisted.left:
+            elif delivery.remote_settled or enlisted.left or self.requeues:
                 enlisted.outcome = subscription.default_outcome
             else:
                 delivery.context = enlisted.entry
@@ -342,8 +337,7 @@ class Transaction:
         inlets = {inlet: inlet.intake.duplicates is not None for inlet in places}
         obstacle = self._find_error(inlets)
         if obstacle is not None:
-            self.roll_back()
-            done(Error(_ROLLBACK, obstacle))
+            self._obstructed(Error(_ROLLBACK, obstacle), done)
             return
         self._stop_acquiring()
         if self._journal is None:
@@ -354,7 +348,7 @@ class Transaction:
 
     def _find_error(self, inlets: dict[Inlet, bool]) -> str | None:
         """Return why posts to *inlets* cannot be put, None if they can."""
-        if any(inlet.node.deleted for inlet in inlets):
+        if any(inlet.is_gone for inlet in inlets):
             return "a node to which a message was posted has been deleted"
         if any(inlets.values()) and any(
             self._is_undecided(inlet, entry) for inlet, entry, _ in self._posts
@@ -398,14 +392,12 @@ class Transaction:
             unit.undo()
             for enlisted, entry in before.items():
                 enlisted.subscription.node.revert_outcome(enlisted.entry, entry)
-            self._posts.clear()
-            self.roll_back()
-            why = f"it cannot be kept: {error.description or error.condition}"
-            done(error if isinstance(error, InDoubt) else Error(_ROLLBACK, why))
+            self._commit_refused(error, done)
 
         unit = Unit(refused)
+        self._note_commit(unit)
         unit.gathers = len(self._posts) > _FEW
-        letters_max = self._work_max // _POSTS_PER_LETTER
+        letters_max = self._letters_max()
         with journal.joined(unit):
             self._write_posts(unit, inlets)
             for enlisted in self._work:
@@ -429,6 +421,25 @@ class Transaction:
             return
         unit.then(partial(self._finish, results, done))
         journal.add(unit)
+
+    def _obstructed(self, error: Error, done: Callable[[Error | None], None]) -> None:
+        """Roll back, because posts cannot be put."""
+        self.roll_back()
+        done(error)
+
+    def _letters_max(self) -> int:
+        """Return how many dead letters a commit may make."""
+        return self._work_max // _POSTS_PER_LETTER
+
+    def _note_commit(self, unit: Unit) -> None:
+        """Add to *unit*, which commits the transaction, what else has to be written with it."""
+
+    def _commit_refused(self, error: Error, done: Callable[[Error | None], None]) -> None:
+        """Roll back, because the unit of the commit was refused with *error* and undone."""
+        self._posts.clear()
+        self.roll_back()
+        why = f"it cannot be kept: {error.description or error.condition}"
+        done(error if isinstance(error, InDoubt) else Error(_ROLLBACK, why))
 
     def _write_posts(self, unit: Unit, inlets: dict[Inlet, bool]) -> None:
         """Add the posts to *inlets* to *unit*, with the message-ids of those that might have duplicates."""
@@ -631,6 +642,8 @@ class Transactions:
         self.limits = limits
         #: Connection and id → open transaction, oldest first.
         self._open: dict[tuple[LinkConnection, bytes], Transaction] = {}
+        #: Connection and id → transaction without a control link, to which work of the connection belongs.
+        self._lent: dict[tuple[LinkConnection, bytes], Transaction] = {}
         #: Posts that have arrived and cannot be taken yet, with their transactions, whose discharges
         #: wait for them.
         self._held_posts: dict[IncomingDelivery, Transaction] = {}
@@ -640,19 +653,12 @@ class Transactions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def attach(self, link: ReceivingLink) -> None:
-        """Make *link*, whose target is a coordinator, a control link (§4.5.1)."""
-        link.accept(
-            CoordinatorEndpoint(self, link),
-            target=Coordinator(capabilities=CAPABILITIES),
-            max_message_size=_MESSAGE_MAX,
-        )
-
     def find(self, connection: LinkConnection, txn_id: object) -> Transaction | None:
         """Return transaction *txn_id* of *connection*; None if it is unknown or discharged."""
         if not isinstance(txn_id, bytes):
             return None
-        found = self._open.get((connection, txn_id))
+        key = connection, txn_id
+        found = self._open.get(key) or self._lent.get(key)
         return None if found is None or found.is_discharged else found
 
     def find_for(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
@@ -684,7 +690,7 @@ class Transactions:
         if transaction is not None:
             transaction.release_discharge()
 
-    def declare(self, control: CoordinatorEndpoint) -> Transaction | Error:
+    def declare(self, control: ControlEndpoint) -> Transaction | Error:
         """Create a transaction; return an error if the session has too many."""
         session = control.link.session
         limits = self.limits
@@ -694,10 +700,9 @@ class Transactions:
                 f"a session may have {limits.transactions_max} transactions at a time",
             )
         self._sessions[session] += 1
-        self._last += 1
         transaction = Transaction(
             control,
-            self._last.to_bytes(8, "big"),
+            self.new_id(),
             self.monotonic() + limits.transaction_s,
             self.journal,
             limits.transaction_work_max,
@@ -706,9 +711,22 @@ class Transactions:
         self._open[control.link.connection, transaction.id] = transaction
         return transaction
 
-    def forget(self, transaction: Transaction) -> None:
-        """Remove a transaction that is discharged, or whose control link has ended."""
-        link = transaction.control.link
+    def new_id(self) -> bytes:
+        """Return an id that no other transaction has."""
+        self._last += 1
+        return self._last.to_bytes(8, "big")
+
+    def lend(self, connection: LinkConnection, transaction: Transaction) -> None:
+        """Let links of *connection* post and retire in *transaction*, until :meth:`take_back`."""
+        self._lent[connection, transaction.id] = transaction
+
+    def take_back(self, connection: LinkConnection, transaction: Transaction) -> None:
+        """Let links of *connection* add no more work to *transaction*."""
+        self._lent.pop((connection, transaction.id), None)
+
+    def forget(self, control: ControlEndpoint, transaction: Transaction) -> None:
+        """Remove a transaction of *control* that is discharged, or whose control link has ended."""
+        link = control.link
         del self._open[link.connection, transaction.id]
         self._sessions[link.session] -= 1
         if not self._sessions[link.session]:
@@ -728,120 +746,3 @@ class Transactions:
             said = f"it was not discharged within {limit_s:g} seconds"
             found.append(partial(transaction.fail, said, "amqp:transaction:timeout"))
         return found
-
-
-class CoordinatorEndpoint:
-    """Control link: transactions are declared and discharged on it, and end with it (§4.1)."""
-
-    def __init__(self, transactions: Transactions, link: ReceivingLink) -> None:
-        self.link = link
-        self._transactions = transactions
-        self._open: dict[bytes, Transaction] = {}
-
-    def on_attached(self, link: ReceivingLink) -> None:
-        link.grant(_CREDIT)
-
-    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
-        for delivery in deliveries:
-            if not link.attached:
-                return
-            self._take(delivery)
-        if link.credit * 2 <= _CREDIT:
-            link.grant(_CREDIT)
-
-    def _take(self, delivery: IncomingDelivery) -> None:
-        if delivery.settled:
-            # The sender needs the answer, and a settled message gets none (§4.2, §4.3).
-            self.abort(Error("amqp:not-allowed", "declare and discharge are not sent settled"))
-            return
-        if delivery.state is not None and type(delivery.state) is not Received:
-            self.abort(Error("amqp:not-allowed", "a control link has no transactional work"))
-            return
-        try:
-            said = from_described(Message.decode(delivery.payload).body, Declare, Discharge)
-        except DecodeError as error:
-            self._refuse(delivery, Error.of(error))
-            return
-        except AmqpError as error:
-            self._refuse(delivery, Error("amqp:decode-error", error.description))
-            return
-        if isinstance(said, Declare):
-            self._declare(delivery, said)
-        elif isinstance(said, Discharge):
-            self._discharge(delivery, said)
-
-    def _declare(self, delivery: IncomingDelivery, declare: Declare) -> None:
-        if declare.global_id is not None:
-            self._refuse(
-                delivery, Error("amqp:not-implemented", "there are no distributed transactions")
-            )
-            return
-        declared = self._transactions.declare(self)
-        if isinstance(declared, Error):
-            self._refuse(delivery, declared)
-        else:
-            self._open[declared.id] = declared
-            delivery.settle(Declared(declared.id))
-
-    def _discharge(self, delivery: IncomingDelivery, discharge: Discharge) -> None:
-        txn_id = discharge.txn_id
-        transaction = self._open.get(txn_id) if isinstance(txn_id, bytes) else None
-        if transaction is None or transaction.is_discharged:
-            self._refuse(
-                delivery,
-                Error("amqp:transaction:unknown-id", "no such transaction was declared here"),
-            )
-            return
-        transaction.discharge(partial(self._end, transaction, delivery, bool(discharge.fail)))
-
-    def _end(self, transaction: Transaction, delivery: IncomingDelivery, fail: bool) -> None:
-        """Perform a discharge, after all earlier posts have been taken or refused."""
-        del self._open[transaction.id]
-        self._transactions.forget(transaction)
-        if fail:
-            transaction.roll_back()
-            delivery.settle(ACCEPTED)
-        elif transaction.error is not None:
-            self._refuse(delivery, transaction.error)
-        else:
-            transaction.commit(partial(self._discharged, delivery))
-
-    def _discharged(self, delivery: IncomingDelivery, error: Error | None) -> None:
-        if error is None:
-            delivery.settle(ACCEPTED)
-        elif isinstance(error, InDoubt):
-            self.abort(Error(error.condition, error.description))
-        else:
-            self._refuse(delivery, error)
-
-    def _refuse(self, delivery: IncomingDelivery, error: Error) -> None:
-        """Reject a request; detach if the link's source does not support *rejected* (§4.2)."""
-        source = self.link.source
-        if source is not None and source.outcomes and _REJECTED not in source.outcomes:
-            self.abort(error)
-        else:
-            delivery.settle(Rejected(error))
-
-    def abort(self, error: Error) -> None:
-        """Roll back all transactions that were declared here, and detach with *error*."""
-        self._roll_back()
-        self.link.detach(error)
-
-    def _roll_back(self) -> None:
-        lost, self._open = self._open, {}
-        for transaction in lost.values():
-            self._transactions.forget(transaction)
-            transaction.drop()
-
-    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
-        """Do nothing: only complete messages are handled."""
-
-    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
-        """Do nothing: an answer needs no confirmation."""
-
-    def on_flow(self, link: ReceivingLink) -> None:
-        """Do nothing: credit is granted with deliveries."""
-
-    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        """Roll back transactions that were not discharged (§4.1)."""
-        self._roll_back()

@@ -48,6 +48,7 @@ from ..security.mechanisms import (
 )
 from ..security.tokens import CBS_CAPABILITY, Cbs
 from ..termini import ANONYMOUS_RELAY
+from ..transactions import TransactionBranches
 from ..values import Symbol
 from .cbs import TokenWatch, answer_cbs
 from .connections import Connection, ConnectionHome
@@ -145,6 +146,8 @@ class ConnectionEntry:
         #: Factory of the topology in which peers declare, for protocols with declarations; None if
         #: peers may not declare.
         self.topology: Callable[[Peer, LinkConnection], Topology] | None = None
+        #: Factory of the branches of distributed transactions, likewise.
+        self.branches: Callable[[Peer, LinkConnection], TransactionBranches] | None = None
         #: Connections by engine.
         self._accepted: dict[object, Connection] = {}
         #: Called when the peer of an engine is authenticated, which makes it count as known.
@@ -379,6 +382,7 @@ class ConnectionEntry:
                     *(Symbol(each) for host in self._home.hosts for each in host.capabilities),
                 ),
                 topology=self.topology,
+                branches=self.branches,
                 properties={} if profile is None else profile.properties,
                 echo_addresses=profile is not None and profile.echo_addresses,
                 whole_errors=profile is not None and profile.whole_errors,

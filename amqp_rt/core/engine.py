@@ -142,6 +142,8 @@ class Engine:
         self.work_max: int = UNBOUNDED_WORK
         #: ``receive`` has left input unread.
         self.unread: bool = False
+        #: Never: windows bound what the peer may send ahead.
+        self.congested: bool = False
         #: Work of this call, beyond one unit for each frame.
         self.spent: int = 0
         self._signalled: bool = False

@@ -32,7 +32,16 @@ from ..outcomes import (
     rejected,
 )
 from ..termini import Coordinator, Source, Target
-from ..transactions import Declare, Declared, Discharge, TransactionalState
+from ..transactions import (
+    XID_PART_MAX,
+    Declare,
+    Declared,
+    Discharge,
+    TransactionalState,
+    TransactionBranches,
+    XaStatus,
+    Xid,
+)
 from ..values import Byte, Char, Float32, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from .base import (
     RECEIVER,
@@ -71,6 +80,7 @@ __all__ = [
     "RELEASED",
     "SENDER",
     "TRACINGS",
+    "XID_PART_MAX",
     "Accepted",
     "AmqpError",
     "AttachRequested",
@@ -124,6 +134,7 @@ __all__ = [
     "TraceReader",
     "TracedFrame",
     "Tracing",
+    "TransactionBranches",
     "TransactionalState",
     "UByte",
     "UInt",
@@ -131,5 +142,7 @@ __all__ = [
     "UShort",
     "Unsettled",
     "UnsettledMap",
+    "XaStatus",
+    "Xid",
     "rejected",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
@@ -19,12 +19,15 @@ from ..events import Event, Peer
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error, Outcome, Rejected
 from ..termini import Coordinator, Source, Target
-from ..transactions import DeliveryState
+from ..transactions import DeliveryState, TransactionBranches
 from ..unsettled import Unsettled, UnsettledMap
 
 #: An encoded AMQP 1.0 message, whole or as pieces in order. Large pieces are never joined; they go
 #: to the socket as they are.
 Payload: TypeAlias = bytes | Sequence[bytes]
+
+#: A front's own type of deliveries.
+D = TypeVar("D")
 
 #: ``role`` (Part 2 §2.8.1).
 SENDER, RECEIVER = False, True
@@ -365,6 +368,13 @@ class ProtocolEngine(Protocol):
         """Whether ``receive`` left input: call it again, with empty bytes if no more arrived."""
 
     @property
+    def congested(self) -> bool:
+        """Whether as much input is in hand as may be: nothing is read until ``on_output`` has been called.
+
+        False where the protocol bounds what its peer may send ahead.
+        """
+
+    @property
     def finished(self) -> bool:
         """Whether the engine has ended and produces no more output."""
 
@@ -448,7 +458,10 @@ class QueueDeclaration(Struct, frozen=True, kw_only=True):
     options: Mapping[str, object] = {}
     #: Exchange that gets the messages rejected by consumers; empty for none.
     alternate: str = ""
-    #: An exclusive queue is free for others when its owner has gone. By default it is deleted then.
+    #: Seconds without consumers after which an auto-delete queue is deleted.
+    auto_delete_s: float = 0.0
+    #: An exclusive queue is free for others when its owner has gone, and an auto-delete one is not deleted
+    #: before. By default an exclusive queue is deleted with its owner.
     outlives_owner: bool = False
     #: A queue that exists is found whatever its declaration, unless *alternate* is another one. An
     #: exclusive declaration makes it exclusive, unless it has consumers.
@@ -485,10 +498,11 @@ class BindingMatch(Struct, frozen=True, kw_only=True):
 class Topology(Protocol):
     """Queues, exchanges and bindings of a virtual host, as one peer sees them on one connection.
 
-    What is exclusive belongs to an owner: the connection, or an anchor that outlives it. For protocols whose peers declare them. No method waits. Failures raise
-    :class:`~amqp_rt.errors.AmqpError`: ``amqp:not-found``, ``amqp:precondition-failed``,
-    ``amqp:unauthorized-access``, ``amqp:resource-locked`` for a node exclusive to another
-    connection, ``amqp:not-implemented``, ``amqp:resource-limit-exceeded``.
+    What is exclusive belongs to an owner: the connection, or an anchor that outlives it. For protocols
+    whose peers declare them. No method waits. Failures raise :class:`~amqp_rt.errors.AmqpError`:
+    ``amqp:not-found``, ``amqp:precondition-failed``, ``amqp:unauthorized-access``, ``amqp:resource-locked``
+    for a node exclusive to another connection, ``amqp:not-implemented``,
+    ``amqp:resource-limit-exceeded``.
     """
 
     def declare_queue(self, wanted: QueueDeclaration) -> QueueState:
@@ -509,14 +523,25 @@ class Topology(Protocol):
         Return False, without a call, if there are none.
         """
 
-    def declare_exchange(self, wanted: Exchange) -> None:
-        """Create an exchange, or find an existing one with the same declaration."""
+    def declare_exchange(self, wanted: Exchange, *, sticky: bool = False) -> None:
+        """Create an exchange, or find an existing one with the same declaration.
+
+        With *sticky* one that exists is found whatever its declaration, unless its type, or the
+        alternate exchange if *wanted* has one, is another (``amqp:not-allowed``). A new one is then
+        created only if its alternate exchange exists.
+        """
 
     def exchange(self, name: str) -> Exchange:
         """Return the declaration of exchange *name*."""
 
-    def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
-        """Delete an exchange with its bindings."""
+    def delete_exchange(
+        self, name: str, *, if_unused: bool = False, unless_alternate: bool = False
+    ) -> None:
+        """Delete an exchange with its bindings.
+
+        With *unless_alternate* the alternate of a queue, or of another exchange, is not deleted
+        (``amqp:not-allowed``).
+        """
 
     def bind_queue(
         self,
@@ -526,8 +551,15 @@ class Topology(Protocol):
         arguments: Mapping[str, object],
         *,
         once: bool = False,
+        alone: bool = False,
+        scoped: bool = False,
     ) -> None:
-        """Bind queue *name* to *exchange*; with *once* only if no binding of it has that key."""
+        """Bind queue *name* to *exchange*.
+
+        With *once* nothing is added if a binding of the queue has that key. With *alone* other queues
+        lose their bindings of that key. A new binding that is *scoped* ends with the owner, and is not
+        stored.
+        """
 
     def unbind_queue(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object] | None
@@ -562,8 +594,14 @@ class Topology(Protocol):
         keys: Sequence[str],
         headers: Mapping[str, object],
         found: dict[str, None],
+        *,
+        alternate: bool = True,
+        chained: bool = True,
     ) -> Generator[int, None, None]:
         """Add to *found* the queues to which a named exchange routes a message with *keys*.
+
+        Without *alternate*, a message that it cannot route does not go to its alternate exchange; unless
+        *chained*, an alternate exchange that cannot route the message drops it.
 
         The generator yields the work done since its last step, in frames, so that a front can
         interrupt it and continue in a later turn.
@@ -586,6 +624,9 @@ class Topology(Protocol):
         *routed* by an exchange.
         """
 
+    def is_ready(self, queue: str) -> bool:
+        """Return whether a consumer of *queue* has credit and room for a message."""
+
     def scarce(self, on_room: Callable[[], None]) -> bool:
         """Return whether memory is scarce, so that the peer should stop sending.
 
@@ -596,6 +637,13 @@ class Topology(Protocol):
         """Note that a consumer takes no more messages, though its link stays for unsettled ones.
 
         An auto-delete queue is deleted with its last consumer.
+        """
+
+    def claim(self, queue: str, link: object, copies: Sequence[D]) -> list[D]:
+        """Acquire messages of which *link*, with distribution-mode *copy*, has sent *copies* from *queue*.
+
+        Returns the copies of those that could be acquired: unsettled deliveries from now on, whose outcomes
+        go to the endpoint of *link*. The front keeps them among its unsettled ones. Others are unchanged.
         """
 
     def moved(self, peer: Peer) -> None:
@@ -624,6 +672,8 @@ class ServerOptions(Struct, kw_only=True):
     #: Returns the topology that the peer of a connection may change, called once its virtual host
     #: is known; None if nothing can be declared.
     topology: Callable[[Peer, LinkConnection], Topology] | None = None
+    #: Returns the branches of distributed transactions that the peer of a session may use, likewise.
+    branches: Callable[[Peer, LinkConnection], TransactionBranches] | None = None
     #: Answer a link with the address that its peer asked for, not with the one that it was mapped to.
     echo_addresses: bool = False
     #: Write errors with all fields of the standard (Part 2 §2.8.14), an absent ``info`` as an empty map,

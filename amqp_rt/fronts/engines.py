@@ -34,6 +34,8 @@ class BareEngine:
         #: Bound on the frames of one call of ``receive``, and whether the last call left some.
         self.work_max = _WORK_MAX
         self.unread = False
+        #: Whether as much input is in hand as may be.
+        self.congested = False
         #: Whether the channels have ended.
         self.over = False
         self.followers: dict[object, Callable[[], None]] = {}

@@ -153,7 +153,8 @@ class FrontLink:
         was, self.attached = self.attached, False
         self._gather()
         endpoint, self.endpoint = self.endpoint, None
-        if was:
+        # A link that inlets share has none.
+        if was and endpoint is not None:
             endpoint.on_detached(self, error, closed)
 
     def _forget_hooks(self) -> None:

@@ -8,6 +8,7 @@ Properties without a field in 1.0 travel in further annotations, whose names beg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct as Layout
 from typing import Final, NamedTuple
 
@@ -28,9 +29,18 @@ PRIORITY: Final = Symbol("x-basic-priority")
 DELIVERY_MODE: Final = Symbol("x-basic-delivery-mode")
 #: The expiration as published: the ttl of 1.0 counts down on the way.
 EXPIRATION: Final = Symbol("x-basic-expiration")
+#: Of a message of 0-10: which fields were absent, as a number; and structs with values that 1.0 has no
+#: place for.
+FORM: Final = Symbol("x-amqp010-form")
+STRUCTS: Final = Symbol("x-amqp010-structs")
+#: Of a message of 0-10's classes file and stream: the name of the class.
+CONTENT_CLASS: Final = Symbol("x-content-class")
 #: All annotations above.
 ANNOTATIONS: Final = frozenset(
-    (EXCHANGE, ROUTING_KEY, TYPE, APP_ID, HEADERS, PRIORITY, DELIVERY_MODE, EXPIRATION)
+    (
+        *(EXCHANGE, ROUTING_KEY, TYPE, APP_ID, HEADERS, PRIORITY, DELIVERY_MODE, EXPIRATION),
+        *(FORM, STRUCTS, CONTENT_CLASS),
+    )
 )
 #: Dead-lettering history, oldest first.
 HISTORY: Final = Symbol("x-opt-dead-letter-history")
@@ -81,6 +91,42 @@ def joined(front: FrontSections, place: bytes, body: bytes) -> bytes:
     else:
         data = b"\0\x53\x75\xb0" + size.to_bytes(4, "big")
     return b"".join((front.header, head, annotations, front.rest, data, body))
+
+
+def with_data(front: bytes, body: Sequence[bytes]) -> bytes:
+    """Assemble an AMQP 1.0 message of the sections *front* and one data section with *body* in pieces."""
+    size = len(body[0]) if len(body) == 1 else sum(map(len, body))
+    if size < 256:
+        return b"".join((front, _DATA8[size], *body))
+    return b"".join((front, b"\0\x53\x75\xb0", size.to_bytes(4, "big"), *body))
+
+
+def split_data(payload: bytes) -> tuple[int, int] | None:
+    """Find the only data section of a message, which ends it.
+
+    Returns:
+        The end of the sections before, and the start of the body; None for all other messages, malformed
+            ones included.
+    """
+    at, end = 0, len(payload)
+    try:
+        while True:
+            kind = payload[at : at + 4]
+            code = _SIZES8.get(kind)
+            if code is not None:
+                start = at + 5
+                after = start + payload[at + 4]
+            elif kind in _SIZES32:
+                code = kind[2]
+                start = at + 8
+                after = start + int.from_bytes(payload[at + 4 : start], "big")
+            else:
+                return None
+            if code == _DATA:
+                return (at, start) if after == end and start <= end else None
+            at = after
+    except IndexError:
+        return None
 
 
 class Parts(NamedTuple):
@@ -165,6 +211,7 @@ def _annotations(payload: bytes, at: int | None = None) -> tuple[int, int, int] 
 
 
 _DATA: Final = 0x75
+_DATA8: Final = [bytes((0, 0x53, 0x75, 0xA0, size)) for size in range(256)]
 _ANNOTATIONS: Final = 0x72
 _MAP8: Final = 0xC1
 _SIZE_AND_COUNT: Final = Layout(">II")

@@ -22,8 +22,10 @@ from ..container.connections import Connection
 from ..container.container import Container
 from ..errors import AmqpError
 from ..fronts.base import SENDER
+from ..message import Message
 from ..outcomes import Error
 from ..termini import Source, Target
+from .branches import BranchCollection
 from .node import Collection, attributes
 
 
@@ -207,6 +209,9 @@ class _Collection:
         raise NotImplementedError
 
     async def delete(self, name: str, virtual_host: str) -> None:
+        raise NotImplementedError
+
+    async def act(self, operation: str, name: str, message: Message, virtual_host: str) -> None:
         raise NotImplementedError
 
 
@@ -445,4 +450,5 @@ def collections_of(container: Container, host: BrokerHost) -> list[Collection]:
         _Links(entities),
         _Subscriptions(entities),
         _Users(entities),
+        BranchCollection(host.services.branches),
     ]

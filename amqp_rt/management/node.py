@@ -129,6 +129,9 @@ class Collection(Protocol):
     async def delete(self, name: str, virtual_host: str) -> None:
         """Delete an existing entity."""
 
+    async def act(self, operation: str, name: str, message: Message, virtual_host: str) -> None:
+        """Perform *operation*, one of its own, on an existing entity, as *message* requests."""
+
 
 class Asked(msgspec.Struct, frozen=True):
     """Request with its peer and the nodes that it is about."""
@@ -379,7 +382,9 @@ class Management:
 
     async def _perform(self, operation: str, asked: Asked) -> tuple[int, Any]:
         collection = self._collections.get(_text_or(asked.message, "type"))
-        if operation in _ENTITY_OPERATIONS and collection is not None:
+        if collection is not None and (
+            operation in _ENTITY_OPERATIONS or operation in collection.operations
+        ):
             self._check(asked.peer, Rights.MANAGE, ADDRESS)
             return await self._on_collection(collection, operation, asked)
         if operation in _NODE_OPERATIONS:
@@ -426,6 +431,8 @@ class Management:
         elif operation == "DELETE":
             await collection.delete(name, host)
             return 204, {}
+        elif operation != "READ":
+            await collection.act(operation, name, asked.message, host)
         row = collection.find(name, host) or {"name": name}
         return 201 if operation == "CREATE" else 200, _described(row, collection.type_name)
 

@@ -409,6 +409,8 @@ class Carrier:
                 self.resuming = True
                 host.later(self)
             reads = False
+        elif self.engine.congested and not self.engine.finished:
+            reads = False
         if reads != self.wants_read or writes != self._watched_write:
             self.wants_read = reads
             self._watched_write = writes

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from ..addresses import EXCHANGES, address_of, wild_match, wild_parts
+from ..addresses import EXCHANGES, LEAVING, address_of, wild_match, wild_parts
 from ..config_files import SettingsError, mistake, read_settings, suggestion
 from ..events import Peer
 from ..outcomes import Error
@@ -264,6 +264,8 @@ def reserved(address: str) -> str:
         return f"{address!r} is the broker's own"
     if address.startswith(EXCHANGES):
         return f"{address!r} is the address of an exchange"
+    if address.startswith(LEAVING):
+        return f"{address!r} is that of a queue that was deleted"
     if address_of(address) != address:
         return f"{address!r} means {address_of(address)!r}"
     return ""

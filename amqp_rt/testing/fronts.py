@@ -122,6 +122,7 @@ class FrontConnection:
         """Carry octets both ways until both sides are silent, in pieces of *cut* unless it is 0."""
         for _ in range(_TURNS_MAX):
             data = self.client.take()
+            self._catch_up()
             answer = self.take()
             if not data and not answer:
                 return
@@ -130,6 +131,14 @@ class FrontConnection:
             for piece in _pieces(answer, cut):
                 self.client.receive(piece)
         raise AssertionError("front and client never stop talking")
+
+    def _catch_up(self) -> None:
+        """Call the engine as far as it asks for that."""
+        engine, now = self.engine, self._world.now
+        if engine.unread and not engine.finished:
+            self.handle(engine.receive(b"", now))
+        if engine.deadline <= now:
+            self.handle(engine.tick(now))
 
     def feed(self, data: bytes, cut: int = 0) -> None:
         """Pass *data* to the engine."""

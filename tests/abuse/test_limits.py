@@ -65,6 +65,16 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "channel_max": (f"{HERE}test_channel_max", f"{HERE}test_sessions_of_both_sides"),
     "exchanges_max": ("broker/test_bindings.py::test_exchanges_and_bindings_are_counted",),
     "bindings_max": ("broker/test_bindings.py::test_exchanges_and_bindings_are_counted",),
+    "scoped_bindings_max": (
+        "broker/test_owned_queues.py::test_scoped_bindings_end_with_their_owner",
+    ),
+    "branches_max": ("broker/test_branches.py::test_there_are_so_many_branches_and_no_more",),
+    "branches_user_max": ("broker/test_branches.py::test_one_user_leaves_places_to_others",),
+    "branch_s": ("broker/test_branches.py::test_a_timeout_counts_from_when_it_is_set",),
+    "branch_timeout_max_s": ("broker/test_branches.py::test_a_timeout_has_a_bound_and_a_branch",),
+    "branch_kept_s": (
+        "broker/test_branches.py::test_a_branch_that_takes_too_long_is_undone_at_once_and_remembered_for_a_while",
+    ),
     "log_batch_bytes_max": (
         "broker/test_log_batches.py::test_one_credit_is_one_batch_of_bounded_size",
     ),

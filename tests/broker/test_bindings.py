@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -532,5 +533,50 @@ def test_an_alternate_exchange_that_leads_nowhere_stops_nothing_else(turned: boo
     assert found.route("first", "k") == ["q"]
 
 
+@pytest.mark.req("N11", "D19")
+@pytest.mark.parametrize(("chained", "names"), [(True, ["q"]), (False, [])])
+def test_alternate_exchanges_may_be_chained_or_not(chained: bool, names: list[str]) -> None:
+    """From first to second by an alternate, to third by a binding or an alternate, to fourth by an alternate."""
+    for bound in (False, True):
+        found = exchanges()
+        third = {"alternate-exchange": "fourth"} if bound else {}
+        found.declare(Exchange(name="fourth", type="fanout"))
+        found.declare(Exchange(name="third", type="fanout", arguments=third))
+        second = {} if bound else {"alternate-exchange": "third"}
+        found.declare(Exchange(name="second", type="fanout", arguments=second))
+        found.declare(Exchange(name="first", arguments={"alternate-exchange": "second"}))
+        if bound:
+            found.bind("second", Destination("third", is_exchange=True), "", {})
+        bind(found, "fourth" if bound else "third", "q")
+        routed: dict[str, None] = {}
+        for _ in found.routing("first", ("k",), {}, routed, chained=chained):
+            pass
+        assert list(routed) == names, bound
+
+
 def test_names_in_a_table_take_memory_too() -> None:
     assert size_of({"n" * 1_000: 1}) - size_of({"": 1}) == 1_000
+
+
+def test_a_binding_is_found_by_its_key_among_very_many() -> None:
+    count = 20_000
+    found = exchanges("q")
+    queue = Destination("q")
+    began = perf_counter()
+    for number in range(count):
+        assert not found.leading_to("amq.direct", queue, str(number))
+        found.bind("amq.direct", queue, str(number), {})
+    for arguments in ({"a": 1}, {"a": 2}):
+        found.bind("amq.topic", queue, "", arguments)
+    assert [each.key for each in found.leading_to("amq.direct", queue, "7")] == ["7"]
+    # A walk over all of them would take minutes.
+    assert perf_counter() - began < 20
+    assert len(found.leading_to("amq.direct", queue)) == count
+    assert len(found.leading_to("amq.topic", queue, "")) == 2
+    assert found.is_bound("amq.topic", queue)
+    found.unbind("amq.topic", queue, "", {"a": 1})
+    assert len(found.leading_to("amq.topic", queue, "")) == 1
+    found.unbind("amq.topic", queue, "", {"a": 2})
+    assert not found.is_bound("amq.topic", queue)
+    assert found.forget("q") == []
+    assert not found.is_bound("amq.direct", queue)

@@ -107,6 +107,23 @@ def test_a_message_that_was_replaced_does_not_hide_what_expires() -> None:
 
 
 @pytest.mark.req("M7")
+def test_a_replaced_message_between_expired_ones_hides_none_of_them() -> None:
+    world = World(Queue("q", last_value_key="key", dead_letter="dead"))
+    client = world.client()
+    sender = client.sender("q")
+    sender.send("first", ttl_s=1)
+    sender.send("old", application_properties={"key": "k"})
+    sender.send("third", ttl_s=1)
+    receiver = client.receiver("q", credit=3)
+    receiver.settle(RELEASED, 0, 1, 2)
+    receiver.detach()
+    sender.send("new", application_properties={"key": "k"})
+    pass_time(world, 2)
+    assert (waiting(world), waiting(world, "dead")) == (1, 2)
+    world.check()
+
+
+@pytest.mark.req("M7")
 def test_a_message_behind_a_delayed_one_expires_in_time() -> None:
     world = World(Queue("q", dead_letter="dead"))
     sender = world.client().sender("q")

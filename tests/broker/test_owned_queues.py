@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from brokers import client_of
+from trio.testing import MockClock
 
 from amqp_rt import Broker
 from amqp_rt.broker.nodes import Queue
@@ -15,7 +18,7 @@ from amqp_rt.errors import AmqpError
 from amqp_rt.events import Peer
 from amqp_rt.fronts.anchors import Anchor
 from amqp_rt.fronts.base import BindingMatch, Exchange, QueueDeclaration
-from amqp_rt.limits import DEFAULT_LIMITS
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.outcomes import Error
 from amqp_rt.security.access import Rights
 
@@ -117,7 +120,7 @@ async def test_options_and_the_alternate_exchange_are_those_of_the_node() -> Non
         )
         node = broker.host.space().find("q").declared
         assert isinstance(node, Queue)
-        assert (node.last_value_key, node.dead_letter_for) == ("subject", ("rejected",))
+        assert (node.last_value_key, node.dead_letter_for) == ("subject", ("rejected", "deleted"))
         missing = QueueDeclaration(name="r", alternate="none")
         assert refusal(lambda: here.declare_queue(missing)) == "amqp:not-found"
         wrong = QueueDeclaration(name="r", options={"priorities": 0})
@@ -186,3 +189,151 @@ async def test_the_rights_are_those_of_the_connection_that_the_session_is_on(
         for other in (Peer(user="eve"), Peer(virtual_host="berlin")):
             with pytest.raises(ValueError, match="one user"):
                 here.moved(other)
+
+
+async def test_a_sticky_exchange_is_found_whatever_its_declaration() -> None:
+    async with Broker() as broker:
+        here = owned(broker)
+        here.declare_exchange(Exchange(name="other"))
+        e = Exchange(name="e", arguments={"alternate-exchange": "other"})
+        here.declare_exchange(e, sticky=True)
+        here.declare_exchange(Exchange(name="e", durable=True, auto_delete=True), sticky=True)
+        assert here.exchange("e") == e
+        for different in (
+            Exchange(name="e", type="fanout"),
+            Exchange(name="e", arguments={"alternate-exchange": "e"}),
+            Exchange(name="other", arguments={"alternate-exchange": "e"}),
+        ):
+            declare = partial(here.declare_exchange, different, sticky=True)
+            assert refusal(declare) == "amqp:not-allowed"
+        missing = Exchange(name="f", arguments={"alternate-exchange": "none"})
+        assert refusal(lambda: here.declare_exchange(missing, sticky=True)) == "amqp:not-found"
+        # Peers of 0-9-1 may declare the alternate later.
+        here.declare_exchange(missing)
+
+
+async def test_an_alternate_exchange_is_kept_if_wanted() -> None:
+    async with Broker() as broker:
+        here = owned(broker)
+        for name in ("of-a-queue", "of-an-exchange", "of-itself", "of-none"):
+            here.declare_exchange(
+                Exchange(name=name, arguments={"alternate-exchange": "of-itself"})
+                if name == "of-itself"
+                else Exchange(name=name)
+            )
+        here.declare_queue(QueueDeclaration(name="q", alternate="of-a-queue"))
+        here.declare_queue(QueueDeclaration(name="r", alternate="of-a-queue"))
+        here.declare_exchange(
+            Exchange(name="e", arguments={"alternate-exchange": "of-an-exchange"})
+        )
+
+        def keeps(name: str) -> bool:
+            try:
+                here.delete_exchange(name, unless_alternate=True)
+            except AmqpError as error:
+                return error.condition == "amqp:not-allowed"
+            return False
+
+        assert keeps("of-a-queue")
+        assert keeps("of-an-exchange")
+        assert not keeps("of-itself")
+        assert not keeps("of-none")
+        here.delete_queue("q")
+        assert keeps("of-a-queue")
+        here.delete_queue("r")
+        assert not keeps("of-a-queue")
+        here.delete_exchange("of-an-exchange")
+
+
+async def test_a_binding_alone_takes_the_key_from_other_queues_only() -> None:
+    async with Broker() as broker:
+        here, stranger = owned(broker), owned(broker)
+        for name in ("e", "f"):
+            here.declare_exchange(Exchange(name=name))
+        for name in ("q", "r"):
+            here.declare_queue(QueueDeclaration(name=name))
+        here.bind_exchange("f", "e", "k", {})
+        for key in ("k", "l"):
+            here.bind_queue("q", "e", key, {})
+        here.bind_queue("r", "e", "k", {}, once=True, alone=True)
+        assert not here.bound("e", "q", "k").key_matched
+        assert here.bound("e", "q", "l").key_matched
+        here.bind_queue("q", "f", "x", {})
+        assert here.route("e", "k", {}) == ["r"]
+        assert here.route("f", "x", {}) == ["q"]
+        stranger.declare_queue(exclusive("s"))
+        stranger.bind_queue("s", "f", "x", {})
+        alone = {"once": True, "alone": True}
+        assert (
+            refusal(lambda: here.bind_queue("r", "f", "x", {}, **alone)) == "amqp:resource-locked"
+        )
+        # None of the others has lost its binding.
+        assert {"q", "s"} <= set(here.route("f", "x", {}))
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["in memory", "stored"])
+async def test_an_auto_delete_queue_waits_as_long_as_declared(
+    autojump_clock: MockClock, tmp_path: Path, stored: bool
+) -> None:
+    store = f"sqlite:{tmp_path / 'broker.db'}" if stored else None
+    async with Broker(store=store) as broker:
+        await broker.listen("memory://b")
+        here = owned(broker)
+        here.declare_queue(
+            QueueDeclaration(name="q", durable=stored, auto_delete=True, auto_delete_s=30)
+        )
+        await trio.sleep(100)
+        # Without a consumer ever it stays.
+        here.queue("q")
+        for _ in range(2):
+            async with client_of(broker) as peer, peer.receiver("q") as link:
+                await link.wait_attached()
+                await trio.sleep(100)
+            await trio.sleep(20)
+            here.queue("q")
+        await trio.sleep(30)
+        assert refusal(lambda: here.queue("q")) == "amqp:not-found"
+
+
+async def test_the_consumers_of_an_owner_do_not_delete_its_queue() -> None:
+    async with Broker() as broker:
+        await broker.listen("memory://b")
+        here = owned(broker)
+        here.declare_queue(exclusive(auto_delete=True))
+        here.idle("q")
+        assert here.queue("q").consumers == 0
+        here.close()
+        assert refusal(lambda: here.queue("q")) == "amqp:not-found"
+
+
+async def test_scoped_bindings_end_with_their_owner(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'broker.db'}"
+    async with Broker(store=store, limits=Limits(scoped_bindings_max=4)) as broker:
+        here, other = owned(broker), owned(broker)
+        for name in ("e", "deleted"):
+            here.declare_exchange(Exchange(name=name, durable=True))
+        here.declare_queue(QueueDeclaration(name="q", durable=True))
+        here.bind_queue("q", "e", "stays", {})
+        here.bind_queue("q", "e", "stays", {}, scoped=True)
+        for exchange, key in (("e", "goes"), ("e", "again"), ("deleted", ""), ("e", "unbound")):
+            here.bind_queue("q", exchange, key, {}, scoped=True)
+        one_more = partial(here.bind_queue, "q", "e", "more", {}, scoped=True)
+        assert refusal(one_more) == "amqp:resource-limit-exceeded"
+        for key in ("again", "unbound"):
+            assert here.unbind_queue("q", "e", key, None)
+        here.delete_exchange("deleted")
+        other.bind_queue("q", "e", "again", {})
+        # Also where the owner might not unbind it any more.
+        other.declare_queue(exclusive("q"))
+        here.close()
+        assert not other.bound("e", "q", "goes").key_matched
+        for key in ("stays", "again"):
+            assert other.bound("e", "q", key).key_matched
+        owned(broker).bind_exchange("e", "e", "", {})
+        scoped = owned(broker)
+        other.close()
+        scoped.bind_queue("q", "e", "not stored", {}, scoped=True)
+    async with Broker(store=store) as broker:
+        here = owned(broker)
+        assert here.bound("e", "q", "stays").key_matched
+        assert not here.bound("e", "q", "not stored").key_matched

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from amqp_rt.broker.building import Entry, Subscription, Transactions
+from amqp_rt.broker.coordinators import attach_control
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Error, Outcome, Rejected
 from amqp_rt.termini import Coordinator, Source
@@ -25,7 +26,7 @@ class OneEntry:
 
     def attach(self, link: Any) -> None:
         if isinstance(link.target, Coordinator):
-            self.transactions.attach(link)
+            attach_control(self.transactions, link)
             return
         subscription = Subscription(self, 1, default_outcome=ACCEPTED)
         subscription.transactions = self.transactions

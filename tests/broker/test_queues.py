@@ -733,3 +733,35 @@ def test_room_counts_messages_that_are_being_written() -> None:
     # Not one message more than there is memory for.
     world.host.memory.held = world.host.memory.limit
     assert queue.room() == 0
+
+
+def test_messages_of_a_browse_only_queue_stay() -> None:
+    world = World(Queue("q", browse_only=True))
+    client = world.client()
+    client.sender("q").send("one")
+    for _ in range(2):
+        receiver = client.receiver("q", credit=5)
+        assert receiver.link.source.distribution_mode == "copy"
+        receiver.settle(ACCEPTED)
+        assert counts(world) == (1, 0)
+    refused = client.receiver("q", distribution_mode="move")
+    assert refused.error is not None
+    assert "amqp:not-implemented" in refused.error
+
+
+@pytest.mark.parametrize("value", ["a", b"a", 7], ids=["text", "octets", "number"])
+def test_messages_are_grouped_by_any_field(value: object) -> None:
+    world = World(Queue("q", groups=1_000, group_key="team"))
+    client = world.client()
+    first, second = client.receiver("q", credit=1), client.receiver("q", credit=9)
+    sender = client.sender("q")
+    for number in range(3):
+        sender.send(number, application_properties={"team": value}, group_id=str(number))
+    assert [each.payload for each in second.endpoint.deliveries] == []
+    first.grant(9)
+    assert len(first.endpoint.deliveries) == 3
+
+
+def test_a_field_of_groups_needs_groups() -> None:
+    with pytest.raises(ValueError, match="group_key needs groups"):
+        Queue("q", group_key="team")

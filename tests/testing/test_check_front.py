@@ -165,6 +165,14 @@ class Engine:
         return self.inner.finished
 
     @property
+    def unread(self) -> bool:
+        return self.inner.unread
+
+    @property
+    def congested(self) -> bool:
+        return self.inner.congested
+
+    @property
     def output_size(self) -> int:
         return self.inner.output_size
 

@@ -211,6 +211,25 @@ class Write(Struct, array_like=True, frozen=True):
     identity: Identity | None
 
 
+class BranchFact(Struct, array_like=True):
+    """Branch of a distributed transaction that is prepared, or was completed by an operator."""
+
+    virtual_host: str
+    user: str | None
+    #: Format, global id and branch id.
+    xid: tuple[int, bytes, bytes]
+    #: Addresses of the nodes that messages were posted to, and of each message at the place of the same
+    #: index under the branch's number: the index of its address. -1 for one that is not stored.
+    targets: list[str]
+    posts: list[int]
+    #: Retired messages: number of the queue, sequence number, and the encoded outcome.
+    retired: list[tuple[int, int, bytes]]
+    #: Result of the operator's decision (:class:`~amqp_rt.transactions.XaStatus`); 0 while prepared.
+    result: int = 0
+    #: Wall-clock time of the preparation.
+    prepared_at: float = 0.0
+
+
 class ProducerFact(Struct, array_like=True):
     """Producer that publishes by epochs."""
 
@@ -342,6 +361,8 @@ SEEN: Final = FactKind("terminus-seen", _write_seen, _read_seen)
 #: Producers of epochs, by node and name; and their stages, by number.
 PRODUCERS: Final = _packed("epoch-producer", ProducerFact)
 STAGES: Final = _packed("epoch-stage", StageFact)
+#: Branches of distributed transactions, by the number under which their posts are stored.
+BRANCHES: Final = _packed("dtx-branch", BranchFact)
 #: Leases, by number; and their messages, by lease and number in the group: the sequence number.
 LEASES: Final = _packed("lease", LeaseFact)
 LEASED: Final = FactKind("leased", _write_sequence, _read_sequence)

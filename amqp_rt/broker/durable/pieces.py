@@ -196,7 +196,7 @@ class Arrival:
     def _end(self) -> None:
         """Commit the message, all of which has arrived, or post or refuse it."""
         delivery, entry, ledger = self._delivery, self._entry, self._ledger
-        if self._refusal is None and self._producer.node.deleted:
+        if self._refusal is None and self._producer.is_gone:
             self._refuse(_GONE)
         if self._refusal is not None or entry is None or ledger is None:
             _log.warning("a large message was refused: %s", self._refusal)

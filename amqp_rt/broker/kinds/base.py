@@ -118,6 +118,9 @@ class Space(Protocol):
     def delete_node(self, node: Node) -> int:
         """Delete *node* with its messages, and detach its links; return the number of its messages."""
 
+    def delete_when_free(self, address: str) -> None:
+        """Delete the node named *address* now, or once it has no work of prepared transactions."""
+
     def inlet(self, address: str) -> Inlet | Error | None:
         """Return the inlet of the node at *address*, None if there is none."""
 
@@ -186,6 +189,7 @@ class Node:
             check=check,
             successor=partial(space.inlet, declared.name),
         )
+        self.inlet.address = declared.name
         #: Lifetime of a dynamic node, and whether the link for which it was created has ended.
         self.lifetime: Lifetime | None = None
         self.abandoned = False
@@ -375,7 +379,7 @@ class Node:
         """Create the endpoint of a link that sends to the node."""
         inlet = self.inlet
         place, ledger = self.open_intake()
-        return Producer(
+        producer = Producer(
             self.intake,
             place,
             inlet.entry_factory,
@@ -387,6 +391,8 @@ class Node:
             on_expiring=inlet.on_expiring,
             check=inlet.check,
         )
+        producer.address = inlet.address
+        return producer
 
     def consume(self, terms: Terms, *, batches: bool = False) -> NodeConsumer:
         """Create the endpoint of a link that receives from the node."""
@@ -481,7 +487,7 @@ class Node:
                 over = over and self.is_empty
         if over:
             self.services.leaving.pop(self, None)
-            self.space.delete_node(self)
+            self.space.delete_when_free(self.declared.name)
         elif self.abandoned:
             self.services.leaving[self] = None
 
@@ -501,8 +507,13 @@ class Node:
         facts.NODES.remove(unit, facts.key_of(self.number))
         unit.clear(self.number)
 
-    def close(self) -> None:
-        """End what the broker does for the node, which is being deleted."""
+    def close(self, name: str) -> bool:
+        """End what the broker does for the node, which is being deleted.
+
+        Returns:
+            Whether the node goes on as *name*, to move its messages elsewhere. It calls ``delete_node``
+            once more when it has none any more.
+        """
         services = self.services
         # Like the owner: a node and its queue would keep the connection until a full collection.
         self.reserved = None
@@ -512,6 +523,7 @@ class Node:
         if duplicates is not None:
             duplicates.clear()
             del services.windows[duplicates]
+        return False
 
     def stop(self, failure: AmqpError) -> None:
         """Refuse later calls, as the node is out of service after *failure*."""

@@ -187,9 +187,9 @@ class LogNode(Node):
         for partition in log.partitions:
             unit.clear(partition.number)
 
-    def close(self) -> None:
+    def close(self, name: str) -> bool:
         del self.services.logs[self.held]
-        super().close()
+        return super().close(name)
 
     def stop(self, failure: AmqpError) -> None:
         super().stop(failure)

@@ -8,7 +8,9 @@ from functools import partial
 from typing import Self
 
 import trio
+from msgspec.structs import replace
 
+from ...addresses import LEAVING
 from ...errors import AmqpError
 from ...events import Peer
 from ...fronts.base import LinkConnection
@@ -20,9 +22,20 @@ from ..durable.duplicates import Duplicates
 from ..durable.journal import Journal, QueueLedger
 from ..durable.pager import STEP
 from ..entries import Entry, encode_outgoing
-from ..nodes import EXCLUSIVE, PRIORITIES, QUEUE, Declaration, Lifetime, Queue, Terms
+from ..expiry import DELETED
+from ..nodes import (
+    EXCLUSIVE,
+    PRIORITIES,
+    QUEUE,
+    Declaration,
+    Lifetime,
+    Queue,
+    Terms,
+    origin_of,
+)
 from ..producers import Check, Intake
 from ..queue.keyed import marker
+from ..queue.leaving import is_drained, leave
 from ..queue.observed import ObservedQueue
 from ..queue.queue import MessageQueue
 from ..queue.subscriptions import Subscription
@@ -65,6 +78,7 @@ class QueueNode(Node):
                 last_value_key=declared.last_value_key,
                 sort_key=declared.sort_key,
                 groups=declared.groups,
+                group_key=declared.group_key,
                 limits=limits,
             ),
             last_value=declared.last_value_key is not None,
@@ -132,6 +146,7 @@ class QueueNode(Node):
             and before.sort_key == declared.sort_key
             and before.last_value_key == declared.last_value_key
             and before.groups == declared.groups
+            and before.group_key == declared.group_key
         )
 
     def redeclare(self, declared: Queue) -> None:
@@ -208,6 +223,10 @@ class QueueNode(Node):
         return self.held.available + self.held.delayed
 
     @property
+    def is_sealed(self) -> bool:
+        return self.held.leaving
+
+    @property
     def takes_pieces(self) -> bool:
         return self.ledger is not None
 
@@ -221,6 +240,8 @@ class QueueNode(Node):
     # --- Attaching ---
 
     def refuse_consumer(self, terms: Terms) -> Error | None:
+        if self.held.leaving:
+            return Error("amqp:not-found", f"queue {origin_of(self.declared.name)!r} was deleted")
         if terms.copies or not self.held.locked(terms.exclusive):
             return None
         return Error(
@@ -242,6 +263,8 @@ class QueueNode(Node):
         subscription: Subscription
         if terms.copies:
             subscription = queue.browse(settled=terms.settled, filters=terms.filters)
+            # For messages that it acquires.
+            subscription.default_outcome = terms.default_outcome
         else:
             subscription = queue.subscribe(
                 default_outcome=terms.default_outcome,
@@ -263,9 +286,37 @@ class QueueNode(Node):
 
     # --- The end ---
 
-    def close(self) -> None:
+    def close(self, name: str) -> bool:
+        declared, queue = self.declared, self.held
+        if (
+            declared.dead_letters(DELETED)
+            and not queue.leaving
+            and self.failure is None
+            and not is_drained(queue)
+        ):
+            self.lifetime = self.reserved = None
+            self.declared = replace(declared, name=name, aliases=())
+            queue.dead_letter = partial(self.space.dead_letters.move, self.declared)
+            for inlet in (self.inlet, *self.intake.producers):
+                inlet.closed = True
+            self.store_declaration()
+            self._leave()
+            return True
         self.services.pager.release(self.held)
-        super().close()
+        return super().close(name)
+
+    def _leave(self) -> None:
+        self.held.on_empty = None
+        leave(self.held, self._delete_if_drained)
+
+    def _delete_if_drained(self) -> None:
+        """Delete the queue, which has left, in a later turn if it is empty."""
+        if is_drained(self.held):
+            self.services.turns.resume_later(_Leaving(self))
+
+    def restored(self) -> None:
+        if self.declared.name.startswith(LEAVING):
+            self._leave()
 
     def stop(self, failure: AmqpError) -> None:
         super().stop(failure)
@@ -383,6 +434,19 @@ class QueueNode(Node):
             return False
         journal.when_kept(on_stored)
         return True
+
+
+class _Leaving:
+    """Deletes a queue whose messages have left it."""
+
+    def __init__(self, node: QueueNode) -> None:
+        self._node = node
+
+    def resume(self) -> None:
+        """Delete the queue, unless it has got messages again or is deleted already."""
+        node = self._node
+        if is_drained(node.held) and not node.held.deleted:
+            node.space.delete_node(node)
 
 
 def schedule(queue: MessageQueue, services: Services) -> None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ...batches import RECORD_BATCH, RECORD_HEAD
 from ...codec.sections import walk_head
-from ...errors import CreditTooSmall, LocalProtocolError
+from ...errors import LocalProtocolError
 from ...fronts.base import OutgoingDelivery, Payload, SendingLink
 from ...message import MESSAGE_FORMAT
 from ...outcomes import Accepted, Error, Modified, Rejected, Released
 from ...transactions import TransactionalState
-from ..entries import Entry, entry_of
+from ..entries import Entry, entry_of, exceeds_link
 from ..filtering.filters import FilterSet
 from .annotations import annotate_record, with_delivery_annotations
 from .partitions import BLOCK_RECORDS, Partition, ReaderPlace
@@ -216,7 +216,7 @@ class LogReader:
 
     def _not_sent(self, link: SendingLink, error: LocalProtocolError) -> None:
         """Detach *link* if its peer does not accept messages of this size, whatever credit it gives."""
-        if link.attached and not isinstance(error, CreditTooSmall):
+        if exceeds_link(link, error):
             # Skipping the record would look as if it had never existed.
             link.detach(Error("amqp:link:message-size-exceeded", error.description))
 

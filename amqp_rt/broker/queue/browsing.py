@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from ...errors import CreditTooSmall, LocalProtocolError
-from ..entries import NEVER, encode_outgoing
+from ...errors import LocalProtocolError
+from ..entries import NEVER, Entry, encode_outgoing, exceeds_link
 from .shelf import PASSED, PLACE
 from .subscriptions import Browser
 
@@ -90,17 +91,56 @@ class Browsing:
                     else:
                         link.send(
                             payload,
-                            None,
+                            entry.sequence,
                             settled=browser.settled,
                             message_format=entry.message_format,
                         )
                 except LocalProtocolError as error:
-                    if not link.attached or isinstance(error, CreditTooSmall):
+                    if not exceeds_link(link, error):
                         return
             if late:
                 browser.backlog.pop()
             else:
                 browser.cursor = sequence + 1
+
+    def acquire(self, browser: Browser, copies: Iterable[Any]) -> list[Any]:
+        """Acquire the messages of which *browser* has been sent *copies*; return the copies of those.
+
+        Left out are messages that are not AVAILABLE in memory, and those that no consumer like the
+        browser would get: another consumer is exclusive, or owns the message group.
+        """
+        queue = self._queue
+        shelf = queue.shelf
+        if queue.deleted or queue.locked(False) or (queue.single_active and queue.consumers):
+            return []
+        groups = queue.turns.groups
+        acquired: list[Any] = []
+        entries: list[Entry] = []
+        for copy in copies:
+            sequence = copy.context
+            if not isinstance(sequence, int):
+                continue
+            entry = shelf.available_at(sequence)
+            if (
+                entry is None
+                or (entry.expires_at != NEVER and entry.expires_at <= queue.wall())
+                or (groups is not None and not groups.allows(entry, browser.identity))
+            ):
+                continue
+            copy.context = entry
+            acquired.append(copy)
+            entries.append(entry)
+            entry.attempts += 1
+        if not entries:
+            return acquired
+        queue.memory.work -= shelf.remove_all(entries)
+        queue.acquired += len(entries)
+        for copy in acquired:
+            copy.settled = copy.remote_settled = False
+            if queue.timing.locks is not None:
+                queue.timing.start_lock(browser, copy)
+        queue.notify_room()
+        return acquired
 
     def _unseen(self, browser: Browser) -> int:
         """Return the rank or sequence number that *browser* is to see next, -1 for none.

@@ -102,6 +102,7 @@ def marker(
     last_value_key: str | None = None,
     sort_key: str | None = None,
     groups: int = 0,
+    group_key: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Callable[[Entry], Marks] | None:
     """Return a function that reads the marks of messages for these options; None if none are set.
@@ -111,6 +112,7 @@ def marker(
     """
     latest = None if last_value_key is None else MessageField(last_value_key)
     sorting = None if sort_key is None else MessageField(sort_key)
+    grouping = MessageField(group_key or "properties.group-id")
     if latest is None and sorting is None and not groups:
         return None
 
@@ -125,9 +127,10 @@ def marker(
             if sorting is not None:
                 marks.order = order_of(sorting.read(view))
             if groups:
-                group = view.properties().group_id
+                group = key_of(grouping.read(view))
                 if group is not None:
-                    marks.group = crc32(group.encode()) % groups
+                    octets = group if isinstance(group, bytes) else str(group).encode()
+                    marks.group = crc32(octets) % groups
         except DecodeError:
             # The receiver will detect the malformed section; for sorting the message has no key.
             pass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...errors import CreditTooSmall, LocalProtocolError
+from ...errors import LocalProtocolError
 from ...outcomes import ACCEPTED, Outcome
-from ..entries import Entry, encode_outgoing
+from ..entries import Entry, encode_outgoing, exceeds_link
 from .subscriptions import NO_MORE_WORK, Browser, Enlisted, Subscription
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class LargeMessages:
                 more=True,
             )
         except LocalProtocolError as error:
-            if link.attached and not isinstance(error, CreditTooSmall):
+            if exceeds_link(link, error):
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
         if enlisted is not None and transaction is not None:

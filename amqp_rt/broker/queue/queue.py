@@ -17,10 +17,11 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import CreditTooSmall, LocalProtocolError
+from ...errors import LocalProtocolError
 from ...limits import DEFAULT_LIMITS, Limits
 from ...outcomes import Accepted, Error, Modified, Outcome, Rejected
-from ..entries import NOWHERE, Entry, annotate, encode_outgoing
+from ..entries import NOWHERE, Entry, annotate, encode_outgoing, exceeds_link
+from ..expiry import DELETED, OVERFLOW
 from .accounts import (
     BLOCK,
     DROP_HEAD,
@@ -158,8 +159,12 @@ class MessageQueue(DistributionNode):
         self.consumers: dict[int, Subscription] = {}
         self.browsers: dict[int, Browser] = {}
         self.deleted: bool = False
+        #: Whether the queue gives up all of its messages (:mod:`.leaving`).
+        self.leaving: bool = False
         #: Called when outcomes have left the queue empty, or None.
         self.on_empty: Callable[[], None] | None = None
+        #: Called when messages have left the queue, which is leaving.
+        self.on_left: Callable[[], None] = _ignore
         self._identities: int = 0
         #: Sequence number of the next message.
         self.place_next: int = 0
@@ -227,7 +232,7 @@ class MessageQueue(DistributionNode):
                 self.resume_later()
                 break
             left -= 1
-            self._discard(self.shelf.pop_first(), "overflow", None)
+            self._discard(self.shelf.pop_first(), DELETED if self.leaving else OVERFLOW, None)
         else:
             self._excess_turns = 0
         self.notify_room()
@@ -238,6 +243,8 @@ class MessageQueue(DistributionNode):
 
     def _is_over(self) -> bool:
         """Return whether the messages exceed the limits of number or bytes."""
+        if self.leaving:
+            return True
         return self.bytes > self.bytes_max or (
             self.length_max > 0 and self.available + self.acquired + self.delayed > self.length_max
         )
@@ -513,7 +520,7 @@ class MessageQueue(DistributionNode):
                 not subscription.ready
                 and link.credit > 0
                 and subscription.active
-                and not self.deleted
+                and not (self.deleted or self.leaving)
             ):
                 subscription.ready = True
                 self.turns.ring_of(subscription).append(subscription)
@@ -572,7 +579,7 @@ class MessageQueue(DistributionNode):
                 message_format=entry.message_format,
             )
         except LocalProtocolError as error:
-            if link.attached and not isinstance(error, CreditTooSmall):
+            if exceeds_link(link, error):
                 # The message is too large for the link.
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
@@ -696,7 +703,8 @@ class MessageQueue(DistributionNode):
 
     def settle(self, delivery: Any, entry: Entry, outcome: Outcome) -> None:
         """Settle *delivery*, whose peer waits for it, once its outcome is safe."""
-        if self.ledger is not None and entry.stored:
+        # A dropped or dead-lettered one is not stored any more, which is to be on disk as well.
+        if self.ledger is not None and (entry.stored or entry.durable):
             self.ledger.settle(delivery, outcome)
         else:
             delivery.settle(outcome)
@@ -726,6 +734,8 @@ class MessageQueue(DistributionNode):
         """Deliver requeued messages, after a complete batch of outcomes."""
         if self.available and (self.turns.ring or self.turns.levels):
             self.turns.pump()
+        if self.leaving and self.available:
+            self.resume_later()
         self.notify_room()
         if self.on_empty is not None and not (self.available or self.acquired or self.delayed):
             self.on_empty()
@@ -812,6 +822,8 @@ class MessageQueue(DistributionNode):
                 self.on_room()
             if self.memory.waiting:
                 self.memory.notify_waiting()
+            if self.leaving:
+                self.on_left()
 
     @property
     def in_order(self) -> bool:

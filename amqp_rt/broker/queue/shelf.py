@@ -232,11 +232,15 @@ class Shelf:
     def drop_stale(self) -> None:
         """Remove ranks of replaced messages from the front of each heap."""
         for avoid, heap in [(None, self.returned), *self.apart.items()]:
-            while heap and self.available_at(heap[0] & PLACE) is None:
-                heapq.heappop(heap)
-                self.stale -= 1
+            self.skip_stale(heap)
             if avoid is not None and not heap:
                 del self.apart[avoid]
+
+    def skip_stale(self, heap: list[int]) -> None:
+        """Remove ranks of replaced messages from the front of *heap*."""
+        while heap and self.available_at(heap[0] & PLACE) is None:
+            heapq.heappop(heap)
+            self.stale -= 1
 
     def older(self) -> list[int]:
         """Return the ranks of available messages that are not fresh, in no order."""
@@ -284,6 +288,28 @@ class Shelf:
                 heapq.heapify(heap)
             self.apart = {avoid: heap for avoid, heap in self.apart.items() if heap}
         return entry
+
+    def remove_all(self, entries: list[Entry]) -> int:
+        """Remove available *entries*, wherever they are; return the work of that."""
+        work = len(entries)
+        older: set[int] = set()
+        for entry in entries:
+            sequence = entry.sequence
+            self.remove(sequence)
+            if sequence < self.head or sequence in self.aside:
+                self.aside.discard(sequence)
+                older.add(sequence)
+            elif sequence == self.head:
+                self.step()
+        if older:
+            for heap in (self.returned, *self.apart.values()):
+                work += len(heap) // PASSED
+                left = [rank for rank in heap if rank & PLACE not in older]
+                if len(left) < len(heap):
+                    heap[:] = left
+                    heapq.heapify(heap)
+            self.apart = {avoid: heap for avoid, heap in self.apart.items() if heap}
+        return work
 
     def replace(self, before: Entry) -> bool:
         """Remove *before*, which a later message replaces; return False if it is acquired."""

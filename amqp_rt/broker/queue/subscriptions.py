@@ -638,13 +638,30 @@ class Browser(Subscription):
             cursor=cursor,
         )
         self.backlog = backlog
+        #: Whether any of the messages has been acquired.
+        self.acquires: bool = False
 
     def _acquire_in(self, link: SendingLink, txn_id: object) -> bool:
         link.detach(Error("amqp:not-implemented", "a browser acquires nothing"))
         return False
 
+    def acquire(self, copies: Iterable[Any]) -> list[Any]:
+        """Acquire the messages of *copies* that were sent; return the copies of those that could be.
+
+        They are deliveries like those of a consumer from then on.
+        """
+        acquired: list[Any] = self.node.browsing.acquire(self, copies)
+        if acquired:
+            self.acquires = True
+        return acquired
+
     def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
-        """Settle the deliveries; the message is unaffected and not sent again (§3.5.2)."""
+        """Settle copies; their messages are unaffected and not sent again (§3.5.2)."""
+        if self.acquires:
+            acquired = [each for each in deliveries if isinstance(each.context, Entry | Enlisted)]
+            deliveries = [each for each in deliveries if isinstance(each.context, int | None)]
+            if acquired:
+                super().on_outcomes(link, acquired)
         for delivery in deliveries:
             state = delivery.state
             if not delivery.settled and (
@@ -653,6 +670,9 @@ class Browser(Subscription):
                 delivery.settle(state)
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        if self.acquires:
+            super().on_detached(link, error, closed)
+            return
         self.node.unsubscribe(self)
         # Deliveries refer to their link: remove the cycle that would keep it in memory.
         link.unsettled = []

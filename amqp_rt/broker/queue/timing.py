@@ -261,6 +261,8 @@ class Timing:
                 place = heapq.heappop(heap) & PLACE
                 shelf.aside.discard(place)
                 queue.expire(shelf.remove(place))
+                if shelf.stale:
+                    shelf.skip_stale(heap)
                 left = left - 1 if queue.memory.work > 0 else 0
             # Messages given up may have been requeued here, which removes empty heaps too.
             if avoid is not None and not heap and shelf.apart.get(avoid) is heap:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from ...errors import CreditTooSmall, LocalProtocolError
+from ...errors import LocalProtocolError
 from ...outcomes import ACCEPTED
-from ..entries import NEVER, Entry, encode_outgoing
+from ..entries import NEVER, Entry, encode_outgoing, exceeds_link
 from .accounts import WORK_OF_A_TURN
 from .groups import Groups
 from .shelf import PASSED, PLACE
@@ -301,7 +301,7 @@ class Turns:
                 state=transaction.state,
             )
         except LocalProtocolError as error:
-            if link.attached and not isinstance(error, CreditTooSmall):
+            if exceeds_link(link, error):
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
         if subscription.settled:

@@ -179,7 +179,7 @@ class EpochProducers:
                 f"the node for which {producer.name!r} stages messages has been deleted",
                 condition="amqp:resource-deleted",
             )
-        if producer.destination.inlet.node.deleted:
+        if producer.destination.inlet.is_gone:
             raise AmqpError(
                 f"the node for which {producer.name!r} stages messages is out of service: start the "
                 "broker again to continue with the contents of its store",
@@ -240,7 +240,7 @@ class EpochProducers:
                 stage.began < oldest
                 and stage.link is None
                 and producer.stages.get(stage.key) is stage
-                and not producer.destination.inlet.node.deleted
+                and not producer.destination.inlet.is_gone
             ):
                 try:
                     self.drop(producer, stage)

@@ -10,7 +10,7 @@ from ...codec.primitives import write_value
 from ...errors import AmqpError
 from ...fronts.base import QueueDeclaration
 from ...limits import SECONDS_MAX, Limits
-from ..expiry import REJECTED
+from ..expiry import DELETED, REJECTED
 from ..nodes import NAME_MAX, Declaration, Log, Queue
 from .exchange_addresses import exchange_address
 
@@ -106,9 +106,9 @@ def node_of(name: str, wanted: QueueDeclaration) -> Declaration:
     _number(given, "x-expires", most=_MILLISECONDS_MAX)
     if wanted.alternate:
         # Messages that expire or overflow are dropped: an alternate exchange is for those that no consumer
-        # wants (0-10 §queue.declare alternate-exchange).
+        # wants, and those of a deleted queue (0-10 §queue.declare alternate-exchange).
         options["dead_letter"] = exchange_address(wanted.alternate)
-        options["dead_letter_for"] = (REJECTED,)
+        options["dead_letter_for"] = (REJECTED, DELETED)
     return Queue(name, **{**options, **wanted.options})
 
 

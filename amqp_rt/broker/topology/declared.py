@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Self
@@ -22,6 +23,8 @@ class DeclaredQueue(Struct):
     #: Seconds without use after which it is deleted (``x-expires``), and time of its last use.
     expires_s: float | None = None
     used_at: float = 0.0
+    #: Whether it is deleted at that time because its last consumer has left (``auto_delete_s``).
+    is_leaving: bool = False
 
 
 class DeclaredSpace:
@@ -46,6 +49,8 @@ class DeclaredSpace:
         self.queues: dict[str, DeclaredQueue] = {}
         #: Exchange and binding → key in the store, for stored bindings.
         self.stored: dict[tuple[str, Binding], bytes] = {}
+        #: Exchange and binding → those that end with the same owner.
+        self.scoped: dict[tuple[str, Binding], dict[tuple[str, Binding], None]] = {}
         self.exchanges = Exchanges(
             self._has,
             types=types,
@@ -53,6 +58,8 @@ class DeclaredSpace:
             on_unbound=partial(on_unbound, self),
             memory=host.memory,
         )
+        #: Exchange → number of queues that have it as their alternate.
+        self._alternates: Counter[str] = Counter()
         #: Records of deleted queues, one for each message that is being handed to queues in turns.
         self.watched: dict[Deletions, None] = {}
 
@@ -80,7 +87,25 @@ class DeclaredSpace:
         )
         if declared.auto_delete:
             self.nodes.watch_consumers(name, partial(self._left, name, known))
+        if declared.alternate:
+            self._alternates[declared.alternate] += 1
         return known
+
+    def forget(self, name: str) -> DeclaredQueue | None:
+        """Remove the declaration of queue *name*, whose node has been deleted; None if there is none."""
+        known = self.queues.pop(name, None)
+        if known is not None:
+            self.host.memory.held -= size_of(known.declared.arguments)
+            alternate = known.declared.alternate
+            if alternate:
+                self._alternates[alternate] -= 1
+                if not self._alternates[alternate]:
+                    del self._alternates[alternate]
+        return known
+
+    def is_alternate(self, exchange: str) -> bool:
+        """Return whether *exchange* is the alternate of a queue, or of another exchange."""
+        return exchange in self._alternates or self.exchanges.is_alternate(exchange)
 
     def consumers(self, name: str) -> int:
         """Return the number of links that take messages from queue *name*."""
@@ -96,8 +121,15 @@ class DeclaredSpace:
         if not known.declared.auto_delete or not self.nodes.has(name):
             # The queue stays, or is being deleted, which is why its consumers leave.
             return
-        if not self.consumers(name):
-            self.nodes.delete(name)
+        if known.owner is not None and known.declared.outlives_owner:
+            # It is deleted when the owner has gone (0-10 §queue.declare auto-delete).
+            return
+        if self.consumers(name):
+            return
+        if known.declared.auto_delete_s:
+            known.expires_s, known.is_leaving = known.declared.auto_delete_s, True
+        else:
+            self.nodes.delete_when_free(name)
 
     def _left(self, name: str, known: DeclaredQueue, link: SendingLink) -> None:
         """Note that the link of a consumer of an auto-delete queue has ended."""
@@ -116,10 +148,10 @@ class DeclaredSpace:
         if self.queues.get(name) is not known:
             # It was deleted together with another one.
             return
-        if self.consumers(name):
+        if self.consumers(name) or (known.is_leaving and known.owner is not None):
             known.used_at = now
         elif known.expires_s is not None and now - known.used_at >= known.expires_s:
-            self.nodes.delete(name)
+            self.nodes.delete_when_free(name)
 
 
 class Deletions:

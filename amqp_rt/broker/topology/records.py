@@ -35,8 +35,10 @@ class TopologyRecords:
         declared = known.declared
         if declared.is_stored:
             fields = [space.name, declared.name, declared.auto_delete, dict(declared.arguments)]
-            if declared.alternate:
+            if declared.alternate or declared.auto_delete_s:
                 fields.append(declared.alternate)
+            if declared.auto_delete_s:
+                fields.append(declared.auto_delete_s)
             self._keep(facts.QUEUES, facts.digest_key(space.name, declared.name), fields)
 
     def forget_queue(self, space: DeclaredSpace, name: str) -> None:
@@ -84,7 +86,10 @@ class TopologyRecords:
         return known is None or known.declared.is_stored
 
     def unbound(self, space: DeclaredSpace, source: str, binding: Binding) -> None:
-        """Remove the record of a binding that was removed."""
+        """Forget a binding that was removed, and its record."""
+        scoped = space.scoped.pop((source, binding), None)
+        if scoped is not None:
+            scoped.pop((source, binding), None)
         key = space.stored.pop((source, binding), None)
         if key is not None:
             self._forget(facts.BINDINGS, key)
@@ -124,6 +129,7 @@ class TopologyRecords:
                 auto_delete=auto_delete,
                 arguments=_texts(arguments),
                 alternate=str(rest[0]) if rest else "",
+                auto_delete_s=float(rest[1]) if len(rest) > 1 else 0.0,
             ),
         )
 

@@ -13,7 +13,7 @@ from ...loglimit import LogLimiter
 from ...outcomes import Error
 from ...security.access import Decide
 from ...values import Symbol
-from ..bindings import LOOKS_OF_A_FRAME, SYSTEM, TYPES, RoutingTable, size_of
+from ..bindings import LOOKS_OF_A_FRAME, SYSTEM, TYPES, RoutingTable
 from ..durable.journal import Journal
 from ..entries import Entry
 from ..filtering.views import MessageView
@@ -188,9 +188,7 @@ class Topologies:
         """Remove the declaration and the bindings of a node that was deleted, by any protocol."""
         space = self._spaces.get(virtual_host)
         if space is not None:
-            known = space.queues.pop(name, None)
-            if known is not None:
-                self.host.memory.held -= size_of(known.declared.arguments)
+            known = space.forget(name)
             if known is not None and known.declared.durable:
                 self.records.forget_queue(space, name)
             self.records.exchanges_gone(space, space.exchanges.forget(name))

@@ -12,6 +12,7 @@ from ...errors import AmqpError
 from ...events import Peer
 from ...fronts.base import (
     BindingMatch,
+    D,
     Exchange,
     LinkConnection,
     QueueDeclaration,
@@ -43,6 +44,8 @@ class Topology:
         self._connection = connection
         self._virtual_host = peer.virtual_host
         self._space = topologies.space(peer.virtual_host)
+        #: Bindings that end with the owner, with their exchanges.
+        self._scoped: dict[tuple[str, Binding], None] = {}
 
     @property
     def _nodes(self) -> VirtualHost:
@@ -54,7 +57,7 @@ class Topology:
         """Create a queue, or find an existing one with an equal declaration."""
         name = wanted.name
         check_texts(name, wanted.arguments, self._host.limits)
-        if wanted.is_stored:
+        if wanted.is_stored and not wanted.sticky:
             self._check_store(f"queue {name!r:.100}")
         implicit = False
         if name:
@@ -77,6 +80,9 @@ class Topology:
                 )
         else:
             name = f"{RESERVED}gen-{uuid.uuid4().hex}"
+        if wanted.is_stored and wanted.sticky:
+            # Of a queue that exists the field is ignored.
+            self._check_store(f"queue {name!r:.100}")
         self._authorize(Rights.MANAGE, name)
         if wanted.alternate:
             # A missing one is reported now, and not at the first message that it would get.
@@ -195,7 +201,7 @@ class Topology:
         if found is None:
             raise AmqpError(f"there is no queue {name!r:.100}", condition="amqp:not-found")
         known = self._known(found)
-        if known is not None and known.expires_s is not None:
+        if known is not None and known.expires_s is not None and not known.is_leaving:
             known.used_at = self._host.clock.monotonic()
         return found
 
@@ -230,6 +236,14 @@ class Topology:
         found = self._nodes.name_of(queue)
         return found is not None and self._nodes.get(found).wait_stored(on_stored)
 
+    def is_ready(self, queue: str) -> bool:
+        """Return whether a consumer of *queue* has credit and room for a message."""
+        found = self._nodes.name_of(queue)
+        return found is not None and any(
+            link.credit > 0 and link.writable and not link.idle
+            for link in self._nodes.consumers(found)
+        )
+
     def scarce(self, on_room: Callable[[], None]) -> bool:
         """Return whether memory is scarce; *on_room* is called once it no longer is."""
         memory = self._host.memory
@@ -241,6 +255,15 @@ class Topology:
     def idle(self, queue: str) -> None:
         """Note that a consumer of the peer takes no more messages."""
         self._space.idle(queue)
+
+    def claim(self, queue: str, link: object, copies: Sequence[D]) -> list[D]:
+        """Acquire messages of which *link* has sent *copies* from *queue*; return the copies of those."""
+        self._authorize(Rights.LISTEN, queue)
+        held = self._nodes.get(self._find(queue)).leased_queue
+        for browser in () if held is None else held.browsers.values():
+            if browser.link is link:
+                return browser.acquire(copies)
+        return []
 
     def moved(self, peer: Peer) -> None:
         """Use the rights of *peer* from now on: the owner has moved to its connection.
@@ -254,16 +277,22 @@ class Topology:
         self._peer = peer
 
     def close(self) -> None:
-        """Delete the exclusive queues of the owner, which has ended (0-9-1 §2.1.4.1).
+        """Delete the exclusive queues of the owner, which has ended (0-9-1 §2.1.4.1), and scoped bindings.
 
-        Those that outlive it are free for others; an auto-delete one is deleted unless others use it.
+        Queues that outlive it are free for others; an auto-delete one is deleted unless others use it.
         """
         self._host.memory.waiting.pop(self, None)
+        # A removal may delete its exchange, with other bindings.
+        while self._scoped:
+            exchange, binding = next(iter(self._scoped))
+            del self._scoped[exchange, binding]
+            gone = self._space.exchanges.remove(exchange, binding)
+            self._all.records.exchanges_gone(self._space, gone)
         for name, known in list(self._space.queues.items()):
             if known.owner is not self._connection:
                 continue
             if not known.declared.outlives_owner:
-                self._nodes.delete(name)
+                self._nodes.delete_when_free(name)
                 continue
             known.owner = self._nodes.get(name).reserved = None
             known.declared = replace(known.declared, exclusive=False)
@@ -271,11 +300,18 @@ class Topology:
 
     # --- exchanges and bindings ---
 
-    def declare_exchange(self, wanted: Exchange) -> None:
+    def declare_exchange(self, wanted: Exchange, *, sticky: bool = False) -> None:
         """Create an exchange, or find an existing one with an equal declaration."""
         check_texts(wanted.name, wanted.arguments, self._host.limits)
         own = exchange_address(wanted.name)
         self._authorize(Rights.MANAGE, own)
+        if sticky:
+            if wanted.name in self._space.exchanges:
+                self._find_exchange_again(wanted)
+                return
+            if wanted.alternate is not None:
+                # A missing one is reported now, and not at the first message that it would get.
+                self._space.exchanges.find(wanted.alternate)
         if wanted.alternate is not None and wanted.name not in self._space.exchanges:
             alternate = exchange_address(wanted.alternate)
             self._authorize_passages([Passage(own, alternate, Rights.MANAGE)])
@@ -283,6 +319,23 @@ class Topology:
             self._check_store(f"exchange {wanted.name!r:.100}")
         if self._space.exchanges.declare(wanted):
             self._all.records.keep_exchange(self._space, wanted)
+
+    def _find_exchange_again(self, wanted: Exchange) -> None:
+        """Accept the existing exchange of that name as it is.
+
+        Raises:
+            AmqpError: It has another type or alternate exchange (``amqp:not-allowed``).
+        """
+        before = self._space.exchanges.find(wanted.name)
+        differing = "type" if wanted.type not in ("", before.type) else ""
+        if wanted.alternate not in (None, before.alternate):
+            differing = "alternate"
+        if differing:
+            raise AmqpError(
+                f"exchange {wanted.name!r:.100} has {differing} {getattr(before, differing)!r:.100}, not"
+                f" {getattr(wanted, differing)!r:.100}: delete it first, or declare it equally",
+                condition="amqp:not-allowed",
+            )
 
     def _check_store(self, what: str) -> None:
         """Check that the broker can store a durable object, which *what* describes.
@@ -302,9 +355,16 @@ class Topology:
         self._authorize_lookup(exchange_address(name))
         return self._space.exchanges.find(name)
 
-    def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
-        """Delete an exchange with its bindings."""
+    def delete_exchange(
+        self, name: str, *, if_unused: bool = False, unless_alternate: bool = False
+    ) -> None:
+        """Delete an exchange with its bindings; with *unless_alternate* only if it is no alternate."""
         self._authorize(Rights.MANAGE, exchange_address(name))
+        if unless_alternate and self._space.is_alternate(name):
+            raise AmqpError(
+                f"exchange {name!r:.100} is the alternate of a queue or an exchange: delete that first",
+                condition="amqp:not-allowed",
+            )
         gone = self._space.exchanges.delete(name, if_unused=if_unused)
         self._all.records.exchanges_gone(self._space, gone)
 
@@ -316,12 +376,42 @@ class Topology:
         arguments: Mapping[str, object],
         *,
         once: bool = False,
+        alone: bool = False,
+        scoped: bool = False,
     ) -> None:
-        """Bind queue *name* to *exchange*; with *once* only if no binding of it has that key."""
+        """Bind queue *name* to *exchange*, as documented in fronts.base.Topology."""
         self._authorize_binding(exchange, name)
         where = Destination(self._find(name))
-        if not (once and self._keyed(exchange, where, key)):
-            self._bind(exchange, where, key, arguments)
+        others = self._find_others(exchange, where, key) if alone else []
+        most = self._host.limits.scoped_bindings_max
+        if scoped and len(self._scoped) >= most:
+            raise AmqpError(
+                f"there are {most} bindings that end with their session, and no more are allowed",
+                condition="amqp:resource-limit-exceeded",
+            )
+        if not (once and self._space.exchanges.leading_to(exchange, where, key)):
+            self._bind(exchange, where, key, arguments, scoped=scoped)
+        for each in others:
+            gone = self._space.exchanges.remove(exchange, each)
+            self._all.records.exchanges_gone(self._space, gone)
+
+    def _find_others(self, exchange: str, where: Destination, key: str) -> list[Binding]:
+        """Return the bindings of queues other than *where* to *exchange* that have *key*.
+
+        Raises:
+            AmqpError: The peer may not remove one of them.
+        """
+        others = [
+            each
+            for each in self._space.exchanges.bindings(exchange)
+            if each.key == key
+            and not each.destination.is_exchange
+            and each.destination.name != where.name
+        ]
+        for each in others:
+            self._authorize_binding(exchange, each.destination.name)
+            self._known(each.destination.name)
+        return others
 
     def unbind_queue(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object] | None
@@ -338,16 +428,10 @@ class Topology:
             found = [] if binding is None else [binding]
         else:
             exchanges.find(exchange)
-            found = self._keyed(exchange, where, key)
+            found = exchanges.leading_to(exchange, where, key)
         for each in found:
             self._all.records.exchanges_gone(self._space, exchanges.remove(exchange, each))
         return bool(found)
-
-    def _keyed(self, exchange: str, where: Destination, key: str) -> list[Binding]:
-        """Return the bindings of *where* to *exchange* that have *key*."""
-        return [
-            each for each in self._space.exchanges.leading_to(exchange, where) if each.key == key
-        ]
 
     def bound(
         self,
@@ -361,22 +445,26 @@ class Topology:
         exchanges = self._space.exchanges
         has_exchange = exchange in exchanges
         has_queue = True
-        found: list[Binding] = []
+        matched = False
+        keyed: list[Binding] = []
         if queue is not None:
             self._authorize_lookup(queue)
             name = self._nodes.name_of(queue)
             has_queue = name is not None
             if name is not None:
                 self._known(name)
-                found = exchanges.leading_to(exchange, Destination(name))
+                where = Destination(name)
+                keyed = exchanges.leading_to(exchange, where, key)
+                matched = bool(keyed) or exchanges.is_bound(exchange, where)
         elif has_exchange:
             found = exchanges.bindings(exchange)
-        keyed = [each for each in found if key is None or each.key == key]
+            matched = bool(found)
+            keyed = [each for each in found if key is None or each.key == key]
         wanted = None if arguments is None else frozen_arguments(arguments)
         return BindingMatch(
             exchange=has_exchange,
             queue=has_queue,
-            queue_matched=bool(found),
+            queue_matched=matched,
             key_matched=bool(keyed),
             arguments_matched=any(wanted is None or each.arguments == wanted for each in keyed),
         )
@@ -396,11 +484,22 @@ class Topology:
         self._unbind(exchange, Destination(name, is_exchange=True), key, arguments)
 
     def _bind(
-        self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
+        self,
+        exchange: str,
+        where: Destination,
+        key: str,
+        arguments: Mapping[str, object],
+        *,
+        scoped: bool = False,
     ) -> None:
         check_texts(key, arguments, self._host.limits)
         binding = self._space.exchanges.bind(exchange, where, key, arguments)
-        if binding is not None:
+        if binding is None:
+            return
+        if scoped:
+            self._scoped[exchange, binding] = None
+            self._space.scoped[exchange, binding] = self._scoped
+        else:
             self._all.records.keep_binding(self._space, exchange, binding, arguments)
 
     def _unbind(
@@ -433,6 +532,9 @@ class Topology:
         keys: Sequence[str],
         headers: Mapping[str, object],
         found: dict[str, None],
+        *,
+        alternate: bool = True,
+        chained: bool = True,
     ) -> Generator[int, None, None]:
         """Add to *found* the queues to which a named exchange routes a message with *keys*."""
         self._authorize(Rights.SEND, exchange_address(exchange))
@@ -445,7 +547,9 @@ class Topology:
         if declared.type == SYSTEM:
             for key in keys:
                 self._authorize(Rights.SEND, key)
-        yield from self._space.exchanges.routing(exchange, keys, headers, found)
+        yield from self._space.exchanges.routing(
+            exchange, keys, headers, found, alternate=alternate, chained=chained
+        )
 
     def deletions(self) -> Deletions:
         """Collect the names of queues that are deleted within the block."""

@@ -432,6 +432,10 @@ class Traced:
         return self._engine.unread
 
     @property
+    def congested(self) -> bool:
+        return self._engine.congested
+
+    @property
     def finished(self) -> bool:
         return self._engine.finished
 

@@ -12,7 +12,6 @@ from uuid import UUID
 
 from amqp_rt.fronts import (
     DEFAULT_LIMITS,
-    AmqpError,
     Limits,
     Message,
     Symbol,
@@ -20,43 +19,40 @@ from amqp_rt.fronts import (
     UByte,
     UInt,
 )
+from amqp_rt.fronts.headers import (
+    AMQP10,
+    CORRELATION_ID_TYPE,
+    EXPIRES,
+    GROUP_ID,
+    GROUP_SEQUENCE,
+    MESSAGE_ID_TYPE,
+    REPLY_TO_GROUP_ID,
+    SUBJECT,
+    TEXT_FIELDS,
+    TO,
+    annotation_headers,
+    body_sections,
+    death_headers,
+    read_sections,
+    typed_id,
+)
 from amqp_rt.fronts.splicing import (
-    ANNOTATIONS,
     APP_ID,
     DELIVERY_MODE,
     EXCHANGE,
     EXPIRATION,
     HEADERS,
-    HISTORY,
     PRIORITY,
     ROUTING_KEY,
     TYPE,
     FrontSections,
     split_front,
 )
+from amqp_rt.message import MessageId
 
 from .methods import BasicProperties
 from .values import Decimal, Seconds
 
-#: ``type`` of a message whose body consists of sections of 1.0, since the body is not data.
-AMQP10: Final = "amqp-1.0"
-
-#: Reasons of dead-lettering in RabbitMQ's terms.
-_REASONS: Final = {
-    "overflow": "maxlen",
-    "max-deliveries": "delivery_limit",
-    "max-attempts": "delivery_limit",
-}
-
-#: Headers for properties of 1.0 without a field in 0-9-1.
-_TO: Final = "x-amqp10-to"
-_SUBJECT: Final = "x-amqp10-subject"
-_GROUP_ID: Final = "x-amqp10-group-id"
-_GROUP_SEQUENCE: Final = "x-amqp10-group-sequence"
-_REPLY_TO_GROUP_ID: Final = "x-amqp10-reply-to-group-id"
-_EXPIRES: Final = "x-amqp10-absolute-expiry-time"
-_MESSAGE_ID_TYPE: Final = "x-message-id-type"
-_CORRELATION_ID_TYPE: Final = "x-correlation-id-type"
 _TTL_MAX: Final = 0xFFFF_FFFF
 _SHORT_MAX: Final = 255
 
@@ -104,6 +100,9 @@ def _message(properties: BasicProperties, body: bytes, exchange: str, routing_ke
         annotations[APP_ID] = properties.app_id
     headers = properties.headers
     plain: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    message_id: MessageId | None = properties.message_id
+    correlation_id: MessageId | None = properties.correlation_id
     if headers is not None:
         others: dict[str, Any] = {}
         for name, value in headers.items():
@@ -111,9 +110,21 @@ def _message(properties: BasicProperties, body: bytes, exchange: str, routing_ke
                 plain[name] = value
             elif isinstance(value, Seconds) and value.value <= _SECONDS_MAX:
                 plain[name] = Timestamp(value.value * 1000)
+            elif name in TEXT_FIELDS and type(value) is str:
+                fields[TEXT_FIELDS[name]] = value
+            elif name == GROUP_SEQUENCE and type(value) is UInt:
+                fields["group_sequence"] = value
+            elif name == MESSAGE_ID_TYPE and properties.message_id is not None:
+                message_id = typed_id(properties.message_id, value)
+                if message_id is properties.message_id:
+                    others[name] = to_value(value)
+            elif name == CORRELATION_ID_TYPE and properties.correlation_id is not None:
+                correlation_id = typed_id(properties.correlation_id, value)
+                if correlation_id is properties.correlation_id:
+                    others[name] = to_value(value)
             else:
                 others[name] = to_value(value)
-        if others or not plain:
+        if others or not headers:
             annotations[HEADERS] = others
     # No priority means the lowest one in 0-9-1 (RabbitMQ), not the middle one as in 1.0.
     priority = properties.priority or 0
@@ -124,7 +135,7 @@ def _message(properties: BasicProperties, body: bytes, exchange: str, routing_ke
     if properties.expiration is not None:
         annotations[EXPIRATION] = properties.expiration
     timestamp = properties.timestamp
-    said, kind = _sections(body) if properties.type == AMQP10 else (body, None)
+    said, kind = read_sections(body) if properties.type == AMQP10 else (body, None)
     return Message(
         said,
         body_kind=kind,
@@ -132,33 +143,19 @@ def _message(properties: BasicProperties, body: bytes, exchange: str, routing_ke
         priority=priority,
         ttl_ms=_ttl_ms(properties.expiration),
         message_annotations=annotations,
-        message_id=properties.message_id,
+        message_id=message_id,
         user_id=None if properties.user_id is None else _octets(properties.user_id),
         reply_to=properties.reply_to,
-        correlation_id=properties.correlation_id,
+        correlation_id=correlation_id,
         content_type=properties.content_type,
         content_encoding=properties.content_encoding,
         creation_time=None if timestamp is None else min(timestamp, _SECONDS_MAX) * 1000,
         application_properties=plain or None,
+        **fields,
     )
 
 
 _SECONDS_MAX: Final = (1 << 63) // 1000 - 1
-
-
-def _sections(body: bytes) -> tuple[Any, Any]:
-    """Decode a *body* of type ``amqp-1.0``: return the body of 1.0 and its kind.
-
-    If *body* is not exactly such sections, return it unchanged as data, with the kind None.
-    """
-    try:
-        found = Message.decode(body)
-        alone = Message(found.body, body_kind=found.body_kind)
-    except AmqpError:
-        return body, None
-    if found.body_kind is None or found.footer or found.encode_front() != alone.encode_front():
-        return body, None
-    return found.body, found.body_kind
 
 
 def _octets(text: str) -> bytes:
@@ -229,29 +226,23 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
         headers |= _table(told)
     if header.delivery_count:
         headers.setdefault("x-delivery-count", header.delivery_count)
-    said.message_id = _id(stated.message_id, _MESSAGE_ID_TYPE, headers)
-    said.correlation_id = _id(stated.correlation_id, _CORRELATION_ID_TYPE, headers)
+    said.message_id = _id(stated.message_id, MESSAGE_ID_TYPE, headers)
+    said.correlation_id = _id(stated.correlation_id, CORRELATION_ID_TYPE, headers)
     for name, text in (
-        (_TO, stated.to),
-        (_SUBJECT, stated.subject),
-        (_GROUP_ID, stated.group_id),
-        (_REPLY_TO_GROUP_ID, stated.reply_to_group_id),
+        (TO, stated.to),
+        (SUBJECT, stated.subject),
+        (GROUP_ID, stated.group_id),
+        (REPLY_TO_GROUP_ID, stated.reply_to_group_id),
     ):
         if text is not None:
             headers.setdefault(name, str(text))
     if stated.group_sequence is not None:
-        headers.setdefault(_GROUP_SEQUENCE, UInt(stated.group_sequence))
+        headers.setdefault(GROUP_SEQUENCE, UInt(stated.group_sequence))
     if isinstance(stated.absolute_expiry_time, int):
-        headers.setdefault(_EXPIRES, Seconds(max(0, stated.absolute_expiry_time // 1000)))
-    history = annotations.get(HISTORY)
-    if isinstance(history, list):
-        _tell_deaths(
-            history,
-            str(annotations.get(EXCHANGE, "")),
-            str(annotations.get(ROUTING_KEY, "")),
-            headers,
-        )
-    _add_annotations(annotations, headers)
+        headers.setdefault(EXPIRES, Seconds(max(0, stated.absolute_expiry_time // 1000)))
+    headers |= _table(death_headers(annotations))
+    for name, value in _table(annotation_headers(annotations)).items():
+        headers.setdefault(name, value)
     said.content_type = _short(stated.content_type)
     said.content_encoding = _short(stated.content_encoding)
     said.reply_to = _short(stated.reply_to)
@@ -282,7 +273,7 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
         body = b""
     else:
         # A body other than data is passed on as sections, marked by its type.
-        body = _body_sections(message)
+        body = body_sections(message)
         said.type = AMQP10
     return Content(
         said,
@@ -293,57 +284,12 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
     )
 
 
-def _body_sections(message: Message) -> bytes:
-    """Encode the body alone, as sections."""
-    return Message(message.body, body_kind=message.body_kind).encode()
-
-
-def _add_annotations(annotations: Mapping[Any, Any], headers: dict[str, object]) -> None:
-    """Add other annotations, such as a sender's or dead-letter reasons, as headers."""
-    others = {
-        name: value
-        for name, value in annotations.items()
-        if isinstance(name, str) and name.startswith("x-") and name not in ANNOTATIONS
-    }
-    for name, value in _table(others).items():
-        headers.setdefault(name, value)
-
-
-def _tell_deaths(history: list[Any], exchange: str, key: str, headers: dict[str, object]) -> None:
-    """Add ``x-death`` and related headers in RabbitMQ's form.
-
-    There is an entry for each queue and reason with its count, the latest first.
-    """
-    deaths: dict[tuple[str, str], dict[str, object]] = {}
-    for each in history:
-        if not isinstance(each, Mapping):
-            continue
-        queue = str(each.get("source", ""))
-        reason = str(each.get("reason", ""))
-        reason = _REASONS.get(reason, reason)
-        before = deaths.pop((queue, reason), None)
-        count = before["count"] if before is not None else 0
-        deaths[queue, reason] = {
-            "count": int(count) + 1 if isinstance(count, int) else 1,
-            "queue": queue,
-            "reason": reason,
-            "time": before["time"] if before is not None else _from_value(each.get("time")),
-            "exchange": exchange,
-            "routing-keys": [key],
-        }
-    if not deaths:
-        return
-    headers["x-death"] = list(reversed(deaths.values()))
-    for name, (queue, reason) in (("first", next(iter(deaths))), ("last", next(reversed(deaths)))):
-        headers[f"x-{name}-death-queue"] = queue
-        headers[f"x-{name}-death-reason"] = reason
-        headers[f"x-{name}-death-exchange"] = exchange
-
-
 def _short(text: object) -> str | None:
     """Convert *text* to a string that fits a short string, cut if it is too long."""
     if text is None:
         return None
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
     octets = _octets(str(text))
     if len(octets) <= _SHORT_MAX:
         return str(text)

@@ -38,6 +38,13 @@ from amqp_rt.fronts.splicing import joined, parts_of, place_of
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _NAME = st.text("abcxyz-_.", min_size=1, max_size=12)
+#: Names of headers for fields of 1.0.
+_FIELDS = st.sampled_from(
+    [
+        *("x-amqp10-to", "x-amqp10-subject", "x-amqp10-group-id", "x-amqp10-group-sequence"),
+        *("x-amqp10-reply-to-group-id", "x-message-id-type", "x-correlation-id-type"),
+    ]
+)
 _ASCII = st.text("abc/-+;=", max_size=20)
 _SECONDS = st.integers(0, (1 << 53)).map(Seconds)
 _SIMPLE = (
@@ -65,7 +72,7 @@ _VALUE = st.recursive(
 _PROPERTIES: dict[str, st.SearchStrategy[Any]] = {
     "content_type": _ASCII,
     "content_encoding": _ASCII,
-    "headers": st.dictionaries(_NAME, _VALUE, max_size=5),
+    "headers": st.dictionaries(_NAME | _FIELDS, _VALUE, max_size=5),
     "delivery_mode": st.sampled_from([1, 2]),
     "priority": st.integers(0, 255),
     "correlation_id": _TEXT,
@@ -204,6 +211,47 @@ def test_what_a_peer_of_1_0_says_is_told_in_properties_and_headers() -> None:
         "x-amqp10-reply-to-group-id": "h",
         "x-amqp10-absolute-expiry-time": Seconds(9),
     }
+
+
+@pytest.mark.req("N19")
+@pytest.mark.parametrize(
+    ("message_id", "correlation_id"),
+    [("m", "c"), (uuid.UUID(int=5), 12), (b"\xff", uuid.UUID(int=6)), (7, b"c")],
+    ids=["text", "uuid and ulong", "binary and uuid", "ulong and binary"],
+)
+def test_headers_for_fields_of_1_0_become_these_fields_again(
+    message_id: Any, correlation_id: Any
+) -> None:
+    said: dict[str, Any] = {
+        "message_id": message_id,
+        "correlation_id": correlation_id,
+        "to": "there",
+        "subject": "about",
+        "group_id": "g",
+        "group_sequence": 3,
+        "reply_to_group_id": "h",
+    }
+    found = from_message(Message(b"body", **said).encode(), "q")
+    again = Message.decode(to_message(found.properties, found.body, exchange="e", routing_key="k"))
+    assert {name: getattr(again, name) for name in said} == said
+    assert "x-basic-headers" not in again.message_annotations
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        *(("m", "uuid"), ("m", "ulong"), ("m", "binary"), ("m", "other"), ("m", 5)),
+        *(("1" * 30, "ulong"), (str(1 << 64), "ulong"), ("01", "ulong"), ("\u0663", "ulong")),
+        *(("FF", "binary"), ("f f", "binary"), (str(uuid.UUID(int=5)).replace("-", ""), "uuid")),
+        (str(uuid.UUID(int=0xA << 8)).upper(), "uuid"),
+    ],
+)
+def test_an_id_that_is_not_of_the_type_in_its_header_stays_a_text(text: str, kind: Any) -> None:
+    said = BasicProperties(message_id=text, headers={"x-message-id-type": kind})
+    message = Message.decode(to_message(said, b"", exchange="e", routing_key="k"))
+    assert message.message_id == text
+    found = from_message(message.encode(), "q").properties
+    assert (found.message_id, found.headers) == (text, {"x-message-id-type": kind})
 
 
 @pytest.mark.req("N19")

@@ -34,6 +34,8 @@ class AdminEngine:
         self._ended = False
         self.on_output: Callable[[], None] = _nothing
         self.work_max = 0
+        #: Never: few requests are read ahead.
+        self.congested = False
         self.followers: dict[object, Callable[[], None]] = {}
 
     @property

@@ -140,12 +140,12 @@ def _set_system(stored: Stored, name: str, value: Any) -> None:
     if field is not None:
         stored.properties = replace(stored.properties, **{field: value})
     elif name in _ANNOTATIONS:
-        annotations = {**stored.annotations}
+        annotations = stored.annotations
         if value is None:
             annotations.pop(_ANNOTATIONS[name], None)
         else:
             annotations[_ANNOTATIONS[name]] = value
-        stored.annotations = annotations
+        stored.annotate(annotations)
     elif name == "TimeToLive":
         if value is None:
             stored.ttl_ms = None

@@ -29,7 +29,6 @@ from amqp_rt.codec.primitives import (
     write_symbol,
     write_ubyte,
     write_uint,
-    write_ulong,
     write_value,
 )
 from amqp_rt.codec.sections import (
@@ -161,11 +160,10 @@ def arrived(
             absolute_expiry_time=None,
         )
     due = annotations.get(SCHEDULED_ENQUEUE_TIME) if annotations else None
-    return Stored(
+    stored = Stored(
         payload[at:] if at else payload,
         priority=priority,
         properties=properties,
-        annotations=annotations,
         content_at=end - at,
         body_at=sections.body - at,
         size=len(payload),
@@ -173,6 +171,9 @@ def arrived(
         ttl_ms=ttl_ms,
         due_at=due / 1000 if isinstance(due, int) else 0.0,
     )
+    if annotations:
+        stored.annotate(annotations)
+    return stored
 
 
 def split_batch(
@@ -258,7 +259,8 @@ def copied(stored: Stored, *, hops: int = 0) -> Stored:
         publisher=stored.publisher,
         returnable=stored.returnable,
         properties=stored.properties,
-        annotations=stored.annotations,
+        annotation_octets=stored.annotation_octets,
+        annotation_items=stored.annotation_items,
         content_at=stored.content_at,
         body_at=stored.body_at,
         size=stored.size,
@@ -317,14 +319,8 @@ def _write_annotations(out: bytearray, stored: Stored, until: float) -> None:
     """Append the message annotations: those of the sender, then those of the service."""
     out += SECTION_OPENINGS[MESSAGE_ANNOTATIONS]
     at = open_compound(out, 0xC1)
-    count = 6
-    for key, value in stored.annotations.items():
-        if isinstance(key, int):
-            write_ulong(out, key)
-        else:
-            write_symbol(out, key)
-        write_value(out, value, 1)
-        count += 2
+    out += stored.annotation_octets
+    count = 6 + stored.annotation_items
     out += _ENQUEUED_AT
     out += _I64.pack(milliseconds(stored.enqueued_at))
     out += _NUMBER

@@ -10,6 +10,7 @@ from entities import Bench
 
 from amqp_rt import Message
 from amqp_rt.broker.building import Intake, Transactions
+from amqp_rt.broker.coordinators import attach_control
 from amqp_rt.codec.primitives import write_binary
 from amqp_rt.fronts import (
     ACCEPTED,
@@ -45,7 +46,7 @@ class Connection:
 
     def attach(self, link: Any) -> None:
         if isinstance(link.target, Coordinator):
-            self.transactions.attach(link)
+            attach_control(self.transactions, link)
         elif hasattr(link, "send"):
             subscription = self.bench.entity.consume(settled=False)
             subscription.transactions = self.transactions

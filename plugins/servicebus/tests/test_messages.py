@@ -30,6 +30,7 @@ from entities import NOW, Bench
 from amqp_rt import Message
 from amqp_rt.codec.primitives import write_map, write_value
 from amqp_rt.errors import DecodeError
+from amqp_rt.limits import Limits
 from amqp_rt.message import walk
 from amqp_rt.values import Described, Int, Short, Symbol, Timestamp, ULong
 
@@ -295,3 +296,14 @@ def test_the_session_comes_before_the_key_and_the_key_before_the_id() -> None:
     by_id = arrived(Message("m", message_id="k").encode())
     assert partition_of(by_session) == partition_of(by_key) == partition_of(by_id)
     assert 0 <= partition_of(by_id) < PARTITIONS
+
+
+def test_annotations_of_the_sender_are_read_again_whatever_limits_let_them_in() -> None:
+    deep: list[object] = []
+    for _ in range(100):
+        deep = [deep]
+    sent = {Symbol("x-deep"): deep, Symbol("x-wide"): list(range(70_000)), ULong(7): "seven"}
+    wide = Limits(nesting_max=200, elements_max=1 << 20)
+    found = arrived(bytes(Message(b"", message_annotations=sent).encode()), limits=wide)
+    assert found.annotations == sent
+    assert list(map(type, found.annotations)) == [Symbol, Symbol, ULong]

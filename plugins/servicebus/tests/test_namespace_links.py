@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from amqp_rt_servicebus.conditions import (
     TIMEOUT,
 )
 from amqp_rt_servicebus.declarations import Queue, Subscription, Topic
+from amqp_rt_servicebus.entity import Entity
 from amqp_rt_servicebus.host import (
     ATTACH_TIMEOUT,
     BATCH_SIZE,
@@ -301,3 +303,35 @@ async def test_credit_that_is_drained_comes_back(bus: Bus, autojump_clock: MockC
         assert await receiver.get(within=5) is None
         await bus.send("q", "b")
         assert bus.active("q") == 1
+
+
+# --- Memory ------------------------------------------------------------------------------------
+
+
+def _entities() -> int:
+    # Compiled ones have no weak references.
+    gc.collect()
+    return sum(isinstance(each, Entity) for each in gc.get_objects())
+
+
+async def _lock_a_message(*, cancelled: bool) -> None:
+    before = _entities()
+    namespace = Namespace(Queue("q"))
+    with trio.CancelScope() as scope:
+        async with Broker(addons=[namespace], volatile=True) as broker, broker.local() as peer:
+            async with peer.sender("q") as sender:
+                await sender.send(Message("one"))
+            async with peer.receiver("q") as receiver:
+                await receiver.receive()
+                assert _entities() > before
+                if cancelled:
+                    scope.cancel()
+                    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["ended", "cancelled"])
+async def test_a_namespace_with_a_locked_message_is_freed(cancelled: bool) -> None:
+    before = _entities()
+    await _lock_a_message(cancelled=cancelled)
+    await trio.testing.wait_all_tasks_blocked()
+    assert _entities() == before

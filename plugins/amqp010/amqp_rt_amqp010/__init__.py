@@ -1,3 +1,7 @@
-"""AMQP 0-10 for amqp-rt: the wire format of the published specification, with Qpid's three errata."""
+"""AMQP 0-10 for amqp-rt: a front for the clients of Apache Qpid."""
 
 from __future__ import annotations
+
+from .front import Front
+
+__all__ = ["Front"]

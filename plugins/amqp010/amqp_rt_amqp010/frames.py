@@ -119,6 +119,12 @@ class FrameReader:
         self._data = data[position:]
         self._position = 0
 
+    def hold(self, data: bytes) -> None:
+        """Keep *data* for the next :meth:`feed`."""
+        if not self._broken:
+            self._data = self._data[self._position :] + data
+            self._position = 0
+
     def _break(self) -> None:
         self._broken = True
         self._data = b""

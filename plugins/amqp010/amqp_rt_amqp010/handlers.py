@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
 from .frames import Assembly
 from .layouts import Command, Composite, Control, ExecutionException
@@ -23,6 +23,10 @@ Answer: TypeAlias = Composite | Later | None
 
 class CommandHandler(Protocol):
     """Layer above one session: carries out the commands of classes other than execution."""
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether so many commands wait in the handler that input of the channel should wait."""
 
     def execute(self, number: int, command: Command, assembly: Assembly, *, sync: bool) -> Answer:
         """Carry out *command*, which has the id *number*.
@@ -63,6 +67,10 @@ class CommandHandler(Protocol):
 
     def on_ended(self) -> None:
         """Release everything: the state of the session has ended. Nothing is called after it."""
+
+
+#: Carries out one command: its number, the command, and the same with its content.
+Method: TypeAlias = Callable[[int, Any, Assembly], Answer]
 
 
 class Transport(Protocol):

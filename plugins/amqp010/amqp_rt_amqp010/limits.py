@@ -56,3 +56,59 @@ OUTSTANDING_MAX: Final = 1 << 30
 OUTSTANDING_RANGES_MAX: Final = 65_536
 #: Ranges of ``session.completed`` from which on we ask for a timely ``known-completed``.
 TIMELY_RANGES: Final = 1_000
+
+# --- connections -------------------------------------------------------------------------------------
+
+#: Octets and number of the commands of a session that wait for one that takes steps, :data:`COMMAND_COST` of
+#: each included, from which on its connection is not read. A few messages more come with the same read.
+HELD_OCTETS_MAX: Final = 4 * 1024 * 1024
+HELD_MAX: Final = 1_000
+#: Channels of one connection: each costs the tables of a session. Listeners may allow fewer.
+CHANNELS_MAX: Final = 2_048
+#: Longest interval in seconds between heartbeats that a client may ask for.
+HEARTBEAT_MAX: Final = 3_600
+#: Detached sessions that end in one turn: each may requeue thousands of messages.
+EXPIRING_TURN: Final = 5
+
+# --- declarations ------------------------------------------------------------------------------------
+
+#: Groups of messages that a queue with ``qpid.group_header_key`` distinguishes.
+GROUPS: Final = 1_024
+
+# --- publishing --------------------------------------------------------------------------------------
+
+#: Links of a session to publish to nodes without an inlet; a new one takes the place of one without work.
+PUBLISHING_LINKS_MAX: Final = 256
+#: Transfers whose completions wait for memory, from which on no more are read.
+UNREPORTED_MAX: Final = 1_000
+#: Header segments of one session whose conversions are kept, and half of those that there are.
+HEADS_MAX: Final = 16
+#: Messages of which some fragments have arrived, of one user and of all.
+FRAGMENTED_USER_MAX: Final = 100
+FRAGMENTED_MAX: Final = 1_000
+#: Octets of these, :data:`CHUNK_COST` of each piece included.
+FRAGMENTED_USER_OCTETS_MAX: Final = 64 * 1024 * 1024
+FRAGMENTED_OCTETS_MAX: Final = 128 * 1024 * 1024
+#: Seconds for which they are kept without a session at most, whatever their resume-ttl is.
+RESUME_TTL_MAX: Final = 3_600
+
+# --- subscriptions -----------------------------------------------------------------------------------
+
+#: Subscriptions of a session, cancelled ones included while messages of theirs can be settled.
+SUBSCRIPTIONS_MAX: Final = 256
+#: Messages of a session that are acquired and not settled, or sent within a window and not complete, from
+#: which on nothing more is sent: some 300 octets each, beside the message in its queue.
+DELIVERIES_MAX: Final = 131_072
+#: Messages sent without being acquired that a session can still acquire: of more, the oldest are forgotten.
+COPIES_MAX: Final = 65_536
+#: Messages sent to the subscriptions of a connection within one turn; more follow in the next one.
+GIVEN_MAX: Final = 100
+
+# --- classes file and stream -------------------------------------------------------------------------
+
+#: Packets of a stream that wait for room on the way to one consumer, and their octets, from which on those of
+#: low priority are dropped. Old packets are worth little to a client that does not keep up.
+STREAM_WAITING_MAX: Final = 64
+STREAM_WAITING_OCTETS_MAX: Final = 1024 * 1024
+#: Consumers of one session, of each of both classes.
+CONSUMERS_MAX: Final = 256

@@ -33,6 +33,8 @@ class SessionRegistry:
         self._octets = 0
         #: When the next one ends; None if that is to be found out.
         self._next: float | None = None
+        #: Called when ``deadline`` may have become earlier.
+        self.on_deadline: Callable[[], None] = _nothing
 
     @property
     def detached(self) -> int:
@@ -99,6 +101,7 @@ class SessionRegistry:
         self._octets += cost
         self._next = None
         session.suspend()
+        self.on_deadline()
 
     def reattach(self, session: Session) -> None:
         """Note that *session* is attached, again if it was detached."""
@@ -117,12 +120,12 @@ class SessionRegistry:
         if self._sessions.get(session.key) is session:
             del self._sessions[session.key]
 
-    def tick(self, now: float) -> None:
-        """End the sessions whose time is up."""
+    def tick(self, now: float, most: int = DETACHED_MAX) -> None:
+        """End sessions whose time is up, at most *most* of them."""
         deadline = self.deadline
         if deadline is None or now < deadline:
             return
-        for key in [key for key, end in self._detached.items() if end <= now]:
+        for key in [key for key, end in self._detached.items() if end <= now][:most]:
             session = self._sessions.get(key)
             # A handler that ends may have attached or ended others.
             if session is not None and key in self._detached:
@@ -137,3 +140,7 @@ class SessionRegistry:
 
     def _has_place(self, user: str | None) -> bool:
         return len(self._detached) < DETACHED_MAX and self._by_user.get(user, 0) < DETACHED_USER_MAX
+
+
+def _nothing() -> None:
+    """Ignore a changed deadline: no timer is set."""

@@ -10,6 +10,8 @@ MASK: Final = 0xFFFF_FFFF
 _HALF: Final = 0x8000_0000
 #: Ranges up to which they are removed one by one.
 _FEW: Final = 8
+#: Numbers that are compared with a set in the time that a frame takes.
+_NUMBERS_OF_A_FRAME: Final = 100
 
 
 def advance(serial: int, count: int = 1) -> int:
@@ -199,6 +201,9 @@ class RangeSet:
         *known* should be a dict or a set. The cost is bounded by its size, however large the ranges are
         that a peer sends. Where *known* is in ascending order, so is the result.
         """
+        if len(self._firsts) == 1 and self._firsts[0] == self._lasts[0]:
+            # The usual case: commands name one message.
+            return self._firsts[:] if self._firsts[0] in known else []
         if len(self) > len(known):
             return [each for each in known if each in self]
         return [
@@ -211,6 +216,10 @@ class RangeSet:
             )
             if number in known
         ]
+
+    def work_among(self, known: Collection[int]) -> int:
+        """Return the cost in frames of :meth:`among`."""
+        return min(len(self), len(known)) // _NUMBERS_OF_A_FRAME
 
     def last_from(self, first: int) -> int | None:
         """Return the last number of the unbroken run that begins with *first*; None if it is absent."""

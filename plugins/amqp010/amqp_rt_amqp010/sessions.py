@@ -22,6 +22,7 @@ from .layouts import (
     ExecutionException,
     ExecutionResult,
     ExecutionSync,
+    MessageTransfer,
     SessionCommandPoint,
     SessionCompleted,
     SessionConfirmed,
@@ -95,13 +96,18 @@ class Session:
         self._owes_expected = False
         self._owes_confirmed = False
         self._owes_completed = False
-        #: Commands that the peer has completed since the last turn, to be echoed.
+        #: Commands that the peer has completed since the last turn, where it asks for the echo.
         self._echo = RangeSet()
         self._owes_echo = False
         #: The exception that ends the session, while it cannot be sent.
         self._failure: ExecutionException | None = None
         #: Whether the handler waits for room.
         self._starved = False
+        #: Latest transfer of the peer, which publishers repeat: its octets, and what they say.
+        self._transfer_octets = b""
+        self._transfer: tuple[MessageTransfer, bool] | None = None
+        #: Calls of the handler that are due in the next turn.
+        self._due: dict[Callable[[], None], None] = {}
         self.handler = open_handler(self)
 
     # --- for the handler --------------------------------------------------------------------------
@@ -114,9 +120,16 @@ class Session:
     @property
     def is_congested(self) -> bool:
         """Whether input of the channel should wait, because as much of it is in hand as may be."""
-        return self.receiver.executing >= EXECUTING_MAX or (
-            len(self._waiting) > 0 and not self._awaits
+        return (
+            self.receiver.executing >= EXECUTING_MAX
+            or (len(self._waiting) > 0 and not self._awaits)
+            or self.handler.is_congested
         )
+
+    @property
+    def failed(self) -> bool:
+        """Whether an exception ends the session, now or when it can be sent: execute nothing more."""
+        return self._failure is not None
 
     def send(
         self,
@@ -172,6 +185,22 @@ class Session:
         self.receiver.finish(number)
         self._request_turn()
 
+    def at_turn(self, call: Callable[[], None]) -> None:
+        """Call *call* once, in the next turn before completions are reported, or before the session fails.
+
+        A handler sends commands there that belong together and come before the completion of others.
+        Equal functions are called once. Not called if the state ends before.
+        """
+        if not self.ended:
+            self._due[call] = None
+            self._request_turn()
+
+    def _call_due(self) -> None:
+        while self._due and not self.ended:
+            due, self._due = self._due, {}
+            for call in due:
+                call()
+
     def fail(self, fault: CommandFault, number: int | None = None) -> None:
         """End the session by an exception; the state of a detached one ends when it has been told.
 
@@ -179,6 +208,12 @@ class Session:
             fault: The reason.
             number: The command that failed, which never completes; None if it was none.
         """
+        if self._failure is None:
+            self._call_due()
+        # One of these calls may have ended the session, or failed itself.
+        self._fail(fault, number)
+
+    def _fail(self, fault: CommandFault, number: int | None) -> None:
         if self.ended or self._failure is not None:
             return
         self._failure = ExecutionException(
@@ -255,6 +290,7 @@ class Session:
             # Input that waits remains, for inherit to take over.
             self.ended = True
             self.carrier = None
+            self._due.clear()
             self.handler.on_ended()
 
     # --- input ------------------------------------------------------------------------------------
@@ -322,7 +358,13 @@ class Session:
             return
         command: Command | None = None
         try:
-            command, sync = read_command(assembly.content)
+            content = assembly.content
+            if content == self._transfer_octets and self._transfer is not None:
+                command, sync = self._transfer
+            else:
+                command, sync = read_command(content)
+                if isinstance(command, MessageTransfer):
+                    self._transfer_octets, self._transfer = content, (command, sync)
             if isinstance(command, ExecutionSync):
                 receiver.begin(number, barrier=True)
                 return
@@ -354,7 +396,9 @@ class Session:
     def _on_control(self, control: Control, *, waited: bool = False) -> None:
         try:
             if isinstance(control, SessionCompleted):
-                self._on_completed(control.commands or RangeSet())
+                self._on_completed(
+                    control.commands or RangeSet(), timely_reply=control.timely_reply
+                )
             elif isinstance(control, SessionKnownCompleted):
                 self.receiver.know_completed(control.commands or RangeSet())
             elif isinstance(control, SessionFlush):
@@ -378,12 +422,15 @@ class Session:
         except CommandFault as fault:
             self.fail(fault)
 
-    def _on_completed(self, commands: RangeSet) -> None:
+    def _on_completed(self, commands: RangeSet, *, timely_reply: bool) -> None:
         fresh = self.sender.complete(commands)
-        if self._echo.range_count + commands.range_count > RANGES_MAX:
-            self._send_echo()
-        self._echo.update(commands)
-        self._owes_echo = True
+        # On request only: qpid.messaging knows no such control. Others keep what they complete as few
+        # ranges meanwhile.
+        if timely_reply:
+            if self._echo.range_count + commands.range_count > RANGES_MAX:
+                self._send_echo()
+            self._echo.update(commands)
+            self._owes_echo = True
         if fresh:
             self.handler.on_completed(fresh)
             self._notify_room()
@@ -436,6 +483,10 @@ class Session:
             self._resuming = False
             self._starved = self.sender.is_full
             self.handler.on_resumed()
+        self._call_due()
+        if self.carrier is None:
+            # One of them has ended the session.
+            return
         self._send_sets(transport)
         if self._failure is not None and self._is_settled:
             self._conclude()

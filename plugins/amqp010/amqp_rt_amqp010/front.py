@@ -1,0 +1,68 @@
+"""AMQP 0-10 as a front of a broker (:mod:`amqp_rt.fronts`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from amqp_rt.fronts import TRACINGS, ServerOptions
+
+from .engine import Engine
+from .frames import PROTOCOL_HEADER
+from .limits import EXPIRING_TURN
+from .partial_messages import PartialMessages
+from .recent import Recents
+from .registry import SessionRegistry
+from .tracing import Tracing
+
+TRACINGS[PROTOCOL_HEADER] = Tracing()
+
+
+class Front:
+    """Front for clients of AMQP 0-10, those of Apache Qpid.
+
+    It keeps sessions whose clients have lost their connection, for the time that they requested, and
+    therefore belongs to one running broker.
+
+    ::
+
+        Broker(fronts=[amqp_rt.fronts.amqp10.Front(), amqp_rt_amqp010.Front()])
+    """
+
+    name = "amqp0-10"
+    headers: tuple[bytes, ...] = (PROTOCOL_HEADER,)
+    preferred_header = PROTOCOL_HEADER
+
+    def __init__(self) -> None:
+        self._sessions = SessionRegistry()
+        self._recents = Recents()
+        self._partials = PartialMessages()
+
+    @property
+    def on_deadline(self) -> Callable[[], None]:
+        """Function that is called when ``deadline`` has become earlier."""
+        return self._sessions.on_deadline
+
+    @on_deadline.setter
+    def on_deadline(self, call: Callable[[], None]) -> None:
+        self._sessions.on_deadline = self._partials.on_deadline = call
+
+    def server(self, options: ServerOptions, now: float) -> Engine:
+        """Create the engine for a connection that a client opened."""
+        return Engine(options, self._sessions, self._recents, self._partials, now)
+
+    @property
+    def deadline(self) -> float:
+        """Time at which the next detached session or incomplete message ends; ``inf`` if there is none."""
+        deadline = self._sessions.deadline
+        return min(inf if deadline is None else deadline, self._partials.deadline)
+
+    def tick(self, now: float) -> None:
+        """End detached sessions and incomplete messages whose time is up, a few sessions at a time."""
+        self._sessions.tick(now, EXPIRING_TURN)
+        self._partials.tick(now)
+
+    def close(self) -> None:
+        """End all sessions."""
+        self._sessions.close()
+        self._partials.close()

@@ -1,0 +1,257 @@
+"""Layer above a session: passes each command to the part that carries it out.
+
+The handler owns the parts. They are made in the order in which they need each other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+from typing import Final, TypeAlias
+
+from amqp_rt.fronts import AmqpError, Limits, Peer, Topology, TransactionBranches
+from amqp_rt.fronts.anchors import Anchor
+from amqp_rt.fronts.links import FrontLink
+
+from .branches import Branches
+from .contexts import Connection
+from .declarations import Declarations
+from .faults import CommandFault
+from .fragments import Fragments
+from .frames import Assembly
+from .handlers import LATER, Answer, Method
+from .layouts import (
+    Command,
+    ErrorCode,
+    ExecutionException,
+    MessageAccept,
+    MessageTransfer,
+    StreamPublish,
+)
+from .order import SessionContext, fault_of
+from .publishing import Publisher
+from .serials import RangeSet
+from .sessions import Session, SessionKey
+from .settling import Settling
+from .streams import Streams
+from .subscriptions import Subscriptions
+from .transactions import CurrentTransaction, Transactions
+
+log = logging.getLogger("amqp_rt.frames")
+
+#: Makes the topology of a session for its peer and its anchor.
+MakeTopology: TypeAlias = Callable[[Peer, Anchor], Topology]
+#: Returns the branches of distributed transactions that a session may use, likewise.
+MakeBranches: TypeAlias = Callable[[Peer, Anchor], TransactionBranches]
+
+#: Cost in frames of a command that declares something, or attaches a link.
+_COMMAND_WORK: Final = 20
+#: Commands that come with each message: they cost what their frames cost.
+_FREQUENT: Final = frozenset((MessageTransfer, MessageAccept, StreamPublish))
+#: Characters of the names of sessions that names of links repeat.
+_NAME_MAX: Final = 100
+
+
+class Parts:
+    """All that carries out the commands of one session, until that ends.
+
+    Args:
+        context: Shared by all of them.
+    """
+
+    def __init__(self, context: SessionContext) -> None:
+        self.context = context
+        declarations = Declarations(context)
+        current = CurrentTransaction()
+        fragments = Fragments(context)
+        self._publisher = Publisher(context, current, fragments)
+        transactions = Transactions(context, current, self._publisher.report)
+        branches = Branches(context, current, self._publisher.report)
+        subscriptions = Subscriptions(context, current)
+        settling = Settling(context, subscriptions, current)
+        streams = Streams(context, self._publisher)
+        self.all: tuple[object, ...] = (
+            declarations,
+            fragments,
+            self._publisher,
+            transactions,
+            branches,
+            subscriptions,
+            streams,
+        )
+        #: Name of a hook → that of each part which has it, once it has been called.
+        self._hooks: dict[str, list[Callable[..., None]]] = {}
+        self.methods: Mapping[type[Command], Method] = {
+            **declarations.methods(),
+            **fragments.methods(),
+            **self._publisher.methods(),
+            **transactions.methods(),
+            **branches.methods(),
+            **subscriptions.methods(),
+            **settling.methods(),
+            **streams.methods(),
+        }
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether input should wait: as much of it is in hand as may be."""
+        return self.context.order.is_congested or self._publisher.is_congested
+
+    def hooks(self, name: str) -> list[Callable[..., None]]:
+        """Return the hook *name* of the parts that have it."""
+        known = self._hooks.get(name)
+        if known is None:
+            found = (getattr(part, name, None) for part in self.all)
+            known = self._hooks[name] = [hook for hook in found if hook is not None]
+        return known
+
+
+class Handler:
+    """Layer above one session (:class:`~amqp_rt_amqp010.handlers.CommandHandler`).
+
+    Args:
+        session: The session.
+        peer: Peer of the connection that attaches it.
+        limits: Bounds on resources that the peer may use.
+        make_topology: Makes the topology of the session; None if nothing can be declared.
+        make_branches: Returns its branches of distributed transactions; None if there are none.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        peer: Peer,
+        limits: Limits,
+        make_topology: MakeTopology | None,
+        make_branches: MakeBranches | None = None,
+    ) -> None:
+        anchor = Anchor(limits, peer, anchor_name(session.key))
+        topology = None if make_topology is None else make_topology(peer, anchor)
+        branches = None if make_branches is None else make_branches(peer, anchor)
+        context = SessionContext(session, anchor, topology, branches, self._carry_out)
+        #: None after the end of the session: they refer to it, and it refers to its handler.
+        self._parts: Parts | None = Parts(context)
+
+    @property
+    def links(self) -> Iterable[FrontLink]:
+        """Links of the session."""
+        return () if self._parts is None else tuple(self._parts.context.anchor.links)
+
+    def on_attached(self, connection: Connection) -> None:
+        """Continue on *connection*, to which the session has been attached."""
+        if self._parts is None:
+            return
+        context = self._parts.context
+        if context.anchor.peer is not connection.peer:
+            if context.topology is not None:
+                context.topology.moved(connection.peer)
+            if context.branches is not None:
+                context.branches.moved(connection.peer)
+            # Before any other event of the session: the container judges the links by it.
+            connection.report(context.anchor.moved(connection.peer))
+        context.report_waiting()
+        context.order.resume()
+
+    # --- for the session --------------------------------------------------------------------------
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether so many commands wait here that input of the channel should wait."""
+        return self._parts is not None and self._parts.is_congested
+
+    def execute(self, number: int, command: Command, assembly: Assembly, *, sync: bool) -> Answer:
+        """Carry out *command*, after those that wait before it.
+
+        Raises:
+            CommandFault: It failed; the session ends.
+        """
+        assert self._parts is not None
+        order = self._parts.context.order
+        if order.is_busy:
+            order.hold(number, command, assembly)
+            return LATER
+        return self._carry_out(number, command, assembly)
+
+    def _carry_out(self, number: int, command: Command, assembly: Assembly) -> Answer:
+        parts = self._parts
+        assert parts is not None
+        method = parts.methods.get(type(command))
+        if method is None:
+            if not command.TO_SERVER:
+                raise CommandFault(f"{command.NAME} is not a command for servers")
+            raise CommandFault(f"{command.NAME} is not implemented here", ErrorCode.NOT_IMPLEMENTED)
+        connection = parts.context.connection
+        if connection is not None and type(command) not in _FREQUENT:
+            # What was published and settled before this command has its effect before it.
+            connection.flush()
+            connection.spend(_COMMAND_WORK)
+        try:
+            return method(number, command, assembly)
+        except AmqpError as error:
+            raise fault_of(error, command) from error
+
+    def on_result(self, number: int, value: object) -> None:
+        """Refuse a result: no command that a server sends has one.
+
+        Raises:
+            CommandFault: Always.
+        """
+        raise CommandFault(f"command {number} has no result")
+
+    def on_exception(self, exception: ExecutionException) -> None:
+        """Log the exception: the peer detaches after it."""
+        log.warning(
+            "execution.exception from a client: %s %s",
+            exception.error_code,
+            exception.description or "",
+        )
+
+    def on_completed(self, commands: RangeSet) -> None:
+        """Pass on that the peer has completed *commands*."""
+        if self._parts is not None:
+            for hook in self._parts.hooks("on_completed"):
+                hook(commands)
+
+    def on_ready(self) -> None:
+        """Continue to send."""
+        self._call("on_ready")
+
+    def on_suspended(self) -> None:
+        """Stop sending: the session was detached, and its state is kept."""
+        self._call("on_suspended")
+
+    def on_resumed(self) -> None:
+        """Continue to send: the session is attached again."""
+        self._call("on_resumed")
+
+    def on_ended(self) -> None:
+        """End the parts, then the links of the session, and what follows it."""
+        parts = self._parts
+        if parts is None:
+            return
+        self._parts = None
+        context = parts.context
+        context.order.end()
+        for hook in reversed(parts.hooks("on_ended")):
+            hook()
+        context.anchor.end()
+        if context.topology is not None:
+            context.topology.close()
+
+    def _call(self, name: str) -> None:
+        if self._parts is not None:
+            for hook in self._parts.hooks(name):
+                hook()
+
+
+def anchor_name(key: SessionKey) -> str:
+    """Return a text that names the session of *key*, and no other session of its user."""
+    name = key.name
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if text and len(text) <= _NAME_MAX and text.isprintable() and not text.startswith("session-"):
+        return text
+    return f"session-{sha256(name).hexdigest()}"

@@ -1,0 +1,363 @@
+"""Links of subscriptions, as containers and brokers see them (:mod:`amqp_rt.fronts.base`).
+
+A link belongs to its session and outlives connections with it. Its credit is that of the subscription.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from amqp_rt.errors import CreditTooSmall
+from amqp_rt.fronts import (
+    SENDER,
+    Error,
+    LocalProtocolError,
+    Outcome,
+    Payload,
+    Source,
+    Target,
+    UnsettledMap,
+)
+from amqp_rt.fronts.links import LINK_DETACH, FrontLink
+
+from .codec import write_command
+from .contexts import Context
+from .credit import Credit
+from .layouts import AcceptMode, AcquireMode, FlowMode, MessageTransfer
+from .limits import COPIES_MAX, DELIVERIES_MAX, GIVEN_MAX
+from .messages import content_of
+
+#: ``snd-settle-mode`` of 1.0 (Part 2 §2.8.2).
+_SETTLED: Final = 1
+_UNSETTLED: Final = 0
+
+
+class Waiter(Protocol):
+    """Command that completes when the outcomes of deliveries are safe."""
+
+    def settled(self) -> None:
+        """Note that one of them is."""
+
+
+class OutgoingDelivery:
+    """A message sent to a subscription; ``number`` is the command-id of its transfer."""
+
+    __slots__ = (
+        "context",
+        "delivery_id",
+        "enlisted",
+        "link",
+        "number",
+        "outcome_on_rollback",
+        "remote_settled",
+        "settled",
+        "state",
+        "waiter",
+    )
+
+    def __init__(self, link: SendingLink, number: int, context: Any, settled: bool) -> None:
+        self.link = link
+        self.number = self.delivery_id = number
+        self.context = context
+        self.settled = settled
+        self.state: Any = None
+        #: Whether the client has given an outcome, which is ``state``.
+        self.remote_settled = settled
+        #: Whether its outcome depends on a transaction that has not ended.
+        self.enlisted = False
+        #: Outcome after a rollback of that transaction; None to be held as before.
+        self.outcome_on_rollback: Outcome | None = None
+        #: The command that settles it.
+        self.waiter: Waiter | None = None
+
+    @property
+    def tag(self) -> bytes:
+        """The command-id, as the delivery-tag of 1.0."""
+        return self.number.to_bytes(8, "big")
+
+    def write(self, data: bytes, *, more: bool = True) -> None:
+        """Refuse to stream: messages are sent whole.
+
+        Raises:
+            LocalProtocolError: Always.
+        """
+        raise LocalProtocolError("0-10 sends messages whole here")
+
+    def abort(self) -> None:
+        """Ignore the call: the message has been sent whole."""
+
+    def settle(self, state: Any = None) -> None:
+        """Settle the delivery: its outcome is safe, or the client can no longer choose one."""
+        if self.settled:
+            return
+        self.settled = True
+        self.state = state
+        self.link.forget(self)
+        self.release_waiter()
+
+    def release_waiter(self) -> None:
+        """Tell the command that settles the delivery, if there is one, that this has been done."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None:
+            waiter.settled()
+
+
+class Deliveries:
+    """Messages sent to the client of a session that later commands can refer to, by command-id.
+
+    All tables are in the order of sending.
+
+    Args:
+        tidy: Called in the next turn when a cancelled subscription has none of these any more, or when there
+            is room again.
+    """
+
+    def __init__(self, tidy: Callable[[], None]) -> None:
+        self.tidy = tidy
+        #: Acquired messages without an outcome.
+        self.held: dict[int, OutgoingDelivery] = {}
+        #: Messages that the client has got without acquiring them, and may acquire.
+        self.copies: dict[int, OutgoingDelivery] = {}
+        #: Transfers whose completion returns credit to the subscription.
+        self.windowed: dict[int, SendingLink] = {}
+        #: Whether the tables have been full, so that subscriptions wait for room in them.
+        self.was_full = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be sent."""
+        return len(self.held) >= DELIVERIES_MAX or len(self.windowed) >= DELIVERIES_MAX
+
+    def add_copy(self, delivery: OutgoingDelivery) -> None:
+        """Remember a message that can be acquired; the oldest one is forgotten if there are too many."""
+        if len(self.copies) >= COPIES_MAX:
+            oldest = self.copies.pop(next(iter(self.copies)))
+            oldest.link.held.pop(oldest.number, None)
+        self.copies[delivery.number] = delivery
+
+
+class SendingLink(FrontLink):
+    """Link of a subscription.
+
+    Args:
+        context: Context of its session.
+        deliveries: Where messages are remembered that have been sent.
+        destination: Name of the subscription.
+        source: The queue, with filters.
+        accept_mode: Whether the client accepts messages, or has settled them once they are sent.
+        acquire_mode: Whether it acquires messages, or gets copies first.
+        sync_frequency: After so many messages the client is asked to complete them at once; 0 for never.
+    """
+
+    role = SENDER
+
+    def __init__(
+        self,
+        context: Context,
+        deliveries: Deliveries,
+        destination: str,
+        source: Source,
+        *,
+        accept_mode: AcceptMode,
+        acquire_mode: AcquireMode,
+        sync_frequency: int = 0,
+    ) -> None:
+        anchor = context.anchor
+        super().__init__(anchor, anchor, anchor.link_name(f"subscribe-{destination}"))
+        self._shared = context
+        self.deliveries = deliveries
+        self.destination = destination
+        source.expiry_policy = LINK_DETACH
+        self.source = source
+        self.target = Target(expiry_policy=LINK_DETACH)
+        self.accepts = accept_mode == AcceptMode.EXPLICIT
+        self.copies = acquire_mode == AcquireMode.NOT_ACQUIRED
+        self.snd_settle_mode = _UNSETTLED if self.accepts and not self.copies else _SETTLED
+        transfer = MessageTransfer(
+            destination=destination, accept_mode=accept_mode, acquire_mode=acquire_mode
+        )
+        #: The command of each transfer, encoded, without and with a request to complete it at once.
+        self._plain = write_command(transfer)
+        self._synced = write_command(transfer, sync=True)
+        self._sync_frequency = sync_frequency
+        self._until_sync = sync_frequency
+        self.balance = Credit()
+        self.draining = False
+        self.flow_properties: Mapping[object, object] | None = None
+        self.idle = False
+        #: Clients release what they do not want, and expect it to be available at once.
+        self.requeues = True
+        #: Messages of this subscription that later commands can refer to, acquired or not.
+        self.held: dict[int, OutgoingDelivery] = {}
+        #: Whether the attach request has been answered, and the error if it was refused.
+        self.answered = False
+        self.refusal: Error | None = None
+
+    @property
+    def address(self) -> str:
+        """Address of the queue."""
+        return "" if self.source is None else str(self.source.address)
+
+    @property
+    def credit(self) -> int:
+        """Messages that may be sent now, as far as their sizes are unknown."""
+        if not self.attached or self.deliveries.was_full:
+            return 0
+        return self.balance.messages
+
+    @property
+    def writable(self) -> bool:
+        """Whether session, output and this turn have room."""
+        context = self._shared
+        if not context.session.can_send:
+            return False
+        connection = context.connection
+        if connection is None:
+            return False
+        if connection.output_size < connection.limits.output_max and connection.given < GIVEN_MAX:
+            return True
+        connection.thirsty[self] = None
+        return False
+
+    def accept(
+        self,
+        endpoint: Any,
+        *,
+        source: Source | None = None,
+        target: Target | Any = None,
+        snd_settle_mode: int | None = None,
+        properties: Mapping[object, object] | None = None,
+        offered_capabilities: Sequence[str] = (),
+        unsettled: UnsettledMap | None = None,
+    ) -> None:
+        """Accept the attach request."""
+        if self.over:
+            return
+        self.source = source or self.source
+        if snd_settle_mode is not None:
+            self.snd_settle_mode = snd_settle_mode
+        self._accepted(endpoint)
+
+    def offer_credit(self) -> None:
+        """Notify the endpoint that credit or room may be available."""
+        if self.attached:
+            self.endpoint.on_credit(self)
+
+    def send(
+        self,
+        payload: Payload,
+        context: Any = None,
+        *,
+        settled: bool | None = None,
+        tag: bytes | None = None,
+        message_format: int = 0,
+        state: Any = None,
+        more: bool = False,
+    ) -> OutgoingDelivery:
+        """Send one message.
+
+        Raises:
+            CreditTooSmall: The credit in octets does not cover it.
+            LocalProtocolError: There is no credit, or 0-10 cannot carry the message.
+        """
+        if self.credit <= 0:
+            raise LocalProtocolError(f"subscription {self.destination!r} has no credit")
+        if more or message_format != 0:
+            raise LocalProtocolError("0-10 sends messages of format 0, and whole, here")
+        shared = self._shared
+        connection = shared.connection
+        header, body = content_of(
+            payload if isinstance(payload, bytes) else b"".join(payload),
+            address=self.address,
+            recents=None if connection is None else connection.recents,
+            limits=shared.limits,
+        )
+        size = len(header)
+        for piece in body:
+            size += len(piece)
+        balance = self.balance
+        if not balance.covers(size):
+            raise CreditTooSmall(
+                f"subscription {self.destination!r} has no credit for {size} octets"
+            )
+        octets = self._plain
+        if self._sync_frequency:
+            self._until_sync -= 1
+            if not self._until_sync:
+                self._until_sync = self._sync_frequency
+                octets = self._synced
+        number = shared.session.send(octets, header, body)
+        if number < 0:
+            raise LocalProtocolError("the session has ended")
+        if connection is not None:
+            connection.given += 1
+        done = self.snd_settle_mode == _SETTLED if settled is None else settled
+        delivery = OutgoingDelivery(self, number, context, done)
+        deliveries = self.deliveries
+        if balance.use(number, size):
+            deliveries.windowed[number] = self
+        if not done:
+            self.held[number] = delivery
+            deliveries.held[number] = delivery
+        elif self.copies and self.accepts:
+            self.held[number] = delivery
+            deliveries.add_copy(delivery)
+        if deliveries.is_full:
+            deliveries.was_full = True
+        if self.draining and self.credit <= 0:
+            self.zero()
+        return delivery
+
+    def forget(self, delivery: OutgoingDelivery) -> None:
+        """Remove *delivery*, to which no later command can refer."""
+        number = delivery.number
+        self.held.pop(number, None)
+        deliveries = self.deliveries
+        deliveries.held.pop(number, None)
+        deliveries.copies.pop(number, None)
+        if deliveries.was_full or (self.idle and not self.held):
+            # Not at once: the caller may be the queue.
+            self._shared.session.at_turn(deliveries.tidy)
+
+    def set_mode(self, mode: FlowMode) -> bool:
+        """Set the flow mode; return False, and do nothing, if it would change while there is credit."""
+        is_windowed = mode == FlowMode.WINDOW
+        if is_windowed != self.balance.is_windowed:
+            if not self.balance.is_zero:
+                return False
+            self.zero()
+            self.balance.is_windowed = is_windowed
+        return True
+
+    def zero(self) -> None:
+        """Set the credit to 0, and end a drain."""
+        for number in self.balance.clear():
+            self.deliveries.windowed.pop(number, None)
+        if self.draining:
+            self.draining = False
+            self._shared.wake()
+
+    def drained(self) -> None:
+        """End a drain: there is no message to send."""
+        if self.draining:
+            self.zero()
+
+    def offer(self, available: int) -> None:
+        """Ignore *available*: 0-10 has no field for it."""
+
+    def _gather(self) -> None:
+        context = self._shared
+        connection = context.connection
+        if connection is not None:
+            connection.thirsty.pop(self, None)
+        self.zero()
+        tables = self.deliveries
+        left: list[OutgoingDelivery] = []
+        for number, delivery in self.held.items():
+            if tables.held.pop(number, None) is not None:
+                left.append(delivery)
+            else:
+                tables.copies.pop(number, None)
+        self.held.clear()
+        self.unsettled = left

@@ -1,0 +1,274 @@
+"""Outcomes of messages that a session has got: ``message.accept``, ``reject``, ``release`` and ``acquire``.
+
+Ids of transfers that are gone, or were never sent, are ignored. A set of ids is compared with the tables of
+the session, so that its cost does not depend on the ranges that a client sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from amqp_rt.fronts import ACCEPTED, RELEASED, Error, Outcome, Rejected
+from amqp_rt.fronts.links import REQUEUED
+
+from .contexts import Context, Steps
+from .faults import CommandFault
+from .frames import Assembly
+from .handlers import LATER, Answer, Method
+from .layouts import (
+    Acquired,
+    Command,
+    ErrorCode,
+    MessageAccept,
+    MessageAcquire,
+    MessageReject,
+    MessageRelease,
+    RejectCode,
+)
+from .links import OutgoingDelivery, SendingLink
+from .serials import RangeSet
+from .sessions import Session
+from .subscriptions import Subscriptions
+from .transactions import CurrentTransaction
+
+#: Deliveries that are settled between two checks of the work done, and the cost of each in frames:
+#: settling one may send another.
+_DELIVERIES_OF_A_STEP: Final = 10
+_DELIVERY_WORK: Final = 5
+#: Messages that are acquired between two checks; those of a queue that were requeued before, or have
+#: priorities, are all looked through for that.
+_COPIES_OF_A_STEP: Final = 100
+#: Conditions of rejected messages, by reject-code, as their history shows them.
+_REJECTED: Final = {
+    RejectCode.UNSPECIFIED: "amqp-0-10:unspecified",
+    RejectCode.UNROUTABLE: "amqp-0-10:unroutable",
+    RejectCode.IMMEDIATE: "amqp-0-10:immediate",
+}
+
+
+class Settlement:
+    """A command that completes when the outcomes of its deliveries are safe.
+
+    Args:
+        session: The session.
+        number: The command.
+    """
+
+    __slots__ = ("_left", "_number", "_session")
+
+    def __init__(self, session: Session, number: int) -> None:
+        self._session = session
+        self._number = number
+        #: Outcomes that are not safe yet, and one more until all have been passed on.
+        self._left = 1
+
+    def add(self) -> None:
+        """Wait for one more outcome."""
+        self._left += 1
+
+    def settled(self) -> None:
+        """Note that an outcome is safe, or that all have been passed on."""
+        self._left -= 1
+        if not self._left:
+            self._session.complete(self._number)
+
+
+class Settling:
+    """Passes the outcomes that a client sends to the queues.
+
+    Args:
+        context: Context of the session.
+        subscriptions: Its subscriptions.
+        current: Its current transaction, to which acceptance belongs while there is one.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        subscriptions: Subscriptions,
+        current: CurrentTransaction,
+    ) -> None:
+        self.context = context
+        self.subscriptions = subscriptions
+        self.current = current
+
+    def methods(self) -> dict[type[Command], Method]:
+        """Return the method for each command."""
+        return {
+            MessageAccept: self.accept,
+            MessageReject: self.reject,
+            MessageRelease: self.release,
+            MessageAcquire: self.acquire,
+        }
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def accept(self, number: int, command: MessageAccept, assembly: Assembly) -> Answer:
+        """Accept messages: at once, or with the transaction of the session.
+
+        The command completes when that is on disk, for messages that are.
+        """
+        found = self._named(command.transfers)
+        if self.current.state is None:
+            return self._settle(number, command, found, ACCEPTED)
+        return self.context.run(number, command, self._enlist_in_steps(found))
+
+    def reject(self, number: int, command: MessageReject, assembly: Assembly) -> Answer:
+        """Reject messages, which go to the alternate exchange of their queue, at once.
+
+        Raises:
+            CommandFault: There is no such code (542).
+        """
+        code = command.code or 0
+        condition = _REJECTED.get(RejectCode(code)) if code <= max(RejectCode) else None
+        if condition is None:
+            text = f"there is no reject-code {code}"
+            raise CommandFault(text, ErrorCode.INVALID_ARGUMENT, field_index=1)
+        outcome = Rejected(Error(condition, command.text or None))
+        self._give_on_rollback(command.transfers, outcome)
+        return self._settle(number, command, self._named(command.transfers), outcome)
+
+    def release(self, number: int, command: MessageRelease, assembly: Assembly) -> Answer:
+        """Make messages available again, at once and at their position."""
+        outcome = REQUEUED if command.set_redelivered else RELEASED
+        self._give_on_rollback(command.transfers, outcome)
+        return self._settle(number, command, self._named(command.transfers), outcome)
+
+    def acquire(self, number: int, command: MessageAcquire, assembly: Assembly) -> Answer:
+        """Acquire messages that were sent without; the result names those that could be acquired."""
+        if command.transfers is None:
+            return Acquired(transfers=RangeSet())
+        copies = self.subscriptions.deliveries.copies
+        numbers = self._among(command.transfers, copies)
+        return self.context.run(number, command, self._acquire_in_steps(numbers))
+
+    # --- private ----------------------------------------------------------------------------------
+
+    def _named(self, transfers: RangeSet | None) -> list[OutgoingDelivery]:
+        """Return the acquired deliveries among *transfers* that have no outcome; forget copies there."""
+        if transfers is None:
+            return []
+        deliveries = self.subscriptions.deliveries
+        if deliveries.copies:
+            for number in self._among(transfers, deliveries.copies):
+                # It was never acquired: the queue does not change.
+                copy = deliveries.copies[number]
+                copy.link.forget(copy)
+        held = deliveries.held
+        found = [held[number] for number in self._among(transfers, held)]
+        return [each for each in found if not each.enlisted and not each.remote_settled]
+
+    def _among(self, transfers: RangeSet, known: Mapping[int, object]) -> list[int]:
+        """Return the members of *known* among *transfers*; a turn ends after much of this."""
+        connection = self.context.connection
+        if connection is not None:
+            connection.spend(transfers.work_among(known))
+        return transfers.among(known)
+
+    def _give_on_rollback(self, transfers: RangeSet | None, outcome: Outcome) -> None:
+        """Give *outcome* to those of *transfers* that are accepted in the transaction, if it is rolled back.
+
+        Clients of qpid.messaging release all that they have before they roll back.
+        """
+        if self.current.state is None or transfers is None:
+            return
+        held = self.subscriptions.deliveries.held
+        for number in self._among(transfers, held):
+            if held[number].enlisted:
+                held[number].outcome_on_rollback = outcome
+
+    def _settle(
+        self,
+        number: int,
+        command: MessageAccept | MessageReject | MessageRelease,
+        deliveries: list[OutgoingDelivery],
+        outcome: Outcome,
+    ) -> Answer:
+        """Settle *deliveries* with *outcome*; many of them a few at a time."""
+        if not deliveries:
+            return None
+        settlement = Settlement(self.context.session, number)
+        if len(deliveries) > _DELIVERIES_OF_A_STEP:
+            steps = self._settle_in_steps(deliveries, outcome, settlement)
+            return self.context.run(number, command, steps)
+        self._pass_on(deliveries, outcome, settlement)
+        settlement.settled()
+        return LATER
+
+    def _settle_in_steps(
+        self, deliveries: list[OutgoingDelivery], outcome: Outcome, settlement: Settlement
+    ) -> Steps:
+        held = self.subscriptions.deliveries.held
+        for at in range(0, len(deliveries), _DELIVERIES_OF_A_STEP):
+            # Some may be gone with their queue meanwhile.
+            chosen = [
+                each
+                for each in deliveries[at : at + _DELIVERIES_OF_A_STEP]
+                if each.number in held and not each.enlisted and not each.remote_settled
+            ]
+            self._pass_on(chosen, outcome, settlement)
+            connection = self.context.connection
+            if connection is not None:
+                connection.flush()
+            yield _DELIVERY_WORK * _DELIVERIES_OF_A_STEP
+        settlement.settled()
+        return LATER
+
+    def _enlist_in_steps(self, deliveries: list[OutgoingDelivery]) -> Steps:
+        held = self.subscriptions.deliveries.held
+        for at in range(0, len(deliveries), _DELIVERIES_OF_A_STEP):
+            if self.current.state is None:
+                # The transaction has ended with its session.
+                return None
+            # Some may be gone with their queue meanwhile.
+            chosen = deliveries[at : at + _DELIVERIES_OF_A_STEP]
+            self.current.enlist([each for each in chosen if each.number in held], ACCEPTED)
+            if at:
+                yield _DELIVERY_WORK * _DELIVERIES_OF_A_STEP
+        return None
+
+    def _acquire_in_steps(self, numbers: list[int]) -> Steps:
+        deliveries, topology = self.subscriptions.deliveries, self.context.topology
+        acquired = RangeSet()
+        for at in range(0, len(numbers), _COPIES_OF_A_STEP):
+            by_link: dict[SendingLink, list[OutgoingDelivery]] = {}
+            for number in numbers[at : at + _COPIES_OF_A_STEP]:
+                copy = deliveries.copies.get(number)
+                if copy is not None and not deliveries.is_full:
+                    by_link.setdefault(copy.link, []).append(copy)
+            for link, copies in by_link.items():
+                if topology is None or not link.attached:
+                    continue
+                for claimed in topology.claim(link.address, link, copies):
+                    del deliveries.copies[claimed.number]
+                    deliveries.held[claimed.number] = claimed
+                    acquired.add(claimed.number)
+            yield _COPIES_OF_A_STEP
+        return Acquired(transfers=acquired)
+
+    def _pass_on(
+        self, deliveries: list[OutgoingDelivery], outcome: Outcome, settlement: Settlement
+    ) -> None:
+        connection = self.context.connection
+        conclude = self.conclude
+        for delivery in deliveries:
+            link = delivery.link
+            # It is held until the queue has its outcome, and has that outcome if the link ends before.
+            delivery.state = outcome
+            delivery.remote_settled = True
+            delivery.waiter = settlement
+            settlement.add()
+            if connection is not None:
+                connection.answer(conclude, link, delivery)
+            else:
+                conclude(link, [delivery])
+
+    def conclude(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
+        """Pass outcomes of *deliveries* to the queue of *link*."""
+        if link.attached:
+            link.endpoint.on_outcomes(link, deliveries)
+        else:
+            # The queue was deleted meanwhile.
+            for delivery in deliveries:
+                delivery.settle(delivery.state)

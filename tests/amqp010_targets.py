@@ -1,4 +1,4 @@
-"""Parsers of the plug-in for AMQP 0-10 as targets of ``fuzz_targets``: segments, and frames with assemblies.
+"""The plug-in for AMQP 0-10 as targets of ``fuzz_targets``: segments, frames with assemblies, an engine at a broker.
 
 Each target also checks a rule that holds for all input: what was read is written and read as the same, an error
 is a sentence, no more is held than the limits allow.
@@ -32,6 +32,8 @@ from amqp_rt_amqp010.frames import (
 from amqp_rt_amqp010.layouts import MessageTransfer
 from amqp_rt_amqp010.limits import ASSEMBLY_COST
 from amqp_rt_amqp010.reading import DecodeFault
+from hostile010 import Hostile
+from subscribers010 import World
 
 #: Bounds of the assemblies: small, so that inputs reach them.
 BODY_MAX: Final = 300
@@ -119,4 +121,18 @@ def _again(assembly: Assembly) -> None:
     assert assembler.held == 0
 
 
-TARGETS: Final[tuple[Callable[[bytes], None], ...]] = (segments010, frames010)
+def engine010(data: bytes) -> None:
+    """Give octets to the engine of an open connection with a session, at a broker with a queue."""
+    world = World("q")
+    world.publish("q", b"x", b"y")
+    hostile = Hostile(world)
+    hostile.attach(0)
+    size = len(data) % 97 + 1
+    for at in range(0, len(data), size):
+        hostile.feed(data[at : at + size])
+    hostile.end()
+    if world.host.space().has("q"):
+        assert len(world.host.services.branches) or not world.stats("q").acquired
+
+
+TARGETS: Final[tuple[Callable[[bytes], None], ...]] = (segments010, frames010, engine010)

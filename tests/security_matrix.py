@@ -97,13 +97,15 @@ def _by(**allowed_or: str) -> dict[str, str]:
 _SENDERS: Final = _by(send=ALLOWED, manage=ALLOWED)
 _LISTENERS: Final = _by(listen=ALLOWED, manage=ALLOWED)
 _MANAGERS: Final = _by(manage=ALLOWED)
+_ASKERS: Final = _by(send=ALLOWED, listen=ALLOWED, manage=ALLOWED)
+_NOBODY: Final = dict.fromkeys(RIGHTS, _DENIED)
 _SOMEBODY: Final = dict.fromkeys(RIGHTS, ALLOWED) | {"nothing": _DENIED}
 #: Users who manage a node may send requests; the status refuses those about other nodes.
 _NOT_THEIRS: Final = _by(manage="403")
 
 #: Protocols that only some transports carry, and those without tokens.
-CARRIED_BY: Final = {"AMQP 0-9-1": ("tcp", "tls")}
-WITHOUT_TOKENS: Final = ("AMQP 0-9-1",)
+CARRIED_BY: Final = {"AMQP 0-9-1": ("tcp", "tls"), "AMQP 0-10": ("tcp", "tls")}
+WITHOUT_TOKENS: Final = ("AMQP 0-9-1", "AMQP 0-10")
 #: protocol → operation → right → outcome.
 RIGHTS_OF: Final[dict[str, dict[str, dict[str, str]]]] = {
     "AMQP 1.0": {
@@ -143,6 +145,44 @@ RIGHTS_OF: Final[dict[str, dict[str, dict[str, str]]]] = {
         "purge an alias of q": _MANAGERS,
         "publish to an alias of q": _SENDERS,
         "get from an alias of q": _LISTENERS,
+    },
+    "AMQP 0-10": {
+        "declare q": _MANAGERS,
+        "declare q passively": _ASKERS,
+        "declare passively what is not there": _NOBODY,
+        "declare another queue": _NOBODY,
+        "declare an exchange": _NOBODY,
+        "declare an exchange of others passively": _NOBODY,
+        "bind q to an exchange of others": _NOBODY,
+        "unbind q from an exchange of others": _NOBODY,
+        "purge q": _MANAGERS,
+        "delete q": _MANAGERS,
+        "delete a queue that is not there": _NOBODY,
+        "delete an exchange that is not there": _NOBODY,
+        "query q": _ASKERS,
+        "query a queue that is not there": _NOBODY,
+        "query an exchange of others": _NOBODY,
+        "ask for the bindings of q": _ASKERS,
+        "ask for the bindings of an exchange of others": _NOBODY,
+        "publish to q": _SENDERS,
+        "publish to q in fragments": _SENDERS,
+        "publish to an exchange of others": _NOBODY,
+        "resume a message to an exchange of others": _NOBODY,
+        "publish to q in a transaction": _SENDERS,
+        "publish to q in a branch": _SENDERS,
+        "ask for transactions": _SOMEBODY,
+        "ask for distributed transactions": _SOMEBODY,
+        "ask for prepared branches": _SOMEBODY,
+        "subscribe to q": _LISTENERS,
+        "subscribe to q in a transaction": _LISTENERS,
+        "subscribe to q in a branch": _LISTENERS,
+        "browse q": _LISTENERS,
+        "acquire a message of q": _LISTENERS,
+        "declare an alias of q passively": _ASKERS,
+        "query an alias of q": _ASKERS,
+        "purge an alias of q": _MANAGERS,
+        "publish to an alias of q": _SENDERS,
+        "subscribe to an alias of q": _LISTENERS,
     },
     "AMQP Management": {
         "READ q": _MANAGERS,
@@ -234,5 +274,12 @@ PASSAGES_OF: Final[dict[str, dict[str, dict[str, str]]]] = {
         "unbind q from the exchange mine": _there(_DENIED, "manage"),
         "bind the exchange mine to the exchange q": _there(_DENIED, "listen", "manage"),
         "bind the exchange q to the exchange mine": _there(_DENIED, "manage"),
+    },
+    "AMQP 0-10": {
+        "declare a queue with the alternate exchange q": _there(_DENIED, "send", "manage"),
+        "declare an exchange with the alternate exchange q": _there(_DENIED, "send", "manage"),
+        "bind mine to the exchange q": _there(_DENIED, "listen", "manage"),
+        "bind q to the exchange mine": _there(_DENIED, "manage"),
+        "unbind q from the exchange mine": _there(_DENIED, "manage"),
     },
 }

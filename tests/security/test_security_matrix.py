@@ -6,13 +6,14 @@ import datetime
 import importlib.util
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import jwt
 import pytest
+import rights010
 import security_matrix as matrix
 import trio
 from certificates import certificates
@@ -267,6 +268,15 @@ async def holder(url: str, source: str, right: str) -> AsyncIterator[Connection]
         yield peer
 
 
+def peer_of(protocol: str, url: str, source: str, right: str) -> AbstractAsyncContextManager[Any]:
+    """Return a client of *protocol*, whose user holds *right*."""
+    if protocol == "AMQP 0-9-1":
+        return holder091(url, right)
+    if protocol == "AMQP 0-10":
+        return rights010.holder010(url, right, ClientTls(KNOWN.ca))
+    return holder(url, source, right)
+
+
 @asynccontextmanager
 async def holder091(url: str, right: str) -> AsyncIterator[Any]:
     """Connect a client of 0-9-1 in the same way."""
@@ -348,6 +358,18 @@ async def nothing(channel: Any) -> None:
     await trio.lowlevel.checkpoint()
 
 
+#: protocol → the front that a broker needs for it.
+FRONTS = {"AMQP 0-9-1": "amqp091", "AMQP 0-10": "amqp010"}
+
+
+def fronts_of(protocol: str) -> list[str]:
+    """Return the fronts of a broker for *protocol*; skip the test if one is not installed."""
+    if protocol not in FRONTS:
+        return []
+    pytest.importorskip(f"amqp_rt_{FRONTS[protocol]}")
+    return [FRONTS[protocol]]
+
+
 OPERATIONS: dict[str, dict[str, Operation]] = {
     "AMQP 1.0": {
         "attach a link that sends to q": lambda peer: attach(peer, peer.sender("q")),
@@ -403,6 +425,7 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
         "publish to an alias of q": on_channel(lambda channel: channel.publish(b"x", key="alias")),
         "get from an alias of q": on_channel(lambda channel: channel.get("alias")),
     },
+    "AMQP 0-10": rights010.OPERATIONS,
     "AMQP Management": {
         "READ q": managing("READ", name="q"),
         "UPDATE q": managing("UPDATE", {}, name="q"),
@@ -454,11 +477,9 @@ async def outcome(shop: Broker, name: str, operation: Operation, peer: Connectio
 async def test_who_may_do_what(protocol: str, transport: str, source: str) -> None:
     assert set(OPERATIONS[protocol]) == set(matrix.RIGHTS_OF[protocol])
     wrong = []
-    fronts = ["amqp091"] if protocol == "AMQP 0-9-1" else []
-    async with broker(transport, source, fronts) as (shop, url):
+    async with broker(transport, source, fronts_of(protocol)) as (shop, url):
         for right in matrix.RIGHTS:
-            held = holder091(url, right) if fronts else holder(url, source, right)
-            async with held as peer:
+            async with peer_of(protocol, url, source, right) as peer:
                 for name, operation in OPERATIONS[protocol].items():
                     found = await outcome(shop, name, operation, peer)
                     expected = matrix.RIGHTS_OF[protocol][name][right]
@@ -512,9 +533,12 @@ async def declarer(
                     said.application_properties = {"token-type": "jwt"}
                     await cbs.send(said)
             other = None
-            if fronts:
+            if fronts == ["amqp091"]:
                 amqp091 = pytest.importorskip("amqp_rt_amqp091")
                 other = await stack.enter_async_context(amqp091.connect(url))
+            elif fronts:
+                where = url.replace("ada:pw@", "")
+                other = await stack.enter_async_context(rights010.holder010(where, "ada", None))
             yield shop, peer, other
 
 
@@ -565,6 +589,7 @@ PASSAGES: dict[str, dict[str, Operation]] = {
             lambda channel: channel.bind_exchange("q", "mine")
         ),
     },
+    "AMQP 0-10": rights010.PASSAGES,
 }
 #: Declarations of nodes that do not exist before.
 MADE = ("alias", "not there")
@@ -606,9 +631,8 @@ async def release(shop: Broker, name: str, operation: Operation, peer: Any) -> s
 )
 async def test_who_may_let_messages_go_where(protocol: str, source: str, right: str) -> None:
     assert set(PASSAGES[protocol]) == set(matrix.PASSAGES_OF[protocol])
-    fronts = ["amqp091"] if protocol == "AMQP 0-9-1" else []
     wrong = []
-    async with declarer(source, fronts, right) as (shop, peer, other):
+    async with declarer(source, fronts_of(protocol), right) as (shop, peer, other):
         for name, operation in PASSAGES[protocol].items():
             found = await release(shop, name, operation, other or peer)
             expected = matrix.PASSAGES_OF[protocol][name][right]

@@ -1,4 +1,4 @@
-"""What the tests of the plug-in for AMQP 0-10 may use."""
+"""Fixtures of the tests of the plug-in for AMQP 0-10."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What completes a command."""
+    """Occasions at which a command completes."""
 
     #: The model layer, which says so.
     MODEL = 0

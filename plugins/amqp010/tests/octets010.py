@@ -330,7 +330,10 @@ class Reader:
         if kind is None:
             return Typed(code, self._bits(code))
         value = self.value(kind)
-        return value if usual(value) == kind else Typed(kind, value)
+        # An unknown struct is a Typed already.
+        if isinstance(value, Typed) or usual(value) != kind:
+            return Typed(kind, value)
+        return value
 
     def _map(self) -> dict[str, Any]:
         inner = Reader(self.take(self.number(4)))

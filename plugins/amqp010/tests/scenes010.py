@@ -57,6 +57,7 @@ class Actor:
         self.executed: list[tuple[int, Command]] = []
         self.synced: list[int] = []
         self.events: list[object] = []
+        self.is_congested = False
 
     def execute(
         self,

@@ -527,7 +527,7 @@ def test_results_of_the_peer_are_for_commands_that_were_sent(scene: Scene) -> No
 
 
 @pytest.mark.req("D12")
-def test_completions_of_the_peer_are_told_once_and_echoed(scene: Scene) -> None:
+def test_completions_of_the_peer_are_told_once_and_echoed_on_request(scene: Scene) -> None:
     channel = scene.attached()
     for name in "abc":
         channel.session.send(octets(name))
@@ -535,7 +535,8 @@ def test_completions_of_the_peer_are_told_once_and_echoed(scene: Scene) -> None:
     channel.control(
         SessionCompleted(commands=ranges((1, 1))), SessionCompleted(commands=ranges((0, 1)))
     )
-    assert channel.taken() == [SessionKnownCompleted(commands=ranges((0, 1)))]
+    # qpid.messaging fails on a known-completed, for which it never asks.
+    assert channel.taken() == []
     channel.control(SessionCompleted(commands=ranges((0, 2)), timely_reply=True))
     assert channel.taken() == [SessionKnownCompleted(commands=ranges((0, 2)))]
     assert channel.actor.events == [
@@ -845,7 +846,7 @@ def test_replay_goes_on_as_there_is_room(scene: Scene) -> None:
     channel.session.send(octets("f"))
     # Completed meanwhile, and not repeated.
     channel.control(SessionCompleted(commands=ranges((3, 3))))
-    assert channel.taken() == [SessionKnownCompleted(commands=ranges((3, 3)))]
+    assert channel.taken() == []
     channel.transport.room_for, channel.transport.has_room = None, True
     channel.turn()
     assert channel.taken() == [

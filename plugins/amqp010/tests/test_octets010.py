@@ -185,6 +185,7 @@ def test_operations_have_the_frames_of_qpid() -> None:
         (Typed("char-utf32", 0x1F600), "27 0001f600"),
         (Typed(0x8F, b"\x02\xff\xff"), "8f 02 ffff"),
         (Typed(0xFF, b""), "ff"),
+        (Typed("struct32", Typed(0x04FF, b"\x00\x00")), "ab 00000004 04ff 0000"),
     ],
 )
 def test_other_types_are_kept(value: Typed, octets: str) -> None:

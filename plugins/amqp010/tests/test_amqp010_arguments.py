@@ -1,0 +1,223 @@
+"""Arguments of queues, exchanges and bindings by Qpid's names, and the options that they mean."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from amqp_rt_amqp010.arguments import (
+    BindingArguments,
+    QueueArguments,
+    exchange_arguments,
+    plain,
+    shown,
+)
+from amqp_rt_amqp010.faults import CommandFault
+from amqp_rt_amqp010.layouts import ExchangeDeclare, QueueDeclare, QueueQuery, QueueQueryResult
+from amqp_rt_amqp010.limits import GROUPS
+from amqp_rt_amqp010.values import Array, Datetime, Dec32, Str8, Vbin8
+from declaring010 import DeclaringSession
+
+from amqp_rt import Broker
+from amqp_rt.broker.bindings import FanoutTable
+from amqp_rt.broker.nodes import Queue
+from amqp_rt.values import Int, Timestamp
+
+OPTIONS: list[tuple[dict[str, object], dict[str, object]]] = [
+    ({"qpid.max_count": 5}, {"length_max": 5}),
+    ({"qpid.max_count": Int(5), "qpid.max_size": b"600"}, {"length_max": 5, "bytes_max": 600}),
+    ({"qpid.max_count": 0, "qpid.max_size": 0}, {"length_max": None, "bytes_max": None}),
+    ({"qpid.max_count": 5, "qpid.policy_type": "reject"}, {"length_max": 5, "overflow": "reject"}),
+    (
+        {"qpid.policy_type": b"ring", "qpid.max_count": 5},
+        {"length_max": 5, "overflow": "drop-head"},
+    ),
+    ({"qpid.policy_type": "ring_strict"}, {"overflow": "drop-head"}),
+    ({"qpid.policy_type": "flow_to_disk", "qpid.max_count": 5, "qpid.max_size": 6}, {}),
+    ({"qpid.browse-only": 1}, {"browse_only": True}),
+    ({"no-local": b"true"}, {}),
+    ({"qpid.priorities": 10}, {"priorities": 10}),
+    ({"x-qpid-priorities": "4"}, {"priorities": 4}),
+    ({"qpid.priorities": 0}, {"priorities": 1}),
+    (
+        {"qpid.last_value_queue_key": Vbin8(b"stock")},
+        {"last_value_key": "application-properties.stock"},
+    ),
+    (
+        {"qpid.last_value_queue_key": "properties.user-id"},
+        {"last_value_key": "application-properties.properties.user-id"},
+    ),
+    ({"qpid.last_value_queue_key": "qpid.subject"}, {"last_value_key": "properties.subject"}),
+    (
+        {"qpid.last_value_queue": True},
+        {"last_value_key": "application-properties.qpid.LVQ_key"},
+    ),
+    (
+        {"qpid.last_value_queue": 1, "qpid.LVQ_key": "k"},
+        {"last_value_key": "application-properties.k"},
+    ),
+    ({"qpid.last_value_queue_no_browse": "false"}, {}),
+    (
+        {"qpid.group_header_key": "JMSXGroupID", "qpid.shared_msg_group": 1},
+        {"groups": GROUPS, "group_key": "properties.group-id"},
+    ),
+    ({"qpid.group_header_key": b"g"}, {"groups": GROUPS, "group_key": "application-properties.g"}),
+    ({"qpid.alert_count": 5, "qpid.file_size": 1, "qpid.flow_stop_count": 9}, {}),
+    ({"qpid.paging": True, "qpid.trace.id": b"me", "qpid.fairshare": 3}, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    OPTIONS,
+    ids=[" ".join(each[0]) + str(at) for at, each in enumerate(OPTIONS)],
+)
+async def test_arguments_mean_options_of_the_queue(
+    given: dict[str, object], options: dict[str, object]
+) -> None:
+    assert QueueArguments(given).options == options
+    async with Broker() as broker:
+        here = DeclaringSession(broker)
+        here.execute(QueueDeclare(queue="q", arguments=given))
+        node = broker.host.space().find("q").declared
+        assert isinstance(node, Queue)
+        assert {name: getattr(node, name) for name in options} == options
+        # The publisher gets no credit that it could wait for.
+        assert node.overflow == options.get("overflow", "reject")
+        found = here.execute(QueueQuery(queue="q"))
+        assert isinstance(found, QueueQueryResult)
+        assert found.arguments is not None
+        assert found.arguments.keys() == given.keys()
+
+
+@pytest.mark.parametrize(
+    ("auto_delete", "given", "expected"),
+    [
+        (True, {}, (True, 0)),
+        (True, {"qpid.auto_delete_timeout": 30}, (True, 30)),
+        (True, {"qpid.lifetime-policy": "delete-if-unused"}, (True, 0)),
+        (True, {"qpid.lifetime-policy": b"manual"}, (False, 0)),
+        (False, {"qpid.lifetime-policy": "delete-if-unused"}, (False, 0)),
+    ],
+    ids=["plain", "timeout", "unused", "manual", "not auto-delete"],
+)
+async def test_arguments_about_the_life_of_a_queue(
+    auto_delete: bool, given: dict[str, object], expected: tuple[bool, float]
+) -> None:
+    async with Broker() as broker:
+        here = DeclaringSession(broker)
+        here.execute(QueueDeclare(queue="q", auto_delete=auto_delete, arguments=given))
+        assert here.topology is not None
+        declared = here.topology.queue("q").declared
+        assert declared is not None
+        assert (declared.auto_delete, declared.auto_delete_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"qpid.unknown": 1}, 540),
+        ({"x-message-ttl": 1}, 540),
+        ({"qpid.filter": "a = 1"}, 540),
+        ({"qpid.group_header_key": 1}, 542),
+        ({"qpid.max_count": -1}, 542),
+        ({"qpid.max_count": "many"}, 542),
+        ({"qpid.max_count": True}, 542),
+        ({"qpid.max_count": 2**63}, 542),
+        ({"qpid.max_count": "9" * 20}, 542),
+        ({"qpid.policy_type": "forget"}, 542),
+        ({"qpid.policy_type": 1}, 542),
+        ({"qpid.priorities": 257}, 542),
+        ({"qpid.last_value_queue_key": b"\xff"}, 542),
+        ({"qpid.last_value_queue_key": ""}, 542),
+        ({"qpid.last_value_queue": "perhaps"}, 542),
+        ({"qpid.last_value_queue": 1.5}, 542),
+        ({"qpid.auto_delete_timeout": 2**62}, 542),
+        ({"qpid.lifetime-policy": "for ever"}, 542),
+        ({"qpid.lifetime-policy": "delete-if-empty"}, 540),
+        ({"qpid.lifetime-policy": b"delete-if-unused-and-empty"}, 540),
+        ({"qpid.alert_count": Dec32(1, 2)}, 542),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, dict) else str(each),
+)
+def test_wrong_arguments_of_a_queue(given: dict[str, object], code: int) -> None:
+    with pytest.raises(CommandFault) as caught:
+        QueueArguments(given)
+    assert caught.value.code == code
+
+
+def test_arguments_of_a_type_of_the_application_are_its_own() -> None:
+    assert exchange_arguments({"a": b"1"}, "x-own") == {"a": "1"}
+    with pytest.raises(CommandFault):
+        exchange_arguments({"a": b"1"}, "direct")
+    assert exchange_arguments(None, "direct") == {}
+
+
+def test_arguments_of_a_binding() -> None:
+    found = BindingArguments(
+        {"qpid.exclusive-binding": b"1", "x-scope": "session", "x-match": b"any", "a": Str8("b")}
+    )
+    assert (found.is_alone, found.is_scoped) == (True, True)
+    assert found.known == {"x-match": "any", "a": "b"}
+    found.check("headers")
+    found.check("x-own")
+    selector = BindingArguments({"x-filter-jms-selector": "a = 1"})
+    selector.check("topic")
+    assert not BindingArguments(None).is_alone
+    with pytest.raises(CommandFault):
+        found.check("direct")
+
+
+ID = UUID(int=7)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept", "back"),
+    [
+        (None, None, None),
+        (True, True, True),
+        (Int(5), 5, 5),
+        (1.5, 1.5, 1.5),
+        (Str8("a"), "a", "a"),
+        (Vbin8(b"a"), "a", "a"),
+        (b"\xff", b"\xff", b"\xff"),
+        (ID, ID, ID),
+        (Datetime(7), Timestamp(7_000), Datetime(7)),
+        ({"a": [b"b"]}, {"a": ["b"]}, {"a": ["b"]}),
+        (Array(0x31, [1, 2]), [1, 2], [1, 2]),
+    ],
+    ids=[
+        "void",
+        "bool",
+        "int",
+        "float",
+        "str8",
+        "vbin8",
+        "octets",
+        "uuid",
+        "datetime",
+        "map",
+        "array",
+    ],
+)
+def test_values_are_kept_in_types_of_every_protocol(
+    value: object, kept: object, back: object
+) -> None:
+    assert plain(value) == kept
+    assert shown(kept) == back
+    assert type(shown(kept)) is type(back)
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, Dec32(1, 2)], ids=["large", "small", "dec"])
+def test_values_that_other_protocols_lack_are_refused(value: object) -> None:
+    with pytest.raises(CommandFault) as caught:
+        plain({"a": [value]})
+    assert caught.value.code == 542
+
+
+async def test_a_type_of_the_application_is_declared() -> None:
+    async with Broker(exchange_types={"x-own": FanoutTable}) as broker:
+        here = DeclaringSession(broker)
+        here.execute(ExchangeDeclare(exchange="e", type="x-own", arguments={"a": 1}))
+        assert here.topology is not None
+        assert here.topology.exchange("e").arguments == {"a": 1}

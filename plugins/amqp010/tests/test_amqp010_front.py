@@ -1,0 +1,149 @@
+"""Connections and sessions of clients at a broker, over sockets."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from protocol010 import Failed, Login
+from served010 import serving
+
+
+async def test_clients_log_in_and_attach_sessions() -> None:
+    async with serving() as served, served.client() as client:
+        first = await client.session(b"first")
+        second = await client.session(b"second")
+        assert first.state.channel != second.state.channel
+        await first.sync()
+        await second.sync()
+        await first.detach()
+        await second.sync()
+
+
+async def test_clients_that_insist_on_plain_are_anonymous_where_that_is_allowed() -> None:
+    async with serving() as served, served.client(login=Login.plain("any", "thing")) as client:
+        await (await client.session(b"s")).sync()
+
+
+@pytest.mark.req("D2", "D7")
+async def test_a_message_passes_through_a_queue() -> None:
+    async with serving() as served, served.client() as client:
+        session = await client.session(b"s")
+        await session.call("queue.declare", queue="q")
+        session.transfer("", b"text", key="q")
+        await session.subscribe("q", "d")
+        message = await session.message()
+        assert message.body == b"text"
+        await session.done(session.accept(message.id))
+        found = await session.call("queue.query", queue="q")
+        assert found is not None
+        assert found.message_count == 0
+
+
+@pytest.mark.req("D10")
+async def test_a_subscription_goes_on_with_its_session_on_another_connection() -> None:
+    async with serving() as served:
+        async with served.client() as client:
+            session = await client.session(b"s")
+            session.state.ask_timeout(60)
+            await session.call("queue.declare", queue="q", exclusive=True)
+            await session.subscribe("q", "d")
+            session.transfer("", b"before", key="q")
+            held = await session.message()
+            await client.cut()
+        async with served.client() as other, served.client() as client:
+            # The queue is the session's, and so is what it holds.
+            stranger = await other.session(b"other")
+            with pytest.raises(Failed) as caught:
+                await stranger.call("message.subscribe", queue="q", destination="x")
+            assert caught.value.code == 405
+            again = await client.resume(session.state)
+            await again.done(again.accept(held.id))
+            again.transfer("", b"after", key="q")
+            for unit in (0, 1):
+                await again.call("message.flow", destination="d", unit=unit, value=10_000)
+            await again.until(lambda: len(again.state.messages) == 2)
+            assert again.state.messages[1].body == b"after"
+            await again.done(again.accept(again.state.messages[1].id))
+            found = await again.call("queue.query", queue="q")
+            assert found is not None
+            assert found.message_count == 0
+
+
+async def test_what_a_lost_session_held_goes_to_others() -> None:
+    async with serving() as served:
+        async with served.client() as client:
+            session = await client.session(b"s")
+            await session.call("queue.declare", queue="q")
+            await session.subscribe("q", "d")
+            session.transfer("", b"text", key="q")
+            await session.message()
+            await client.cut()
+        async with served.client() as client:
+            other = await client.session(b"other")
+            await other.subscribe("q", "d")
+            message = await other.message()
+            assert message.body == b"text"
+            assert message.header("delivery-properties").redelivered
+
+
+async def test_many_messages_in_both_directions_at_once() -> None:
+    count = 3_000
+    async with serving() as served, served.client() as client:
+        session = await client.session(b"s")
+        await session.call("queue.declare", queue="q")
+        await session.subscribe("q", "d", accept_mode=1)
+        for number in range(count):
+            session.transfer("", b"%d" % number, key="q")
+        await session.until(lambda: len(session.state.messages) == count)
+        assert [each.body for each in session.state.messages] == [b"%d" % n for n in range(count)]
+        await session.sync()
+
+
+async def test_a_client_that_does_not_read_holds_up_no_other() -> None:
+    async with serving() as served, served.client() as client:
+        session = await client.session(b"s")
+        await session.call("queue.declare", queue="q")
+        await session.subscribe("q", "d", accept_mode=1)
+        client.reads = trio.Event()
+        async with served.client() as other:
+            sender = await other.session(b"sender")
+            for _ in range(100):
+                sender.transfer("", bytes(100_000), key="q")
+            await sender.sync()
+        client.reads.set()
+        await session.until(lambda: len(session.state.messages) == 100)
+
+
+async def test_a_command_that_is_not_implemented_ends_its_session_only() -> None:
+    async with serving() as served, served.client() as client:
+        failing = await client.session(b"failing")
+        other = await client.session(b"other")
+        with pytest.raises(Failed) as caught:
+            await failing.call("file.qos", prefetch_size=0)
+        assert caught.value.code == 540
+        await other.sync()
+
+
+async def test_a_wrong_password_closes_the_connection() -> None:
+    async with serving(users={"ada": "secret"}) as served:
+        async with served.client(login=Login.plain("ada", "secret")) as client:
+            await client.session(b"s")
+        with pytest.raises(Failed) as caught:
+            async with served.client(login=Login.plain("ada", "wrong")):
+                pass
+        assert caught.value.code == 320
+
+
+@pytest.mark.req("D10")
+async def test_a_session_goes_on_after_its_connection_was_lost() -> None:
+    async with serving() as served:
+        async with served.client() as client:
+            session = await client.session(b"s")
+            session.state.ask_timeout(60)
+            await session.sync()
+            assert session.state.timeout_s == 60
+            await client.cut()
+        async with served.client() as client:
+            again = await client.resume(session.state)
+            assert again.state.expected == [(1, 1)]
+            await again.sync()

@@ -20,6 +20,7 @@ PIP := pip -qq --disable-pip-version-check
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 # Its own dependencies are half a gigabyte (see .venv/spark); most of its tests do without.
 SPARK := plugins/spark
+AMQP010 := plugins/amqp010
 AMQP091 := plugins/amqp091
 SERVICEBUS := plugins/servicebus
 # What is distributed with compiled modules.
@@ -186,6 +187,7 @@ format: .venv/ready
 	$(BIN)/python docs/_tools/sync_stub.py
 	$(BIN)/python docs/_tools/security_matrix.py
 	$(BIN)/python docs/_tools/limits_page.py
+	$(BIN)/python docs/_tools/amqp010_conformance.py
 	$(BIN)/python docs/_tools/command_line_page.py
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -271,7 +273,9 @@ mutation-score: .venv/mutation
 # What is compiled, what runs through it, and peers that talk to it. All else runs the same Python either way: only
 # long runs repeat all tests on the compiled wheel.
 TWICE := $(addprefix tests/,codec core broker container net differential fuzz interop abuse test_message.py) $(AMQP091)/tests \
-  $(foreach part,batches entity fan_out forwarding messages namespace_links operations senders session,$(wildcard $(SERVICEBUS)/tests/test_$(part)*.py))
+  $(foreach part,batches entity fan_out forwarding messages namespace_links operations senders session,$(wildcard $(SERVICEBUS)/tests/test_$(part)*.py)) \
+  $(foreach part,branches codec declarations endings execution fragments frames messages publishing sessions settling subscriptions transactions,\
+  $(wildcard $(AMQP010)/tests/test_amqp010_$(part)*.py))
 ifeq ($(AMQP_RT_LONG),1)
 TWICE := tests $(wildcard plugins/*/tests)
 endif

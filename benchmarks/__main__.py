@@ -15,6 +15,7 @@ from .contestants import BEFORE, PEERS, ROOT, environment, field_of
 from .measures import (
     Plan,
     Settings,
+    amqp010,
     amqp091,
     attacked,
     broker,
@@ -43,6 +44,7 @@ MEASURES = {
     "broker": broker.cases,
     "durable": durable.cases,
     "amqp091": amqp091.cases,
+    "amqp010": amqp010.cases,
     "setup": setup.cases,
     "start": start.cases,
     "memory": memory.cases,
@@ -165,6 +167,7 @@ def main(
     broker   producer, queue, consumer: the broker's CPU, and messages/s
     durable  the same with messages that survive the broker
     amqp091  the same for clients of 0-9-1, and topics with up to 100,000 bindings
+    amqp010  the same for clients of 0-10 and 0-9-1 alike; publishing one by one, and resumption
     setup    connections opened and closed
     start    a broker started for a test, and one message through it
     memory   for each idle connection and each queued message

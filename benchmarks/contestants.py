@@ -81,6 +81,8 @@ class Contestant(Struct):
     kept_broker: Callable[[Path], contextlib.AbstractContextManager[Running]] | None = None
     #: Runs it as a broker for 0-9-1; the argument is whether it has a store.
     broker091: Callable[[bool], contextlib.AbstractContextManager[Running]] | None = None
+    #: The same for 0-10 and 0-9-1.
+    broker010: Callable[[bool], contextlib.AbstractContextManager[Running]] | None = None
     #: Whether its programs can have a namespace of Service Bus.
     namespace: bool = False
     #: Listens at each of the given URLs, with a certificate (paths of its file and of its key's),
@@ -219,6 +221,9 @@ def ours(mode: str, python: Path, *, key: str = "", roles: Path = ROLES) -> Cont
         durable_broker=lambda: _own_durable_broker(serve),
         kept_broker=partial(_own_kept_broker, serve),
         broker091=partial(_own_broker091, serve) if _has(python, "amqp_rt_amqp091") else None,
+        broker010=partial(_own_broker010, serve)
+        if _has(python, "amqp_rt_amqp091") and _has(python, "amqp_rt_amqp010")
+        else None,
         namespace=_has(python, "amqp_rt_servicebus"),
         doors=partial(_own_doors, serve),
     )
@@ -277,11 +282,24 @@ def _has(python: Path, plugin: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
+def _own_broker091(
+    serve: Sequence[str], durable: bool
+) -> contextlib.AbstractContextManager[Running]:
+    return _own_fronts(serve, durable, "amqp091")
+
+
+def _own_broker010(
+    serve: Sequence[str], durable: bool
+) -> contextlib.AbstractContextManager[Running]:
+    return _own_fronts(serve, durable, "amqp010", "amqp091")
+
+
 @contextlib.contextmanager
-def _own_broker091(serve: Sequence[str], durable: bool) -> Iterator[Running]:
+def _own_fronts(serve: Sequence[str], durable: bool, *fronts: str) -> Iterator[Running]:
+    words = [word for front in fronts for word in ("--front", front)]
     with tempfile.TemporaryDirectory() as folder:
         store = ["--store", f"sqlite:{folder}/store"] if durable else []
-        with _own_broker(serve, "--front", "amqp091", *store) as running:
+        with _own_broker(serve, *words, *store) as running:
             yield running
 
 

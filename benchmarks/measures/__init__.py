@@ -27,6 +27,7 @@ class Plan:
         self._brokers: dict[str, Running] = {}
         self._durable: dict[str, Running] = {}
         self._091: dict[tuple[str, bool], Running] = {}
+        self._010: dict[tuple[str, bool], Running] = {}
 
     def broker(self, contestant: Contestant) -> Running:
         """Return the broker of *contestant*, started on first use and stopped at the end."""
@@ -51,6 +52,14 @@ class Plan:
             assert contestant.broker091
             self._091[key] = self.stack.enter_context(contestant.broker091(durable))
         return self._091[key]
+
+    def broker010(self, contestant: Contestant, *, durable: bool) -> Running:
+        """Return the broker of *contestant* for 0-10 and 0-9-1, with a store or without."""
+        key = contestant.key, durable
+        if key not in self._010:
+            assert contestant.broker010
+            self._010[key] = self.stack.enter_context(contestant.broker010(durable))
+        return self._010[key]
 
 
 def size_name(size: int) -> str:

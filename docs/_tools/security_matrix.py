@@ -35,8 +35,8 @@ RIGHTS = """\
 ## Rights
 
 What a user may do who has a right at the node `q`, *elsewhere* only, or *nothing* at all; whether the right
-comes from a rule or from a token, and on every transport. Otherwise the error is the one in the cell. AMQP 0-9-1 is
-carried by TCP and TLS, and has no tokens.
+comes from a rule or from a token, and on every transport. Otherwise the error is the one in the cell. AMQP 0-9-1 and
+0-10 are carried by TCP and TLS, and have no tokens.
 """
 NAMESPACES = """\
 

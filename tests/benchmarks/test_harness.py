@@ -166,6 +166,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
     from benchmarks.measures import (
         Plan,
         Settings,
+        amqp010,
         amqp091,
         attacked,
         broker,
@@ -195,6 +196,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
             roles=OWN_ROLES if name in ("compiled", "pure") else CLIENT_ROLES,
             broker=None if name in ("rhea", "pyamqp", *clients091) else nullcontext,  # type: ignore[arg-type]
             broker091=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
+            broker010=nullcontext if name in ("compiled", "pure") else None,  # type: ignore[arg-type]
             durable_broker=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
             kept_broker=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
             doors=nullcontext if name in ("compiled", "pure") else None,  # type: ignore[arg-type]
@@ -206,7 +208,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         plan = Plan(settings, field, stack)
         for measure in (
             *(p2p, rpc, broker, durable, setup, start, memory, growth),
-            *(recovery, doors, attacked, seeds, spark, amqp091, servicebus),
+            *(recovery, doors, attacked, seeds, spark, amqp091, amqp010, servicebus),
         ):
             known |= {(case.measure, case.name) for case in measure.cases(plan)}
     with (FOLDER / "targets.toml").open("rb") as file:
@@ -296,6 +298,30 @@ main(["amqp091", "--peers", "pika,amqplib", "--sizes", "100", "--rounds", "1", "
     if "amqplib" not in saved["absent"]:
         expected |= {"100 B transient, amqplib", "topic with 10 bindings, amqplib"}
     assert found >= expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="CPU is counted by /proc")
+def test_clients_of_0_10_go_through_a_broker(tmp_path: Path) -> None:
+    pytest.importorskip("amqp_rt_amqp091")
+    pytest.importorskip("amqp_rt_amqp010")
+    mode = "compiled" if amqp_rt.COMPILED else "pure"
+    command = [
+        *(sys.executable, "-m", "benchmarks", "amqp010", "--peers", "none", "--rounds", "1"),
+        *("--seconds", "0.2", "--mode", mode, "--compiled-python", sys.executable),
+        *("--json", str(tmp_path / "now.json")),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    saved = json.loads((tmp_path / "now.json").read_text())
+    assert saved["failures"] == {}
+    found = {(one["case"], one["metric"]) for one in saved["series"]}
+    assert found >= {
+        ("100 B transient", "over_091"),
+        ("100 B persistent", "over_091"),
+        ("100 B published one by one", "p50_ms"),
+        ("session of 5,000 messages", "resumed_s"),
+    }
 
 
 @pytest.mark.slow

@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+from .frames import Assembly, Frame
 from .front import Front
+from .interceptors import CommandInterceptor, FrameInterceptor, OpenInterceptor, Refusal, Verdict
+from .layouts import Command, ErrorCode
+from .sessions import SessionKey
 
-__all__ = ["Front"]
+__all__ = [
+    "Assembly",
+    "Command",
+    "CommandInterceptor",
+    "ErrorCode",
+    "Frame",
+    "FrameInterceptor",
+    "Front",
+    "OpenInterceptor",
+    "Refusal",
+    "SessionKey",
+    "Verdict",
+]

@@ -9,6 +9,7 @@ from amqp_rt.fronts import TRACINGS, ServerOptions
 
 from .engine import Engine
 from .frames import PROTOCOL_HEADER
+from .interceptors import FrameInterceptor, InterceptedEngine, OpenInterceptor
 from .limits import EXPIRING_TURN
 from .partial_messages import PartialMessages
 from .recent import Recents
@@ -27,13 +28,31 @@ class Front:
     ::
 
         Broker(fronts=[amqp_rt.fronts.amqp10.Front(), amqp_rt_amqp010.Front()])
+
+    Interceptors are called while input is handled: they must return at once, and change nothing of what they are
+    given. They return :class:`Verdict`, None to pass the input, or raise :class:`Refusal`. Another exception is
+    logged, and ends the connection of the frame (320) or the session of the command (541).
+
+    Args:
+        on_frame: Called with each frame, those of the login included, and its peer. Incomplete commands and
+            their ids are counted above it: frames of commands should be dropped only to lose their session.
+        on_assembly: Called with the key of each new session; returns the interceptor of its commands, which lives
+            as long as the session, on whichever connection. It is called once for each command, in their order,
+            except those of class execution. A dropped command is complete, without a result or an effect.
     """
 
     name = "amqp0-10"
     headers: tuple[bytes, ...] = (PROTOCOL_HEADER,)
     preferred_header = PROTOCOL_HEADER
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        on_frame: FrameInterceptor | None = None,
+        on_assembly: OpenInterceptor | None = None,
+    ) -> None:
+        self._on_frame = on_frame
+        self._on_assembly = on_assembly
         self._sessions = SessionRegistry()
         self._recents = Recents()
         self._partials = PartialMessages()
@@ -49,7 +68,10 @@ class Front:
 
     def server(self, options: ServerOptions, now: float) -> Engine:
         """Create the engine for a connection that a client opened."""
-        return Engine(options, self._sessions, self._recents, self._partials, now)
+        state = (options, self._sessions, self._recents, self._partials, now)
+        if self._on_frame is None and self._on_assembly is None:
+            return Engine(*state)
+        return InterceptedEngine(*state, on_frame=self._on_frame, on_assembly=self._on_assembly)
 
     @property
     def deadline(self) -> float:

@@ -31,9 +31,9 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(**options: Any) -> AsyncIterator[Served]:
+async def serving(front: Front | None = None, **options: Any) -> AsyncIterator[Served]:
     """Run a broker; without a store, it takes durable messages all the same."""
-    front = Front()
+    front = front or Front()
     volatile = "store" not in options
     async with Broker(fronts=[front], volatile=volatile, **options) as broker:
         (url,) = await broker.listen("amqp://127.0.0.1:0")

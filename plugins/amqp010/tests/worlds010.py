@@ -26,13 +26,14 @@ class World:
         *,
         volatile: bool = True,
         journal: Journal | None = None,
+        front: Front | None = None,
     ) -> None:
         self.now = 1_000.0
         self.limits = limits
         self.host = BrokerHost(limits=limits, clock=self, volatile=volatile, journal=journal)
         self.denied: set[tuple[Rights, str]] = set()
         self.topologies = Topologies(self.host, self._decide)
-        self.front = Front()
+        self.front = front or Front()
 
     def monotonic(self) -> float:
         return self.now

@@ -41,6 +41,8 @@ class Peer(Struct, kw_only=True):
     the connection is encrypted; ``certificate`` is then the client certificate, if there is one,
     and ``server_name`` the host name that the peer requested (SNI). ``profile`` is the
     :class:`~amqp_rt.Profile` of the listener that accepted the connection, None without one.
+    ``enters_by_right`` is true if its protocol asks for a right when a virtual host is opened, so that
+    peers who have none there are refused (0-10 §connection.open, rule security).
     """
 
     container_id: str = ""
@@ -55,6 +57,7 @@ class Peer(Struct, kw_only=True):
     certificate: Certificate | None = None
     server_name: str = ""
     protocol: str = "amqp1.0"
+    enters_by_right: bool = False
     profile: Any = None
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()

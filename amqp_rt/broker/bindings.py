@@ -606,6 +606,7 @@ class Exchanges:
         *,
         alternate: bool = True,
         chained: bool = True,
+        diverted: bool = False,
     ) -> Generator[int, None, None]:
         """Add to *found* the queues that a message for exchange *name* is routed to, each once.
 
@@ -625,6 +626,8 @@ class Exchanges:
             alternate: Whether the alternate exchange of exchange *name* itself is followed.
             chained: Whether an alternate exchange that cannot route the message passes it to its own
                 alternate. In 0-10 it drops the message (rule double-failure of exchange.declare).
+            diverted: Whether exchange *name* is itself an alternate, that of a queue, in 0-10: none is
+                followed from there.
 
         Raises:
             AmqpError: The exchange does not exist, there are too many keys or one is too long,
@@ -648,7 +651,7 @@ class Exchanges:
             seen = {name}
             waiting = [name]
             # Exchanges that the message has reached through an alternate, of which there is to be only one.
-            diverted: set[str] = set()
+            passed: set[str] = {name} if diverted else set()
             while waiting:
                 looked += 1
                 exchange = self._exchanges.get(current := waiting.pop())
@@ -666,8 +669,8 @@ class Exchanges:
                         elif destination.name not in seen:
                             seen.add(destination.name)
                             waiting.append(destination.name)
-                            if current in diverted:
-                                diverted.add(destination.name)
+                            if current in passed:
+                                passed.add(destination.name)
                     if looked >= _LOOKS:
                         total += looked
                         if total > limits.routing_looks_max:
@@ -680,12 +683,12 @@ class Exchanges:
                 other = exchange.declared.alternate
                 if not alternate and current == name:
                     continue
-                if not nowhere or other is None or other in seen or current in diverted:
+                if not nowhere or other is None or other in seen or current in passed:
                     continue
                 seen.add(other)
                 waiting.append(other)
                 if not chained:
-                    diverted.add(other)
+                    passed.add(other)
         if looked >= LOOKS_OF_A_FRAME:
             yield looked // LOOKS_OF_A_FRAME
 

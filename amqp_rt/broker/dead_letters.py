@@ -91,7 +91,7 @@ class DeadLetters:
         if node is None and services.routed_addresses is not None:
             try:
                 names = services.routed_addresses.dead_letter_nodes(
-                    self._virtual_host, address, entry
+                    self._virtual_host, address, entry, diverted=declared.has_alternate
                 )
             except AmqpError as failure:
                 why = f"its dead-letter address {address!r} leads nowhere: {failure.description}"

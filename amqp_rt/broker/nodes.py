@@ -305,6 +305,14 @@ class Queue(Addressed, frozen=True, kw_only=True):
                         f"dead_letter_for has reasons of {', '.join(REASONS)}, not {reason!r:.50}"
                     )
 
+    @property
+    def has_alternate(self) -> bool:
+        """Whether ``dead_letter`` is an alternate, as in 0-10, from which no other alternate is followed.
+
+        Such an address is only for some reasons, whereas a dead-letter exchange of 0-9-1 gets all.
+        """
+        return self.dead_letter is not None and self.dead_letter_for is not None
+
     def dead_letters(self, reason: str) -> bool:
         """Return whether a message that is given up for *reason* goes to the dead-letter address."""
         if self.dead_letter is None:

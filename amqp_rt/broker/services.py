@@ -49,9 +49,11 @@ class RoutedAddresses(Protocol):
         """
 
     def dead_letter_nodes(
-        self, virtual_host: str, address: str, entry: Entry
+        self, virtual_host: str, address: str, entry: Entry, *, diverted: bool = False
     ) -> Sequence[str] | None:
         """Return the nodes for a dead letter to *address*; None if it is not such an address.
+
+        With *diverted* it is an alternate address, and none is followed from there.
 
         Raises:
             AmqpError: Nothing exists at *address*, or the message is malformed.

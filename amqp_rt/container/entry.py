@@ -424,20 +424,25 @@ class ConnectionEntry:
         The peer counts as known from here, unless it has to put a token first.
 
         Returns:
-            False if the connection was closed: its virtual host does not exist, it conflicts with
-                another one over being the only one of its container, or its user has too many.
+            False if the connection was closed: its virtual host does not exist, it has no right there
+                although its protocol asks for one, it conflicts with another one over being the only one
+                of its container, or its user has too many.
         """
         peer = connection.peer
+        asked = peer.virtual_host
         for host in self._home.hosts:
             found = host.virtual_host(peer.virtual_host)
             if found is None and not peer.trusted:
-                connection.engine.close(
-                    Error("amqp:not-found", f"there is no virtual host {peer.virtual_host!r:.100}")
-                )
+                connection.engine.close(_unknown_host(asked))
                 return False
             # Use the virtual host's own name from now on, not an alias that the peer used.
             peer.virtual_host = found or ""
         watch = self._watch_of(connection)
+        if peer.enters_by_right and self._home.permissions.decide_anywhere(peer) is not None:
+            self._log_connection("connection refused", connection, ": no right in its virtual host")
+            # The answer is that for an unknown virtual host, so that strangers cannot probe for them.
+            connection.engine.close(_unknown_host(asked))
+            return False
         owes = watch is not None and not self._home.permissions.has_any(peer)
         # An unauthenticated peer without rights must not lock out a container by using its name.
         if not (owes and peer.user is None) and not self._enter(connection):
@@ -589,6 +594,11 @@ class ConnectionEntry:
 
     def _is_blocked(self, network: str) -> bool:
         return self._backoff.blocks(f"address {network}", trio.current_time())
+
+
+def _unknown_host(name: str) -> Error:
+    """Return the error for an open of the virtual host *name*, which is not there for the peer."""
+    return Error("amqp:not-found", f"there is no virtual host {name!r:.100}")
 
 
 def _capabilities(logins: _Logins) -> tuple[Symbol, ...]:

@@ -36,7 +36,8 @@ RIGHTS = """\
 
 What a user may do who has a right at the node `q`, *elsewhere* only, or *nothing* at all; whether the right
 comes from a rule or from a token, and on every transport. Otherwise the error is the one in the cell. AMQP 0-9-1 and
-0-10 are carried by TCP and TLS, and have no tokens.
+0-10 are carried by TCP and TLS, and have no tokens. A client of 0-10 with *nothing* is refused when it opens the virtual
+host.
 """
 NAMESPACES = """\
 

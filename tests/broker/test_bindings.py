@@ -554,6 +554,24 @@ def test_alternate_exchanges_may_be_chained_or_not(chained: bool, names: list[st
         assert list(routed) == names, bound
 
 
+@pytest.mark.req("D19")
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize(("diverted", "names"), [(False, ["q"]), (True, [])])
+def test_no_alternate_follows_an_alternate(diverted: bool, bound: bool, names: list[str]) -> None:
+    """Neither from the exchange itself, nor from one that it is bound to."""
+    found = exchanges()
+    found.declare(Exchange(name="second", type="fanout"))
+    found.declare(Exchange(name="first", arguments={"alternate-exchange": "second"}))
+    if bound:
+        found.declare(Exchange(name="before", type="fanout"))
+        found.bind("before", Destination("first", is_exchange=True), "", {})
+    bind(found, "second", "q")
+    routed: dict[str, None] = {}
+    for _ in found.routing("before" if bound else "first", ("k",), {}, routed, diverted=diverted):
+        pass
+    assert list(routed) == names
+
+
 def test_names_in_a_table_take_memory_too() -> None:
     assert size_of({"n" * 1_000: 1}) - size_of({"": 1}) == 1_000
 

@@ -402,7 +402,9 @@ class Fan:
             world.host.space().declare(Queue(name))
         world.host.services.routed_addresses = self
 
-    def dead_letter_nodes(self, virtual_host: str, address: str, entry: Any) -> list[str] | None:
+    def dead_letter_nodes(
+        self, virtual_host: str, address: str, entry: Any, *, diverted: bool = False
+    ) -> list[str] | None:
         return self.names if address == FAN else None
 
     def drops_dead_letters(self, virtual_host: str, address: str) -> bool:

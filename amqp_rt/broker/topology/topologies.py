@@ -118,10 +118,13 @@ class Topologies:
             )
         return ExchangeInlet(self.space(virtual_host), *found, self.log_limiter)
 
-    def dead_letter_nodes(self, virtual_host: str, address: str, entry: Entry) -> list[str] | None:
+    def dead_letter_nodes(
+        self, virtual_host: str, address: str, entry: Entry, *, diverted: bool = False
+    ) -> list[str] | None:
         """Return the queues to which the exchange at *address* routes a dead letter.
 
-        None if that is no address of an exchange.
+        None if that is no address of an exchange. With *diverted* it is the alternate exchange of a
+        queue: a message that it cannot route does not go to another one.
 
         Raises:
             AmqpError: There is no such exchange, or the message is malformed.
@@ -141,7 +144,7 @@ class Topologies:
         # done now. The bound keeps one of them from delaying the whole broker.
         left = self.host.limits.dead_letter_looks_max
         names: dict[str, None] = {}
-        for work in exchanges.routing(name, (key,), headers, names):
+        for work in exchanges.routing(name, (key,), headers, names, diverted=diverted):
             left -= work * LOOKS_OF_A_FRAME
             self.host.memory.work -= work
             if left <= 0:

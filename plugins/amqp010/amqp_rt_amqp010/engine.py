@@ -92,7 +92,8 @@ class Engine(BareEngine):
         now: float,
     ) -> None:
         limits = options.limits
-        super().__init__(limits, Peer(address=options.address, protocol="amqp0-10"), now)
+        peer = Peer(address=options.address, protocol="amqp0-10", enters_by_right=True)
+        super().__init__(limits, peer, now)
         self.options = options
         self.stage = Stage.HEADER
         #: Octets of the largest frame to send.
@@ -119,6 +120,8 @@ class Engine(BareEngine):
         self._assembler = Assembler(limits.message_size_max)
         self._header = b""
         self._exchange: LoginExchange | None = None
+        #: Whether the client has chosen a mechanism that was not offered.
+        self._unoffered = False
         self._open_due = False
         self._heartbeat_s = 0.0
         self._heard_at = now
@@ -493,6 +496,7 @@ class Engine(BareEngine):
         mechanism = control.mechanism or ""
         response = control.response
         refused = "" if mechanism in self._mechanisms() else f"{mechanism!r:.50} is not offered"
+        self._unoffered = bool(refused)
         if mechanism == "PLAIN" and "PLAIN" not in self.options.mechanisms and not refused:
             if "ANONYMOUS" not in self.options.mechanisms:
                 self._let_in(None, None, None)
@@ -531,10 +535,13 @@ class Engine(BareEngine):
     def login_failed(self) -> None:
         """Refuse the login; clients see no difference between causes."""
         if self.stage in (Stage.LOGIN, Stage.SECURE):
-            self._fail_with(
-                CloseCode.CONNECTION_FORCED,
-                Error("amqp:unauthorized-access", "the login failed"),
-            )
+            error = Error("amqp:unauthorized-access", "the login failed")
+            if self._unoffered:
+                # No further data is sent (rule validity of start-ok).
+                self.error = error
+                self._finish(ConnectionFailed(error))
+            else:
+                self._fail_with(CloseCode.CONNECTION_FORCED, error)
             self._wake()
 
     def _let_in(self, user: str | None, identity: Any, mechanism: str | None) -> None:

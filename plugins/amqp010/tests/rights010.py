@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from typing import Any
 
@@ -28,8 +28,10 @@ CONDITIONS = {403: "amqp:unauthorized-access"}
 
 
 @asynccontextmanager
-async def holder010(url: str, user: str, tls: ClientTls | None) -> AsyncIterator[Client]:
+async def holder010(url: str, user: str, tls: ClientTls | None) -> AsyncIterator[Client | None]:
     """Connect *user*, whose password is ``pw``; over TLS if the URL says so.
+
+    None if the user may not open the virtual host, which is the refusal of all operations there.
 
     Args:
         url: That of the listener.
@@ -42,7 +44,14 @@ async def holder010(url: str, user: str, tls: ClientTls | None) -> AsyncIterator
     if scheme == "amqps":
         assert tls is not None
         stream = await encrypt(stream, client_layer(tls, host), within=5)
-    async with connected(stream, login=Login.plain(user, "pw")) as client:
+    async with AsyncExitStack() as stack:
+        client: Client | None = None
+        try:
+            login = Login.plain(user, "pw")
+            client = await stack.enter_async_context(connected(stream, login=login))
+        except Failed as refused:
+            if refused.code != 402:
+                raise
         yield client
 
 
@@ -52,7 +61,9 @@ def on_session(step: Step, *, fails: int | None = None) -> Operation:
     Where rights suffice, *step* may fail with the code *fails*.
     """
 
-    async def run(client: Client) -> None:
+    async def run(client: Client | None) -> None:
+        if client is None:
+            raise AmqpError("the virtual host is refused", condition=CONDITIONS[403])
         session = await client.session(b"matrix")
         try:
             await step(session)

@@ -161,7 +161,10 @@ def test_a_mechanism_that_is_not_offered_can_only_fail(mechanism: str) -> None:
     client.wire.start()
     client.pump()
     assert client.logins[0].exchange.refused
-    closed_with(client, 320)
+    assert client.engine.finished
+    assert client.wire.close_of_broker is None
+    assert client.engine.error is not None
+    assert client.engine.error.condition == "amqp:unauthorized-access"
 
 
 def test_a_response_that_is_too_large_can_only_fail() -> None:

@@ -7,6 +7,8 @@ import trio
 from protocol010 import Failed, Login
 from served010 import serving
 
+from amqp_rt.security.access import Access, Rights, Rule
+
 
 async def test_clients_log_in_and_attach_sessions() -> None:
     async with serving() as served, served.client() as client:
@@ -147,3 +149,59 @@ async def test_a_session_goes_on_after_its_connection_was_lost() -> None:
             again = await client.resume(session.state)
             assert again.state.expected == [(1, 1)]
             await again.sync()
+
+
+@pytest.mark.req("D19", "SE1")
+async def test_a_mechanism_that_is_not_offered_ends_the_stream() -> None:
+    async with serving() as served:
+        login = Login("SCRAM-SHA-256", b"n,,n=a,r=b")
+        with pytest.raises(Failed) as caught:
+            async with served.client(login=login):
+                pass
+    # Without connection.close, so that there is no code.
+    assert caught.value.code is None
+
+
+RULES = [
+    Rule("*", Rights.LISTEN, users=("reader",), virtual_host="one"),
+    Rule("q", Rights.SEND, users=("writer",)),
+    Rule("other", Rights.SEND, users=("elsewhere",), virtual_host="two"),
+]
+
+
+@pytest.mark.req("D19")
+@pytest.mark.parametrize(
+    ("user", "host", "enters"),
+    [
+        ("reader", "one", True),
+        ("reader", "/", False),
+        ("writer", "one", True),
+        ("writer", None, True),
+        ("elsewhere", "one", False),
+        ("nobody", "one", False),
+        ("writer", "unknown", False),
+    ],
+)
+async def test_a_virtual_host_is_entered_with_a_right_there(
+    user: str, host: str | None, enters: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    users = dict.fromkeys(("reader", "writer", "elsewhere", "nobody"), "pw")
+    options = {"users": users, "access": Access(RULES), "virtual_hosts": ["", "one", "two"]}
+    async with serving(**options) as served:
+        login = Login.plain(user, "pw")
+        if enters:
+            async with served.client(login=login, virtual_host=host) as client:
+                await client.session(b"s")
+        else:
+            with pytest.raises(Failed) as caught:
+                async with served.client(login=login, virtual_host=host):
+                    pass
+            # The same for a virtual host that is unknown, so that there is nothing to probe for.
+            assert caught.value.code == 402
+            name = "" if host == "/" else f"vhost:{host}"
+            assert caught.value.text == f"there is no virtual host {name!r}"
+    refused = (
+        "connection refused: " in caplog.text and "no right in its virtual host" in caplog.text
+    )
+    assert refused == (not enters and host != "unknown")

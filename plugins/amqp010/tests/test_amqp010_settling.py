@@ -99,6 +99,34 @@ def test_rejected_messages_go_to_the_alternate_exchange() -> None:
     assert annotations[0]["x-opt-dead-letter-description"] == "not for me"
 
 
+@pytest.mark.req("D2", "D19")
+@pytest.mark.parametrize("deleted", [False, True])
+def test_an_alternate_exchange_of_a_queue_is_the_last(
+    deleted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it cannot route does not go to its own alternate; a dead-letter exchange passes it on."""
+    world = World()
+    session = world.client().attach()
+    session.call("exchange.declare", exchange="second", type="fanout")
+    session.call("queue.declare", queue="last")
+    session.call("exchange.bind", exchange="second", queue="last")
+    session.call("exchange.declare", exchange="alt", type="fanout", alternate_exchange="second")
+    session.call("queue.declare", queue="q", alternate_exchange="alt")
+    world.publish("q", b"1")
+    if deleted:
+        session.call("queue.delete", queue="q")
+    else:
+        session.subscribe("q")
+        session.reject(session.messages()[0].id)
+    assert world.stats("last").available == 0
+    assert "leads to no queue that takes it" in caplog.text
+    world.host.space().declare(Queue("chained", dead_letter="/exchanges/alt"))
+    world.publish("chained", b"2")
+    session.subscribe("chained", "d2")
+    session.reject(session.messages()[-1].id)
+    assert world.stats("last").available == 1
+
+
 def test_a_reject_code_that_does_not_exist_ends_the_session() -> None:
     world = World("q")
     world.publish("q", b"1")

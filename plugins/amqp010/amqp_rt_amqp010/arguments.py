@@ -329,7 +329,9 @@ def text(name: str, value: object) -> str:
 def unknown(name: str, what: str) -> CommandFault:
     """Return the fault for the argument *name* that *what* does not have."""
     return CommandFault(
-        f"there is no argument {name!r:.80} of a {what} here", ErrorCode.NOT_IMPLEMENTED
+        f"there is no argument {name!r:.80} of a {what} here",
+        ErrorCode.NOT_IMPLEMENTED,
+        field="arguments",
     )
 
 
@@ -341,4 +343,4 @@ def _one_of(name: str, value: object, values: Mapping[str, object] | tuple[str, 
 
 
 def _wrong(why: str) -> CommandFault:
-    return CommandFault(why, ErrorCode.INVALID_ARGUMENT)
+    return CommandFault(why, ErrorCode.INVALID_ARGUMENT, field="arguments")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from amqp_rt.broker.bindings import NAME_MAX, is_exchange_name
@@ -36,6 +37,9 @@ from .layouts import (
 _RESERVED: Final = "amq."
 #: Argument of an exchange that names its alternate, as the broker keeps it.
 _ALTERNATE: Final = "alternate-exchange"
+#: Field of the commands that names it.
+_ALTERNATE_FIELD: Final = "alternate_exchange"
+_RESERVED_NAME: Final = f"names that begin with {_RESERVED!r} are the broker's"
 #: Work of one step of a purge, in frames.
 _PURGE_WORK: Final = 200
 
@@ -89,34 +93,41 @@ class Declarations:
                 f"no exchange can be named {name!r:.80}: names have up to {NAME_MAX} letters, digits,"
                 " '-', '_', '.' and ':'",
                 ErrorCode.INVALID_ARGUMENT,
+                field="exchange",
             )
         if command.passive:
-            found = self._topology.exchange(name)
+            with _blaming(not_found="exchange"):
+                found = self._topology.exchange(name)
             if wanted not in ("", found.type):
-                raise _not_allowed(f"exchange {name!r:.80} has the type {found.type!r}")
+                raise _not_allowed(f"exchange {name!r:.80} has the type {found.type!r}", "type")
             if alternate not in ("", found.alternate):
-                raise _not_allowed(f"exchange {name!r:.80} has the alternate {found.alternate!r}")
+                raise _not_allowed(
+                    f"exchange {name!r:.80} has the alternate {found.alternate!r}", _ALTERNATE_FIELD
+                )
             return None
         if name.startswith(_RESERVED) and not self._has_exchange(name):
-            raise _not_allowed(f"names that begin with {_RESERVED!r} are the broker's")
+            raise _not_allowed(_RESERVED_NAME, "exchange")
         arguments = exchange_arguments(command.arguments, wanted)
         if alternate:
             arguments[_ALTERNATE] = alternate
+        declared = Exchange(
+            name=name,
+            type=wanted,
+            durable=command.durable,
+            auto_delete=command.auto_delete,
+            arguments=arguments,
+        )
         try:
-            self._topology.declare_exchange(
-                Exchange(
-                    name=name,
-                    type=wanted,
-                    durable=command.durable,
-                    auto_delete=command.auto_delete,
-                    arguments=arguments,
-                ),
-                sticky=True,
-            )
+            with _blaming(not_found=_ALTERNATE_FIELD):
+                self._topology.declare_exchange(declared, sticky=True)
         except AmqpError as error:
-            if error.condition != "amqp:not-implemented":
-                raise
-            raise CommandFault(str(error.description), ErrorCode.NOT_FOUND) from error
+            fault = CommandFault.of(error)
+            if error.condition == "amqp:not-implemented":
+                fault.code, fault.field = ErrorCode.NOT_FOUND, "type"
+            elif error.condition == "amqp:not-allowed":
+                found = self._topology.exchange(name)
+                fault.field = _ALTERNATE_FIELD if wanted == found.type else "type"
+            raise fault from error
         return None
 
     def _has_exchange(self, name: str) -> bool:
@@ -134,8 +145,11 @@ class Declarations:
         """Delete an exchange with its bindings, unless it is the alternate of a queue or exchange."""
         name = _required(command.exchange, "exchange")
         if name.startswith(_RESERVED):
-            raise _not_allowed(f"exchange {name!r:.80} is the broker's")
-        self._topology.delete_exchange(name, if_unused=command.if_unused, unless_alternate=True)
+            raise _not_allowed(f"exchange {name!r:.80} is the broker's", "exchange")
+        with _blaming(
+            not_found="exchange", not_allowed="exchange", precondition_failed="if_unused"
+        ):
+            self._topology.delete_exchange(name, if_unused=command.if_unused, unless_alternate=True)
         return None
 
     def query_exchange(self, number: int, command: ExchangeQuery, assembly: Assembly) -> Answer:
@@ -158,16 +172,18 @@ class Declarations:
         exchange = _required(command.exchange, "exchange")
         key = command.binding_key or ""
         arguments = BindingArguments(command.arguments)
-        arguments.check(self._topology.exchange(exchange).type)
-        self._topology.bind_queue(
-            queue,
-            exchange,
-            key,
-            arguments.known,
-            once=True,
-            alone=arguments.is_alone,
-            scoped=arguments.is_scoped,
-        )
+        with _blaming(not_found="exchange"):
+            arguments.check(self._topology.exchange(exchange).type)
+        with _blaming(not_found="queue", resource_locked="queue"):
+            self._topology.bind_queue(
+                queue,
+                exchange,
+                key,
+                arguments.known,
+                once=True,
+                alone=arguments.is_alone,
+                scoped=arguments.is_scoped,
+            )
         return None
 
     def unbind(self, number: int, command: ExchangeUnbind, assembly: Assembly) -> Answer:
@@ -175,11 +191,14 @@ class Declarations:
         queue = _required(command.queue, "queue")
         exchange = _required(command.exchange, "exchange")
         key = command.binding_key or ""
-        found = self._topology.unbind_queue(queue, exchange, key, None)
+        missing = "queue" if self._has_exchange(exchange) else "exchange"
+        with _blaming(not_found=missing, resource_locked="queue"):
+            found = self._topology.unbind_queue(queue, exchange, key, None)
         if not found:
             raise CommandFault(
                 f"queue {queue!r:.80} is not bound to exchange {exchange!r:.80} with the key {key!r:.80}",
                 ErrorCode.NOT_FOUND,
+                field="binding_key",
             )
         return None
 
@@ -238,31 +257,37 @@ class Declarations:
         name = _required(command.queue, "queue")
         alternate = command.alternate_exchange or ""
         if command.passive:
-            declared = self._topology.queue(name).declared
+            with _blaming(not_found="queue", resource_locked="queue"):
+                declared = self._topology.queue(name).declared
             before = "" if declared is None else declared.alternate
             if alternate not in ("", before):
-                raise _not_allowed(f"queue {name!r:.80} has the alternate {before!r:.80}")
+                raise _not_allowed(
+                    f"queue {name!r:.80} has the alternate {before!r:.80}", _ALTERNATE_FIELD
+                )
             return None
         if name.startswith(_RESERVED):
-            raise _not_allowed(f"names that begin with {_RESERVED!r} are the broker's")
+            raise _not_allowed(_RESERVED_NAME, "queue")
         arguments = QueueArguments(command.arguments)
         auto_delete = command.auto_delete
         if arguments.auto_delete is not None:
             auto_delete = auto_delete and arguments.auto_delete
-        self._topology.declare_queue(
-            QueueDeclaration(
-                name=name,
-                durable=command.durable,
-                exclusive=command.exclusive,
-                auto_delete=auto_delete,
-                auto_delete_s=arguments.auto_delete_s,
-                arguments=arguments.known,
-                options=arguments.options,
-                alternate=alternate,
-                outlives_owner=True,
-                sticky=True,
+        with _blaming(
+            not_found=_ALTERNATE_FIELD, not_allowed=_ALTERNATE_FIELD, resource_locked="queue"
+        ):
+            self._topology.declare_queue(
+                QueueDeclaration(
+                    name=name,
+                    durable=command.durable,
+                    exclusive=command.exclusive,
+                    auto_delete=auto_delete,
+                    auto_delete_s=arguments.auto_delete_s,
+                    arguments=arguments.known,
+                    options=arguments.options,
+                    alternate=alternate,
+                    outlives_owner=True,
+                    sticky=True,
+                )
             )
-        )
         return None
 
     def delete_queue(self, number: int, command: QueueDelete, assembly: Assembly) -> Answer:
@@ -270,9 +295,15 @@ class Declarations:
         name = _required(command.queue, "queue")
 
         def step() -> Answer:
-            self._topology.delete_queue(
-                name, if_unused=command.if_unused, if_empty=command.if_empty
-            )
+            condition = ""
+            if command.if_unused != command.if_empty:
+                condition = "if_unused" if command.if_unused else "if_empty"
+            with _blaming(
+                not_found="queue", resource_locked="queue", precondition_failed=condition
+            ):
+                self._topology.delete_queue(
+                    name, if_unused=command.if_unused, if_empty=command.if_empty
+                )
             return None
 
         return self._after_stored(number, command, name, step)
@@ -287,8 +318,9 @@ class Declarations:
         storing = self._storing(name)
         if storing is not None:
             yield from storing
-        for _ in self._topology.purge_queue(name):
-            yield _PURGE_WORK
+        with _blaming(not_found="queue", resource_locked="queue"):
+            for _ in self._topology.purge_queue(name):
+                yield _PURGE_WORK
         return None
 
     def query_queue(self, number: int, command: QueueQuery, assembly: Assembly) -> Answer:
@@ -368,9 +400,28 @@ def _required(name: str | None, field: str) -> str:
         CommandFault: It is.
     """
     if not name:
-        raise CommandFault(f"the {field} has no name", ErrorCode.INVALID_ARGUMENT)
+        raise CommandFault(f"the {field} has no name", ErrorCode.INVALID_ARGUMENT, field=field)
     return name
 
 
-def _not_allowed(why: str) -> CommandFault:
-    return CommandFault(why, ErrorCode.NOT_ALLOWED)
+@contextmanager
+def _blaming(**fields: str) -> Iterator[None]:
+    """Name the faulty field in errors of the topology, by their conditions.
+
+    Args:
+        fields: Name of a condition, such as ``not_found`` → name of the field.
+
+    Raises:
+        CommandFault: The topology has refused something, for one of these conditions.
+    """
+    try:
+        yield
+    except AmqpError as error:
+        field = fields.get(str(error.condition).removeprefix("amqp:").replace("-", "_"), "")
+        if not field:
+            raise
+        raise CommandFault.of(error, field=field) from error
+
+
+def _not_allowed(why: str, field: str) -> CommandFault:
+    return CommandFault(why, ErrorCode.NOT_ALLOWED, field=field)

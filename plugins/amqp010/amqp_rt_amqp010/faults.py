@@ -49,6 +49,7 @@ class CommandFault(Exception):
         command_code: Code of the command within its class; None likewise.
         field_index: Zero-based position of the faulty field; None if there is no single one.
         channel: Channel of the command, where the fault was found in its frames.
+        field: Name of the faulty field, instead of its position; empty if there is no single one.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class CommandFault(Exception):
         command_code: int | None = None,
         field_index: int | None = None,
         channel: int | None = None,
+        field: str = "",
     ) -> None:
         super().__init__(text)
         self.text = text
@@ -68,12 +70,14 @@ class CommandFault(Exception):
         self.command_code = command_code
         self.field_index = field_index
         self.channel = channel
+        self.field = field
 
     @classmethod
-    def of(cls, error: AmqpError | Error) -> CommandFault:
-        """Convert an error of the broker to a fault of a command."""
+    def of(cls, error: AmqpError | Error, *, field: str = "") -> CommandFault:
+        """Convert an error of the broker to a fault of a command, or of its *field*."""
         condition = str(error.condition)
-        return cls(error.description or condition, _CODES.get(condition, ErrorCode.INTERNAL_ERROR))
+        code = _CODES.get(condition, ErrorCode.INTERNAL_ERROR)
+        return cls(error.description or condition, code, field=field)
 
 
 #: Close codes → conditions of AMQP 1.0.

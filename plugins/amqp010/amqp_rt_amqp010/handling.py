@@ -188,6 +188,9 @@ class Handler:
             connection.spend(_COMMAND_WORK)
         try:
             return method(number, command, assembly)
+        except CommandFault as fault:
+            fault_of(fault, command)
+            raise
         except AmqpError as error:
             raise fault_of(error, command) from error
 

@@ -249,6 +249,8 @@ def fault_of(error: CommandFault | AmqpError, command: Command) -> CommandFault:
     fault = error if isinstance(error, CommandFault) else CommandFault.of(error)
     if fault.class_code is None:
         fault.class_code, fault.command_code = command.CODE >> 8, command.CODE & 0xFF
+    if fault.field and fault.field_index is None:
+        fault.field_index = command.__struct_fields__.index(fault.field)
     return fault
 
 

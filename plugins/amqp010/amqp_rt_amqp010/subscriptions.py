@@ -42,6 +42,13 @@ _PRIORITY: Final = Symbol("priority")
 _COPY: Final = Symbol("copy")
 _SELECTOR: Final = Symbol("jms-selector")
 _NO_LOCAL: Final = Symbol("no-local")
+#: Conditions of refused links → faulty field. Others, such as too many consumers, are about no single one.
+_FIELD_OF: Final = {
+    "amqp:not-found": "queue",
+    "amqp:resource-locked": "queue",
+    "amqp:unauthorized-access": "queue",
+    "amqp:invalid-field": "arguments",
+}
 _DELETED: Final = Error("amqp:resource-deleted", "the queue of a subscription has been deleted")
 #: Deliveries at which a session that had too many goes on.
 _ROOM_AT: Final = DELIVERIES_MAX * 3 // 4
@@ -92,7 +99,8 @@ class Subscriptions:
             text = (
                 "transfers of a subscription cannot be resumed: leave out resume-id and resume-ttl"
             )
-            raise CommandFault(text, ErrorCode.NOT_IMPLEMENTED, field_index=5)
+            field = "resume_id" if command.resume_id else "resume_ttl"
+            raise CommandFault(text, ErrorCode.NOT_IMPLEMENTED, field=field)
         self._make_place()
         link = self._link_of(command, destination)
         link.on_answer = partial(_note_answer, link, self.context)
@@ -302,7 +310,8 @@ class Subscriptions:
             yield WAIT
         if link.refusal is not None:
             context.anchor.drop(link)
-            raise CommandFault.of(link.refusal)
+            field = _FIELD_OF.get(str(link.refusal.condition), "")
+            raise CommandFault.of(link.refusal, field=field)
         if not link.over:
             self._active[link.destination] = link
         return None

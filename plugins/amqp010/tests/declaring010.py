@@ -67,9 +67,13 @@ class DeclaringSession:
 
     def refusal(self, command: Command) -> int:
         """Return the error code with which *command* is refused."""
+        return int(self.fault(command).code)
+
+    def fault(self, command: Command) -> CommandFault:
+        """Return the fault with which *command* is refused."""
         with pytest.raises((CommandFault, AmqpError)) as caught:
             self.execute(command)
-        return int(fault_of(caught.value, command).code)
+        return fault_of(caught.value, command)
 
     def end(self) -> None:
         """End the session."""

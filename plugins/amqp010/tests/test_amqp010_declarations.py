@@ -157,6 +157,42 @@ async def test_a_wrong_declaration_is_refused_with_its_code(command: Command, co
         assert here.refusal(command) == code
 
 
+#: Words in the names of refusals above → the faulty field. The first that fits counts; without one there is no
+#: single field.
+FAULTY = [
+    ("durable without store", None),
+    ("alternate of a queue", "alternate_exchange"),
+    ("delete of an alternate", "exchange"),
+    ("alternate", "alternate_exchange"),
+    ("of a bound exchange", "if_unused"),
+    ("no key", "binding_key"),
+    ("argument", "arguments"),
+    ("x-match", "arguments"),
+    ("scope", "arguments"),
+    ("type of a standard", "type"),
+    ("type", "type"),
+    ("without exchange", "exchange"),
+    ("to no exchange", "exchange"),
+    ("unbind of no exchange", "exchange"),
+    ("queue", "queue"),
+    ("exchange", "exchange"),
+    ("passive of none", "exchange"),
+]
+
+
+@pytest.mark.req("D19")
+@pytest.mark.parametrize(
+    ("name", "command"), [each[:2] for each in REFUSED], ids=[each[0] for each in REFUSED]
+)
+async def test_a_refusal_names_the_faulty_field(name: str, command: Command) -> None:
+    field = next(field for words, field in FAULTY if words in name)
+    async with session() as here:
+        fault = here.fault(command)
+        place = None if field is None else command.__struct_fields__.index(field)
+        assert (field, fault.field_index) == (field, place)
+        assert (fault.class_code, fault.command_code) == divmod(command.CODE, 256)
+
+
 async def test_durable_and_auto_delete_of_what_exists_are_ignored() -> None:
     async with session() as here:
         here.execute(ExchangeDeclare(exchange="e", type="direct", durable=True, auto_delete=True))

@@ -254,6 +254,33 @@ def test_a_message_goes_to_one_alternate_exchange(client: Client, session: Sessi
     assert counts == [1, 1, 0]
 
 
+def test_queues_take_all_content_in_any_mix(client: Client, session: Session) -> None:
+    """Through an exchange of each type to each of several queues; each class has its own consumers."""
+    exchanges = ("amq.direct", "amq.fanout", "amq.topic", "amq.headers")
+    queues = ("q1", "q2", "q3")
+    for queue in queues:
+        client.run(session, "queue.declare", queue=queue)
+        for exchange in exchanges:
+            client.run(session, "exchange.bind", queue=queue, exchange=exchange, binding_key="k")
+    for exchange in exchanges:
+        session.transfer(exchange, b"message", key="k", accept_mode=None)
+        client.run(
+            session,
+            "stream.publish",
+            headers=[Struct("stream-properties")],
+            body=b"packet",
+            exchange=exchange,
+            routing_key="k",
+        )
+    client.run(session, "execution.sync")
+    assert [client.world.stats(queue).available for queue in queues] == [8, 8, 8]
+    client.run(session, "stream.consume", queue="q1", consumer_tag="c")
+    client.pump()
+    packets = [each for each in session.others if each.name == "stream.deliver"]
+    assert [each.body for each in packets] == [b"packet"] * 4
+    assert client.world.stats("q1").available == 4
+
+
 async def test_durable_and_transient_ones_are_there(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'broker.db'}"
     async with Broker(store=store) as broker:

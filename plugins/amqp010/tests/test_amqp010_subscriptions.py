@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from amqp_rt_amqp010 import subscriptions
+from amqp_rt_amqp010.layouts import MessageSubscribe
 from amqp_rt_amqp010.limits import SUBSCRIPTIONS_MAX
 from octets010 import BODY, HEADERS
 from protocol010 import (
@@ -120,6 +121,9 @@ def test_wrong_subscriptions_end_the_session(fields: dict[str, object], code: in
     session = world.client().attach()
     wanted = {"queue": "q", "destination": "d", **fields}
     assert refused(session, "message.subscribe", **wanted) == code
+    exception = session.state.exception
+    assert exception is not None
+    assert exception.field_index == MessageSubscribe.__struct_fields__.index(next(iter(fields)))
     assert not world.host.space().find("q").consumers()
 
 

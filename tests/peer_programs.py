@@ -350,3 +350,16 @@ def with_values() -> Message:
         [native(value) for value in VALUES.values()],
         application_properties={name: native(value) for name, value in SIMPLE.items()},
     )
+
+
+def end_program(process: subprocess.Popen[str]) -> None:
+    """Close the input of *process*, at whose end it leaves; kill it if it stays longer than 30 seconds."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    try:
+        process.wait(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -151,7 +151,7 @@ def test_parts_for_nodes_of_plugins_are_exported_by_one_module() -> None:
             "Intake",
         ),
         *("LogReader", "Memory", "MessageView", "Place", "Producer", "Subscription", "Transaction"),
-        *("Position", "Transactions", "UnacceptableMessage", "event_hubs_position"),
+        *("Position", "Transactions", "UnacceptableMessage", "event_hubs_position", "exceeds_link"),
     }
     assert all(getattr(building, name) is not None for name in exported)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..transactions import TransactionalState
 from .durable.duplicates import Arrived, Duplicates
-from .entries import Entry, EntryFactory, UnacceptableMessage
+from .entries import Entry, EntryFactory, UnacceptableMessage, exceeds_link
 from .filtering.positions import Position, event_hubs_position
 from .filtering.views import MessageView
 from .log.reading import LogReader
@@ -38,4 +38,5 @@ __all__ = [
     "Transactions",
     "UnacceptableMessage",
     "event_hubs_position",
+    "exceeds_link",
 ]

@@ -35,7 +35,7 @@ from ..transactions import DeliveryState
 from ..values import Symbol
 from .durable import facts
 from .durable.journal import Journal, Unit
-from .entries import Entry, annotated, encode_outgoing
+from .entries import Entry, annotated, encode_outgoing, exceeds_link
 from .log.annotations import OFFSET, SEQUENCE_NUMBER
 from .queue.queue import MessageQueue
 
@@ -728,7 +728,11 @@ class LeaseReader:
                 try:
                     link.send(payload, settled=True, message_format=entry.message_format)
                 except LocalProtocolError as error:
-                    link.detach(Error("amqp:link:message-size-exceeded", error.description))
+                    if exceeds_link(link, error):
+                        link.detach(Error("amqp:link:message-size-exceeded", error.description))
+                    else:
+                        # More credit may cover it; a drain ends without it.
+                        link.drained()
                     return
             self._at += 1
         if self._at >= self._end:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ..errors import AmqpError
 from ..events import Event, Peer
 from ..limits import Limits
+from .links import FrontDelivery, FrontReceivingLink
 
-__all__ = ["BareEngine", "LoginEngine", "LoginExchange"]
+__all__ = ["BareEngine", "GatheringEngine", "LoginEngine", "LoginExchange"]
+
+#: Sending link of a protocol, and a delivery that it has sent.
+LinkT = TypeVar("LinkT")
+DeliveryT = TypeVar("DeliveryT")
 
 #: Default bound on frames handled in a row: none.
 _WORK_MAX: Final = 1 << 30
@@ -129,6 +134,80 @@ class BareEngine:
         followers, self.followers = self.followers, {}
         for follower in followers.values():
             follower()
+
+
+class GatheringEngine(BareEngine, Generic[LinkT, DeliveryT]):
+    """A connection that a client opened: gathers what it publishes and settles, until the end of each chunk.
+
+    Queues and exchanges get the messages of a chunk in one call, and endpoints its outcomes, which
+    :meth:`flush` passes on.
+    """
+
+    def __init__(self, limits: Limits, peer: Peer, now: float) -> None:
+        super().__init__(limits, peer, now)
+        #: Routes found within this chunk, by what they follow from.
+        self.ways: dict[tuple[Any, ...], Any] = {}
+        #: Messages published within this chunk, by inlet and link.
+        self._posts: dict[tuple[int, FrontReceivingLink], tuple[Any, list[FrontDelivery]]] = {}
+        #: Whether messages have been passed on; subclasses that follow it set it back.
+        self._posted = False
+        #: Deliveries settled within this chunk, by link, after what passes them on.
+        self._answered: dict[
+            LinkT, tuple[Callable[[LinkT, list[DeliveryT]], None], list[DeliveryT]]
+        ] = {}
+        #: Steps for the next call of the driver, and those for a later turn.
+        self._scheduled: dict[Callable[[], None], None] = {}
+        self._working: dict[Callable[[], None], None] = {}
+
+    def schedule(self, step: Callable[[], None]) -> None:
+        """Call *step* soon, in the next call of the driver."""
+        self._scheduled[step] = None
+        self._wake()
+
+    def work_later(self, step: Callable[[], None]) -> None:
+        """Call *step* in the next ``receive``, after other connections."""
+        self._working[step] = None
+        self.unread = True
+        self._wake()
+
+    def post(self, way: Any, link: FrontReceivingLink, delivery: FrontDelivery) -> None:
+        """Queue a message, for inlet *way* or else for *link*, until the end of this chunk."""
+        key = (id(way), link)
+        found = self._posts.get(key)
+        if found is None:
+            self._posts[key] = (way, [delivery])
+        else:
+            found[1].append(delivery)
+
+    def answer(
+        self,
+        conclude: Callable[[LinkT, list[DeliveryT]], None],
+        link: LinkT,
+        delivery: DeliveryT,
+    ) -> None:
+        """Queue a settlement until the end of this chunk, when *conclude* passes it on."""
+        found = self._answered.get(link)
+        if found is None:
+            self._answered[link] = (conclude, [delivery])
+        else:
+            found[1].append(delivery)
+
+    def flush(self) -> None:
+        """Pass on everything published and settled so far, before anything else happens."""
+        if self.ways:
+            self.ways.clear()
+        while self._answered:
+            answered, self._answered = self._answered, {}
+            for sender, (conclude, deliveries) in answered.items():
+                conclude(sender, deliveries)
+        while self._posts:
+            posts, self._posts = self._posts, {}
+            self._posted = True
+            for (_, link), (way, posted) in posts.items():
+                if way is None:
+                    link.put(posted)
+                else:
+                    way.deliver(link, posted)
 
 
 class LoginEngine(Protocol):

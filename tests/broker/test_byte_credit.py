@@ -7,88 +7,20 @@ from typing import Any
 import pytest
 from brokers import Time
 from brokers import World as BrokerWorld
+from byte_links import ByteLink
 
 from amqp_rt.broker.entries import Entry
 from amqp_rt.broker.kinds.logs import LogNode
-from amqp_rt.broker.nodes import Log
+from amqp_rt.broker.leases import FROM, GROUP, TO
+from amqp_rt.broker.nodes import Log, Queue
 from amqp_rt.broker.queue.accounts import Memory
 from amqp_rt.broker.queue.invariants import broken_invariants
 from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.queue.subscriptions import Subscription
-from amqp_rt.errors import CreditTooSmall, LocalProtocolError
 from amqp_rt.outcomes import RELEASED
 
 #: Not an encoded message: the header is neither read nor replaced.
 OPAQUE = 1
-
-
-class ByteDelivery:
-    delivery_id = 1
-    remote_settled = True
-
-    def __init__(self, context: Entry) -> None:
-        self.context = context
-        self.state: Any = None
-        self.settled = False
-
-    def settle(self, outcome: Any) -> None:
-        self.settled = True
-
-
-class ByteLink:
-    """Link with credit in messages and in bytes, of which both have to suffice."""
-
-    requeues = True
-    flow_properties = None
-    connection = None
-    writable = True
-    attached = True
-    max_message_size = 0
-
-    def __init__(self, name: str, *, largest: int = 1_000) -> None:
-        self.name = name
-        self.largest = largest
-        self.messages = 0
-        self.bytes = 0
-        self.lacking = False
-        self.draining = False
-        self.sent: list[bytes] = []
-        self.held: list[ByteDelivery] = []
-        self.tries = 0
-        self.subscription: Any = None
-
-    @property
-    def credit(self) -> int:
-        return 0 if self.lacking else self.messages
-
-    def send(self, payload: Any, context: Any, **_: Any) -> ByteDelivery:
-        self.tries += 1
-        payload = payload if isinstance(payload, bytes) else b"".join(payload)
-        if len(payload) > self.largest:
-            raise LocalProtocolError("never")
-        if len(payload) > self.bytes:
-            self.lacking = True
-            raise CreditTooSmall("not now")
-        self.messages -= 1
-        self.bytes -= len(payload)
-        self.sent.append(payload)
-        delivery = ByteDelivery(context)
-        self.held.append(delivery)
-        return delivery
-
-    def give(self, messages: int, size: int, *, drain: bool = False) -> None:
-        self.messages += messages
-        self.bytes += size
-        self.lacking = False
-        self.draining = drain
-        self.subscription.on_credit(self)
-
-    def offer(self, count: int) -> None:
-        pass
-
-    def drained(self) -> None:
-        self.messages = self.bytes = 0
-        self.draining = False
 
 
 class World:
@@ -214,4 +146,22 @@ def test_a_reader_of_a_log_waits_for_the_credit_of_its_next_record() -> None:
     link.give(10, 50)
     assert (link.sent, link.tries) == ([], 1)
     link.give(0, 1_000)
+    assert [LARGE in link.sent[0], SMALL in link.sent[1]] == [True, True]
+
+
+@pytest.mark.parametrize("drain", [False, True])
+async def test_a_reader_of_a_lease_waits_for_the_credit_of_its_next_message(drain: bool) -> None:
+    broker = BrokerWorld(Queue("work"))
+    broker.client().sender("work").send(LARGE, SMALL)
+    leases, node = broker.host.leases, broker.host.space().find("work")
+    await leases.open(node, "job")
+    await leases.extend(node, "job", 1, 2)
+    link = ByteLink("a", largest=10_000)
+    link.properties = {GROUP: "job", FROM: 0, TO: 2}
+    assert leases.attach(node, link)  # type: ignore[arg-type]
+    link.give(10, 50, drain=drain)
+    assert (link.sent, link.tries, link.attached) == ([], 1, True)
+    # A drain returns the credit, without the message.
+    assert (link.draining, link.messages) == (False, 0 if drain else 10)
+    link.give(10, 1_000)
     assert [LARGE in link.sent[0], SMALL in link.sent[1]] == [True, True]

@@ -7,7 +7,7 @@ of framing, or of a control, closes the connection; a fault of a command ends it
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf
 from typing import Any, Final
 
@@ -22,12 +22,10 @@ from amqp_rt.fronts import (
     Peer,
     ServerOptions,
 )
-from amqp_rt.fronts.engines import BareEngine, LoginExchange
-from amqp_rt.fronts.links import FrontDelivery, FrontReceivingLink
+from amqp_rt.fronts.engines import GatheringEngine, LoginExchange
 
 from .channels import Channel
 from .codec import read_control, write_control
-from .contexts import Conclude
 from .faults import CommandFault, ConnectionFault, close_code_of, condition_of, reply_text
 from .frames import (
     CONTROL,
@@ -72,7 +70,7 @@ _CONNECTION: Final = 1
 _HEARTBEAT: Final = control_frames(0, write_control(ConnectionHeartbeat()), FRAME_SIZE_MIN)[0]
 
 
-class Engine(BareEngine):
+class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
     """A connection that a client opened.
 
     Args:
@@ -102,8 +100,6 @@ class Engine(BareEngine):
         self.thirsty: dict[SendingLink, None] = {}
         #: Messages sent to consumers in this turn.
         self.given = 0
-        #: Routes found within this chunk, by session and what they follow from.
-        self.ways: dict[tuple[object, ...], Any] = {}
         #: Conversions of messages that were made before.
         self.recents = recents
         self.partials = partials
@@ -134,13 +130,6 @@ class Engine(BareEngine):
         self._detach_due = False
         #: Numbers of the channels whose input should wait. While there are any nothing is read.
         self._congested: dict[int, None] = {}
-        #: Steps for the next call of the driver, and those for a later turn.
-        self._scheduled: dict[Callable[[], None], None] = {}
-        self._working: dict[Callable[[], None], None] = {}
-        #: Messages published within this chunk, by inlet and link.
-        self._posts: dict[tuple[int, FrontReceivingLink], tuple[Any, list[FrontDelivery]]] = {}
-        #: Deliveries settled within this chunk, by link, after what passes them on.
-        self._answered: dict[SendingLink, tuple[Conclude, list[OutgoingDelivery]]] = {}
 
     # --- --- called by the driver --------------------------------------------------------
 
@@ -259,7 +248,7 @@ class Engine(BareEngine):
             code = CloseCode.CONNECTION_FORCED
         self._say_close(code, error.description or str(error.condition))
 
-    # --- --- hooks of BareEngine -----------------------------------------------------------
+    # --- --- hooks of GatheringEngine -----------------------------------------------------------
 
     def _before_take(self) -> None:
         if self._open_due and self.stage is Stage.RUNNING:
@@ -273,22 +262,6 @@ class Engine(BareEngine):
             self._receiving = False
         if not self.thirsty:
             self.given = 0
-
-    def flush(self) -> None:
-        """Pass on everything published and settled so far, before anything else happens."""
-        if self.ways:
-            self.ways.clear()
-        while self._answered:
-            answered, self._answered = self._answered, {}
-            for sender, (conclude, deliveries) in answered.items():
-                conclude(sender, deliveries)
-        while self._posts:
-            posts, self._posts = self._posts, {}
-            for (_, link), (way, posted) in posts.items():
-                if way is None:
-                    link.put(posted)
-                else:
-                    way.deliver(link, posted)
 
     def _confirm(self) -> None:
         """Give channels their turns: they send replies, complete commands, and replay."""
@@ -640,34 +613,6 @@ class Engine(BareEngine):
     def forget(self, number: int) -> None:
         """Drop the incomplete command of channel *number*."""
         self._assembler.forget(number)
-
-    def schedule(self, step: Callable[[], None]) -> None:
-        """Call *step* soon, in the next call of the driver."""
-        self._scheduled[step] = None
-        self._wake()
-
-    def work_later(self, step: Callable[[], None]) -> None:
-        """Call *step* in the next ``receive``, after other connections."""
-        self._working[step] = None
-        self.unread = True
-        self._wake()
-
-    def post(self, way: Any, link: FrontReceivingLink, delivery: FrontDelivery) -> None:
-        """Queue a message, for inlet *way* or else for *link*, until the end of this chunk."""
-        key = (id(way), link)
-        found = self._posts.get(key)
-        if found is None:
-            self._posts[key] = (way, [delivery])
-        else:
-            found[1].append(delivery)
-
-    def answer(self, conclude: Conclude, link: SendingLink, delivery: OutgoingDelivery) -> None:
-        """Queue a settlement until the end of this chunk, when *conclude* passes it on."""
-        found = self._answered.get(link)
-        if found is None:
-            self._answered[link] = (conclude, [delivery])
-        else:
-            found[1].append(delivery)
 
     # --- the end ---------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from uuid import UUID
 
 import pytest
 import trio
+from peer_programs import end_program
 
 PEERS = Path(__file__).parent / "peers"
 LIBRARY = Path(__file__).parent.parent.parent.parent / ".build" / "qpid-python"
@@ -129,15 +130,7 @@ class Driven:
         return json.loads(text)
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=30)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self._process.stdout.close()
+        end_program(self._process)
 
 
 @pytest.fixture(scope="session")

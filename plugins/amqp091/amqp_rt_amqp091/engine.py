@@ -24,8 +24,7 @@ from amqp_rt.fronts import (
     ServerOptions,
     Topology,
 )
-from amqp_rt.fronts.engines import LoginExchange
-from amqp_rt.fronts.links import FrontDelivery, FrontReceivingLink
+from amqp_rt.fronts.engines import GatheringEngine, LoginExchange
 
 from . import faults
 from . import methods as m
@@ -35,9 +34,9 @@ from .connection import CHANNEL_MAX, FRAME_MAX, HEARTBEAT_S, Connection
 from .faults import Fault
 from .frames import FRAME_MIN_SIZE, METHOD, PROTOCOL_HEADER, Frame
 from .lifecycle import TRANSITIONS, Stage, Transitions
-from .links import OutgoingDelivery, SendingLink, Way
+from .links import OutgoingDelivery, SendingLink
 from .recent import Recents
-from .sessions import Conclude, Reply
+from .sessions import Reply
 
 _CAPABILITIES: Final = {
     "publisher_confirms": True,
@@ -52,7 +51,7 @@ _CAPABILITIES: Final = {
 }
 
 
-class Engine(Connection):
+class Engine(Connection, GatheringEngine[SendingLink, OutgoingDelivery]):
     """A connection that a client opened."""
 
     transitions: ClassVar[Transitions] = TRANSITIONS
@@ -67,8 +66,6 @@ class Engine(Connection):
         #: Consumers of direct replies, by address; shared by all connections of the front.
         self.replies = replies
         self.recents = recents
-        #: Inlets found within this chunk, by channel, method and properties.
-        self.ways: dict[tuple[int, bytes, bytes], list[Way]] = {}
         #: Consumers that have credit but no room in the output, or in this turn.
         self.thirsty: dict[SendingLink, None] = {}
         #: Messages sent to consumers in this turn.
@@ -85,16 +82,8 @@ class Engine(Connection):
         self._blocked = False
         self._open_due = False
         self._channel_max = min(CHANNEL_MAX, max(1, options.limits.channel_max * 32))
-        #: Steps that resume channels where they were held up.
-        self._scheduled: dict[Callable[[], None], None] = {}
-        #: Steps that continue work in later turns.
-        self._working: dict[Callable[[], None], None] = {}
         #: Functions that send the confirms of channels.
         self._confirming: dict[Callable[[], None], None] = {}
-        #: Messages published within this chunk, by inlet and link.
-        self._posts: dict[tuple[int, FrontReceivingLink], tuple[Any, list[FrontDelivery]]] = {}
-        #: Deliveries settled within this chunk, by link, after what passes them on.
-        self._answered: dict[SendingLink, tuple[Conclude, list[OutgoingDelivery]]] = {}
 
     # --- --- hooks of Connection ---------------------------------------------------------
 
@@ -398,64 +387,22 @@ class Engine(Connection):
         """Return a number unique to one link of the connection."""
         return next(self._names)
 
-    def schedule(self, step: Callable[[], None]) -> None:
-        """Call *step* soon, in the next call of the driver."""
-        self._scheduled[step] = None
-        self._wake()
-
-    def work_later(self, step: Callable[[], None]) -> None:
-        """Call *step* in the next ``receive``, after other connections."""
-        self._working[step] = None
-        self.unread = True
-        self._wake()
-
     def confirm_later(self, flush: Callable[[], None]) -> None:
         """Call *flush*, which sends confirms, with the next output."""
         self._confirming[flush] = None
         self._wake()
 
     def _confirm(self) -> None:
-        while self._confirming:
-            confirming, self._confirming = self._confirming, {}
-            for flush in confirming:
-                flush()
-
-    def post(self, way: Any, link: FrontReceivingLink, delivery: FrontDelivery) -> None:
-        """Queue a message, for inlet *way* or else for *link*, until the end of this chunk."""
-        key = (id(way), link)
-        found = self._posts.get(key)
-        if found is None:
-            self._posts[key] = (way, [delivery])
-        else:
-            found[1].append(delivery)
-
-    def answer(self, conclude: Conclude, link: SendingLink, delivery: OutgoingDelivery) -> None:
-        """Queue a settlement until the end of this chunk, when *conclude* passes it on."""
-        found = self._answered.get(link)
-        if found is None:
-            self._answered[link] = (conclude, [delivery])
-        else:
-            found[1].append(delivery)
-
-    def flush(self) -> None:
-        """Pass on everything published and settled so far, before anything else happens."""
-        if self.ways:
-            self.ways.clear()
-        while self._answered:
-            answered, self._answered = self._answered, {}
-            for sender, (conclude, deliveries) in answered.items():
-                conclude(sender, deliveries)
-        while self._posts:
-            posts, self._posts = self._posts, {}
-            for (_, link), (way, posted) in posts.items():
-                if way is None:
-                    link.put(posted)
-                else:
-                    way.deliver(link, posted)
+        if self._posted:
+            self._posted = False
             if self._hears_blocked and not self._blocked and self.topology is not None:
                 self._blocked = self.topology.scarce(self._unblock)
                 if self._blocked:
                     self.write(0, m.ConnectionBlocked(reason="low on memory"))
+        while self._confirming:
+            confirming, self._confirming = self._confirming, {}
+            for flush in confirming:
+                flush()
 
     def _unblock(self) -> None:
         self._blocked = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from amqp_rt.broker.building import Subscription
+from amqp_rt.broker.building import Subscription, exceeds_link
 from amqp_rt.errors import LocalProtocolError
 from amqp_rt.fronts.base import SendingLink
 from amqp_rt.outcomes import Error
@@ -130,8 +130,8 @@ class Distribution:
                 payload, None if settled else stored, settled=settled, tag=token.bytes_le
             )
         except LocalProtocolError as error:
-            # The link has ended, or takes no message of this size: without it, others get the message.
-            if link.attached:
+            # Without a link that takes no message of this size, others get the message.
+            if exceeds_link(link, error):
                 link.detach(Error(TOO_LARGE, error.description))
             return False
         stored.attempts += 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from peer_programs import end_program
 
 PEERS = Path(__file__).parent / "peers"
 
@@ -170,12 +171,4 @@ class Javascript:
         return answer["value"]
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=30)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self._process.stdout.close()
+        end_program(self._process)

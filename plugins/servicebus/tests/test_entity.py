@@ -18,6 +18,7 @@ from amqp_rt_servicebus.conditions import (
 from amqp_rt_servicebus.declarations import Queue, Subscription, Topic
 from amqp_rt_servicebus.messages import SCHEDULED_ENQUEUE_TIME, arrived
 from amqp_rt_servicebus.options import Options
+from byte_links import ByteLink
 from entities import NOW, Bench, Receiving, condition, stored_of
 
 from amqp_rt import Message
@@ -681,6 +682,17 @@ def test_a_message_that_a_link_cannot_take_stays_for_others() -> None:
     small = bench.receiver(credit=1, max_message_size=1_000)
     assert small.error == TOO_LARGE
     assert len(bench.receiver(credit=1).deliveries) == 1
+
+
+def test_a_message_beyond_the_credit_in_bytes_of_a_link_waits_for_more() -> None:
+    bench = Bench()
+    bench.send(bytes(500))
+    link = ByteLink("poor", largest=10_000)
+    link.accept(bench.entity.consume(settled=True))
+    link.give(5, 100)
+    assert (link.tries, link.attached) == (1, True)
+    link.give(0, 1_000)
+    assert (link.tries, len(link.sent)) == (2, 1)
 
 
 # --- Alarms, room, status, end ----------------------------------------------------------------

@@ -17,12 +17,14 @@ __all__ = [
     "Damaged",
     "Delay",
     "Fails",
+    "Flap",
     "Full",
     "HalfClose",
     "InjectedFault",
     "Jump",
     "Kill",
     "NetworkPartition",
+    "OneWay",
     "Slow",
     "Split",
     "Stall",
@@ -116,6 +118,30 @@ class NetworkPartition(InjectedFault, frozen=True, kw_only=True):
     seconds: float
 
 
+class OneWay(InjectedFault, frozen=True, kw_only=True):
+    """Octets that *host* sends are delayed from *at* on for *seconds*; those of others arrive.
+
+    With *to*, only octets to that host are delayed.
+    """
+
+    host: str
+    at: float
+    seconds: float
+    to: str | None = None
+
+
+class Flap(InjectedFault, frozen=True, kw_only=True):
+    """A host loses all its connections and is cut off, *times* times from *at* on.
+
+    Each time it is cut off for *seconds*, and then reached for as long.
+    """
+
+    host: str
+    at: float
+    seconds: float
+    times: int
+
+
 class Kill(InjectedFault, frozen=True, kw_only=True):
     """A process dies without closing its connections, and is restarted.
 
@@ -178,7 +204,7 @@ def draw_faults(
     seconds: float = 20.0,
     corrupt: bool = False,
 ) -> list[InjectedFault]:
-    """Draw a random number of faults.
+    """Draw a random number of faults, of all kinds but :class:`OneWay` and :class:`Flap`.
 
     Args:
         luck: Source of randomness.

@@ -220,7 +220,7 @@ class _Line:
     async def _pass(self, data: bytes, sink: MemoryStream, back: bool) -> None:
         marks, rate = self._marks[back], self._rates.get(back)
         while data:
-            await self.network.passable(self.hosts)
+            await self.network.passable(*(self.hosts[::-1] if back else self.hosts))
             passed = self._passed[back]
             if self.network.is_calm:
                 marks.clear()
@@ -321,6 +321,9 @@ class SimulatedNetwork:
         self._dialled = 0
         #: Number of partitions of each host in effect.
         self._apart: dict[str, int] = {}
+        #: Number of faults in effect by which octets of the first host do not reach the second, or
+        #: any if that is None.
+        self._mute: dict[tuple[str, str | None], int] = {}
         self._joined = trio.Event()
         #: Set when all faults have ended.
         self._calm = trio.Event()
@@ -344,12 +347,14 @@ class SimulatedNetwork:
             ConnectFailed: No host listens there.
         """
         await trio.sleep(_LATENCY_S / 10)
-        await self.passable((host,))
+        await self.passable(host)
         known = self._listeners.get(name)
         if known is None:
             raise ConnectFailed(f"cannot connect to memory://{name}: nothing listens there")
         listener, listening = known
-        await self.passable((host, listener))
+        # The answer has to come back.
+        await self.passable(host, listener)
+        await self.passable(listener, host)
         far = await listening.dial(name)
         ours, near = memory_stream_pair()
         line = _Line(self, self._dialled, (host, listener), (near, far))
@@ -377,11 +382,16 @@ class SimulatedNetwork:
         """Remove the listeners of *host* and cut its connections, unseen by peers if *silent*."""
         for name in [name for name, (owner, _) in self._listeners.items() if owner == host]:
             del self._listeners[name]
+        if not silent:
+            self.cut(host)
+            return
         for line in [each for each in self._lines if host in each.hosts]:
-            if silent:
-                line.vanish(host, "is dead")
-            else:
-                line.cut("is cut")
+            line.vanish(host, "is dead")
+
+    def cut(self, host: str) -> None:
+        """Cut the connections of *host*; both sides see their end."""
+        for line in [each for each in self._lines if host in each.hosts]:
+            line.cut("is cut")
 
     @contextmanager
     def apart(self, host: str) -> Iterator[None]:
@@ -393,13 +403,35 @@ class SimulatedNetwork:
         finally:
             self._apart[host] -= 1
             self.trace.add(f"{host} is reached again")
-            self._joined.set()
-            self._joined = trio.Event()
+            self._rejoin()
 
-    async def passable(self, hosts: tuple[str, ...]) -> None:
-        """Wait until none of *hosts* is cut off."""
-        while self._apart and any(self._apart.get(host) for host in hosts):
+    @contextmanager
+    def mute(self, host: str, to: str | None = None) -> Iterator[None]:
+        """Delay what *host* sends, to host *to* or to all, within the block."""
+        way = host, to
+        self._mute[way] = self._mute.get(way, 0) + 1
+        self.trace.add(f"{host} does not reach {to or 'others'}")
+        try:
+            yield
+        finally:
+            self._mute[way] -= 1
+            self.trace.add(f"{host} reaches {to or 'others'} again")
+            self._rejoin()
+
+    def _rejoin(self) -> None:
+        self._joined.set()
+        self._joined = trio.Event()
+
+    async def passable(self, sender: str, receiver: str | None = None) -> None:
+        """Wait until octets of *sender* reach *receiver*, or others at all."""
+        while self._is_blocked(sender, receiver):
             await self._joined.wait()
+
+    def _is_blocked(self, sender: str, receiver: str | None) -> bool:
+        if self._apart and (self._apart.get(sender) or self._apart.get(receiver or sender)):
+            return True
+        mute = self._mute
+        return bool(mute and (mute.get((sender, None)) or mute.get((sender, receiver))))
 
     async def stalled(self, seconds: float) -> None:
         """Wait for *seconds*, or until all faults have ended."""

@@ -38,7 +38,16 @@ from ..errors import ConnectFailed
 from ..net.memory import MemoryNetwork
 from .determinism import deterministic
 from .disk import SimulatedDisk, SimulatedStore, run_inline
-from .faults import Cut, InjectedFault, Jump, Kill, NetworkPartition, draw_faults
+from .faults import (
+    Cut,
+    Flap,
+    InjectedFault,
+    Jump,
+    Kill,
+    NetworkPartition,
+    OneWay,
+    draw_faults,
+)
 from .network import SimulatedNetwork, SimulationTrace
 
 __all__ = [
@@ -178,7 +187,7 @@ class Simulation:
         self._processes: dict[str, _Process] = {}
         self._calm = trio.Event()
         for fault in faults:
-            if isinstance(fault, NetworkPartition | Jump) or (
+            if isinstance(fault, NetworkPartition | OneWay | Flap | Jump) or (
                 isinstance(fault, Kill) and fault.at is not None
             ):
                 nursery.start_soon(self._make, fault)
@@ -281,7 +290,7 @@ class Simulation:
     # --- faults ------------------------------------------------------------------------------
 
     async def _make(self, fault: InjectedFault) -> None:
-        assert isinstance(fault, NetworkPartition | Jump | Kill)
+        assert isinstance(fault, NetworkPartition | OneWay | Flap | Jump | Kill)
         with trio.move_on_after(fault.at or 0):
             await self._calm.wait()
             return
@@ -290,9 +299,23 @@ class Simulation:
             self.clock.ahead_s += fault.seconds
         elif isinstance(fault, Kill):
             self.kill(fault.host, silent=fault.silent)
+        elif isinstance(fault, OneWay):
+            with self.network.mute(fault.host, fault.to):
+                await self.network.stalled(fault.seconds)
+        elif isinstance(fault, Flap):
+            await self._flap(fault)
         else:
             with self.network.apart(fault.host):
                 await self.network.stalled(fault.seconds)
+
+    async def _flap(self, fault: Flap) -> None:
+        for _ in range(fault.times):
+            if self.network.is_calm:
+                break
+            self.network.cut(fault.host)
+            with self.network.apart(fault.host):
+                await self.network.stalled(fault.seconds)
+            await self.network.stalled(fault.seconds)
 
     def calm(self) -> None:
         """End all faults, and begin no others, so that the world recovers and can be checked.

@@ -14,6 +14,7 @@ from markets import market
 from worlds import PATIENT, SMALL, URL, serving, trade
 
 from amqp_rt.broker import Queue
+from amqp_rt.net.memory import MemoryStream
 from amqp_rt.outcomes import ACCEPTED
 from amqp_rt.testing.faults import (
     Corrupt,
@@ -21,12 +22,14 @@ from amqp_rt.testing.faults import (
     Damaged,
     Delay,
     Fails,
+    Flap,
     Full,
     HalfClose,
     InjectedFault,
     Jump,
     Kill,
     NetworkPartition,
+    OneWay,
     Slow,
     Split,
     Stall,
@@ -57,6 +60,10 @@ NOTHING_LOST = [
     [Stall(connection=0, octets=300, seconds=1000, back=True)],
     [NetworkPartition(host="broker", at=1, seconds=20)],
     [NetworkPartition(host="client", at=1, seconds=1000)],
+    [OneWay(host="broker", at=1, seconds=20)],
+    [OneWay(host="client", to="broker", at=1, seconds=1000)],
+    [Flap(host="broker", at=1, seconds=0.1, times=10)],
+    [Flap(host="client", at=1, seconds=5, times=3)],
     [Kill(host="broker", at=1.5)],
     [Kill(host="broker", at=1.5, silent=True)],
     [Kill(host="broker", commit=4)],
@@ -97,6 +104,45 @@ def test_what_goes_wrong_costs_no_message(faults: list[InjectedFault]) -> None:
     trace = simulate(exchange, seed=1, faults=faults)
     assert not faults or trace.lines != simulate(exchange, seed=1).lines
     assert trace.lines == simulate(exchange, seed=1, faults=faults).lines
+
+
+@pytest.mark.req("A22", "A23")
+def test_a_line_that_is_mute_one_way_still_carries_the_other() -> None:
+    heard: dict[str, list[float]] = {"a": [], "b": []}
+
+    async def scenario(net: Simulation) -> None:
+        async def listen(name: str) -> None:
+            door = net.network.door(name)
+            with door.listen(name) as channel:
+                stream = await channel.receive()
+                await said(stream, name, stream)
+
+        async def said(stream: MemoryStream, name: str, far: MemoryStream) -> None:
+            """Say a word each second, and note each one that is heard."""
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(note, far, name)
+                for _ in range(6):
+                    await trio.sleep(1)
+                    stream.send(b"x")
+                nursery.cancel_scope.cancel()
+
+        async def note(stream: MemoryStream, name: str) -> None:
+            while True:
+                await stream.wait_readable()
+                heard[name] += [trio.current_time()] * len(stream.recv(99))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen, "b")
+            await trio.sleep(0.1)
+            stream = await net.network.door("a").dial("b")
+            nursery.start_soon(said, stream, "a", stream)
+
+    simulate(scenario, seed=1, faults=[OneWay(host="a", to="b", at=1.5, seconds=3)])
+    # The words of "b" come all the time, those of "a" before 1.5 s and, together, from 4.5 s on.
+    assert len([at for at in heard["a"] if at < 4.5]) >= 3
+    assert len([at for at in heard["b"] if at < 1.5]) == 1
+    assert min(at for at in heard["b"] if at > 1.5) >= 4.5
+    assert len(heard["b"]) >= 5
 
 
 @pytest.mark.req("A22", "A23")

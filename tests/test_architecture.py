@@ -37,6 +37,8 @@ FRONT_PARTS = {
     *("fronts.anchors", "fronts.engines", "fronts.links", "fronts.recent", "fronts.splicing"),
     "fronts.headers",
 }
+#: Endpoints that join links, and the choice between links; they know no connections.
+MESH_PARTS = {"mesh.splices"}
 #: Layers that every module may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
 
@@ -58,7 +60,8 @@ LAYERS: dict[str, set[str]] = {
     "security.jwts": COMMON | {"security"},
     "container": COMMON | {"fronts", "fronts.base", "fronts.amqp10", "net", "security"},
     "outbox": COMMON | {"container", "fronts.base"},
-    "mesh": COMMON | {"container"},
+    "mesh": COMMON | {"container", "fronts.base"},
+    **dict.fromkeys(MESH_PARTS, COMMON | {"fronts.base"} | MESH_PARTS),
     "broker": COMMON | {"fronts.base", "stores", "security"},
     "management": COMMON | {"broker", "container", "fronts.base", "security"},
 }
@@ -75,6 +78,7 @@ PURE = (
     COMMON
     | {"core", "fronts.base", "security"}
     | FRONT_PARTS
+    | MESH_PARTS
     | {
         "broker.queue",
         "broker.bindings",

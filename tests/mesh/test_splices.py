@@ -1,0 +1,426 @@
+"""Links over three nodes, which join them: the peers see one link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chains import Chain
+
+from amqp_rt.events import ConnectionFailed
+from amqp_rt.limits import KIB, Limits
+from amqp_rt.outcomes import (
+    ACCEPTED,
+    MODIFIED_FAILED,
+    RELEASED,
+    Error,
+    Modified,
+    Rejected,
+    rejected,
+)
+from amqp_rt.testing.pairs import Recorder
+from amqp_rt.transactions import TransactionalState
+
+pytestmark = pytest.mark.req("P3")
+
+OUTCOMES = [
+    ACCEPTED,
+    RELEASED,
+    Modified(delivery_failed=True, message_annotations={"k": 1}),
+    rejected("amqp:not-allowed", "no"),
+]
+SMALL = Limits(frame_size_max=1024, splice_bytes_max=4 * KIB)
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("second", [False, True])
+def test_outcomes_of_the_server_reach_the_client(outcome: Any, second: bool) -> None:
+    chain = Chain()
+    link, mine = chain.sender(rcv_settle_mode=int(second))
+    sending = link.send(b"\x00Ssome octets", tag=b"a longer tag", message_format=7)
+    chain.pump()
+    (delivery,) = chain.served.deliveries
+    assert delivery.payload == b"\x00Ssome octets"
+    assert (delivery.tag, delivery.message_format) == (b"a longer tag", 7)
+    assert delivery.second == second
+    assert not mine.outcomes
+
+    delivery.settle(outcome)
+    chain.pump()
+
+    assert mine.outcomes == [sending]
+    assert sending.state == outcome
+    assert sending.settled == (not second)
+    assert not chain.served.settled
+    if second:
+        sending.settle()
+        chain.pump()
+        assert chain.served.settled == [delivery]
+    link.detach()
+    chain.pump()
+    chain.check_empty()
+
+
+def test_a_client_receives_through_the_nodes() -> None:
+    chain = Chain(served=Recorder())
+    link, mine = chain.receiver()
+    (served,) = chain.links
+    assert served.credit == 0
+    link.grant(3)
+    chain.pump()
+    assert served.credit == 3
+    sendings = [served.send(b"m%d" % at) for at in range(3)]
+    chain.pump()
+    assert [each.payload for each in mine.deliveries] == [b"m0", b"m1", b"m2"]
+    assert link.credit == served.credit == 0
+    mine.deliveries[1].settle(RELEASED)
+    chain.pump()
+    assert [each.state for each in sendings] == [None, RELEASED, None]
+    link.detach()
+    chain.pump()
+    chain.check_empty()
+
+
+def test_a_settled_message_leaves_nothing_behind() -> None:
+    chain = Chain()
+    link, mine = chain.sender(snd_settle_mode=1)
+    link.send(b"x")
+    chain.pump()
+    assert [each.settled for each in chain.served.deliveries] == [True]
+    assert not mine.outcomes
+    for joint in chain.joints:
+        for engine in (joint.client, joint.server):
+            assert not any(each._outgoing or each._incoming for each in engine.sessions.values())
+
+
+def test_the_sender_may_settle_before_the_outcome() -> None:
+    chain = Chain()
+    link, mine = chain.sender()
+    sending = link.send(b"x")
+    chain.pump()
+    sending.settle()
+    chain.pump()
+    (delivery,) = chain.served.deliveries
+    assert chain.served.settled == [delivery]
+    delivery.settle(ACCEPTED)
+    chain.pump()
+    assert not mine.outcomes
+    link.detach()
+    chain.pump()
+    chain.check_empty()
+
+
+def test_a_receiver_may_settle_without_a_state() -> None:
+    chain = Chain()
+    link, mine = chain.sender()
+    sending = link.send(b"x")
+    chain.pump()
+    chain.served.deliveries[0].settle(None)
+    chain.pump()
+    assert mine.outcomes == [sending]
+    assert sending.settled
+    assert sending.state is None
+
+
+def test_transactional_states_pass_unchanged() -> None:
+    chain = Chain()
+    link, mine = chain.sender()
+    posted = TransactionalState(b"txn-1", None)
+    sending = link.send(b"x", state=posted)
+    chain.pump()
+    (delivery,) = chain.served.deliveries
+    assert delivery.state == posted
+    done = TransactionalState(b"txn-1", ACCEPTED)
+    delivery.update(done)
+    chain.pump()
+    assert sending.state == done
+    assert not sending.settled
+    delivery.settle(ACCEPTED)
+    chain.pump()
+    assert sending.state == ACCEPTED
+    assert sending.settled
+    assert mine.outcomes[-1] is sending
+
+
+def test_the_answer_is_that_of_the_server() -> None:
+    chain = Chain()
+    chain.accept_options = {
+        "max_message_size": 5_000,
+        "offered_capabilities": ("queue",),
+        "properties": {"load": 3},
+        "rcv_settle_mode": 0,
+    }
+    link, _ = chain.sender(rcv_settle_mode=1)
+    assert link.attached
+    assert link.max_message_size == 5_000
+    assert link.rcv_settle_mode == 0
+    assert link.offered_capabilities == ("queue",)
+    assert link.properties == {"load": 3}
+
+
+def test_a_refusal_of_the_server_refuses_the_client() -> None:
+    chain = Chain()
+    error = Error("amqp:unauthorized-access", "not for you")
+    chain.serve = lambda link: link.refuse(error)  # type: ignore[method-assign]
+    for joint in chain.joints[-1:]:
+        joint.on_attach = chain.serve
+    _, mine = chain.sender()
+    assert mine.detached == [(error, True)]
+    assert not mine.attached
+    chain.check_empty()
+
+
+@pytest.mark.parametrize("credit", [1, 7, 1_000_000])
+def test_credit_of_the_server_reaches_the_client(credit: int) -> None:
+    chain = Chain(served=Recorder())
+    link, _ = chain.sender()
+    assert link.credit == 0
+    (served,) = chain.links
+    served.grant(credit)
+    chain.pump()
+    # A frame of each message has to fit the 8 MiB of a node.
+    assert link.credit == min(credit, 128)
+    served.grant(0)
+    chain.pump()
+    assert link.credit == 0
+
+
+def test_a_drain_takes_back_the_credit_of_the_client() -> None:
+    chain = Chain(served=Recorder())
+    link, mine = chain.sender()
+    (served,) = chain.links
+    served.grant(10)
+    chain.pump()
+    served.drain()
+    chain.pump()
+    assert link.draining
+    assert served.credit == 10
+    assert chain.served.flows == 0
+    link.send(b"last")
+    link.drained()
+    chain.pump()
+    assert len(chain.served.deliveries) == 1
+    assert served.credit == link.credit == 0
+    assert chain.served.flows == 1
+    assert not mine.detached
+
+
+def test_a_drain_of_more_credit_than_a_node_passes_on_empties_the_client() -> None:
+    chain = Chain(served=Recorder(), limits=SMALL)
+    link, _ = chain.sender()
+    (served,) = chain.links
+    served.grant(11)
+    served.drain()
+    left = 9
+    for _ in range(10):
+        chain.pump()
+        assert link.credit <= 4
+        while left and link.credit:
+            link.send(b"x", settled=True)
+            left -= 1
+        if not left:
+            link.drained()
+    assert len(chain.served.deliveries) == 9
+    assert served.credit == 0
+    assert link.credit == 0
+
+
+def test_a_drain_without_credit_is_answered_at_once() -> None:
+    chain = Chain(served=Recorder())
+    chain.sender()
+    chain.links[0].drain()
+    chain.pump()
+    assert chain.served.flows == 1
+
+
+def test_an_echo_is_answered() -> None:
+    chain = Chain(served=Recorder())
+    chain.sender()
+    chain.links[0].grant(0, echo=True)
+    chain.pump()
+    assert chain.served.flows == 1
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("error", [None, Error("amqp:resource-deleted", "the queue is gone")])
+def test_a_detach_passes_both_ways(side: str, closed: bool, error: Error | None) -> None:
+    chain = Chain()
+    link, mine = chain.sender()
+    detaching, other = (link, chain.served) if side == "client" else (chain.links[0], mine)
+    detaching.detach(error, closed=closed)
+    chain.pump()
+    assert other.detached == [(error, closed)]
+    assert len(mine.detached) == len(chain.served.detached) == 1
+    chain.check_empty()
+
+
+def test_messages_sent_just_before_the_detach_arrive() -> None:
+    chain = Chain()
+    link, _ = chain.sender()
+    for number in range(50):
+        link.send(bytes(100), settled=number % 2 == 0)
+    link.detach()
+    chain.pump()
+    assert len(chain.served.deliveries) == 50
+    chain.check_empty()
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_large_message_passes_frame_by_frame(settled: bool) -> None:
+    chain = Chain(served=Recorder(credit=1), limits=Limits(frame_size_max=4096))
+    chain.accept_options = {"streaming": True}
+    link, _ = chain.sender()
+    body = bytes(range(256)) * 200
+    sending = link.send(body[:20_000], more=True, settled=settled)
+    chain.pump()
+    (delivery,) = chain.served.deliveries
+    got = b"".join(delivery.read_chunks())
+    # What has been written has arrived, although the message is incomplete.
+    assert got == body[:20_000]
+    sending.write(body[20_000:], more=False)
+    chain.pump()
+    assert got + b"".join(delivery.read_chunks()) == body
+    assert delivery.complete
+    assert delivery.settled == settled
+    if not settled:
+        delivery.settle(ACCEPTED)
+        chain.pump()
+        assert sending.state == ACCEPTED
+    link.detach()
+    chain.pump()
+    chain.check_empty()
+
+
+def test_an_abort_passes() -> None:
+    chain = Chain(served=Recorder(credit=5), limits=Limits(frame_size_max=4096))
+    chain.accept_options = {"streaming": True}
+    link, _ = chain.sender()
+    sending = link.send(bytes(9_000), more=True)
+    chain.pump()
+    sending.abort()
+    link.send(b"next")
+    chain.pump()
+    first, second = chain.served.deliveries
+    assert first.aborted
+    assert b"".join(second.read_chunks()) == b"next"
+
+
+@pytest.mark.parametrize("joint", [0, 1, 2])
+def test_a_lost_client_aborts_an_incomplete_message(joint: int) -> None:
+    chain = Chain(served=Recorder(credit=5), limits=Limits(frame_size_max=4096))
+    chain.accept_options = {"streaming": True}
+    link, _ = chain.sender()
+    link.send(bytes(9_000), more=True)
+    chain.pump()
+    chain.cut(joint)
+    chain.pump()
+    assert chain.served.deliveries[0].aborted
+    assert len(chain.served.detached) == 1
+    chain.check_empty()
+
+
+@pytest.mark.parametrize("joint", [1, 2, 3])
+def test_a_lost_node_leaves_a_true_outcome(joint: int) -> None:
+    """Messages that had left are *modified*; the link is detached, and can be attached anew."""
+    chain = Chain()
+    link, mine = chain.sender()
+    sending = link.send(b"x")
+    chain.pump()
+    chain.cut(joint)
+    chain.pump()
+    assert sending.state == MODIFIED_FAILED
+    assert sending.settled
+    ((error, closed),) = mine.detached
+    assert error is not None
+    assert error.condition == "amqp:link:detach-forced"
+    assert not closed
+    chain.check_empty()
+
+
+def test_messages_that_waited_at_the_lost_node_are_released() -> None:
+    chain = Chain(served=Recorder())
+    link, mine = chain.sender()
+    (served,) = chain.links
+    served.grant(2)
+    chain.pump()
+    first, second = link.send(b"1"), link.send(b"2")
+    # The server takes its credit back before the messages reach the last node.
+    chain.step(0)
+    chain.step(1)
+    served.grant(0)
+    chain.step(3)
+    chain.pump()
+    assert not chain.served.deliveries
+    assert sum(each.held for each in chain.splices) == 2
+    chain.cut(3)
+    chain.pump()
+    assert [first.state, second.state] == [RELEASED, RELEASED]
+    assert len(mine.detached) == 1
+    chain.check_empty()
+
+
+def test_a_break_ends_both_halves_of_a_settlement_in_two_steps() -> None:
+    chain = Chain()
+    link, mine = chain.sender(rcv_settle_mode=1)
+    sending = link.send(b"x")
+    chain.pump()
+    chain.served.deliveries[0].settle(ACCEPTED)
+    chain.pump()
+    chain.cut(2)
+    sending.settle()
+    chain.pump()
+    assert sending.state == ACCEPTED
+    assert len(mine.detached) == len(chain.served.detached) == 1
+    chain.check_empty()
+
+
+def test_an_outcome_too_large_for_the_frames_of_the_client_loses_its_details() -> None:
+    chain = Chain(1)
+    small = Limits(frame_size_max=512)
+    joint = type(chain.joints[0])(limits=small, on_attach=chain.joints[0].on_attach)
+    joint.pump()
+    chain.joints[0] = joint
+    chain.sessions[0] = joint.client.begin()
+    chain.pump()
+    link, _ = chain.sender()
+    sending = link.send(b"x")
+    chain.pump()
+    chain.served.deliveries[0].settle(rejected("amqp:not-allowed", "n" * 2_000))
+    chain.pump()
+    assert sending.state == Rejected(Error("amqp:not-allowed"))
+    assert not any(isinstance(each, ConnectionFailed) for each in joint.server_events)
+
+
+def test_splice_bytes_max() -> None:
+    """A server that reads nothing stops the client; a node holds no more than its bound."""
+    window = Limits(frame_size_max=1024, splice_bytes_max=8 * KIB, output_max=1)
+    chain = Chain(served=Recorder(), limits=window)
+    link, _ = chain.sender()
+    chain.links[0].grant(1_000)
+    chain.pump()
+    assert link.credit == 8
+    sent = 0
+    # The last connection carries nothing, so that its node cannot send.
+    for _ in range(200):
+        while link.credit and link.writable:
+            link.send(bytes(900), settled=True)
+            sent += 1
+        for at in range(3):
+            chain.step(at)
+        for splice in chain.splices:
+            assert splice.held <= window.splice_bytes_max
+    assert sent < 40
+    assert max(each.held for each in chain.splices) > 5 * KIB
+    chain.pump()
+    assert len(chain.served.deliveries) == sent
+
+
+def test_a_message_as_large_as_the_bound_passes_alone() -> None:
+    chain = Chain(limits=Limits(frame_size_max=4096, splice_bytes_max=512))
+    link, _ = chain.sender()
+    assert link.credit == 1
+    for _ in range(3):
+        link.send(bytes(3_000))
+        chain.pump()
+    assert [len(each.payload) for each in chain.served.deliveries] == [3_000] * 3

@@ -15,6 +15,7 @@ from ..events import Peer
 from ..limits import Limits
 from ..outcomes import ACCEPTED, Error, Modified, Rejected, rejected
 from ..termini import Coordinator, Source, Target
+from ..transactions import TransactionalState
 from ..unsettled import UnsettledMap
 from ..values import Symbol
 from .base import (
@@ -258,6 +259,25 @@ class FrontReceivingLink(FrontLink):
             return False
         self._on_empty = call
         return True
+
+    def take_back(self, txn_id: bytes) -> list[FrontDelivery]:
+        """Remove the deliveries of transaction *txn_id* that wait here, and return them unsettled.
+
+        Others stay, in their order.
+        """
+        taken: list[FrontDelivery] = []
+        left: deque[FrontDelivery] = deque()
+        for delivery in self._waiting:
+            state = delivery.state
+            if type(state) is TransactionalState and state.txn_id == txn_id:
+                taken.append(delivery)
+                self._waiting_size -= len(delivery.payload)
+            else:
+                left.append(delivery)
+        self._waiting = left
+        if taken and not left:
+            self._tell_empty()
+        return taken
 
     def _tell_empty(self) -> None:
         told, self._on_empty = self._on_empty, None

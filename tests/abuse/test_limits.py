@@ -217,6 +217,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "transaction_work_max": (
         "broker/test_transactions.py::test_the_work_of_a_transaction_is_bounded",
         "broker/test_transactions.py::test_what_is_acquired_is_bounded_too",
+        "../plugins/amqp010/tests/test_amqp010_rollbacks.py::test_a_transaction_has_so_much_work_and_no_more",
     ),
     "transaction_s": (
         "broker/test_transactions.py::test_a_transaction_that_takes_too_long_is_rolled_back",

@@ -35,7 +35,7 @@ from .layouts import (
     XaResult,
     Xid,
 )
-from .transactions import BrokerReply, CurrentTransaction, TransactionMode, posts_wait
+from .transactions import BrokerReply, CurrentTransaction, TransactionMode, drop_posts, posts_wait
 from .type_codes import STRUCT32
 from .values import Array
 
@@ -60,6 +60,8 @@ class Branches:
         self._context = context
         self._current = current
         self._before_end: Callable[[], None] | None = before_end
+        #: The branch to which transfers and accepts belong now; None if there is none.
+        self._worked_on: BranchId | None = None
 
     def methods(self) -> dict[type[Command], Method]:
         """Return the method for each command."""
@@ -119,6 +121,7 @@ class Branches:
         txn_id = branches.txn_id
         if status is XaStatus.OK and txn_id is not None:
             self._current.begin(txn_id)
+            self._worked_on = xid
         return XaResult(status=int(status))
 
     def end(self, number: int, command: DtxEnd, assembly: Assembly) -> Answer:
@@ -132,13 +135,18 @@ class Branches:
         return self._context.run(number, command, self._end(xid, command))
 
     def _end(self, xid: BranchId, command: DtxEnd) -> Generator[int, None, Answer]:
-        while posts_wait(self._context):
-            yield WAIT
         branches = self._branches
+        txn_id = branches.txn_id
+        if command.fail and xid == self._worked_on and txn_id is not None:
+            # They would wait for room that may never come, only to be rolled back.
+            yield from drop_posts(self._context, txn_id)
+        while not command.fail and posts_wait(self._context):
+            yield WAIT
         status = branches.end(xid, fail=command.fail, suspend=command.suspend)
         if branches.txn_id is None:
             # The broker settles deliveries that were accepted in the branch when that ends.
             self._current.leave()
+            self._worked_on = None
         if self._before_end is not None:
             self._before_end()
         return XaResult(status=int(status))

@@ -63,7 +63,7 @@ class Parts:
     def __init__(self, context: SessionContext) -> None:
         self.context = context
         declarations = Declarations(context)
-        current = CurrentTransaction()
+        current = CurrentTransaction(context.limits.transaction_work_max)
         fragments = Fragments(context)
         self._publisher = Publisher(context, current, fragments)
         transactions = Transactions(context, current, self._publisher.report)

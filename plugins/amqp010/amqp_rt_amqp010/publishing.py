@@ -310,6 +310,8 @@ class Publisher:
             assembly.header, assembly.body or (), exchange=exchange, recents=connection.recents
         )
         state = self._current.state
+        if state is not None:
+            self._current.posted += len(ways)
         for inlet, link, _ in ways:
             connection.post(inlet, link, FrontDelivery(link, payload, transfer, state))
         return LATER
@@ -482,6 +484,8 @@ class Publisher:
             if name in gone:
                 transfer(_GONE)
             else:
+                if state is not None:
+                    self._current.posted += 1
                 connection.post(inlet, link, FrontDelivery(link, payload, transfer, state))
             if not count % _QUEUES_OF_A_STEP:
                 self._flush()

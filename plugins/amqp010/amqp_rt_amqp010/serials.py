@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, islice
 from typing import Final
 
 MASK: Final = 0xFFFF_FFFF
@@ -204,18 +205,26 @@ class RangeSet:
         if len(self._firsts) == 1 and self._firsts[0] == self._lasts[0]:
             # The usual case: commands name one message.
             return self._firsts[:] if self._firsts[0] in known else []
+        return [each for some in self.parts_among(known, len(known) or 1) for each in some]
+
+    def parts_among(self, known: Collection[int], size: int) -> Iterator[list[int]]:
+        """Yield the members of *known* that this set contains, those among *size* numbers in each part.
+
+        *known* may change between two parts.
+        """
         if len(self) > len(known):
-            return [each for each in known if each in self]
-        return [
-            number
+            numbers = iter(list(known))
+            while some := list(islice(numbers, size)):
+                yield [each for each in some if each in known and each in self]
+            return
+        members = chain.from_iterable(
+            range(first, last + 1)
+            if first <= last
+            else chain(range(first, MASK + 1), range(last + 1))
             for first, last in self.ranges()
-            for number in (
-                range(first, last + 1)
-                if first <= last
-                else [*range(first, MASK + 1), *range(last + 1)]
-            )
-            if number in known
-        ]
+        )
+        while some := list(islice(members, size)):
+            yield [each for each in some if each in known]
 
     def work_among(self, known: Collection[int]) -> int:
         """Return the cost in frames of :meth:`among`."""

@@ -6,7 +6,7 @@ the session, so that its cost does not depend on the ranges that a client sends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator
 from typing import Final
 
 from amqp_rt.fronts import ACCEPTED, RELEASED, Error, Outcome, Rejected
@@ -36,6 +36,9 @@ from .transactions import CurrentTransaction
 #: settling one may send another.
 _DELIVERIES_OF_A_STEP: Final = 10
 _DELIVERY_WORK: Final = 5
+#: Numbers that are compared with a command between two checks, and the cost of that in frames.
+_NUMBERS_OF_A_STEP: Final = 500
+_NUMBERS_WORK: Final = 5
 #: Messages that are acquired between two checks; those of a queue that were requeued before, or have
 #: priorities, are all looked through for that.
 _COPIES_OF_A_STEP: Final = 100
@@ -109,10 +112,17 @@ class Settling:
 
         The command completes when that is on disk, for messages that are.
         """
-        found = self._named(command.transfers)
+        transfers = command.transfers
         if self.current.state is None:
-            return self._settle(number, command, found, ACCEPTED)
-        return self.context.run(number, command, self._enlist_in_steps(found))
+            return self._settle(number, command, ACCEPTED)
+        if transfers is None:
+            return None
+        if len(transfers) > _DELIVERIES_OF_A_STEP:
+            return self.context.run(number, command, self._enlist_in_steps(transfers))
+        found = self._named(transfers)
+        self.current.check_room(len(found))
+        self.current.enlist(found)
+        return None
 
     def reject(self, number: int, command: MessageReject, assembly: Assembly) -> Answer:
         """Reject messages, which go to the alternate exchange of their queue, at once.
@@ -126,79 +136,96 @@ class Settling:
             text = f"there is no reject-code {code}"
             raise CommandFault(text, ErrorCode.INVALID_ARGUMENT, field_index=1)
         outcome = Rejected(Error(condition, command.text or None))
-        self._give_on_rollback(command.transfers, outcome)
-        return self._settle(number, command, self._named(command.transfers), outcome)
+        return self._settle(number, command, outcome)
 
     def release(self, number: int, command: MessageRelease, assembly: Assembly) -> Answer:
         """Make messages available again, at once and at their position."""
         outcome = REQUEUED if command.set_redelivered else RELEASED
-        self._give_on_rollback(command.transfers, outcome)
-        return self._settle(number, command, self._named(command.transfers), outcome)
+        return self._settle(number, command, outcome)
 
     def acquire(self, number: int, command: MessageAcquire, assembly: Assembly) -> Answer:
         """Acquire messages that were sent without; the result names those that could be acquired."""
         if command.transfers is None:
             return Acquired(transfers=RangeSet())
-        copies = self.subscriptions.deliveries.copies
-        numbers = self._among(command.transfers, copies)
-        return self.context.run(number, command, self._acquire_in_steps(numbers))
+        return self.context.run(number, command, self._acquire_in_steps(command.transfers))
 
     # --- private ----------------------------------------------------------------------------------
 
-    def _named(self, transfers: RangeSet | None) -> list[OutgoingDelivery]:
-        """Return the acquired deliveries among *transfers* that have no outcome; forget copies there."""
-        if transfers is None:
-            return []
+    def _named(
+        self, transfers: RangeSet, on_rollback: Outcome | None = None
+    ) -> list[OutgoingDelivery]:
+        """Return the acquired deliveries among *transfers* that have no outcome; forget copies there.
+
+        Those accepted in the transaction get the outcome *on_rollback*.
+        """
         deliveries = self.subscriptions.deliveries
         if deliveries.copies:
-            for number in self._among(transfers, deliveries.copies):
-                # It was never acquired: the queue does not change.
-                copy = deliveries.copies[number]
-                copy.link.forget(copy)
-        held = deliveries.held
-        found = [held[number] for number in self._among(transfers, held)]
-        return [each for each in found if not each.enlisted and not each.remote_settled]
+            self._forget_copies(transfers.among(deliveries.copies))
+        return self._open(transfers.among(deliveries.held), on_rollback)
 
-    def _among(self, transfers: RangeSet, known: Mapping[int, object]) -> list[int]:
-        """Return the members of *known* among *transfers*; a turn ends after much of this."""
-        connection = self.context.connection
-        if connection is not None:
-            connection.spend(transfers.work_among(known))
-        return transfers.among(known)
+    def _named_in_steps(
+        self, transfers: RangeSet, on_rollback: Outcome | None = None
+    ) -> Generator[int, None, list[OutgoingDelivery]]:
+        """Return what :meth:`_named` does; each step looks at some of the deliveries."""
+        deliveries = self.subscriptions.deliveries
+        found: list[OutgoingDelivery] = []
+        if deliveries.copies:
+            for some in transfers.parts_among(deliveries.copies, _NUMBERS_OF_A_STEP):
+                self._forget_copies(some)
+                yield _NUMBERS_WORK
+        for some in transfers.parts_among(deliveries.held, _NUMBERS_OF_A_STEP):
+            found += self._open(some, on_rollback)
+            yield _NUMBERS_WORK
+        return found
 
-    def _give_on_rollback(self, transfers: RangeSet | None, outcome: Outcome) -> None:
-        """Give *outcome* to those of *transfers* that are accepted in the transaction, if it is rolled back.
+    def _forget_copies(self, numbers: list[int]) -> None:
+        """Forget copies, which were never acquired: the queue does not change."""
+        copies = self.subscriptions.deliveries.copies
+        for number in numbers:
+            copy = copies[number]
+            copy.link.forget(copy)
 
-        Clients of qpid.messaging release all that they have before they roll back.
+    def _open(self, numbers: list[int], on_rollback: Outcome | None) -> list[OutgoingDelivery]:
+        """Return the deliveries *numbers* without an outcome.
+
+        Others that are accepted in the transaction get the outcome *on_rollback* if it is rolled back:
+        clients of qpid.messaging release all that they have before they roll back.
         """
-        if self.current.state is None or transfers is None:
-            return
         held = self.subscriptions.deliveries.held
-        for number in self._among(transfers, held):
-            if held[number].enlisted:
-                held[number].outcome_on_rollback = outcome
+        found: list[OutgoingDelivery] = []
+        for number in numbers:
+            delivery = held[number]
+            if delivery.enlisted:
+                if on_rollback is not None and self.current.state is not None:
+                    delivery.outcome_on_rollback = on_rollback
+            elif not delivery.remote_settled:
+                found.append(delivery)
+        return found
 
     def _settle(
-        self,
-        number: int,
-        command: MessageAccept | MessageReject | MessageRelease,
-        deliveries: list[OutgoingDelivery],
-        outcome: Outcome,
+        self, number: int, command: MessageAccept | MessageReject | MessageRelease, outcome: Outcome
     ) -> Answer:
-        """Settle *deliveries* with *outcome*; many of them a few at a time."""
+        """Settle the deliveries of *command* with *outcome*; many of them a few at a time."""
+        transfers = command.transfers
+        if transfers is None:
+            return None
+        if len(transfers) > _DELIVERIES_OF_A_STEP:
+            return self.context.run(
+                number, command, self._settle_in_steps(number, transfers, outcome)
+            )
+        deliveries = self._named(transfers, _on_rollback(outcome))
         if not deliveries:
             return None
         settlement = Settlement(self.context.session, number)
-        if len(deliveries) > _DELIVERIES_OF_A_STEP:
-            steps = self._settle_in_steps(deliveries, outcome, settlement)
-            return self.context.run(number, command, steps)
         self._pass_on(deliveries, outcome, settlement)
         settlement.settled()
         return LATER
 
-    def _settle_in_steps(
-        self, deliveries: list[OutgoingDelivery], outcome: Outcome, settlement: Settlement
-    ) -> Steps:
+    def _settle_in_steps(self, number: int, transfers: RangeSet, outcome: Outcome) -> Steps:
+        deliveries = yield from self._named_in_steps(transfers, _on_rollback(outcome))
+        if not deliveries:
+            return None
+        settlement = Settlement(self.context.session, number)
         held = self.subscriptions.deliveries.held
         for at in range(0, len(deliveries), _DELIVERIES_OF_A_STEP):
             # Some may be gone with their queue meanwhile.
@@ -215,25 +242,26 @@ class Settling:
         settlement.settled()
         return LATER
 
-    def _enlist_in_steps(self, deliveries: list[OutgoingDelivery]) -> Steps:
+    def _enlist_in_steps(self, transfers: RangeSet) -> Steps:
+        deliveries = yield from self._named_in_steps(transfers)
+        self.current.check_room(len(deliveries))
         held = self.subscriptions.deliveries.held
         for at in range(0, len(deliveries), _DELIVERIES_OF_A_STEP):
+            # Some may be gone with their queue meanwhile.
+            chosen = deliveries[at : at + _DELIVERIES_OF_A_STEP]
+            self.current.enlist([each for each in chosen if each.number in held])
+            yield _DELIVERY_WORK * _DELIVERIES_OF_A_STEP
             if self.current.state is None:
                 # The transaction has ended with its session.
                 return None
-            # Some may be gone with their queue meanwhile.
-            chosen = deliveries[at : at + _DELIVERIES_OF_A_STEP]
-            self.current.enlist([each for each in chosen if each.number in held], ACCEPTED)
-            if at:
-                yield _DELIVERY_WORK * _DELIVERIES_OF_A_STEP
         return None
 
-    def _acquire_in_steps(self, numbers: list[int]) -> Steps:
+    def _acquire_in_steps(self, transfers: RangeSet) -> Steps:
         deliveries, topology = self.subscriptions.deliveries, self.context.topology
         acquired = RangeSet()
-        for at in range(0, len(numbers), _COPIES_OF_A_STEP):
+        for numbers in transfers.parts_among(deliveries.copies, _COPIES_OF_A_STEP):
             by_link: dict[SendingLink, list[OutgoingDelivery]] = {}
-            for number in numbers[at : at + _COPIES_OF_A_STEP]:
+            for number in numbers:
                 copy = deliveries.copies.get(number)
                 if copy is not None and not deliveries.is_full:
                     by_link.setdefault(copy.link, []).append(copy)
@@ -272,3 +300,8 @@ class Settling:
             # The queue was deleted meanwhile.
             for delivery in deliveries:
                 delivery.settle(delivery.state)
+
+
+def _on_rollback(outcome: Outcome) -> Outcome | None:
+    """Return what a message gets on a rollback that was accepted before *outcome*; None if held as before."""
+    return None if outcome is ACCEPTED else outcome

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from amqp_rt.fronts import (
+    ACCEPTED,
     SENDER,
     Accepted,
     Coordinator,
@@ -26,6 +27,12 @@ from .faults import CommandFault
 from .frames import Assembly
 from .handlers import Answer, Method
 from .layouts import Command, ErrorCode, TxCommit, TxRollback, TxSelect
+from .links import Waiter
+
+#: Deliveries that are settled, requeued or dropped between two checks of the work done, and the cost of that
+#: in frames.
+_DELIVERIES_OF_A_STEP: Final = 10
+_STEP_WORK: Final = 20
 
 
 class TransactionMode(Enum):
@@ -44,9 +51,6 @@ class EnlistedLink(Protocol):
     attached: bool
     endpoint: Any
 
-    def forget(self, delivery: Any) -> None:
-        """Remove *delivery*, to which no later command can refer."""
-
 
 class EnlistedDelivery(Protocol):
     """Message that is accepted in a transaction."""
@@ -57,6 +61,8 @@ class EnlistedDelivery(Protocol):
     outcome_on_rollback: Outcome | None
     remote_settled: bool
     state: Any
+    #: The command that settles it.
+    waiter: Waiter | None
 
     @property
     def link(self) -> EnlistedLink: ...
@@ -69,12 +75,20 @@ class CurrentTransaction:
     """Transaction that transfers and accepts of a session belong to now, of class tx or dtx.
 
     Release, reject and acquire do not belong to it: they have their effect at once.
+
+    Args:
+        work_max: Maximum number of posts and accepts in one transaction.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, work_max: int) -> None:
         self.mode = TransactionMode.NONE
         #: State of deliveries in the transaction; None while there is none.
         self.state: TransactionalState | None = None
+        #: Deliveries of this session that were posted in the transaction.
+        self.posted = 0
+        self._work_max = work_max
+        #: State of messages accepted in the transaction.
+        self._accepted: TransactionalState | None = None
         #: Messages accepted in the transaction.
         self._enlisted: list[EnlistedDelivery] = []
 
@@ -94,31 +108,53 @@ class CurrentTransaction:
     def begin(self, txn_id: bytes) -> None:
         """Let transfers and accepts belong to transaction *txn_id* from now on."""
         self.state = TransactionalState(txn_id)
+        self._accepted = TransactionalState(txn_id, ACCEPTED)
 
-    def enlist(self, deliveries: Iterable[EnlistedDelivery], outcome: Outcome) -> None:
-        """Pass on *outcome* of *deliveries* as part of the transaction, which there has to be."""
-        assert self.state is not None
+    def check_room(self, count: int) -> None:
+        """Check that *count* messages may still be accepted in the transaction.
+
+        Raises:
+            CommandFault: That is more work than a transaction may have (506).
+        """
+        if self.posted + len(self._enlisted) + count > self._work_max:
+            raise CommandFault(
+                f"a transaction has at most {self._work_max} transfers and accepts: commit more often",
+                ErrorCode.RESOURCE_LIMIT_EXCEEDED,
+            )
+
+    def enlist(self, deliveries: Iterable[EnlistedDelivery]) -> None:
+        """Accept *deliveries* as part of the transaction, which there has to be.
+
+        If it has failed, the client holds them as before; the commit tells why.
+        """
+        state = self._accepted
+        assert state is not None
         by_link: dict[EnlistedLink, list[EnlistedDelivery]] = {}
         for delivery in deliveries:
-            if not delivery.link.attached:
+            if delivery.link.attached:
+                by_link.setdefault(delivery.link, []).append(delivery)
+            else:
                 delivery.settle()
-                continue
-            delivery.enlisted = True
-            delivery.state = TransactionalState(self.state.txn_id, outcome)
-            delivery.outcome_on_rollback = None
-            self._enlisted.append(delivery)
-            by_link.setdefault(delivery.link, []).append(delivery)
         for link, chosen in by_link.items():
             # The outcomes before may have ended it.
-            if link.attached:
-                link.endpoint.on_outcomes(link, chosen)
+            if not link.attached:
+                continue
+            for delivery in chosen:
+                delivery.state = state
+                delivery.outcome_on_rollback = None
+            link.endpoint.on_outcomes(link, chosen)
+            for delivery in chosen:
+                if delivery.state is state:
+                    delivery.enlisted = True
+                    self._enlisted.append(delivery)
 
     def leave(self) -> list[EnlistedDelivery]:
         """Let nothing more belong to the transaction; return the messages accepted in it.
 
         They are passed to :func:`conclude` when the transaction has ended.
         """
-        self.state = None
+        self.state = self._accepted = None
+        self.posted = 0
         enlisted, self._enlisted = self._enlisted, []
         return enlisted
 
@@ -127,27 +163,52 @@ class CurrentTransaction:
         self.leave()
 
 
-def conclude(enlisted: Iterable[EnlistedDelivery], *, committed: bool) -> None:
-    """Settle *enlisted* if their transaction is *committed*.
+class Requeueing:
+    """Counts messages whose outcomes after a rollback are not safe yet; wakes *context* after the last one."""
 
-    Otherwise the client holds them as before, except those that it has released or rejected since.
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.left = 0
+
+    def settled(self) -> None:
+        """Note that the outcome of one message is safe."""
+        self.left -= 1
+        if not self.left:
+            self._context.wake()
+
+
+def conclude(
+    context: Context, enlisted: Sequence[EnlistedDelivery], *, committed: bool
+) -> Iterator[int]:
+    """Settle *enlisted* if their transaction is *committed*, in steps, which yield what steps of a command do.
+
+    Otherwise the client holds them as before, except those that it has released or rejected since: the
+    last step comes after their queues have them.
     """
-    by_link: dict[EnlistedLink, list[EnlistedDelivery]] = {}
-    for delivery in enlisted:
-        delivery.enlisted = False
-        if committed:
-            delivery.settle()
-            continue
-        delivery.state = delivery.outcome_on_rollback
-        if delivery.state is not None:
-            delivery.remote_settled = True
-            by_link.setdefault(delivery.link, []).append(delivery)
-    for link, chosen in by_link.items():
-        for delivery in chosen:
-            link.forget(delivery)
-        # The outcomes before may have ended it.
-        if link.attached:
+    requeueing = Requeueing(context)
+    for at in range(0, len(enlisted), _DELIVERIES_OF_A_STEP):
+        if at:
+            yield _STEP_WORK
+        by_link: dict[EnlistedLink, list[EnlistedDelivery]] = {}
+        for delivery in enlisted[at : at + _DELIVERIES_OF_A_STEP]:
+            delivery.enlisted = False
+            if committed:
+                delivery.settle()
+                continue
+            delivery.state = delivery.outcome_on_rollback
+            if delivery.state is not None:
+                delivery.remote_settled = True
+                by_link.setdefault(delivery.link, []).append(delivery)
+        for link, chosen in by_link.items():
+            # The outcomes before may have ended it.
+            if not link.attached:
+                continue
+            requeueing.left += len(chosen)
+            for delivery in chosen:
+                delivery.waiter = requeueing
             link.endpoint.on_outcomes(link, chosen)
+    while requeueing.left:
+        yield WAIT
 
 
 class Transactions:
@@ -246,12 +307,15 @@ class Transactions:
             raise CommandFault(
                 "the session has no transactions: select them first", ErrorCode.ILLEGAL_STATE
             )
-        while posts_wait(self._context):
+        if fail:
+            # They would wait for room that may never come, only to be rolled back.
+            yield from drop_posts(self._context, state.txn_id)
+        while not fail and posts_wait(self._context):
             yield WAIT
         enlisted = self._current.leave()
         outcome = yield from self._request(control, Discharge(state.txn_id, fail))
         done = isinstance(outcome, Accepted)
-        conclude(enlisted, committed=done and not fail)
+        yield from conclude(self._context, enlisted, committed=done and not fail)
         if not done:
             raise _fault_of(outcome.error if isinstance(outcome, Rejected) else None)
         yield from self._declare(control)
@@ -274,6 +338,26 @@ def posts_wait(context: Context) -> bool:
         isinstance(link, FrontReceivingLink) and link.wait_empty(context.wake)
         for link in context.anchor.links
     )
+
+
+def drop_posts(context: Context, txn_id: bytes) -> Iterator[int]:
+    """Drop messages of transaction *txn_id* that wait for a right or for room: it is rolled back.
+
+    Their transfers complete like those before them, in steps, each of which yields its work in frames.
+    Links on which nothing else waits are ended, so that their queues reserve no room for them.
+    """
+    dropped: list[FrontDelivery] = []
+    # All at once: none of them may reach a queue after the transaction has ended.
+    for link in tuple(context.anchor.links):
+        if isinstance(link, FrontReceivingLink) and (taken := link.take_back(txn_id)):
+            dropped += taken
+            if not link.wait_empty(context.wake):
+                context.anchor.drop(link)
+    state = TransactionalState(txn_id, ACCEPTED)
+    for at, delivery in enumerate(dropped):
+        if at and not at % _DELIVERIES_OF_A_STEP:
+            yield _STEP_WORK
+        delivery.settle(state)
 
 
 class BrokerReply:

@@ -235,7 +235,7 @@ class PublishingHandler:
 
     def __init__(self, world: World, session: Session) -> None:
         self.context = PublishingContext(world, session)
-        self.current = CurrentTransaction()
+        self.current = CurrentTransaction(world.limits.transaction_work_max)
         self.fragments = Fragments(self.context)
         self.publisher = Publisher(self.context, self.current, self.fragments)
         self.transactions = Transactions(self.context, self.current, self.publisher.report)

@@ -26,9 +26,9 @@ class World(worlds010.World):
             self.host.space().publish(queue, Message(body, **fields).encode())
         self.pump()
 
-    def client(self) -> Client:
-        """Connect a client."""
-        client = Client(self)
+    def client(self, **options: Any) -> Client:
+        """Connect a client; *options* are those of the listener."""
+        client = Client(self, **options)
         client.wire.start()
         self.clients.append(client)
         self.pump()

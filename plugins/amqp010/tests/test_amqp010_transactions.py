@@ -266,10 +266,6 @@ class Link:
     def __init__(self) -> None:
         self.attached = True
         self.endpoint = RecordedEndpoint()
-        self.forgotten: list[Delivery] = []
-
-    def forget(self, delivery: Delivery) -> None:
-        self.forgotten.append(delivery)
 
 
 class Delivery:
@@ -282,6 +278,7 @@ class Delivery:
         self.settled = False
         self.outcome_on_rollback: Any = None
         self.remote_settled = False
+        self.waiter: Any = None
 
     def settle(self, state: Any = None) -> None:
         self.settled = True
@@ -290,16 +287,17 @@ class Delivery:
 @pytest.mark.req("D13")
 @pytest.mark.parametrize("committed", [True, False])
 def test_accepts_are_settled_by_a_commit_and_held_after_a_rollback(committed: bool) -> None:
-    current = CurrentTransaction()
+    current = CurrentTransaction(10)
     current.begin(b"1")
     delivery = Delivery(Link())
-    current.enlist([delivery], ACCEPTED)
+    current.enlist([delivery])
     state = TransactionalState(b"1", ACCEPTED)
     assert delivery.link.endpoint.outcomes == [state]
     assert delivery.enlisted
     enlisted = current.leave()
     assert current.state is None
-    conclude(enlisted, committed=committed)
+    context: Any = None
+    assert list(conclude(context, enlisted, committed=committed)) == []
     assert delivery.settled is committed
     assert not delivery.enlisted
     assert delivery.state == (state if committed else None)
@@ -307,13 +305,13 @@ def test_accepts_are_settled_by_a_commit_and_held_after_a_rollback(committed: bo
 
 @pytest.mark.req("D13")
 def test_accepts_of_a_link_that_has_ended_are_dropped() -> None:
-    current = CurrentTransaction()
+    current = CurrentTransaction(10)
     current.begin(b"1")
     link = Link()
     link.endpoint.ends_link = True
     first, second = Delivery(link), Delivery(Link())
-    current.enlist([first, second], ACCEPTED)
+    current.enlist([first, second])
     third = Delivery(link)
-    current.enlist([third], ACCEPTED)
+    current.enlist([third])
     assert third.settled
     assert current.leave() == [first, second]

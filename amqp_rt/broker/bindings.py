@@ -35,6 +35,10 @@ def is_exchange_name(name: str, name_max: int = NAME_MAX) -> bool:
     return len(name) <= name_max and _NAME.fullmatch(name) is not None
 
 
+#: Arguments of a binding, in a form that can be compared and hashed.
+_Frozen: TypeAlias = tuple[tuple[str, object], ...]
+
+
 class Destination(NamedTuple):
     """Destination of a binding: a queue or another exchange."""
 
@@ -48,7 +52,7 @@ class Binding(NamedTuple):
     destination: Destination
     key: str
     #: Headers that a headers exchange matches. For other types they only make bindings differ.
-    arguments: tuple[tuple[str, object], ...] = ()
+    arguments: _Frozen = ()
 
 
 class RoutingTable(Protocol):
@@ -337,6 +341,47 @@ class _ExchangeState:
         self.declared = declared
         self.table = table
         self.bindings: dict[Binding, None] = {}
+        #: Maps each key to the bindings that have it.
+        self.keyed: dict[str, dict[Binding, None]] = {}
+        #: Maps each trait of bindings to the number of those that have it.
+        self._counts: dict[_Trait, int] = {}
+
+    def add(self, binding: Binding) -> None:
+        """Add *binding*, which is new."""
+        self.bindings[binding] = None
+        self.keyed.setdefault(binding.key, {})[binding] = None
+        for trait in _traits(binding):
+            self._counts[trait] = self._counts.get(trait, 0) + 1
+        self.table.add(binding)
+
+    def remove(self, binding: Binding) -> None:
+        """Remove *binding*, which exists."""
+        del self.bindings[binding]
+        keyed = self.keyed[binding.key]
+        del keyed[binding]
+        if not keyed:
+            del self.keyed[binding.key]
+        for trait in _traits(binding):
+            left = self._counts[trait] - 1
+            if left:
+                self._counts[trait] = left
+            else:
+                del self._counts[trait]
+        self.table.remove(binding)
+
+    def has_trait(self, trait: _Trait) -> bool:
+        """Return whether some binding has *trait*."""
+        return trait in self._counts
+
+
+#: Two parts of a binding, of which None means any: its destination or key, and its arguments. A peer may ask for
+#: each such pair, and an exchange may have very many bindings, so that they are counted and not searched.
+_Trait: TypeAlias = tuple[Destination | str | None, _Frozen | None]
+
+
+def _traits(binding: Binding) -> tuple[_Trait, ...]:
+    destination, key, arguments = binding
+    return (destination, None), (destination, arguments), (key, arguments), (None, arguments)
 
 
 #: A binding with the name of its source exchange.
@@ -533,8 +578,7 @@ class Exchanges:
                 condition="amqp:resource-limit-exceeded",
             )
         self._take_room(_size_of(binding), f"a binding of exchange {source!r}", restored)
-        exchange.bindings[binding] = None
-        exchange.table.add(binding)
+        exchange.add(binding)
         self._leading.setdefault(destination, {}).setdefault((source, key), {})[binding] = None
         self._count += 1
         return binding
@@ -561,18 +605,42 @@ class Exchanges:
         exchange, binding = self._binding(source, destination, key, arguments)
         return binding if binding in exchange.bindings else None
 
-    def is_bound(self, source: str, destination: Destination) -> bool:
-        """Return whether some binding leads from *source* to *destination*."""
-        return any(at[0] == source for at in self._leading.get(destination, ()))
+    def is_bound(
+        self,
+        source: str,
+        destination: Destination | None = None,
+        key: str | None = None,
+        arguments: Mapping[str, object] | None = None,
+    ) -> bool:
+        """Return whether *source* has a binding of these parts, of which None means any.
 
-    def leading_to(
-        self, source: str, destination: Destination, key: str | None = None
-    ) -> list[Binding]:
-        """Return the bindings of *destination* to *source* that have *key*; without a key all of them."""
-        leading = self._leading.get(destination, {})
-        if key is not None:
-            return list(leading.get((source, key), ()))
-        return [binding for at, found in leading.items() if at[0] == source for binding in found]
+        The work does not depend on the number of bindings. Without such an exchange there are none.
+        """
+        exchange = self._exchanges.get(source)
+        if exchange is None:
+            return False
+        frozen = None if arguments is None else frozen_arguments(arguments)
+        if destination is not None and key is not None:
+            if frozen is None:
+                return (source, key) in self._leading.get(destination, ())
+            return Binding(destination, key, frozen) in exchange.bindings
+        if destination is not None:
+            return exchange.has_trait((destination, frozen))
+        if frozen is not None:
+            return exchange.has_trait((key, frozen))
+        return bool(exchange.bindings) if key is None else key in exchange.keyed
+
+    def leading_to(self, source: str, destination: Destination, key: str) -> list[Binding]:
+        """Return the bindings of *destination* to *source* that have *key*."""
+        return list(self._leading.get(destination, {}).get((source, key), ()))
+
+    def with_key(self, source: str, key: str) -> list[Binding]:
+        """Return the bindings of exchange *source* that have *key*, in the order of their creation.
+
+        Raises:
+            AmqpError: No such exchange exists.
+        """
+        return list(self._exchange(source).keyed.get(key, ()))
 
     def remove(self, source: str, binding: Binding) -> list[str]:
         """Remove *binding* if it exists; return the auto-delete exchanges deleted with it."""
@@ -731,8 +799,7 @@ class Exchanges:
         exchange = self._exchanges[source]
         if binding not in exchange.bindings:
             return []
-        del exchange.bindings[binding]
-        exchange.table.remove(binding)
+        exchange.remove(binding)
         leading = self._leading[binding.destination]
         keyed = leading[source, binding.key]
         del keyed[binding]
@@ -770,7 +837,7 @@ class Exchanges:
 #: Approximate memory in bytes of a value beside its octets, of a binding, and of each word of its
 #: pattern in the tables.
 _VALUE: Final = 64
-_BINDING: Final = 600
+_BINDING: Final = 1_100
 _WORD: Final = 400
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from time import perf_counter
 from typing import Any
 
@@ -589,7 +590,7 @@ def test_a_binding_is_found_by_its_key_among_very_many() -> None:
     assert [each.key for each in found.leading_to("amq.direct", queue, "7")] == ["7"]
     # A walk over all of them would take minutes.
     assert perf_counter() - began < 20
-    assert len(found.leading_to("amq.direct", queue)) == count
+    assert len(found.bindings("amq.direct")) == count
     assert len(found.leading_to("amq.topic", queue, "")) == 2
     assert found.is_bound("amq.topic", queue)
     found.unbind("amq.topic", queue, "", {"a": 1})
@@ -598,3 +599,44 @@ def test_a_binding_is_found_by_its_key_among_very_many() -> None:
     assert not found.is_bound("amq.topic", queue)
     assert found.forget("q") == []
     assert not found.is_bound("amq.direct", queue)
+
+
+_PARTS = st.tuples(
+    st.sampled_from(("amq.match", "amq.headers")),
+    st.sampled_from((Destination("q"), Destination("r"), Destination("amq.fanout", True))),
+    st.sampled_from(("", "k", "l")),
+    st.sampled_from(({}, {"a": 1}, {"a": 2})),
+)
+
+
+@given(st.lists(st.tuples(st.booleans(), _PARTS), max_size=30))
+def test_each_question_about_bindings_is_answered_as_by_a_walk(
+    steps: list[tuple[bool, tuple[str, Destination, str, dict[str, object]]]],
+) -> None:
+    found = exchanges("q", "r")
+    for is_new, (source, destination, key, arguments) in steps:
+        if is_new:
+            found.bind(source, destination, key, arguments)
+        else:
+            found.unbind(source, destination, key, arguments)
+    walked = found.bindings("amq.match")
+    for destination, key, arguments in product(
+        (None, Destination("q"), Destination("r"), Destination("amq.fanout", True)),
+        (None, "", "k", "l"),
+        (None, {}, {"a": 1}, {"a": 2}),
+    ):
+        expected = any(
+            (destination is None or each.destination == destination)
+            and (key is None or each.key == key)
+            and (arguments is None or dict(each.arguments) == arguments)
+            for each in walked
+        )
+        assert found.is_bound("amq.match", destination, key, arguments) == expected
+    for key in ("", "k", "l"):
+        assert found.with_key("amq.match", key) == [each for each in walked if each.key == key]
+
+
+def test_no_exchange_has_no_bindings() -> None:
+    found = exchanges()
+    assert not found.is_bound("none")
+    assert refusal(found.with_key, "none", "k") == "not-found"

@@ -22,7 +22,7 @@ from ...fronts.base import (
 )
 from ...outcomes import Error
 from ...security.access import Passage, Rights, decide_passages
-from ..bindings import RESERVED, SYSTEM, Binding, Destination, frozen_arguments, size_of
+from ..bindings import RESERVED, SYSTEM, Binding, Destination, size_of
 from ..kinds.queues import QueueNode
 from ..nodes import Declaration, passages_of
 from ..spaces import VirtualHost
@@ -403,10 +403,8 @@ class Topology:
         """
         others = [
             each
-            for each in self._space.exchanges.bindings(exchange)
-            if each.key == key
-            and not each.destination.is_exchange
-            and each.destination.name != where.name
+            for each in self._space.exchanges.with_key(exchange, key)
+            if not each.destination.is_exchange and each.destination.name != where.name
         ]
         for each in others:
             self._authorize_binding(exchange, each.destination.name)
@@ -443,10 +441,8 @@ class Topology:
         """Return what there is of such a binding of *exchange*; what is None matches any."""
         self._authorize_lookup(exchange_address(exchange))
         exchanges = self._space.exchanges
-        has_exchange = exchange in exchanges
         has_queue = True
-        matched = False
-        keyed: list[Binding] = []
+        where: Destination | None = None
         if queue is not None:
             self._authorize_lookup(queue)
             name = self._nodes.name_of(queue)
@@ -454,19 +450,12 @@ class Topology:
             if name is not None:
                 self._known(name)
                 where = Destination(name)
-                keyed = exchanges.leading_to(exchange, where, key)
-                matched = bool(keyed) or exchanges.is_bound(exchange, where)
-        elif has_exchange:
-            found = exchanges.bindings(exchange)
-            matched = bool(found)
-            keyed = [each for each in found if key is None or each.key == key]
-        wanted = None if arguments is None else frozen_arguments(arguments)
         return BindingMatch(
-            exchange=has_exchange,
+            exchange=exchange in exchanges,
             queue=has_queue,
-            queue_matched=matched,
-            key_matched=bool(keyed),
-            arguments_matched=any(wanted is None or each.arguments == wanted for each in keyed),
+            queue_matched=has_queue and exchanges.is_bound(exchange, where),
+            key_matched=has_queue and exchanges.is_bound(exchange, where, key),
+            arguments_matched=has_queue and exchanges.is_bound(exchange, where, key, arguments),
         )
 
     def bind_exchange(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -13,7 +16,15 @@ from amqp_rt_amqp010.arguments import (
     shown,
 )
 from amqp_rt_amqp010.faults import CommandFault
-from amqp_rt_amqp010.layouts import ExchangeDeclare, QueueDeclare, QueueQuery, QueueQueryResult
+from amqp_rt_amqp010.layouts import (
+    ExchangeBind,
+    ExchangeDeclare,
+    ExchangeQuery,
+    ExchangeQueryResult,
+    QueueDeclare,
+    QueueQuery,
+    QueueQueryResult,
+)
 from amqp_rt_amqp010.limits import GROUPS
 from amqp_rt_amqp010.values import Array, Datetime, Dec32, Str8, Vbin8
 from declaring010 import DeclaringSession
@@ -221,3 +232,92 @@ async def test_a_type_of_the_application_is_declared() -> None:
         here.execute(ExchangeDeclare(exchange="e", type="x-own", arguments={"a": 1}))
         assert here.topology is not None
         assert here.topology.exchange("e").arguments == {"a": 1}
+
+
+# --- hostile arguments --------------------------------------------------------------------------------
+
+
+def nested(depth: int) -> dict[str, object]:
+    found: dict[str, object] = {"a": 1}
+    for _ in range(depth):
+        found = {"a": found}
+    return found
+
+
+MANY: dict[str, object] = {f"x-{number}": number for number in range(10_000)}
+#: Name → arguments that nothing can be declared with. What is refused for its octets alone has 406.
+HOSTILE: dict[str, tuple[dict[str, object], set[int]]] = {
+    "10,000 names": (MANY, {406, 540}),
+    "10,000 names in a value": ({"qpid.alert_count": MANY}, {406, 540}),
+    "a long text": ({"qpid.alert_count": "x" * 100_000}, {406, 540}),
+    "a number of 64 bits": ({"qpid.max_count": 2**63}, {540, 542}),
+    "a decimal, deep inside": ({"qpid.alert_count": [{"a": [Dec32(1, 2)]}]}, {540, 542}),
+    "nested, with a name of nobody": (nested(20), {540}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_nothing_is_declared_with_hostile_arguments(name: str) -> None:
+    given, codes = HOSTILE[name]
+    async with Broker() as broker:
+        here = DeclaringSession(broker)
+        here.execute(QueueDeclare(queue="q"))
+        commands = (
+            QueueDeclare(queue="new", arguments=given),
+            ExchangeDeclare(exchange="new", type="direct", arguments=given),
+            ExchangeBind(queue="q", exchange="amq.topic", binding_key="k", arguments=given),
+        )
+        for command in commands:
+            assert here.refusal(command) in codes
+        assert here.execute(QueueQuery(queue="new")) == QueueQueryResult()
+        assert here.execute(ExchangeQuery(name="new")) == ExchangeQueryResult(not_found=True)
+        assert here.topology is not None
+        assert not here.topology.bound("amq.topic").queue_matched
+
+
+# --- the guide ----------------------------------------------------------------------------------------
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "amqp010.md"
+
+
+@pytest.mark.skipif(not GUIDE.exists(), reason="the documentation is not here")
+def test_the_table_of_the_guide_has_the_arguments_that_are_tested_here() -> None:
+    page = GUIDE.read_text("utf-8")
+    rows = page.partition("| argument of a queue |")[2].partition("\n\n")[0].splitlines()[2:]
+    tested = {name for given, _ in OPTIONS for name in given}
+    tested |= {"qpid.auto_delete_timeout", "qpid.lifetime-policy"}
+    listed: set[str] = set()
+    for line in rows:
+        names = re.findall("`([^`]+)`", line.split(" | ")[0])
+        effect = line.split(" | ")[1]
+        assert names
+        for name in names:
+            found = set(fnmatch.filter(tested, name))
+            assert found, f"{name} has no test"
+            listed |= found
+            if effect.startswith("none"):
+                assert QueueArguments(dict.fromkeys(found, 1)).options == {}
+    # Other spellings of Qpid's older clients.
+    assert tested - listed == {
+        "x-qpid-priorities",
+        "qpid.LVQ_key",
+        "qpid.last_value_queue_no_browse",
+    }
+
+
+@pytest.mark.skipif(not GUIDE.exists(), reason="the documentation is not here")
+def test_arguments_that_the_guide_calls_not_offered_are_refused() -> None:
+    text = GUIDE.read_text("utf-8").partition("Not offered, and answered with 540:")[2]
+    queues, _, exchanges = text.partition(", exchanges of type")[0].partition(
+        "the exchange arguments"
+    )
+    for names, read in (
+        (queues, QueueArguments),
+        (exchanges, lambda given: exchange_arguments(given, "direct")),
+    ):
+        found = re.findall("`([^`]+)`", names)
+        assert len(found) == 2
+        for name in found:
+            with pytest.raises(CommandFault) as caught:
+                read({name: 1})
+            assert caught.value.code == 540

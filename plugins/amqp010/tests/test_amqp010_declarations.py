@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -553,3 +555,56 @@ async def test_a_query_takes_any_right(monkeypatch: pytest.MonkeyPatch, command:
             allowed.clear()
             allowed.add(right)
             here.execute(command)
+
+
+def steps_of(function: Callable[[], object]) -> int:
+    """Return the number of instructions that Python carries out in *function*."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.slow
+async def test_the_work_of_a_question_does_not_grow_with_the_bindings() -> None:
+    async with session() as here:
+        here.execute(QueueDeclare(queue="other"))
+        topology = here.topology
+        assert topology is not None
+
+        def work() -> list[int]:
+            questions: list[Command] = [
+                ExchangeBound(exchange="h"),
+                ExchangeBound(exchange="h", binding_key="none"),
+                ExchangeBound(exchange="h", binding_key="7"),
+                ExchangeBound(exchange="h", arguments={"a": -1}),
+                ExchangeBound(exchange="h", binding_key="7", arguments={"a": -1}),
+                ExchangeBound(exchange="h", queue="q", arguments={"a": -1}),
+                ExchangeBound(exchange="h", queue="other", binding_key="none"),
+                ExchangeBind(
+                    exchange="h",
+                    queue="other",
+                    binding_key="alone",
+                    arguments={"qpid.exclusive-binding": 1},
+                ),
+            ]
+            return [steps_of(lambda each=each: here.execute(each)) for each in questions]
+
+        for number in range(100):
+            topology.bind_queue("q", "h", str(number), {"a": number})
+        work()
+        few = work()
+        for number in range(100, 100_000):
+            topology.bind_queue("q", "h", str(number), {"a": number})
+        assert work() == few

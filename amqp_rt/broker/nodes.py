@@ -213,7 +213,8 @@ class Queue(Addressed, frozen=True, kw_only=True):
         overflow: Treatment of messages beyond these two limits: ``"block"`` limits the credit of
             senders to the room left; ``"reject"`` rejects messages with
             ``amqp:resource-limit-exceeded``; ``"drop-head"`` gives up the first available messages,
-            to the dead-letter address if there is one, which makes the queue a ring.
+            of the lowest priority if ``priorities`` is declared, to the dead-letter address if there is one,
+            which makes the queue a ring.
         priorities: Number of priorities that are distinguished (Part 3 §3.2.1). Messages of equal
             priority stay in order. By default priorities are ignored.
         sort_key: Field by which messages are sorted, lowest first: ``properties.NAME``,

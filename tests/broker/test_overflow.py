@@ -66,23 +66,75 @@ def test_a_ring_keeps_the_last() -> None:
     assert annotations["x-opt-dead-letter-reason"] == "overflow"
 
 
+@pytest.mark.req("B24", "D3")
+def test_a_ring_gives_up_messages_of_low_priority_first() -> None:
+    world = World(Queue("q", length_max=4, overflow="drop-head", priorities=10, dead_letter="old"))
+    client = world.client()
+    sender = client.sender("q")
+    for number, priority in enumerate([5, 1, 9, 1, 5, 0, 9]):
+        sender.send(number, priority=priority)
+    # The oldest of the lowest, which may be the message that comes.
+    assert client.receiver("old", credit=9).bodies == [1, 5, 3]
+    assert client.receiver("q", credit=9).bodies == [2, 6, 0, 4]
+
+
+@pytest.mark.req("B24", "D3")
+def test_a_queue_that_becomes_a_ring_gives_up_low_priorities_of_before() -> None:
+    world = World(Queue("q", priorities=10))
+    client = world.client()
+    sender = client.sender("q")
+    for number, priority in enumerate([5, 1, 9]):
+        sender.send(number, priority=priority)
+    world.host.space().update(Queue("q", length_max=3, overflow="drop-head", priorities=10))
+    sender.send(3, priority=4)
+    sender.send(4, priority=6)
+    assert client.receiver("q", credit=9).bodies == [2, 4, 0]
+
+
+@pytest.mark.req("B24")
+def test_what_a_ring_remembers_of_messages_that_are_gone_is_bounded() -> None:
+    world = World(Queue("q", length_max=1_000, overflow="drop-head", priorities=10))
+    client = world.client()
+    sender, receiver = client.sender("q"), client.receiver("q")
+    for number in range(1_000):
+        sender.send(number, priority=number % 10)
+        receiver.grant(1)
+        receiver.settle(ACCEPTED, number)
+    shelf = world.host.space().find("q").held.shelf
+    assert len(shelf.lowest) <= 2 * 1 + 64 + 1
+
+
 @pytest.mark.slow
-@pytest.mark.req("B24", "B22")
-@given(st.lists(st.sampled_from(["send", "get", "accept", "release"]), max_size=60))
-def test_a_ring_is_a_bounded_list(steps: list[str]) -> None:
-    world = World(Queue("q", length_max=4, overflow="drop-head"))
+@pytest.mark.req("B24", "B22", "D3")
+@given(
+    st.lists(st.sampled_from(["send", "get", "accept", "release"]), max_size=60),
+    st.sampled_from([None, 2, 10]),
+    st.data(),
+)
+def test_a_ring_is_a_bounded_list(
+    steps: list[str], priorities: int | None, data: st.DataObject
+) -> None:
+    world = World(Queue("q", length_max=4, overflow="drop-head", priorities=priorities or 1))
     client = world.client()
     sender, receiver = client.sender("q"), client.receiver("q")
     available: list[int] = []
     held: list[tuple[int, int]] = []
+    levels: dict[int, int] = {}
     count = 0
+
+    def rank(number: int) -> tuple[int, int]:
+        return -levels[number], number
+
     for step in steps:
         if step == "send":
-            sender.send(count)
+            priority = data.draw(st.integers(0, 9)) if priorities else 4
+            levels[count] = int(priority > 4) if priorities == 2 else priority
+            sender.send(count, priority=priority)
             available.append(count)
+            available.sort(key=rank)
             count += 1
             while available and len(available) + len(held) > 4:
-                available.pop(0)
+                available.remove(min(available, key=lambda number: (levels[number], number)))
         elif step == "get" and available:
             index = len(receiver.bodies)
             receiver.grant(1)
@@ -94,5 +146,5 @@ def test_a_ring_is_a_bounded_list(steps: list[str]) -> None:
             receiver.settle(ACCEPTED if step == "accept" else RELEASED, index)
             if step == "release":
                 available.append(number)
-                available.sort()
+                available.sort(key=rank)
     assert [Message.decode(each).body for each in world.peek("q", 9)] == available

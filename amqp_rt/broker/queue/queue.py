@@ -82,7 +82,7 @@ class MessageQueue(DistributionNode):
         bytes_max: Maximum size in bytes; 0 for ``limits.queue_bytes_max``.
         priorities: Number of distinct priorities (§3.2.1); 1 to ignore them.
         overflow: Treatment of messages beyond these limits: ``BLOCK`` grants no credit for them,
-            ``REJECT`` rejects them, ``DROP_HEAD`` gives up the first available ones.
+            ``REJECT`` rejects them, ``DROP_HEAD`` gives up the first ones of the lowest priority.
         monotonic: Clock of delays and locks; by default the wall clock.
         marker: Reads the values for the next three from a message; None if none of them is used.
         last_value: Whether only the last of messages with equal keys is kept.
@@ -218,7 +218,7 @@ class MessageQueue(DistributionNode):
         return self.bytes + size <= self.bytes_max
 
     def _drop_excess(self) -> None:
-        """Give up the first available messages while there are too many.
+        """Give up messages while there are too many: those of low priority, or else the first ones.
 
         If there are very many, the rest is left for :meth:`resume`.
         """
@@ -232,7 +232,7 @@ class MessageQueue(DistributionNode):
                 self.resume_later()
                 break
             left -= 1
-            self._discard(self.shelf.pop_first(), DELETED if self.leaving else OVERFLOW, None)
+            self._discard(self.shelf.pop_excess(), DELETED if self.leaving else OVERFLOW, None)
         else:
             self._excess_turns = 0
         self.notify_room()

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from ..entries import Entry
+from .accounts import DROP_HEAD
 from .subscriptions import Subscription
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ class Shelf:
         self.aside: set[int] = set()
         #: Number of ranks in heaps whose messages have been replaced.
         self.stale: int = 0
+        #: Heap of a ring with priorities: the level of each message above its sequence number, so that the
+        #: oldest one of the lowest level comes first. Some are of messages that have gone.
+        self.lowest: list[int] = []
 
     def append(self, entry: Entry, sequence: int) -> None:
         """Make *entry*, whose *sequence* number is above all others here, AVAILABLE."""
@@ -179,6 +183,24 @@ class Shelf:
             if avoid:
                 heap = self.apart.setdefault(avoid, [])
         heapq.heappush(heap, self.rank(entry))
+        if self.priorities > 1 and queue.overflow == DROP_HEAD and not self.sorting:
+            self._watch_lowest(entry)
+
+    def _watch_lowest(self, entry: Entry) -> None:
+        if len(self.lowest) > 2 * self._queue.available + 64:
+            self._rebuild_lowest()
+        level = effective_priority(entry.priority, self.priorities)
+        heapq.heappush(self.lowest, level << PLACE_BITS | entry.sequence)
+
+    def _rebuild_lowest(self) -> None:
+        levels = self.priorities - 1
+        # Ranks have the levels in the other direction.
+        self.lowest = [
+            (levels - (rank >> PLACE_BITS)) << PLACE_BITS | rank & PLACE
+            for rank in self.older()
+            if self.available_at(rank & PLACE) is not None
+        ]
+        heapq.heapify(self.lowest)
 
     def pop(self, entry: Entry, heap: list[int], key: frozenset[int] | None) -> None:
         """Remove *entry* from *heap*, where it is the first; *key* is None unless that is apart."""
@@ -221,6 +243,7 @@ class Shelf:
     def rebuild_heaps(self) -> None:
         """Sort all requeued messages into heaps again by the consumers that may have them."""
         older = self.older()
+        self.lowest.clear()
         self.returned.clear()
         self.apart.clear()
         self.stale = 0
@@ -271,6 +294,23 @@ class Shelf:
             del self.apart[avoiding]
         self.aside.discard(place)
         return self.remove(place)
+
+    def pop_excess(self) -> Entry:
+        """Remove and return the message that a ring gives up first, or a queue that is deleted.
+
+        Where priorities are distinguished this is the oldest one of the lowest, so that less important
+        ones make room for others; without priorities the first one.
+        """
+        if self.priorities == 1 or self.sorting or self._queue.leaving:
+            return self.pop_first()
+        if len(self.lowest) < self._queue.available:
+            # The queue has become a ring since they came.
+            self._rebuild_lowest()
+        entry: Entry | None = None
+        while entry is None:
+            entry = self.available_at(heapq.heappop(self.lowest) & PLACE)
+        self.replace(entry)
+        return entry
 
     def remove_anywhere(self, sequence: int) -> Entry | None:
         """Remove the message at *sequence*, wherever it is; return None if it does not exist."""
@@ -342,6 +382,7 @@ class Shelf:
         self.stale = 0
         self.head = self.next
         self.returned = []
+        self.lowest = []
         self.apart = {}
         self.segments = {}
         self._tail = Segment(self.next >> SHIFT)

@@ -287,6 +287,36 @@ async def test_duplicates_of_posts_are_dropped_at_the_commit(kept: Callable[[], 
         assert broker.stats("to").acquired == 0
 
 
+@pytest.mark.req("R13")
+async def test_a_duplicate_that_begins_to_be_written_while_a_topic_examines_a_post_is_waited_for() -> (
+    None
+):
+    nodes = (Queue("to", duplicate_window_s=1_000), Topic("news"))
+    async with running(MemoryStore(), *nodes) as broker, client_of_broker(broker) as peer:
+        durable: dict[str, Any] = {"name": "mine", "durable": 1, "selector": "true = true"}
+        inbox = peer.receiver("news", credit=5, **durable)
+        await inbox.wait_attached()
+        session = XaSession(broker.host)
+        session.branches.start(XID)
+        session.post("to", "in the branch", message_id="one")
+        session.post("news", "published")
+        session.branches.end(XID)
+        assert await session.ended("prepare", XID) is OK
+        answers: list[Any] = []
+        # The filter of the subscription has to wait for the next turn.
+        broker.host.memory.work = 0
+        session.branches.commit(XID, answers.append)
+        session.post("to", "outside", message_id="one")
+        assert not answers
+        with trio.fail_after(20):
+            while not answers:
+                await trio.lowlevel.checkpoint()
+        assert answers == [OK]
+        assert await left(broker, "to") == ["outside"]
+        assert (await inbox.receive(within=5)).body == "published"
+        assert session.recovered() == []
+
+
 # --- Decisions of operators ---
 
 
@@ -460,6 +490,49 @@ async def test_of_a_store_that_is_given_up_nothing_is_claimed() -> None:
     async with running(store) as broker:
         # The store tells: it was not.
         assert XaSession(broker.host).recovered() == [XID]
+
+
+@pytest.mark.req("R13")
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_prepare_in_a_store_that_is_given_up_is_in_doubt_until_the_restart(
+    stored: bool,
+) -> None:
+    """Nothing can be written any more, not even a rollback: the next start reads what there is."""
+
+    class Failing(MemoryStore):
+        broken = False
+
+        def commit(self, batch: Any) -> None:
+            if not self.broken:
+                super().commit(batch)
+                return
+            if stored:
+                super().commit(batch)
+            raise OSError("the disk is gone")
+
+    store = Failing()
+    async with running(store) as broker:
+        put(broker, "a")
+        await broker.host.wait_kept()
+        session = XaSession(broker.host)
+        session.branches.start(XID)
+        session.consume("from")
+        session.post("to", "new")
+        session.branches.end(XID)
+        store.broken = True
+        assert await session.ended("prepare", XID) not in {OK, RB}
+        for operation in ("prepare", "commit", "roll_back"):
+            answer = await session.ended(operation, XID)
+            assert answer in {XaStatus.HEURISTIC_HAZARD, "amqp:illegal-state"}, operation
+        assert session.recovered() == [XID]
+        store.broken = False
+    async with running(store) as broker:
+        session = XaSession(broker.host)
+        assert session.recovered() == ([XID] if stored else [])
+        if stored:
+            assert await session.ended("commit", XID) is OK
+        expected = ([], ["new"]) if stored else (["a"], [])
+        assert (await left(broker, "from"), await left(broker, "to")) == expected
 
 
 # --- Crashes ---

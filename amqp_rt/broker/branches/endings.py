@@ -42,7 +42,8 @@ class BranchEndings:
             if error is None:
                 self._answer(branch, done, XaStatus.OK)
             elif isinstance(error, InDoubt):
-                # It stays as it is: after a restart the store tells whether it was prepared.
+                # The store is given up, and takes no rollback either. The branch stays in doubt until the
+                # broker is started again and reads whether it was prepared.
                 branch.decided = XaStatus.HEURISTIC_HAZARD
                 self._answer(branch, done, error.raised_as(AmqpError))
             else:

@@ -229,7 +229,9 @@ class BranchWork(Transaction):
 
     def _obstructed(self, error: Error, done: Callable[[Error | None], None]) -> None:
         if self.prepared:
-            done(Error("amqp:internal-error", error.description))
+            # While the commit waited for its turn at a topic, a node went out of service, or a message with
+            # the id of a post began to be written: look again, as prepared work cannot be undone.
+            self.commit_prepared(self._note, done)
         else:
             super()._obstructed(error, done)
 

@@ -322,6 +322,19 @@ def test_nothing_of_a_stranger_is_held(stage: Stage, name: str) -> None:
     closed_with(client, 501)
 
 
+def test_a_client_without_channels_has_channel_0() -> None:
+    """Controls of connections need it, and a session may share it."""
+    for number in (0, 1):
+        client = World().connect(wire={"tune_ok": {"channel-max": 0}})
+        assert client.wire.opened
+        client.feed(octets_of("session.attach", number, name=b"s"))
+        if number:
+            closed_with(client, 501)
+        else:
+            (attached,) = client.received("session.attached")
+            assert attached.channel == 0
+
+
 def test_channels_have_numbers_below_the_agreed_one() -> None:
     for number, code in ((4, None), (5, 501)):
         client = World().connect(wire={"tune_ok": {"channel-max": 5}})

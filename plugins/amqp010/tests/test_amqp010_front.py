@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import trio
 from protocol010 import Failed, Login
 from served010 import serving
 
+from amqp_rt import Limits, Message, connect
+from amqp_rt.broker import Queue
 from amqp_rt.security.access import Access, Rights, Rule
 
 
@@ -205,3 +209,31 @@ async def test_a_virtual_host_is_entered_with_a_right_there(
         "connection refused: " in caplog.text and "no right in its virtual host" in caplog.text
     )
     assert refused == (not enters and host != "unknown")
+
+
+async def test_a_message_that_is_stored_in_pieces_is_left_to_consumers_of_1_0(
+    tmp_path: Path,
+) -> None:
+    """Messages of 0-10 are sent whole here, and such a one may be larger than memory."""
+    limits = Limits(message_size_max=20_000)
+    large = b"x" * 3_000_000
+    async with serving(store=f"sqlite:{tmp_path / 'store'}", limits=limits) as served:
+        await served.broker.declare(Queue("q"))
+        async with (
+            connect(served.url, limits=Limits(message_size_max=10_000_000)) as modern,
+            served.client() as client,
+        ):
+            async with modern.sender("q") as link:
+                for body in (large, b"small"):
+                    await link.send(Message(body, durable=True))
+            session = await client.session(b"s")
+            await session.subscribe("q", "d")
+            message = await session.message()
+            assert message.body == b"small"
+            await session.done(session.accept(message.id))
+            await session.sync()
+            assert len(session.state.messages) == 1
+            async with modern.receiver("q") as receiver:
+                with trio.fail_after(10):
+                    found = await receiver.receive()
+                assert found.body == large

@@ -69,7 +69,7 @@ class Parts:
         transactions = Transactions(context, current, self._publisher.report)
         branches = Branches(context, current, self._publisher.report)
         subscriptions = Subscriptions(context, current)
-        settling = Settling(context, subscriptions, current)
+        settling = Settling(context, subscriptions.deliveries, current)
         streams = Streams(context, self._publisher)
         self.all: tuple[object, ...] = (
             declarations,

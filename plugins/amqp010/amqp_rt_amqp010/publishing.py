@@ -400,35 +400,24 @@ class Publisher:
             payload = self._payload_of(exchange, assembly)
             yield from self._post(transfer, payload, ways, gone, self._current.state)
 
-    def publish(
+    def spread_content(
         self,
-        number: int,
         command: FilePublish | StreamPublish,
         transfer: Transfer,
         content: Content,
-        *,
-        transacted: bool,
-    ) -> Answer:
-        """Hand content of class file or stream to the queues that it is routed to.
+        state: TransactionalState | None,
+    ) -> Generator[int, None, Answer]:
+        """Hand content of class file or stream to the queues that it is routed to, in steps.
 
         Args:
-            number: Id of the command.
             command: The command, which completes when all queues have answered.
             transfer: Called with the outcomes.
             content: The message.
-            transacted: Whether it belongs to the current transaction.
-        """
-        state = self._current.state if transacted else None
-        steps = self._spread_content(command, transfer, content, state)
-        return self._context.run(number, command, steps)
+            state: The transaction that it belongs to; None for none.
 
-    def _spread_content(
-        self,
-        command: FilePublish | StreamPublish,
-        transfer: Transfer,
-        content: Content,
-        state: Any,
-    ) -> Generator[int, None, Answer]:
+        Raises:
+            CommandFault: There is no such exchange (404), or the peer may not publish there (403).
+        """
         topology = self._context.topology
         deletions: AbstractContextManager[Container[str]] = nullcontext(())
         if topology is not None:

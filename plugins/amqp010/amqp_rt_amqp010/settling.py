@@ -26,10 +26,9 @@ from .layouts import (
     MessageRelease,
     RejectCode,
 )
-from .links import OutgoingDelivery, SendingLink
+from .links import Deliveries, OutgoingDelivery, SendingLink
 from .serials import RangeSet
 from .sessions import Session
-from .subscriptions import Subscriptions
 from .transactions import CurrentTransaction
 
 #: Deliveries that are settled between two checks of the work done, and the cost of each in frames:
@@ -82,18 +81,18 @@ class Settling:
 
     Args:
         context: Context of the session.
-        subscriptions: Its subscriptions.
+        deliveries: Messages that it has got.
         current: Its current transaction, to which acceptance belongs while there is one.
     """
 
     def __init__(
         self,
         context: Context,
-        subscriptions: Subscriptions,
+        deliveries: Deliveries,
         current: CurrentTransaction,
     ) -> None:
         self.context = context
-        self.subscriptions = subscriptions
+        self.deliveries = deliveries
         self.current = current
 
     def methods(self) -> dict[type[Command], Method]:
@@ -112,17 +111,7 @@ class Settling:
 
         The command completes when that is on disk, for messages that are.
         """
-        transfers = command.transfers
-        if self.current.state is None:
-            return self._settle(number, command, ACCEPTED)
-        if transfers is None:
-            return None
-        if len(transfers) > _DELIVERIES_OF_A_STEP:
-            return self.context.run(number, command, self._enlist_in_steps(transfers))
-        found = self._named(transfers)
-        self.current.check_room(len(found))
-        self.current.enlist(found)
-        return None
+        return self.accept_all(number, command, command.transfers)
 
     def reject(self, number: int, command: MessageReject, assembly: Assembly) -> Answer:
         """Reject messages, which go to the alternate exchange of their queue, at once.
@@ -136,18 +125,70 @@ class Settling:
             text = f"there is no reject-code {code}"
             raise CommandFault(text, ErrorCode.INVALID_ARGUMENT, field_index=1)
         outcome = Rejected(Error(condition, command.text or None))
-        return self._settle(number, command, outcome)
+        return self.settle(number, command, command.transfers, outcome)
 
     def release(self, number: int, command: MessageRelease, assembly: Assembly) -> Answer:
         """Make messages available again, at once and at their position."""
         outcome = REQUEUED if command.set_redelivered else RELEASED
-        return self._settle(number, command, outcome)
+        return self.settle(number, command, command.transfers, outcome)
 
     def acquire(self, number: int, command: MessageAcquire, assembly: Assembly) -> Answer:
         """Acquire messages that were sent without; the result names those that could be acquired."""
         if command.transfers is None:
             return Acquired(transfers=RangeSet())
         return self.context.run(number, command, self._acquire_in_steps(command.transfers))
+
+    # --- for other classes ------------------------------------------------------------------------
+
+    def accept_all(self, number: int, command: Command, transfers: RangeSet | None) -> Answer:
+        """Accept deliveries *transfers* for command *number*: at once, or with the transaction of the session."""
+        if self.current.state is None:
+            return self.settle(number, command, transfers, ACCEPTED)
+        if transfers is None:
+            return None
+        if len(transfers) > _DELIVERIES_OF_A_STEP:
+            return self.context.run(number, command, self._enlist_in_steps(transfers))
+        found = self._named(transfers)
+        self.current.check_room(len(found))
+        self.current.enlist(found)
+        return None
+
+    def settle(
+        self, number: int, command: Command, transfers: RangeSet | None, outcome: Outcome
+    ) -> Answer:
+        """Settle deliveries *transfers* with *outcome* for command *number*; many of them a few at a time."""
+        if transfers is None:
+            return None
+        if len(transfers) > _DELIVERIES_OF_A_STEP:
+            return self.context.run(
+                number, command, self._settle_in_steps(number, transfers, outcome)
+            )
+        deliveries = self._named(transfers, _on_rollback(outcome))
+        if not deliveries:
+            return None
+        settlement = Settlement(self.context.session, number)
+        self.pass_on(deliveries, outcome, settlement)
+        settlement.settled()
+        return LATER
+
+    def pass_on(
+        self, deliveries: list[OutgoingDelivery], outcome: Outcome, settlement: Settlement | None
+    ) -> None:
+        """Give *deliveries* an outcome; *settlement*, if there is one, waits until it is safe."""
+        connection = self.context.connection
+        conclude = self.conclude
+        for delivery in deliveries:
+            link = delivery.link
+            # It is held until the queue has its outcome, and has that outcome if the link ends before.
+            delivery.state = outcome
+            delivery.remote_settled = True
+            delivery.waiter = settlement
+            if settlement is not None:
+                settlement.add()
+            if connection is not None:
+                connection.answer(conclude, link, delivery)
+            else:
+                conclude(link, [delivery])
 
     # --- private ----------------------------------------------------------------------------------
 
@@ -158,7 +199,7 @@ class Settling:
 
         Those accepted in the transaction get the outcome *on_rollback*.
         """
-        deliveries = self.subscriptions.deliveries
+        deliveries = self.deliveries
         if deliveries.copies:
             self._forget_copies(transfers.among(deliveries.copies))
         return self._open(transfers.among(deliveries.held), on_rollback)
@@ -167,7 +208,7 @@ class Settling:
         self, transfers: RangeSet, on_rollback: Outcome | None = None
     ) -> Generator[int, None, list[OutgoingDelivery]]:
         """Return what :meth:`_named` does; each step looks at some of the deliveries."""
-        deliveries = self.subscriptions.deliveries
+        deliveries = self.deliveries
         found: list[OutgoingDelivery] = []
         if deliveries.copies:
             for some in transfers.parts_among(deliveries.copies, _NUMBERS_OF_A_STEP):
@@ -180,7 +221,7 @@ class Settling:
 
     def _forget_copies(self, numbers: list[int]) -> None:
         """Forget copies, which were never acquired: the queue does not change."""
-        copies = self.subscriptions.deliveries.copies
+        copies = self.deliveries.copies
         for number in numbers:
             copy = copies[number]
             copy.link.forget(copy)
@@ -191,7 +232,7 @@ class Settling:
         Others that are accepted in the transaction get the outcome *on_rollback* if it is rolled back:
         clients of qpid.messaging release all that they have before they roll back.
         """
-        held = self.subscriptions.deliveries.held
+        held = self.deliveries.held
         found: list[OutgoingDelivery] = []
         for number in numbers:
             delivery = held[number]
@@ -202,31 +243,12 @@ class Settling:
                 found.append(delivery)
         return found
 
-    def _settle(
-        self, number: int, command: MessageAccept | MessageReject | MessageRelease, outcome: Outcome
-    ) -> Answer:
-        """Settle the deliveries of *command* with *outcome*; many of them a few at a time."""
-        transfers = command.transfers
-        if transfers is None:
-            return None
-        if len(transfers) > _DELIVERIES_OF_A_STEP:
-            return self.context.run(
-                number, command, self._settle_in_steps(number, transfers, outcome)
-            )
-        deliveries = self._named(transfers, _on_rollback(outcome))
-        if not deliveries:
-            return None
-        settlement = Settlement(self.context.session, number)
-        self._pass_on(deliveries, outcome, settlement)
-        settlement.settled()
-        return LATER
-
     def _settle_in_steps(self, number: int, transfers: RangeSet, outcome: Outcome) -> Steps:
         deliveries = yield from self._named_in_steps(transfers, _on_rollback(outcome))
         if not deliveries:
             return None
         settlement = Settlement(self.context.session, number)
-        held = self.subscriptions.deliveries.held
+        held = self.deliveries.held
         for at in range(0, len(deliveries), _DELIVERIES_OF_A_STEP):
             # Some may be gone with their queue meanwhile.
             chosen = [
@@ -234,7 +256,7 @@ class Settling:
                 for each in deliveries[at : at + _DELIVERIES_OF_A_STEP]
                 if each.number in held and not each.enlisted and not each.remote_settled
             ]
-            self._pass_on(chosen, outcome, settlement)
+            self.pass_on(chosen, outcome, settlement)
             connection = self.context.connection
             if connection is not None:
                 connection.flush()
@@ -245,7 +267,7 @@ class Settling:
     def _enlist_in_steps(self, transfers: RangeSet) -> Steps:
         deliveries = yield from self._named_in_steps(transfers)
         self.current.check_room(len(deliveries))
-        held = self.subscriptions.deliveries.held
+        held = self.deliveries.held
         for at in range(0, len(deliveries), _DELIVERIES_OF_A_STEP):
             # Some may be gone with their queue meanwhile.
             chosen = deliveries[at : at + _DELIVERIES_OF_A_STEP]
@@ -257,7 +279,7 @@ class Settling:
         return None
 
     def _acquire_in_steps(self, transfers: RangeSet) -> Steps:
-        deliveries, topology = self.subscriptions.deliveries, self.context.topology
+        deliveries, topology = self.deliveries, self.context.topology
         acquired = RangeSet()
         for numbers in transfers.parts_among(deliveries.copies, _COPIES_OF_A_STEP):
             by_link: dict[SendingLink, list[OutgoingDelivery]] = {}
@@ -274,23 +296,6 @@ class Settling:
                     acquired.add(claimed.number)
             yield _COPIES_OF_A_STEP
         return Acquired(transfers=acquired)
-
-    def _pass_on(
-        self, deliveries: list[OutgoingDelivery], outcome: Outcome, settlement: Settlement
-    ) -> None:
-        connection = self.context.connection
-        conclude = self.conclude
-        for delivery in deliveries:
-            link = delivery.link
-            # It is held until the queue has its outcome, and has that outcome if the link ends before.
-            delivery.state = outcome
-            delivery.remote_settled = True
-            delivery.waiter = settlement
-            settlement.add()
-            if connection is not None:
-                connection.answer(conclude, link, delivery)
-            else:
-                conclude(link, [delivery])
 
     def conclude(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """Pass outcomes of *deliveries* to the queue of *link*."""

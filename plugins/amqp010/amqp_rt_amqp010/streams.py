@@ -6,18 +6,17 @@ long as no packets of higher priority, or newer ones of its own, need the place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
 
 from amqp_rt.fronts import Error, LocalProtocolError, Payload, Source, Symbol
-from amqp_rt.fronts.splicing import CONTENT_CLASS
 
 from .codec import write_command
 from .content_properties import STREAM, Delivered, from_payload, to_content
 from .content_transfers import ContentTransfer
-from .contexts import WAIT, Context, Steps
+from .consumers import ConsumerLink, attach_consumer, check_consume, no_consumer, no_global, note_answer, source_of
+from .contexts import Context
 from .faults import CommandFault
 from .frames import Assembly
 from .handlers import Answer, Method
@@ -25,7 +24,6 @@ from .layouts import (
     AcceptMode,
     AcquireMode,
     Command,
-    ErrorCode,
     StreamCancel,
     StreamConsume,
     StreamConsumeOk,
@@ -35,8 +33,8 @@ from .layouts import (
     StreamQos,
     StreamQosOk,
 )
-from .limits import CONSUMERS_MAX, GIVEN_MAX, STREAM_WAITING_MAX, STREAM_WAITING_OCTETS_MAX
-from .links import Deliveries, OutgoingDelivery, SendingLink
+from .limits import GIVEN_MAX, STREAM_WAITING_MAX, STREAM_WAITING_OCTETS_MAX
+from .links import Deliveries, OutgoingDelivery
 from .publishing import Publisher
 from .serials import RangeSet
 from .windows import Window
@@ -45,8 +43,6 @@ from .windows import Window
 _PRIORITIES: Final = 10
 _CREDIT: Final = 1 << 31
 _EXCLUSIVE: Final = Symbol("exclusive")
-_NO_LOCAL: Final = Symbol("no-local")
-_CLASS_FILTER: Final = Symbol("amqp:message-annotations-filter")
 _DELETED: Final = Error("amqp:resource-deleted", "the queue of a consumer has been deleted")
 
 
@@ -107,7 +103,7 @@ class WaitingPackets:
         self.octets = 0
 
 
-class StreamLink(SendingLink):
+class StreamLink(ConsumerLink):
     """Link of a consumer of class stream.
 
     Args:
@@ -132,8 +128,6 @@ class StreamLink(SendingLink):
         self._window = window
         self._tags = tags
         self.waiting = WaitingPackets()
-        #: Whether ``consume-ok`` has been sent, which comes before all packets.
-        self.started = False
 
     @property
     def credit(self) -> int:
@@ -289,7 +283,9 @@ class Streams:
             link.properties = {_EXCLUSIVE: True}
         link.on_answer = partial(note_answer, link, self._context)
         link.on_end = partial(self._ended, link)
-        return self._context.run(number, command, self._attaching(link, nowait=command.nowait))
+        answer = None if command.nowait else StreamConsumeOk(consumer_tag=tag)
+        steps = attach_consumer(self._context, link, self._consumers, answer)
+        return self._context.run(number, command, steps)
 
     def cancel(self, number: int, command: StreamCancel, assembly: Assembly) -> None:
         """End a consumer; packets that wait for room are dropped.
@@ -318,7 +314,8 @@ class Streams:
             routing_key=command.routing_key or "",
         )
         transfer = ContentTransfer(self._publisher, number, command, assembly.header, body)
-        return self._publisher.publish(number, command, transfer, content, transacted=False)
+        steps = self._publisher.spread_content(command, transfer, content, None)
+        return self._context.run(number, command, steps)
 
     # --- hooks of the session ---------------------------------------------------------------------
 
@@ -354,89 +351,12 @@ class Streams:
         for link in list(self._consumers.values()):
             link.offer_credit()
 
-    def _attaching(self, link: StreamLink, *, nowait: bool) -> Steps:
-        context = self._context
-        context.report(context.anchor.request(link))
-        while not link.answered:
-            yield WAIT
-        if link.refusal is not None:
-            context.anchor.drop(link)
-            raise CommandFault.of(link.refusal)
-        if not link.over:
-            self._consumers[link.destination] = link
-            if not nowait:
-                answer = StreamConsumeOk(consumer_tag=link.destination)
-                context.session.send(write_command(answer), urgent=True)
-            link.started = True
-            link.offer_credit()
-        return None
-
     def _ended(self, link: StreamLink, error: Error | None) -> None:
         """End the session: a queue of it was deleted, or the right to receive was revoked."""
         self._context.anchor.links.pop(link, None)
         if self._consumers.get(link.destination) is link:
             del self._consumers[link.destination]
         self._context.session.fail(CommandFault.of(error or _DELETED))
-
-
-def check_consume(
-    queue: str | None,
-    tag: str,
-    consumers: Mapping[str, object],
-    arguments: Mapping[str, object] | None,
-    arguments_index: int,
-) -> None:
-    """Check the fields of ``consume``.
-
-    Raises:
-        CommandFault: Queue or tag are empty, or the tag is in use (530), there are too many consumers (506), or
-            an argument is unknown (540).
-    """
-    if not queue:
-        raise _not_allowed("a consumer needs the name of a queue", 0)
-    if not tag.strip():
-        raise _not_allowed("a consumer needs a tag that is not blank", 1)
-    if tag in consumers:
-        raise _not_allowed(f"consumer-tag {tag!r} is in use in this session", 1)
-    if arguments:
-        text = f"consumers have no argument {next(iter(arguments))!r:.100}"
-        raise CommandFault(text, ErrorCode.NOT_IMPLEMENTED, field_index=arguments_index)
-    if len(consumers) >= CONSUMERS_MAX:
-        text = f"a session has at most {CONSUMERS_MAX} consumers of a class"
-        raise CommandFault(text, ErrorCode.RESOURCE_LIMIT_EXCEEDED)
-
-
-def source_of(queue: str, content_class: str, *, no_local: bool) -> Source:
-    """Return the source of a consumer, which gets messages of *content_class* only."""
-    filters: dict[object, object] = {_CLASS_FILTER: {CONTENT_CLASS: content_class}}
-    if no_local:
-        filters[_NO_LOCAL] = "true"
-    source = Source(address=queue)
-    source.filter = filters
-    return source
-
-
-def note_answer(link: SendingLink, context: Context, refused: Error | None) -> None:
-    """Note the container's answer to the attach request of *link*."""
-    link.answered = True
-    link.refusal = refused
-    context.wake()
-
-
-def no_consumer(tag: str | None) -> CommandFault:
-    """Return the fault of a command for a consumer that there is not."""
-    text = f"there is no consumer {tag or ''!r} in this session"
-    return CommandFault(text, ErrorCode.NOT_FOUND, field_index=0)
-
-
-def no_global(index: int) -> CommandFault:
-    """Return the fault of a quality of service for a whole connection."""
-    text = "quality of service applies to sessions here: leave out global"
-    return CommandFault(text, ErrorCode.NOT_IMPLEMENTED, field_index=index)
-
-
-def _not_allowed(text: str, index: int) -> CommandFault:
-    return CommandFault(text, ErrorCode.NOT_ALLOWED, field_index=index)
 
 
 def _nothing() -> None:

@@ -1,0 +1,112 @@
+"""Consumers of classes file and stream, as far as they are alike (0-10 §file, §stream)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+from amqp_rt.fronts import Error, Source, Symbol
+from amqp_rt.fronts.splicing import CONTENT_CLASS
+
+from .codec import write_command
+from .contexts import WAIT, Context, Steps
+from .faults import CommandFault
+from .layouts import Command, ErrorCode
+from .limits import CONSUMERS_MAX
+from .links import SendingLink
+
+_NO_LOCAL: Final = Symbol("no-local")
+_CLASS_FILTER: Final = Symbol("amqp:message-annotations-filter")
+
+
+class ConsumerLink(SendingLink):
+    """Link of a consumer of class file or stream."""
+
+    #: Whether ``consume-ok`` has been sent, which comes before all content.
+    started = False
+
+
+Link = TypeVar("Link", bound=ConsumerLink)
+
+
+def attach_consumer(
+    context: Context, link: Link, consumers: dict[str, Link], answer: Command | None
+) -> Steps:
+    """Attach *link*, add it to *consumers*, and send *answer*; the commands of its session wait for that.
+
+    Raises:
+        CommandFault: The link was refused.
+    """
+    context.report(context.anchor.request(link))
+    while not link.answered:
+        yield WAIT
+    if link.refusal is not None:
+        context.anchor.drop(link)
+        raise CommandFault.of(link.refusal)
+    if not link.over:
+        consumers[link.destination] = link
+        if answer is not None:
+            context.session.send(write_command(answer), urgent=True)
+        link.started = True
+        link.offer_credit()
+    return None
+
+
+def check_consume(
+    queue: str | None,
+    tag: str,
+    consumers: Mapping[str, object],
+    arguments: Mapping[str, object] | None,
+    arguments_index: int,
+) -> None:
+    """Check the fields of ``consume``.
+
+    Raises:
+        CommandFault: Queue or tag are empty, or the tag is in use (530), there are too many consumers (506), or
+            an argument is unknown (540).
+    """
+    if not queue:
+        raise _not_allowed("a consumer needs the name of a queue", 0)
+    if not tag.strip():
+        raise _not_allowed("a consumer needs a tag that is not blank", 1)
+    if tag in consumers:
+        raise _not_allowed(f"consumer-tag {tag!r} is in use in this session", 1)
+    if arguments:
+        text = f"consumers have no argument {next(iter(arguments))!r:.100}"
+        raise CommandFault(text, ErrorCode.NOT_IMPLEMENTED, field_index=arguments_index)
+    if len(consumers) >= CONSUMERS_MAX:
+        text = f"a session has at most {CONSUMERS_MAX} consumers of a class"
+        raise CommandFault(text, ErrorCode.RESOURCE_LIMIT_EXCEEDED)
+
+
+def source_of(queue: str, content_class: str, *, no_local: bool) -> Source:
+    """Return the source of a consumer, which gets messages of *content_class* only."""
+    filters: dict[object, object] = {_CLASS_FILTER: {CONTENT_CLASS: content_class}}
+    if no_local:
+        filters[_NO_LOCAL] = "true"
+    source = Source(address=queue)
+    source.filter = filters
+    return source
+
+
+def note_answer(link: SendingLink, context: Context, refused: Error | None) -> None:
+    """Note the container's answer to the attach request of *link*."""
+    link.answered = True
+    link.refusal = refused
+    context.wake()
+
+
+def no_consumer(tag: str | None) -> CommandFault:
+    """Return the fault of a command for a consumer that there is not."""
+    text = f"there is no consumer {tag or ''!r} in this session"
+    return CommandFault(text, ErrorCode.NOT_FOUND, field_index=0)
+
+
+def no_global(index: int) -> CommandFault:
+    """Return the fault of a quality of service for a whole connection."""
+    text = "quality of service applies to sessions here: leave out global"
+    return CommandFault(text, ErrorCode.NOT_IMPLEMENTED, field_index=index)
+
+
+def _not_allowed(text: str, index: int) -> CommandFault:
+    return CommandFault(text, ErrorCode.NOT_ALLOWED, field_index=index)

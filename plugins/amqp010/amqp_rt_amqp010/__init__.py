@@ -7,6 +7,7 @@ from .front import Front
 from .interceptors import CommandInterceptor, FrameInterceptor, OpenInterceptor, Refusal, Verdict
 from .layouts import Command, ErrorCode
 from .sessions import SessionKey
+from .staged_files import StagingLimits
 
 __all__ = [
     "Assembly",
@@ -19,5 +20,6 @@ __all__ = [
     "OpenInterceptor",
     "Refusal",
     "SessionKey",
+    "StagingLimits",
     "Verdict",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final, TypeVar
 
 from amqp_rt.fronts import Error, Source, Symbol
+from amqp_rt.fronts.links import REQUEUED
 from amqp_rt.fronts.splicing import CONTENT_CLASS
 
 from .codec import write_command
@@ -84,7 +85,8 @@ def source_of(queue: str, content_class: str, *, no_local: bool) -> Source:
     filters: dict[object, object] = {_CLASS_FILTER: {CONTENT_CLASS: content_class}}
     if no_local:
         filters[_NO_LOCAL] = "true"
-    source = Source(address=queue)
+    # Streams have no unsettled content; files that a client had, and did not settle, are marked as redelivered.
+    source = Source(address=queue, default_outcome=REQUEUED)
     source.filter = filters
     return source
 

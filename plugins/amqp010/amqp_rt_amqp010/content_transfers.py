@@ -61,17 +61,22 @@ class ContentTransfer(Transfer):
         self.too_large = False
 
     def on_refused(self, error: Error | None) -> None:
-        """Drop content that is too large for a queue, and packets that it has no room for; else fail."""
+        """Drop what may be lost or is returned: content too large for a queue, packets without room; else fail."""
         condition = "" if error is None else str(error.condition)
-        if condition == _TOO_LARGE:
+        is_file = isinstance(self.command, FilePublish)
+        if condition == _TOO_LARGE and (self._is_returned or not is_file):
             self.too_large = True
-        elif condition != _NO_ROOM or isinstance(self.command, FilePublish):
+        elif condition != _NO_ROOM or is_file:
             super().on_refused(error)
+
+    @property
+    def _is_returned(self) -> bool:
+        return self.command.mandatory or self.command.immediate
 
     def on_dropped(self, code: RejectCode) -> None:
         """Return the content, if it was published as mandatory or immediate."""
         command = self.command
-        if not command.mandatory and not command.immediate:
+        if not self._is_returned:
             return
         reply_code, text = _RETURNS[RejectCode.UNSPECIFIED if self.too_large else code]
         kind = FileReturn if isinstance(command, FilePublish) else StreamReturn

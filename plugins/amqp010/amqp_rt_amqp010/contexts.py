@@ -18,6 +18,7 @@ from .layouts import Command
 from .partial_messages import PartialMessages
 from .recent import Recents
 from .sessions import Session
+from .staged_files import StagedFiles
 
 if TYPE_CHECKING:
     from .links import OutgoingDelivery, SendingLink
@@ -30,11 +31,18 @@ Steps: TypeAlias = Generator[int, None, Answer]
 WAIT: Final = -1
 
 
+class Thirsty(Protocol):
+    """Sender that waits for room in the output, or for the next turn."""
+
+    def offer_credit(self) -> None:
+        """Continue to send."""
+
+
 class Connection(Protocol):
     """Connection that carries a session, as the parts of its handler use it."""
 
-    #: Consumers that have credit but no room in the output, or in this turn.
-    thirsty: dict[SendingLink, None]
+    #: Those that have something to send but no room in the output, or in this turn.
+    thirsty: dict[Thirsty, None]
     #: Messages sent to consumers in this turn.
     given: int
     #: Routes found within this chunk, by session and what they follow from; ``flush`` clears it.
@@ -43,6 +51,8 @@ class Connection(Protocol):
     recents: Recents
     #: Messages of which some fragments have arrived, on any connection.
     partials: PartialMessages
+    #: Files that clients have staged, on any connection.
+    staged: StagedFiles
 
     @property
     def peer(self) -> Peer: ...

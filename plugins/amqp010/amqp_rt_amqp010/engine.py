@@ -26,6 +26,7 @@ from amqp_rt.fronts.engines import GatheringEngine, LoginExchange
 
 from .channels import Channel
 from .codec import read_control, write_control
+from .contexts import Thirsty
 from .faults import CommandFault, ConnectionFault, close_code_of, condition_of, reply_text
 from .frames import (
     CONTROL,
@@ -62,6 +63,7 @@ from .partial_messages import PartialMessages
 from .recent import Recents
 from .registry import SessionRegistry
 from .sessions import Session
+from .staged_files import StagedFiles
 
 log = logging.getLogger("amqp_rt.frames")
 
@@ -78,6 +80,7 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         registry: The sessions of the broker.
         recents: Caches of the front.
         partials: Messages of the front of which some fragments have arrived.
+        staged: Files of the front that clients have staged.
         now: The time, in seconds of the clock that all later calls use.
     """
 
@@ -87,6 +90,7 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         registry: SessionRegistry,
         recents: Recents,
         partials: PartialMessages,
+        staged: StagedFiles,
         now: float,
     ) -> None:
         limits = options.limits
@@ -97,12 +101,13 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         #: Octets of the largest frame to send.
         self.frame_max_out = FRAME_SIZE_MIN
         #: Consumers that have credit but no room in the output, or in this turn.
-        self.thirsty: dict[SendingLink, None] = {}
+        self.thirsty: dict[Thirsty, None] = {}
         #: Messages sent to consumers in this turn.
         self.given = 0
         #: Conversions of messages that were made before.
         self.recents = recents
         self.partials = partials
+        self.staged = staged
         #: Why the connection ends; None for a normal close.
         self.error: Error | None = None
         #: Whether the owner has received the event of the end.

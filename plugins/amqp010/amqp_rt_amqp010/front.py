@@ -14,6 +14,7 @@ from .limits import EXPIRING_TURN
 from .partial_messages import PartialMessages
 from .recent import Recents
 from .registry import SessionRegistry
+from .staged_files import StagedFiles, StagingLimits
 from .tracing import Tracing
 
 TRACINGS[PROTOCOL_HEADER] = Tracing()
@@ -39,6 +40,7 @@ class Front:
         on_assembly: Called with the key of each new session; returns the interceptor of its commands, which lives
             as long as the session, on whichever connection. It is called once for each command, in their order,
             except those of class execution. A dropped command is complete, without a result or an effect.
+        staging: Bounds on files that clients stage; None for the defaults, which hold them in memory.
     """
 
     name = "amqp0-10"
@@ -50,12 +52,14 @@ class Front:
         *,
         on_frame: FrameInterceptor | None = None,
         on_assembly: OpenInterceptor | None = None,
+        staging: StagingLimits | None = None,
     ) -> None:
         self._on_frame = on_frame
         self._on_assembly = on_assembly
         self._sessions = SessionRegistry()
         self._recents = Recents()
         self._partials = PartialMessages()
+        self._staged = StagedFiles(staging or StagingLimits())
 
     @property
     def on_deadline(self) -> Callable[[], None]:
@@ -64,27 +68,32 @@ class Front:
 
     @on_deadline.setter
     def on_deadline(self, call: Callable[[], None]) -> None:
-        self._sessions.on_deadline = self._partials.on_deadline = call
+        self._sessions.on_deadline = call
+        self._partials.on_deadline = self._staged.on_deadline = call
 
     def server(self, options: ServerOptions, now: float) -> Engine:
         """Create the engine for a connection that a client opened."""
-        state = (options, self._sessions, self._recents, self._partials, now)
+        state = (options, self._sessions, self._recents, self._partials, self._staged, now)
         if self._on_frame is None and self._on_assembly is None:
             return Engine(*state)
         return InterceptedEngine(*state, on_frame=self._on_frame, on_assembly=self._on_assembly)
 
     @property
     def deadline(self) -> float:
-        """Time at which the next detached session or incomplete message ends; ``inf`` if there is none."""
+        """Time at which the next detached session, incomplete message or staged file ends; else ``inf``."""
         deadline = self._sessions.deadline
-        return min(inf if deadline is None else deadline, self._partials.deadline)
+        return min(
+            inf if deadline is None else deadline, self._partials.deadline, self._staged.deadline
+        )
 
     def tick(self, now: float) -> None:
-        """End detached sessions and incomplete messages whose time is up, a few sessions at a time."""
+        """End detached sessions, incomplete messages and staged files whose time is up, few sessions at a time."""
         self._sessions.tick(now, EXPIRING_TURN)
         self._partials.tick(now)
+        self._staged.tick(now)
 
     def close(self) -> None:
         """End all sessions."""
         self._sessions.close()
         self._partials.close()
+        self._staged.close()

@@ -18,6 +18,8 @@ from .branches import Branches
 from .contexts import Connection
 from .declarations import Declarations
 from .faults import CommandFault
+from .file_staging import FileStaging
+from .files import Files
 from .fragments import Fragments
 from .frames import Assembly
 from .handlers import LATER, Answer, Method
@@ -71,6 +73,8 @@ class Parts:
         subscriptions = Subscriptions(context, current)
         settling = Settling(context, subscriptions.deliveries, current)
         streams = Streams(context, self._publisher)
+        staging = FileStaging(context, self._publisher, current)
+        files = Files(context, current)
         self.all: tuple[object, ...] = (
             declarations,
             fragments,
@@ -79,6 +83,8 @@ class Parts:
             branches,
             subscriptions,
             streams,
+            staging,
+            files,
         )
         #: Name of a hook → that of each part which has it, once it has been called.
         self._hooks: dict[str, list[Callable[..., None]]] = {}
@@ -91,6 +97,8 @@ class Parts:
             **subscriptions.methods(),
             **settling.methods(),
             **streams.methods(),
+            **staging.methods(),
+            **files.methods(),
         }
 
     @property

@@ -112,3 +112,16 @@ STREAM_WAITING_MAX: Final = 64
 STREAM_WAITING_OCTETS_MAX: Final = 1024 * 1024
 #: Consumers of one session, of each of both classes.
 CONSUMERS_MAX: Final = 256
+#: Octets of a delivered file that are hashed in one turn, for the name by which it is staged.
+HASHED_TURN: Final = 1024 * 1024
+#: Octets of a file that are staged between two checks of the work done.
+STAGED_STEP: Final = 1024 * 1024
+#: Files that a session has opened and not staged: each open waits for its stage, though another session may
+#: have taken its file over.
+OPENED_MAX: Final = 100
+#: Files on their way to the client of a session, which it has not been sent as a whole, and their octets. They
+#: are in memory until the client answers the open.
+OUTGOING_FILES_MAX: Final = 32
+OUTGOING_FILES_OCTETS_MAX: Final = 32 * 1024 * 1024
+#: Octets for which a staged file counts beside its content, header and identifier.
+STAGED_COST: Final = 512

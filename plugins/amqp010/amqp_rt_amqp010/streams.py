@@ -13,9 +13,17 @@ from typing import Any, Final, NamedTuple
 from amqp_rt.fronts import Error, LocalProtocolError, Payload, Source, Symbol
 
 from .codec import write_command
+from .consumers import (
+    ConsumerLink,
+    attach_consumer,
+    check_consume,
+    no_consumer,
+    no_global,
+    note_answer,
+    source_of,
+)
 from .content_properties import STREAM, Delivered, from_payload, to_content
 from .content_transfers import ContentTransfer
-from .consumers import ConsumerLink, attach_consumer, check_consume, no_consumer, no_global, note_answer, source_of
 from .contexts import Context
 from .faults import CommandFault
 from .frames import Assembly

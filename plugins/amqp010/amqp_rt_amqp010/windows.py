@@ -20,9 +20,14 @@ class Window:
 
     def covers(self, size: int) -> bool:
         """Return whether a message of *size* octets may be sent now."""
-        if self.count_max and len(self.outstanding) >= self.count_max:
+        if self.is_full:
             return False
         return not self.size_max or not self.outstanding or self._octets + size <= self.size_max
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no message may be sent now, whatever its size."""
+        return 0 < self.count_max <= len(self.outstanding)
 
     def add(self, number: int, size: int) -> None:
         """Count message *number*, of *size* octets."""

@@ -30,6 +30,7 @@ from amqp_rt_amqp010.publishing import Publisher
 from amqp_rt_amqp010.recent import Recents
 from amqp_rt_amqp010.serials import RangeSet
 from amqp_rt_amqp010.sessions import Session
+from amqp_rt_amqp010.staged_files import StagedFiles, StagingLimits
 from amqp_rt_amqp010.transactions import CurrentTransaction, Transactions
 from amqp_rt_amqp091 import Front as Front091
 from amqp_rt_amqp091 import methods as m
@@ -118,6 +119,7 @@ class FakeConnection:
         self.spent = 0
         self.recents = Recents()
         self.partials = world.partials
+        self.staged = StagedFiles(StagingLimits())
         #: If a list, attach requests are appended to it, for the test to answer.
         self.holds: list[Any] | None = None
 

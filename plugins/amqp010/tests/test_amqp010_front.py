@@ -120,12 +120,12 @@ async def test_a_client_that_does_not_read_holds_up_no_other() -> None:
         await session.until(lambda: len(session.state.messages) == 100)
 
 
-async def test_a_command_that_is_not_implemented_ends_its_session_only() -> None:
+async def test_a_field_that_is_not_implemented_ends_its_session_only() -> None:
     async with serving() as served, served.client() as client:
         failing = await client.session(b"failing")
         other = await client.session(b"other")
         with pytest.raises(Failed) as caught:
-            await failing.call("file.qos", prefetch_size=0)
+            await failing.call("file.qos", prefetch_size=0, global_=True)
         assert caught.value.code == 540
         await other.sync()
 

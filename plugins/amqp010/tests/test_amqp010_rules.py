@@ -19,7 +19,7 @@ from amqp_rt_amqp010.layouts import (
 )
 from declaring010 import DeclaringSession
 from octets010 import Operation, Struct, frames
-from protocol010 import Failed, Session
+from protocol010 import Session
 from served010 import Served, serving
 from worlds010 import Client, World
 
@@ -299,33 +299,3 @@ async def test_durable_and_transient_ones_are_there(tmp_path: Path) -> None:
             assert isinstance(exchange, ExchangeQueryResult)
             assert (queue.queue, queue.durable) == ((name, True) if durable else (None, False))
             assert (exchange.not_found, exchange.durable) == (not durable, durable)
-
-
-#: Commands for servers of classes whose content is not offered, and their header.
-NOT_OFFERED: dict[str, str | None] = {
-    "file.qos": None,
-    "file.consume": None,
-    "file.cancel": None,
-    "file.open": None,
-    "file.stage": "file-properties",
-    "file.publish": None,
-    "file.ack": None,
-    "file.reject": None,
-}
-
-
-@pytest.mark.parametrize("name", NOT_OFFERED)
-async def test_classes_that_are_not_offered_are_refused(name: str) -> None:
-    header = NOT_OFFERED[name]
-    async with serving() as served, served.client() as client:
-        failing = await client.session(b"failing")
-        number = failing.send(
-            name,
-            sync=True,
-            headers=[Struct(header, priority=1)] if header else None,
-            body=b"x" if header else None,
-        )
-        with pytest.raises(Failed) as caught:
-            await failing.done(number)
-        assert caught.value.code == 540
-        await (await client.session(b"other")).sync()

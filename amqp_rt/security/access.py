@@ -56,19 +56,21 @@ class Rule(Struct, frozen=True):
 
     Args:
         address: An address, in which ``*`` matches any number of characters, slashes included.
-        rights: Rights at these addresses.
+        rights: Rights at these addresses; at least one.
         users: User names; ``"*"`` matches every user who has logged in under a name.
         groups: Names of groups.
         anonymous: Whether the rule also applies to peers without a user name.
         virtual_host: Virtual host in which the rule applies; None for all.
+        realm: Name of a realm, whose addresses it applies to instead of *address*; None for none.
     """
 
-    address: str
-    rights: Rights
+    address: str = ""
+    rights: Rights = Rights.NONE
     users: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     anonymous: bool = False
     virtual_host: str | None = None
+    realm: str | None = None
 
 
 class Access:
@@ -77,32 +79,43 @@ class Access:
     Args:
         rules: Rules in any order; their rights add up.
         groups: Group name → its users.
+        realms: Realm name → its addresses, each as in a rule.
 
     Raises:
-        ValueError: A rule has no address, names an unknown group, or applies to no users.
+        ValueError: A rule has no address, names an unknown group or realm, or applies to no users; or a realm
+            has no addresses, or an empty one.
     """
 
     def __init__(
-        self, rules: Iterable[Rule] = (), *, groups: Mapping[str, Collection[str]] | None = None
+        self,
+        rules: Iterable[Rule] = (),
+        *,
+        groups: Mapping[str, Collection[str]] | None = None,
+        realms: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         self.groups = {name: frozenset(users) for name, users in (groups or {}).items()}
+        self.realms = {name: tuple(addresses) for name, addresses in (realms or {}).items()}
         self.rules = tuple(rules)
-        for rule in self.rules:
-            if wrong := _wrong(rule, self.groups):
+        for name, addresses in self.realms.items():
+            if wrong := _wrong_realm(name, addresses):
                 raise ValueError(wrong)
-        #: Each rule with its users, and its address split at the wildcards.
+        for rule in self.rules:
+            if wrong := _wrong(rule, self.groups, self.realms):
+                raise ValueError(wrong)
+        #: Each rule with its users, and each of its addresses split at the wildcards.
         self._compiled = tuple(
             (
                 rule,
                 frozenset(rule.users).union(*(self.groups[name] for name in rule.groups)),
-                wild_parts(rule.address),
+                wild_parts(address),
             )
             for rule in self.rules
+            for address in ((rule.address,) if rule.realm is None else self.realms[rule.realm])
         )
 
     @classmethod
     def load(cls, path: str | Path) -> Access:
-        """Load the rules of a TOML file: ``[groups]`` with lists of users, and ``[[rule]]`` tables.
+        """Load the rules of a TOML file: ``[groups]`` of users, ``[realms]`` of addresses, ``[[rule]]`` tables.
 
         Raises:
             SettingsError: The file cannot be used; the text has its name, the line and the reason.
@@ -110,13 +123,16 @@ class Access:
         found, text = read_settings(path, _File)
         rules = [each.rule() for each in found.rule]
         groups = {name: frozenset(users) for name, users in found.groups.items()}
+        for name, addresses in found.realms.items():
+            if wrong := _wrong_realm(name, addresses):
+                raise mistake(str(path), text, ("realms", name), wrong)
         for index, rule in enumerate(rules):
-            if wrong := _wrong(rule, groups):
+            if wrong := _wrong(rule, groups, found.realms):
                 raise mistake(str(path), text, ("rule", index), wrong)
-        return cls(rules, groups=groups)
+        return cls(rules, groups=groups, realms=found.realms)
 
     def rights(self, peer: Peer, address: str) -> Rights:
-        """Return the rights of *peer* at *address*, in time proportional to the number of rules."""
+        """Return the rights of *peer* at *address*, in time proportional to the addresses of all rules."""
         found = Rights.NONE
         for rule, users, parts in self._compiled:
             if _applies(rule, users, peer) and wild_match(parts, address):
@@ -143,20 +159,31 @@ def _applies(rule: Rule, users: frozenset[str], peer: Peer) -> bool:
     return peer.user in users or EVERYBODY in users or rule.anonymous
 
 
-def _wrong(rule: Rule, groups: Mapping[str, Collection[str]]) -> str:
+def _wrong(
+    rule: Rule, groups: Mapping[str, Collection[str]], realms: Mapping[str, Collection[str]]
+) -> str:
     """Return the mistake in *rule*, empty if there is none."""
-    if not rule.address:
-        return "a rule has an address; '*' is every address"
+    if rule.realm is None and not rule.address:
+        return "a rule has an address, or a realm; '*' is every address"
+    if rule.realm is not None and rule.address:
+        return f"the rule for {rule.address!r} has the realm {rule.realm!r} as well: leave out one"
+    if rule.realm is not None and rule.realm not in realms:
+        return f"there is no realm {rule.realm!r}{suggestion(rule.realm, list(realms))}"
+    where = repr(rule.address) if rule.realm is None else f"realm {rule.realm!r}"
     if not rule.rights:
-        return f"the rule for {rule.address!r} gives no rights: send, listen or manage"
+        return f"the rule for {where} gives no rights: send, listen or manage"
     if not (rule.users or rule.groups or rule.anonymous):
-        return (
-            f"the rule for {rule.address!r} applies to no user: name users or groups, or set "
-            "anonymous"
-        )
+        return f"the rule for {where} applies to no user: name users or groups, or set anonymous"
     for name in rule.groups:
         if name not in groups:
             return f"there is no group {name!r}{suggestion(name, list(groups))}"
+    return ""
+
+
+def _wrong_realm(name: str, addresses: Collection[str]) -> str:
+    """Return the mistake in the realm *name*, empty if there is none."""
+    if not addresses or not all(addresses):
+        return f"realm {name!r} has addresses, and none of them is empty; '*' is every address"
     return ""
 
 
@@ -293,12 +320,13 @@ _Word = Literal["send", "listen", "manage"]
 class _FileRule(Struct, frozen=True, forbid_unknown_fields=True):
     """Rule in the file."""
 
-    address: str
     rights: tuple[_Word, ...]
+    address: str = ""
     users: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     anonymous: bool = False
     virtual_host: str | None = None
+    realm: str | None = None
 
     def rule(self) -> Rule:
         return Rule(
@@ -308,6 +336,7 @@ class _FileRule(Struct, frozen=True, forbid_unknown_fields=True):
             self.groups,
             self.anonymous,
             self.virtual_host,
+            self.realm,
         )
 
 
@@ -315,6 +344,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
     """Contents of the file of :meth:`Access.load`."""
 
     groups: dict[str, tuple[str, ...]] = {}
+    realms: dict[str, tuple[str, ...]] = {}
     rule: tuple[_FileRule, ...] = ()
 
 

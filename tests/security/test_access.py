@@ -149,11 +149,60 @@ def test_to_talk_to_a_management_node_is_not_to_manage() -> None:
         (Rule("x", NONE, users=("a",)), "gives no rights"),
         (Rule("x", SEND), "applies to no user"),
         (Rule("x", SEND, groups=("staf",)), "there is no group 'staf'; did you mean 'staff'?"),
+        (
+            Rule(realm="billin", rights=SEND, users=("a",)),
+            "there is no realm 'billin'; did you mean 'billing'?",
+        ),
+        (
+            Rule("x", SEND, users=("a",), realm="billing"),
+            "the rule for 'x' has the realm 'billing'",
+        ),
+        (Rule(realm="billing", users=("a",)), "the rule for realm 'billing' gives no rights"),
+        (Rule(realm="billing", rights=SEND), "the rule for realm 'billing' applies to no user"),
     ],
 )
 def test_a_rule_that_cannot_be_meant(rule: Rule, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence.replace("?", r"\?")):
-        Access([rule], groups={"staff": ["ann"]})
+        Access([rule], groups={"staff": ["ann"]}, realms={"billing": ["invoices"]})
+
+
+REALMS = {"billing": ["invoices", "payments/*"], "shop": ["orders", "invoices"]}
+
+
+@pytest.mark.req("D20", "SE16")
+@pytest.mark.parametrize(
+    ("user", "address", "rights"),
+    [
+        ("ann", "invoices", LISTEN),
+        ("ann", "payments/1", LISTEN),
+        ("ann", "orders", NONE),
+        ("bob", "payments/1", NONE),
+        ("bob", "orders", SEND),
+        # Rights of realms that share an address add up, as rules do.
+        ("eve", "invoices", SEND | LISTEN),
+        ("zoe", "invoices", NONE),
+        (None, "invoices", NONE),
+    ],
+)
+def test_a_realm_is_a_group_of_addresses(user: str | None, address: str, rights: Rights) -> None:
+    rules = [
+        Rule(realm="billing", rights=LISTEN, users=("ann", "eve")),
+        Rule(realm="shop", rights=SEND, groups=("staff",)),
+    ]
+    access = Access(rules, groups={"staff": ["bob", "eve"]}, realms=REALMS)
+    peer = Peer(user=user)
+    assert access.rights(peer, address) == rights
+    assert (decide(access, peer, SEND, address) is None) == (SEND in rights)
+    assert bool(access.anywhere(peer)) == (user in ("ann", "bob", "eve"))
+
+
+@pytest.mark.req("D20")
+@pytest.mark.parametrize("addresses", [[], [""], ["invoices", ""]])
+def test_a_realm_has_addresses(addresses: list[str]) -> None:
+    with pytest.raises(
+        ValueError, match="realm 'billing' has addresses, and none of them is empty"
+    ):
+        Access(realms={"billing": addresses})
 
 
 FILE = """
@@ -219,6 +268,21 @@ def test_rules_of_a_file(tmp_path: Path) -> None:
     assert repr(access) == "<Access: 2 rules, 1 groups>"
     assert access.rights(Peer(user="ann"), "orders/1") == SEND | LISTEN
     assert access.rights(Peer(user="root"), "orders/1") == MANAGE
+
+
+@pytest.mark.req("D20")
+def test_realms_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "access.toml"
+    lines = '[realms]\nshop = ["orders/*", "news"]'
+    text = FILE.replace("[groups]", lines + "\n\n[groups]")
+    file.write_text(text.replace('address = "orders/*"', 'realm = "shop"'))
+    access = Access.load(file)
+    assert access.rights(Peer(user="ann"), "news") == SEND | LISTEN
+    assert access.rights(Peer(user="ann"), "orders/1") == SEND | LISTEN
+    assert access.rights(Peer(user="ann"), "other") == NONE
+    file.write_text(text.replace(lines, "[realms]\nshop = []"))
+    with pytest.raises(SettingsError, match="line 3: realm 'shop' has addresses"):
+        Access.load(file)
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,19 @@ _SLOW_S = 1.0
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """List the tests that make the quick loop slow. No test fails for it: the machine may have been busy."""
+    """Tell whether machines in network namespaces were used, and list the tests that make the quick loop slow.
+
+    No test fails for being slow: the machine may have been busy.
+    """
+    outcomes = Counter(
+        outcome
+        for outcome in ("passed", "failed", "skipped")
+        for each in terminalreporter.getreports(outcome)
+        if "namespaces" in each.keywords and (each.when == "call" or outcome == "skipped")
+    )
+    if outcomes:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+        terminalreporter.write_line(f"tests with network namespaces: {counts}")
     if "not slow" not in config.option.markexpr:
         return
     passed = sorted(terminalreporter.getreports("passed"), key=lambda each: -each.duration)

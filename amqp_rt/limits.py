@@ -151,6 +151,8 @@ class Limits(Struct, frozen=True, gc=False):
     relay_targets_max: int = 256
     #: Bytes of messages that wait at one link of a route for the next node; credit beyond it is not passed on.
     splice_bytes_max: int = 8 * MIB
+    #: Links to destinations of one address between which messages are distributed.
+    fan_legs_max: int = 8
     #: Streamed or unary requests that one connection may have running at a time.
     requests_running_max: int = 4_096
     #: Rows returned by one management query; ask for the next ones by offset.

@@ -38,7 +38,7 @@ FRONT_PARTS = {
     "fronts.headers",
 }
 #: Endpoints that join links, and the choice between links; they know no connections.
-MESH_PARTS = {"mesh.splices"}
+MESH_PARTS = {"mesh.balance", "mesh.fans", "mesh.splices"}
 #: Layers that every module may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
 
@@ -61,7 +61,7 @@ LAYERS: dict[str, set[str]] = {
     "container": COMMON | {"fronts", "fronts.base", "fronts.amqp10", "net", "security"},
     "outbox": COMMON | {"container", "fronts.base"},
     "mesh": COMMON | {"container", "fronts.base"},
-    **dict.fromkeys(MESH_PARTS, COMMON | {"fronts.base"} | MESH_PARTS),
+    **dict.fromkeys(MESH_PARTS, COMMON | {"container.credit", "fronts.base"} | MESH_PARTS),
     "broker": COMMON | {"fronts.base", "stores", "security"},
     "management": COMMON | {"broker", "container", "fronts.base", "security"},
 }

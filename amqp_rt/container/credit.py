@@ -151,6 +151,28 @@ class SharedSlots:
         self._used(link)
         self._share()
 
+    def resize(self, slots: int) -> None:
+        """Set the number of slots; credit beyond the free ones is taken back, from the latest grants first.
+
+        Messages that are on their way by then still arrive.
+        """
+        self.slots = slots
+        surplus = self.held + self._outstanding - slots
+        if surplus > 0:
+            for link in reversed(list(self._granted)):
+                taken = min(surplus, self._granted[link])
+                surplus -= taken
+                self._outstanding -= taken
+                self._granted[link] -= taken
+                link.grant(self._granted[link])
+                self._draining.discard(link)
+                if not self._granted[link]:
+                    del self._granted[link]
+                    self._waiting.append(link)
+                if surplus <= 0:
+                    break
+        self._share()
+
     def rotate(self) -> None:
         """Ask the link that has held unused credit longest to use it or return it."""
         for link in self._granted:

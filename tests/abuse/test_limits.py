@@ -161,6 +161,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "failed_logins_max": ("abuse/test_doors.py::test_who_fails_too_often_is_not_let_in",),
     "failed_logins_kept": ("security/test_backoff.py::test_what_is_remembered_is_bounded",),
     "scram_iterations_max": ("security/test_scram.py::test_the_work_that_a_server_asks_for",),
+    "fan_legs_max": ("mesh/test_fans.py::test_fan_legs_max",),
     "splice_bytes_max": ("mesh/test_splices.py::test_splice_bytes_max",),
     "relay_targets_max": (
         "container/test_replies.py::test_the_relay_keeps_a_bounded_number_of_targets",

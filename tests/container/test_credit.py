@@ -237,3 +237,22 @@ def test_never_more_credit_than_free_slots(data: st.DataObject, slots: int, coun
                         made.flowed(its_link)
         given_out = sum(each.credit for each, _ in pairs)
         assert running + given_out == slots
+
+
+def test_fewer_slots_take_credit_back_and_more_give_it() -> None:
+    made, [(a, link_a), (b, _)] = shared(8, 2)
+    assert a.credit + b.credit == 8
+    given = a.credit
+    made.resize(given)
+    assert a.credit + b.credit == given
+    made.resize(0)
+    assert a.credit == b.credit == 0
+    made.resize(6)
+    assert a.credit + b.credit == 6
+    # Messages in hand count: with less room than these there is no credit.
+    a.arrive(1)
+    made.took(link_a, 1)
+    made.resize(1)
+    assert a.credit == b.credit == 0
+    made.freed(1)
+    assert a.credit + b.credit == 1

@@ -1,0 +1,642 @@
+"""Messages of many links to one address, distributed between links to its destinations.
+
+The first node of a route keeps a :class:`Fan` for an address. Links of senders join it; a :class:`Leg` is a link to one
+destination. Each message goes to one leg. The senders' credit is that of the legs, so that a message seldom waits here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from random import random as _random
+from typing import Any, Final
+
+from ..codec.sections import read_header_fields
+from ..container.credit import SharedSlots
+from ..errors import DecodeError, LocalProtocolError
+from ..fronts.base import (
+    SND_UNSETTLED,
+    IncomingDelivery,
+    OutgoingDelivery,
+    ReceivingLink,
+    SendingLink,
+)
+from ..limits import DEFAULT_LIMITS, KIB, Limits
+from ..outcomes import RELEASED, Error, Rejected, Released
+from . import balance
+from .splices import FINAL, Opener, give_up, pass_outcome
+
+#: Priorities from here on have legs of their own, where the host opens such (Part 3 §3.2.1).
+HIGH_PRIORITY: Final = 5
+#: Kinds of legs: for priorities 0 to 4, for 5 to 9, and for messages that are streamed.
+LOW, HIGH, STREAMS = "low", "high", "streams"
+#: Larger messages are streamed, on legs of their own: one that arrives slowly would hold up the others.
+STREAM_ABOVE: Final = 64 * KIB
+#: Seconds that a message waits for a destination: after the last one has gone, or without credit of its own.
+WAIT_S: Final = 1.0
+#: Seconds that a link waits for the first destination.
+ABSENT_S: Final = 2.0
+_ABSENT = Error("amqp:not-found", "no destination of this address can be reached")
+
+
+class Handover:
+    """A message on its way through a fan."""
+
+    __slots__ = ("answered", "delivery", "leg", "relayed", "sending", "since", "tried")
+
+    def __init__(self, delivery: IncomingDelivery, since: float, *, relayed: bool) -> None:
+        self.delivery = delivery
+        #: When it arrived, later when it was sent on.
+        self.since = since
+        #: It came through an anonymous terminus, whose credit is not that of the legs.
+        self.relayed = relayed
+        self.leg: Leg | None = None
+        self.sending: OutgoingDelivery | None = None
+        self.answered = False
+        #: Legs whose destinations have released it.
+        self.tried: list[Leg] = []
+
+
+class Leg:
+    """Link to one destination. Belongs to a :class:`Fan`, which attaches it.
+
+    Args:
+        fan: Its fan.
+        standing: What is known of the destination; the host updates cost, load and slots.
+        kind: ``LOW``, ``HIGH`` or ``STREAMS``.
+    """
+
+    def __init__(self, fan: Fan, standing: balance.Standing, kind: str) -> None:
+        self.fan = fan
+        self.standing = standing
+        self.kind = kind
+        self.link: SendingLink
+        #: Gets no new messages; detached when its messages are settled.
+        self.retiring = False
+        #: Message of which a part has been sent.
+        self.open: Handover | None = None
+        #: Message that was sent last; as long as none of it has left, it can take another leg.
+        self.last: Handover | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether a message can be sent now."""
+        link = self.link
+        return link.attached and self.open is None and link.credit > 0 and link.writable
+
+    @property
+    def busy(self) -> bool:
+        """Whether a message is under way that the destination has not settled."""
+        last = self.last
+        return bool(
+            self.standing.outstanding
+            or self.open is not None
+            or (last is not None and not _has_left(last))
+        )
+
+    def send(self, handover: Handover) -> bool:
+        """Send a message, or the beginning of one that is streamed; return False if the link cannot send it."""
+        delivery, link = handover.delivery, self.link
+        chunks = delivery.read_chunks() if delivery.streamed else [delivery.payload]
+        try:
+            sending = link.send(
+                chunks[0] if chunks else b"",
+                handover,
+                settled=delivery.settled and link.snd_settle_mode != SND_UNSETTLED,
+                message_format=delivery.message_format,
+                state=delivery.state,
+                more=delivery.streamed,
+            )
+        except LocalProtocolError as fault:
+            if delivery.settled:
+                self.fan.dropped += 1
+            else:
+                delivery.settle(Rejected(Error.of(fault)))
+            return False
+        handover.leg, handover.sending = self, sending
+        handover.since = self.fan.now()
+        self.last = handover
+        if not sending.settled:
+            self.standing.outstanding += 1
+        if not delivery.settled:
+            delivery.context = handover
+        if delivery.streamed:
+            self.open = handover
+            self._write(handover, chunks[1:])
+        return True
+
+    def pump(self) -> None:
+        """Send on what has arrived of an incomplete message."""
+        handover = self.open
+        if handover is None:
+            return
+        delivery = handover.delivery
+        if delivery.aborted:
+            self.open = None
+            assert handover.sending is not None
+            if not handover.sending.settled:
+                self.standing.outstanding -= 1
+            handover.sending.abort()
+        elif self.link.writable:
+            self._write(handover, delivery.read_chunks())
+
+    def _write(self, handover: Handover, chunks: list[bytes]) -> None:
+        delivery, sending = handover.delivery, handover.sending
+        assert sending is not None
+        last = b""
+        if delivery.complete:
+            self.open = None
+            last = chunks.pop() if chunks else b""
+        for chunk in chunks:
+            sending.write(chunk)
+        if delivery.complete:
+            sending.write(last, more=False)
+            if delivery.settled and not sending.settled:
+                self.settle(handover)
+
+    def settle(self, handover: Handover) -> None:
+        """Settle a message that its sender has settled."""
+        assert handover.sending is not None
+        if not handover.sending.settled:
+            handover.sending.settle(handover.delivery.state)
+            self._done(handover, None)
+
+    def _done(self, handover: Handover, outcome: object) -> None:
+        """Count the first outcome of a message."""
+        if handover.answered:
+            return
+        handover.answered = True
+        self.standing.outstanding -= 1
+        if outcome is not None:
+            now = self.fan.now()
+            self.standing.answered(outcome, now - handover.since, now)
+
+    # --- events of the link -----------------------------------------------------------------
+
+    def on_attached(self, link: SendingLink) -> None:
+        """Accept links that wait for a destination."""
+        self.fan.changed()
+
+    def on_credit(self, link: SendingLink) -> None:
+        """Send what waits, and give the senders the new credit; a drain is answered when nothing waits."""
+        self.pump()
+        self.fan.pump()
+        if link.draining and self.open is None:
+            link.drained()
+            self.fan.share()
+
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
+        """Pass outcomes to the senders, or try another destination."""
+        again = False
+        for sending in deliveries:
+            handover = sending.context
+            if handover is None:
+                continue
+            if type(sending.state) in FINAL or sending.settled:
+                self._done(handover, sending.state)
+            if type(sending.state) is Released and self.fan.retry(self, handover):
+                if not sending.settled:
+                    sending.settle()
+                again = True
+            elif not handover.delivery.link.attached:
+                if not sending.settled and type(sending.state) in FINAL:
+                    sending.settle()
+            else:
+                pass_outcome(sending, handover.delivery)
+        if again:
+            self.fan.pump()
+        else:
+            self.fan.share()
+        self.check_retired()
+
+    def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        """Send messages of which nothing has left to another destination; others have been *modified*."""
+        back = [each.context for each in link.unsettled]
+        last = self.last
+        if last is not None and not _has_left(last) and last not in back:
+            # A settled message is not among those.
+            back.append(last)
+        if self.open is not None and self.open not in back:
+            back.append(self.open)
+        self.standing.outstanding = 0
+        again = []
+        for handover in back:
+            delivery = handover.delivery
+            begun = _has_left(handover)
+            if begun or delivery.streamed:
+                # What was read of a stream is gone.
+                if delivery.settled:
+                    self.fan.dropped += 1
+                give_up(delivery, begun=begun)
+            elif not delivery.aborted:
+                handover.leg = handover.sending = delivery.context = None
+                again.append(handover)
+        self.open = self.last = None
+        self.fan.left(self, again)
+
+    def check_retired(self) -> None:
+        """Detach a leg that is replaced, once nothing of it is under way."""
+        if (
+            self.retiring
+            and not self.standing.outstanding
+            and self.open is None
+            and (self.link.writable or not self.link.attached)
+        ):
+            self.link.detach()
+
+
+class Ingress:
+    """Link of a sender to a fan.
+
+    Args:
+        fan: The fan.
+        relayed: The link leads to the anonymous terminus, and has credit of its own.
+    """
+
+    def __init__(self, fan: Fan, *, relayed: bool) -> None:
+        self._fan = fan
+        self._relayed = relayed
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        """Give the link its share of the legs' credit."""
+        self._fan.slots.add(link)
+
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        """Distribute messages."""
+        fan = self._fan
+        if not self._relayed:
+            fan.slots.took(link, len(deliveries))
+        now = fan.now()
+        fan.take([Handover(each, now, relayed=self._relayed) for each in deliveries])
+
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        """Send on more of messages that are streamed, and discard the rest of those that lost their leg."""
+        self._fan.pump()
+        for delivery in deliveries:
+            if not self._fan.holds(delivery):
+                delivery.read_chunks()
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        """Settle what the sender has settled; what still waits will be sent settled."""
+        for delivery in deliveries:
+            handover = delivery.context
+            if delivery.settled and handover is not None and handover.leg is not None:
+                delivery.context = None
+                handover.leg.settle(handover)
+                handover.leg.check_retired()
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        """Note credit that the sender has returned."""
+        if not self._relayed:
+            self._fan.slots.flowed(link)
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        """Free the link's credit. Messages that have arrived completely are still sent."""
+        if not self._relayed:
+            self._fan.slots.remove(link)
+        self._fan.pump()
+
+
+class Fan:
+    """Address as the first node of a route sees it: links of senders, and legs to destinations.
+
+    Created by a host for an address and user; *pump* and the other methods do not wait. The host adds a leg for each
+    destination that it knows, nearest first, replaces them when paths change, calls ``tick`` at ``deadline``, and ``rotate``
+    about once a second, so that idle senders do not keep the credit.
+
+    Args:
+        now: The clock, in seconds.
+        zone: Our zone, which is preferred.
+        closest: Use only the legs of least cost.
+        ordered: Use one leg, and another when all of its messages are settled.
+        resend: Other destinations that get a message which one has released.
+        limits: ``fan_legs_max`` bounds the legs of each kind, ``splice_bytes_max`` the messages that wait; ``frame_size_max``.
+        random: Returns numbers from 0 to 1, without 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float],
+        zone: str = "",
+        closest: bool = False,
+        ordered: bool = False,
+        resend: int = 0,
+        limits: Limits = DEFAULT_LIMITS,
+        random: Callable[[], float] = _random,
+    ) -> None:
+        self.now = now
+        self.slots = SharedSlots(0)
+        self.legs: list[Leg] = []
+        #: Settled messages that could not be sent on.
+        self.dropped = 0
+        self._zone = zone
+        self._closest = closest
+        self._ordered = ordered
+        self._resend = resend
+        self._limits = limits
+        self._random = random
+        #: Messages that wait, by the kind of leg that they need; and those that were released once.
+        self._waiting: dict[str, deque[Handover]] = {LOW: deque(), HIGH: deque(), STREAMS: deque()}
+        self._again: deque[Handover] = deque()
+        self._held = 0
+        #: Links that wait for the first destination, with the time at which they are refused.
+        self._pending: list[tuple[ReceivingLink, float]] = []
+        #: When the last destination went.
+        self._absent_since = now()
+        self._pumping = False
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages that wait."""
+        return sum(map(len, self._waiting.values())) + len(self._again)
+
+    @property
+    def reachable(self) -> bool:
+        """Whether a leg is attached."""
+        return any(each.link.attached and not each.retiring for each in self.legs)
+
+    # --- legs --------------------------------------------------------------------------------
+
+    def add(
+        self,
+        opener: Opener,
+        name: str,
+        standing: balance.Standing,
+        *,
+        kind: str = LOW,
+        properties: Mapping[object, object] | None = None,
+        **attach: Any,
+    ) -> Leg | None:
+        """Open a leg; None if there are as many as may be.
+
+        Args:
+            opener: The session to the next node.
+            name: Name of the link.
+            standing: What is known of the destination; legs of several kinds to one destination need one each.
+            kind: ``LOW``, ``HIGH`` or ``STREAMS``. Without legs of their own, these messages use the ``LOW`` ones.
+            properties: Properties of the attach, such as the rest of the route.
+            attach: Termini and other fields of the attach.
+
+        Raises:
+            LocalProtocolError: No link can be opened on *opener*.
+        """
+        if sum(each.kind == kind and not each.retiring for each in self.legs) >= (
+            self._limits.fan_legs_max
+        ):
+            return None
+        leg = Leg(self, standing, kind)
+        leg.link = opener.attach_sender(name, leg, properties=properties, **attach)
+        self.legs.append(leg)
+        return leg
+
+    def retire(self, leg: Leg) -> None:
+        """Send nothing new to *leg*, and detach it when its messages are settled."""
+        leg.retiring = True
+        self.share()
+        leg.check_retired()
+
+    def changed(self) -> None:
+        """Accept the links that wait for a destination; called when a leg is attached."""
+        pending, self._pending = self._pending, []
+        for link, _ in pending:
+            self._accept(link)
+        self.pump()
+
+    def left(self, leg: Leg, again: Iterable[Handover]) -> None:
+        """Remove *leg*, and send the messages *again* to others."""
+        self.legs.remove(leg)
+        if not self.reachable:
+            self._absent_since = self.now()
+        for handover in reversed(list(again)):
+            self._put(handover, first=True)
+        self.pump()
+
+    def _eligible(self, kind: str) -> list[Leg]:
+        legs = [each for each in self.legs if each.link.attached and not each.retiring]
+        own = [each for each in legs if each.kind == kind]
+        legs = own or [each for each in legs if each.kind == LOW]
+        if self._closest:
+            legs = balance.nearest(legs, _standing)
+        if self._ordered:
+            # A leg that has messages under way keeps the others behind them.
+            busy = next((each for each in self.legs if each.busy), None)
+            if busy is not None:
+                return [each for each in legs if each is busy]
+            return [each for each in legs if each.link.credit > 0][:1]
+        return balance.eligible(legs, _standing, now=self.now())
+
+    def _choose(self, kind: str, tried: list[Leg]) -> Leg | None:
+        ready = [each for each in self._eligible(kind) if each.ready and each not in tried]
+        if not ready:
+            return None
+        if self._ordered:
+            return ready[0]
+        return balance.choose(
+            ready, _standing, zone=self._zone, now=self.now(), random=self._random
+        )
+
+    # --- senders -----------------------------------------------------------------------------
+
+    def join(self, link: ReceivingLink, *, wait: bool = False) -> None:
+        """Accept *link*, which a sender requested.
+
+        Without a destination it is refused with ``amqp:not-found`` after 2 s; with *wait* it is accepted and gets no credit.
+        """
+        if wait or self.reachable:
+            self._accept(link)
+        else:
+            self._pending.append((link, self.now() + ABSENT_S))
+
+    def relay(self) -> Ingress:
+        """Return an endpoint for messages of links to the anonymous terminus; it does not touch their credit.
+
+        A message waits a second for credit of a leg, and is then *released*.
+        """
+        return Ingress(self, relayed=True)
+
+    def _accept(self, link: ReceivingLink) -> None:
+        legs = [each.link for each in self.legs if each.link.attached]
+        sizes = [each.max_message_size for each in legs if each.max_message_size]
+        link.accept(
+            Ingress(self, relayed=False),
+            max_message_size=min(sizes, default=self._limits.streaming_message_size_max),
+            stream_above=STREAM_ABOVE,
+            rcv_settle_mode=min((each.rcv_settle_mode for each in legs), default=0),
+        )
+
+    def take(self, handovers: list[Handover]) -> None:
+        """Distribute messages that have arrived."""
+        for handover in handovers:
+            self._put(handover, first=False)
+        self.pump()
+
+    def retry(self, leg: Leg, handover: Handover) -> bool:
+        """Let a message that the destination of *leg* released wait for another one; return False if there is none."""
+        delivery = handover.delivery
+        if len(handover.tried) >= self._resend or delivery.streamed or delivery.settled:
+            return False
+        handover.tried.append(leg)
+        if all(each in handover.tried for each in self._eligible(self._kind(handover))):
+            return False
+        handover.leg = handover.sending = delivery.context = None
+        handover.answered = False
+        self._again.append(handover)
+        self._count(handover, 1)
+        return True
+
+    def _kind(self, handover: Handover) -> str:
+        delivery = handover.delivery
+        if delivery.streamed:
+            return STREAMS
+        if any(each.kind == HIGH and each.link.attached for each in self.legs):
+            payload = delivery.payload
+            try:
+                if read_header_fields(payload, len(payload), self._limits)[1] >= HIGH_PRIORITY:
+                    return HIGH
+            except DecodeError:
+                # The destination refuses malformed messages.
+                pass
+        return LOW
+
+    def _put(self, handover: Handover, *, first: bool) -> None:
+        waiting = self._waiting[self._kind(handover)]
+        if first:
+            waiting.appendleft(handover)
+        else:
+            waiting.append(handover)
+        if first and not handover.relayed and not handover.tried:
+            self.slots.held += 1
+        self._count(handover, 1)
+
+    def holds(self, delivery: IncomingDelivery) -> bool:
+        """Return whether a streamed message is being sent on, or waits."""
+        return any(
+            each.open is not None and each.open.delivery is delivery for each in self.legs
+        ) or any(each.delivery is delivery for each in self._waiting[STREAMS])
+
+    def _count(self, handover: Handover, sign: int) -> None:
+        delivery = handover.delivery
+        size = self._limits.frame_size_max if delivery.streamed else len(delivery.payload)
+        self._held += sign * size
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Send what waits, as far as legs have credit; then share the credit that is left."""
+        if self._pumping:
+            # A write called back.
+            return
+        self._pumping = True
+        try:
+            for leg in self.legs:
+                leg.pump()
+                leg.check_retired()
+            self._send_from(self._again, LOW)
+            for kind in (HIGH, LOW, STREAMS):
+                self._send_from(self._waiting[kind], kind)
+        finally:
+            self._pumping = False
+        self.share()
+
+    def _send_from(self, waiting: deque[Handover], kind: str) -> None:
+        while waiting:
+            handover = waiting[0]
+            if handover.delivery.aborted:
+                leg = None
+            else:
+                leg = self._choose(kind, handover.tried)
+                if leg is None:
+                    if handover.tried and all(
+                        each in handover.tried for each in self._eligible(kind)
+                    ):
+                        # The destinations that had not seen it have gone.
+                        handover.delivery.settle(RELEASED)
+                    else:
+                        return
+            waiting.popleft()
+            self._finish(handover)
+            if leg is not None:
+                leg.send(handover)
+
+    def _finish(self, handover: Handover) -> None:
+        self._count(handover, -1)
+        if not handover.relayed and not handover.tried:
+            self.slots.held -= 1
+
+    def share(self) -> None:
+        """Give the senders as much credit as the legs have, less the messages that wait."""
+        kinds = {each.kind for each in self.legs if each.link.attached and not each.retiring}
+        kinds.discard(STREAMS)
+        credit = [
+            sum(each.link.credit for each in self._eligible(kind) if each.kind == kind)
+            for kind in kinds
+        ]
+        # A sender may use all of its credit for either priority.
+        total = min(credit, default=0)
+        waiting = self.slots.held
+        room = max(0, self._limits.splice_bytes_max - self._held) // self._limits.frame_size_max
+        if room < 1 and not self._held:
+            room = 1
+        self.slots.resize(min(total, waiting + room))
+
+    def rotate(self) -> None:
+        """Ask a sender that does not use its credit to return it, if others have none."""
+        if self.slots.starved:
+            self.slots.rotate()
+
+    # --- time --------------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float:
+        """Time at which ``tick`` has to be called; ``inf`` for never."""
+        found = [at for _, at in self._pending]
+        found += [each.standing.ejected_until for each in self.legs]
+        found = [at for at in found if at > -math.inf]
+        for waiting in (*self._waiting.values(), self._again):
+            if waiting and not self.reachable:
+                found.append(max(self._absent_since, waiting[0].since) + WAIT_S)
+            found += [each.since + WAIT_S for each in waiting if each.relayed][:1]
+        return min(found, default=math.inf)
+
+    def tick(self, now: float) -> None:
+        """Refuse links, and release messages, that have waited long enough; use legs again after their ejection."""
+        pending, self._pending = self._pending, []
+        for link, at in pending:
+            if at <= now:
+                link.refuse(_ABSENT)
+            else:
+                self._pending.append((link, at))
+        for leg in self.legs:
+            if leg.standing.ejected_until <= now:
+                leg.standing.ejected_until = -math.inf
+        absent = not self.reachable
+        for waiting in (*self._waiting.values(), self._again):
+            for handover in list(waiting):
+                since = handover.since
+                if absent:
+                    since = max(since, self._absent_since)
+                elif not handover.relayed:
+                    continue
+                if since + WAIT_S <= now:
+                    waiting.remove(handover)
+                    self._finish(handover)
+                    self._give_back(handover)
+        self.pump()
+
+    def _give_back(self, handover: Handover) -> None:
+        if handover.delivery.streamed:
+            handover.delivery.read_chunks()
+        if handover.delivery.settled:
+            self.dropped += 1
+        else:
+            give_up(handover.delivery, begun=False)
+
+
+def _standing(leg: Leg) -> balance.Standing:
+    return leg.standing
+
+
+def _has_left(handover: Handover) -> bool:
+    return handover.sending is not None and handover.sending.delivery_id >= 0

@@ -1,0 +1,563 @@
+"""Messages of several senders, distributed between links to several destinations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from amqp_rt.fronts.base import RECEIVER
+from amqp_rt.limits import DEFAULT_LIMITS, KIB, Limits
+from amqp_rt.mesh.balance import FAILURES_MAX, Standing
+from amqp_rt.mesh.fans import HIGH, LOW, STREAMS, Fan
+from amqp_rt.message import Message
+from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, rejected
+from amqp_rt.termini import Target
+from amqp_rt.testing.pairs import Joined, Recorder
+
+pytestmark = pytest.mark.req("P2")
+SMALL = Limits(frame_size_max=1024, splice_bytes_max=8 * KIB)
+
+
+class World:
+    """Senders and destinations, each with a connection of its own to the node of one fan."""
+
+    def __init__(self, *, limits: Limits = DEFAULT_LIMITS, **options: Any) -> None:
+        self.now = 100.0
+        self.limits = limits
+        self.draws = 0
+        self.fan = Fan(now=lambda: self.now, limits=limits, random=self.draw, **options)
+        self.joints: list[Joined] = []
+        self.wait = False
+
+    def draw(self) -> float:
+        """Return numbers that go through all pairs of legs."""
+        self.draws += 1
+        return (self.draws * 0.381966) % 1
+
+    def joined(self, on_attach: Any) -> Any:
+        joint = Joined(limits=self.limits, on_attach=on_attach)
+        joint.pump()
+        self.joints.append(joint)
+        return joint.client.begin()
+
+    def pump(self) -> None:
+        for _ in range(200):
+            if not sum(self.carry(joint) for joint in list(self.joints)):
+                break
+        else:
+            raise AssertionError("the engines never stop talking")
+        receivers = list(self.fan.slots._granted)
+        assert sum(each.credit for each in receivers) <= sum(
+            each.link.credit for each in self.fan.legs if each.link.attached
+        )
+        assert self.fan.slots.held >= 0
+
+    def carry(self, joint: Joined) -> bool:
+        """Carry what a connection has in both directions; return whether there was anything."""
+        moved = False
+        for ours, other in ((joint.client, joint.server), (joint.server, joint.client)):
+            data = b"".join(ours.take())
+            if data:
+                moved = True
+                joint._handle(other.receive(data, 0.0), [])
+        return moved
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.fan.tick(self.now)
+        self.pump()
+
+    def leg(self, *, credit: int = 10, kind: str = LOW, **standing: Any) -> Destination:
+        served = Destination(self, credit)
+        session = self.joined(served.serve)
+        served.joint = self.joints[-1]
+        served.leg = self.fan.add(
+            session, "leg", Standing(**standing), kind=kind, target=Target(address="q")
+        )
+        self.pump()
+        return served
+
+    def sender(self, **options: Any) -> tuple[Any, Recorder]:
+        session = self.joined(lambda link: self.fan.join(link, wait=self.wait))
+        mine = Recorder()
+        link = session.attach_sender("s", mine, target=Target(address="q"), **options)
+        self.pump()
+        return link, mine
+
+    def cut(self, joint: Joined) -> None:
+        joint.client.take()
+        joint.server.take()
+        joint.client.receive_eof(0.0)
+        joint.server.receive_eof(0.0)
+        self.joints.remove(joint)
+
+
+class Destination(Recorder):
+    """Server at the end of a leg; it grants credit once."""
+
+    def __init__(self, world: World, credit: int) -> None:
+        super().__init__()
+        self.world = world
+        self.grants = credit
+        self.link: Any = None
+        self.joint: Any = None
+        self.leg: Any = None
+        self.options: dict[str, Any] = {}
+
+    def serve(self, link: Any) -> None:
+        self.link = link
+        link.accept(self, **self.options)
+
+    def on_attached(self, link: Any) -> None:
+        super().on_attached(link)
+        if self.grants and link.role == RECEIVER:
+            link.grant(self.grants)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [each.payload for each in self.deliveries]
+
+    def decide(self, outcome: Any) -> None:
+        for each in self.deliveries:
+            if not each.settled and each.local_state is None:
+                each.settle(outcome)
+        self.world.pump()
+
+
+def test_the_credit_of_the_legs_is_shared_by_the_senders() -> None:
+    world = World()
+    one, two = world.leg(credit=10), world.leg(credit=6)
+    first, _ = world.sender()
+    assert first.credit == 16
+    second, _ = world.sender()
+    assert first.credit + second.credit == 16
+    # The first sender does not use its credit, and is asked to return it.
+    world.fan.rotate()
+    world.pump()
+    first.drained()
+    world.pump()
+    assert second.credit > 0
+    one.link.grant(0)
+    world.pump()
+    assert first.credit + second.credit == 6
+    two.link.grant(0)
+    world.pump()
+    assert first.credit + second.credit == 0
+
+
+def test_messages_go_to_all_legs_and_outcomes_come_back() -> None:
+    world = World()
+    one, two = world.leg(), world.leg()
+    link, mine = world.sender()
+    sendings = [link.send(b"%d" % at) for at in range(20)]
+    world.pump()
+    assert len(one.deliveries) == len(two.deliveries) == 10
+    assert sorted(map(int, one.payloads + two.payloads)) == list(range(20))
+    one.decide(ACCEPTED)
+    two.decide(RELEASED)
+    assert len(mine.outcomes) == 20
+    assert {each.state for each in sendings} == {ACCEPTED, RELEASED}
+    assert all(each.settled for each in sendings)
+    assert one.leg.standing.outstanding == two.leg.standing.outstanding == 0
+
+
+def test_settlement_in_two_steps() -> None:
+    world = World()
+    served = Destination(world, 5)
+    session = world.joined(served.serve)
+    world.fan.add(session, "leg", Standing(), target=Target(address="q"), rcv_settle_mode=1)
+    world.pump()
+    link, _ = world.sender(rcv_settle_mode=1)
+    sending = link.send(b"x")
+    world.pump()
+    served.deliveries[0].settle(ACCEPTED)
+    world.pump()
+    assert sending.state == ACCEPTED
+    assert not sending.settled
+    assert not served.settled
+    sending.settle()
+    world.pump()
+    assert served.settled == served.deliveries
+
+
+def test_closest_uses_the_legs_of_least_cost() -> None:
+    world = World(closest=True)
+    near, far = world.leg(credit=4, cost=1), world.leg(credit=50, cost=2)
+    link, _ = world.sender()
+    assert link.credit == 4
+    for _ in range(4):
+        link.send(b"x")
+    world.pump()
+    assert len(near.deliveries) == 4
+    assert not far.deliveries
+    world.cut(near.joint)
+    world.pump()
+    assert link.credit == 50
+
+
+def test_a_refused_or_absent_destination_refuses_the_sender_after_two_seconds() -> None:
+    world = World()
+    _, mine = world.sender()
+    assert world.fan.deadline == world.now + 2
+    world.later(1.9)
+    assert not mine.detached
+    world.later(0.1)
+    ((error, closed),) = mine.detached
+    assert error is not None
+    assert (error.condition, closed) == ("amqp:not-found", True)
+
+
+def test_a_destination_within_two_seconds_accepts_the_sender() -> None:
+    world = World()
+    link, mine = world.sender()
+    world.later(1.0)
+    world.leg(credit=3)
+    assert mine.attached == [link]
+    assert link.credit == 3
+    world.later(10)
+    assert not mine.detached
+
+
+def test_a_sender_may_wait_without_credit() -> None:
+    world = World()
+    world.wait = True
+    link, mine = world.sender()
+    world.later(60)
+    assert mine.attached == [link]
+    assert link.credit == 0
+    world.leg(credit=3)
+    assert link.credit == 3
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_message_of_which_nothing_has_left_takes_another_leg(settled: bool) -> None:
+    world = World(limits=Limits(output_max=1))
+    one = world.leg(credit=5)
+    link, mine = world.sender()
+    sendings = [link.send(b"%d" % at, settled=settled) for at in range(3)]
+    # The connection of the leg takes nothing.
+    stuck = one.joint
+    world.joints.remove(stuck)
+    world.pump()
+    assert not one.deliveries
+    two = world.leg(credit=5)
+    world.joints.append(stuck)
+    world.cut(stuck)
+    world.pump()
+    left = [each for each in sendings if each.state == MODIFIED_FAILED]
+    # The first one may have left the link.
+    assert len(left) == (0 if settled else 1)
+    assert two.payloads == [b"1", b"2"]
+    assert world.fan.dropped == 0
+    assert not mine.detached
+    assert world.fan.waiting == 0
+
+
+def test_a_leg_that_dies_later_leaves_modified() -> None:
+    world = World()
+    one = world.leg()
+    link, mine = world.sender()
+    sending = link.send(b"x")
+    world.pump()
+    assert one.deliveries
+    world.cut(one.joint)
+    world.pump()
+    assert sending.state == MODIFIED_FAILED
+    assert link.credit == 0
+    assert not mine.detached
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_the_last_destination_leaves_a_second_for_another(settled: bool) -> None:
+    world = World()
+    one = world.leg(credit=2)
+    link, _ = world.sender()
+    # Credit is taken back while the messages are on their way.
+    sendings = [link.send(b"%d" % at, settled=settled) for at in range(2)]
+    world.cut(one.joint)
+    world.pump()
+    assert world.fan.waiting == 2
+    assert world.fan.deadline == world.now + 1
+    world.later(0.9)
+    assert world.fan.waiting == 2
+    world.later(0.1)
+    assert world.fan.waiting == 0
+    if settled:
+        assert world.fan.dropped == 2
+    else:
+        assert [each.state for each in sendings] == [RELEASED] * 2
+
+
+def test_another_destination_within_a_second_gets_what_waits() -> None:
+    world = World()
+    one = world.leg(credit=2)
+    link, _ = world.sender()
+    sendings = [link.send(b"%d" % at) for at in range(2)]
+    world.cut(one.joint)
+    world.pump()
+    world.later(0.9)
+    two = world.leg()
+    assert two.payloads == [b"0", b"1"]
+    two.decide(ACCEPTED)
+    assert [each.state for each in sendings] == [ACCEPTED] * 2
+
+
+@pytest.mark.parametrize("resend", [0, 1, 2])
+def test_released_messages_go_to_other_destinations(resend: int) -> None:
+    world = World(resend=resend)
+    served = [world.leg() for _ in range(3)]
+    link, mine = world.sender()
+    sending = link.send(b"kept octets")
+    world.pump()
+    for attempt in range(resend + 1):
+        holders = [each for each in served if each.deliveries]
+        assert len(holders) == attempt + 1
+        assert not mine.outcomes
+        for each in holders:
+            each.decide(RELEASED)
+    assert [each.payload for at in served for each in at.deliveries] == [b"kept octets"] * (
+        resend + 1
+    )
+    assert sending.state == RELEASED
+    assert all(each.leg.standing.outstanding == 0 for each in served)
+
+
+def test_a_released_message_without_another_destination_is_released() -> None:
+    world = World(resend=3)
+    one = world.leg()
+    link, _ = world.sender()
+    sending = link.send(b"x")
+    world.pump()
+    one.decide(RELEASED)
+    assert sending.state == RELEASED
+    assert len(one.deliveries) == 1
+
+
+def test_a_leg_that_fails_fast_is_ejected() -> None:
+    world = World()
+    bad, good = world.leg(credit=100), world.leg(credit=100)
+    link, _ = world.sender()
+    for _ in range(4 * FAILURES_MAX):
+        link.send(b"x")
+    world.pump()
+    failed = len(bad.deliveries)
+    assert failed >= FAILURES_MAX
+    bad.decide(rejected("amqp:internal-error"))
+    for _ in range(20):
+        link.send(b"y")
+    world.pump()
+    assert len(bad.deliveries) == failed
+    good.decide(ACCEPTED)
+    # The credit of an ejected leg is no credit.
+    assert link.credit <= good.link.credit
+    world.later(5.0)
+    assert link.credit > good.link.credit
+
+
+def test_ordered_messages_take_one_leg_until_it_is_empty() -> None:
+    world = World(ordered=True)
+    one, two = world.leg(credit=3), world.leg(credit=100)
+    link, _ = world.sender()
+    assert link.credit == 3
+    for at in range(3):
+        link.send(b"%d" % at)
+    world.pump()
+    assert link.credit == 0
+    assert one.payloads == [b"0", b"1", b"2"]
+    assert not two.deliveries
+    one.decide(ACCEPTED)
+    assert link.credit > 0
+    link.send(b"3")
+    world.pump()
+    assert two.payloads == [b"3"]
+
+
+def message(priority: int, body: str) -> bytes:
+    return Message(body, priority=priority).encode()
+
+
+def test_high_priorities_have_legs_of_their_own() -> None:
+    world = World()
+    low, high = world.leg(credit=5), world.leg(credit=3, kind=HIGH)
+    link, _ = world.sender()
+    # The sender may use all of its credit for either.
+    assert link.credit == 3
+    for priority in (4, 5, 9):
+        link.send(message(priority, "x"))
+    world.pump()
+    assert (len(low.deliveries), len(high.deliveries)) == (1, 2)
+    world.cut(high.joint)
+    world.pump()
+    link.send(message(9, "y"))
+    world.pump()
+    assert len(low.deliveries) == 2
+
+
+def test_a_slow_stream_does_not_hold_up_others() -> None:
+    world = World(limits=Limits(frame_size_max=4096))
+    low, streams = world.leg(), world.leg(kind=STREAMS)
+    streams.link.streaming = True
+    slow, _ = world.sender()
+    other, _ = world.sender()
+    assert slow.credit + other.credit == 10
+    world.fan.rotate()
+    sending = slow.send(bytes(100_000), more=True)
+    world.pump()
+    (delivery,) = streams.deliveries
+    slow.drained()
+    world.pump()
+    other.send(b"small")
+    world.pump()
+    assert low.payloads == [b"small"]
+    got = b"".join(delivery.read_chunks())
+    assert len(got) == 100_000
+    sending.write(b"end", more=False)
+    world.pump()
+    assert b"".join(delivery.read_chunks()) == b"end"
+    assert delivery.complete
+    streams.decide(ACCEPTED)
+    assert sending.state == ACCEPTED
+
+
+def test_the_rest_of_a_stream_that_lost_its_leg_is_discarded() -> None:
+    world = World(limits=Limits(frame_size_max=4096))
+    streams = world.leg(kind=STREAMS)
+    world.leg()
+    streams.link.streaming = True
+    link, _ = world.sender()
+    sending = link.send(bytes(100_000), more=True)
+    world.pump()
+    assert streams.deliveries
+    world.cut(streams.joint)
+    sending.write(bytes(50_000), more=True)
+    world.pump()
+    assert sending.state == MODIFIED_FAILED
+    assert all(joint.server.held == 0 for joint in world.joints)
+    sending.write(bytes(50_000), more=False)
+    link.send(b"next")
+    world.pump()
+    assert all(joint.server.held == 0 for joint in world.joints)
+
+
+def test_a_lost_sender_aborts_its_stream_only() -> None:
+    world = World(limits=Limits(frame_size_max=4096))
+    streams = world.leg(kind=STREAMS)
+    world.leg()
+    streams.link.streaming = True
+    link, _ = world.sender()
+    joint = world.joints[-1]
+    link.send(bytes(100_000), more=True)
+    world.pump()
+    world.cut(joint)
+    world.pump()
+    assert streams.deliveries[0].aborted
+    assert not streams.detached
+    assert streams.leg.open is None
+
+
+def test_a_replaced_leg_ends_when_its_messages_are_settled() -> None:
+    world = World()
+    one = world.leg()
+    link, _ = world.sender()
+    sending = link.send(b"1")
+    world.pump()
+    two = world.leg()
+    world.fan.retire(one.leg)
+    world.pump()
+    assert not one.detached
+    link.send(b"2")
+    world.pump()
+    assert two.payloads == [b"2"]
+    one.decide(ACCEPTED)
+    assert sending.state == ACCEPTED
+    assert one.detached == [(None, True)]
+    assert world.fan.legs == [two.leg]
+
+
+def test_a_drain_of_a_destination_is_answered() -> None:
+    world = World()
+    one = world.leg(credit=8)
+    link, _ = world.sender()
+    one.link.drain()
+    world.pump()
+    assert one.flows == 1
+    assert one.link.credit == link.credit == 0
+
+
+def test_a_relayed_message_waits_a_second_for_credit() -> None:
+    world = World()
+    one = world.leg(credit=1)
+    endpoint = world.fan.relay()
+
+    class Anonymous(Recorder):
+        def deliver(self, link: Any, deliveries: list[Any]) -> None:
+            endpoint.deliver(link, deliveries)
+
+    anonymous = Anonymous(credit=10)
+    session = world.joined(lambda link: link.accept(anonymous))
+    link = session.attach_sender("s", Recorder(), target=Target())
+    world.pump()
+    sendings = [link.send(b"%d" % at) for at in range(3)]
+    world.pump()
+    assert one.payloads == [b"0"]
+    assert world.fan.deadline == world.now + 1
+    world.later(0.5)
+    one.link.grant(1)
+    world.pump()
+    assert one.payloads == [b"0", b"1"]
+    world.later(0.5)
+    assert sendings[2].state == RELEASED
+    assert world.fan.waiting == 0
+
+
+def test_the_sender_may_settle_before_the_outcome() -> None:
+    world = World()
+    one = world.leg()
+    link, mine = world.sender()
+    sending = link.send(b"x")
+    world.pump()
+    sending.settle()
+    world.pump()
+    assert one.settled == one.deliveries
+    assert one.leg.standing.outstanding == 0
+    assert not mine.outcomes
+
+
+def test_the_answer_has_the_least_size_of_the_destinations() -> None:
+    world = World()
+    for size in (5_000, 3_000):
+        served = Destination(world, 1)
+        served.options = {"max_message_size": size}
+        world.fan.add(world.joined(served.serve), "leg", Standing(), target=Target(address="q"))
+    world.pump()
+    link, _ = world.sender()
+    assert link.max_message_size == 3_000
+
+
+def test_fan_legs_max() -> None:
+    world = World(limits=Limits(fan_legs_max=2))
+    one = world.leg()
+    world.leg()
+    assert world.leg().leg is None
+    assert world.leg(kind=STREAMS).leg is not None
+    world.fan.retire(one.leg)
+    assert world.leg().leg is not None
+
+
+def test_what_waits_is_bounded() -> None:
+    world = World(limits=SMALL)
+    world.leg(credit=1_000)
+    link, _ = world.sender()
+    assert link.credit == 8
+
+
+def test_a_detach_of_the_destination_leaves_the_sender_attached() -> None:
+    world = World()
+    one = world.leg()
+    link, mine = world.sender()
+    one.link.detach(Error("amqp:resource-deleted", "gone"))
+    world.pump()
+    assert not mine.detached
+    assert link.credit == 0
+    assert not world.fan.legs

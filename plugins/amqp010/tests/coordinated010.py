@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeAlias
 
+import stored_broker010
 import trio
 from client010 import Attached, Client, connected
 from octets010 import Struct, plain
@@ -37,6 +41,38 @@ async def client_of(port: int) -> AsyncIterator[Client]:
         except Crash:
             await client.cut()
             raise
+
+
+class BrokerProcess:
+    """A broker with a store, which is killed and started again."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._command = [
+            *(sys.executable, stored_broker010.__file__),
+            *(str(folder / f"{name}.db"), "from", "to"),
+        ]
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    async def kill_and_start(self) -> None:
+        await trio.to_thread.run_sync(self.kill)
+        await trio.to_thread.run_sync(self.start)
+
+    async def fill(self, *bodies: bytes) -> None:
+        stream = await trio.open_tcp_stream("127.0.0.1", self.port)
+        async with connected(stream) as client:
+            session = await client.session(b"fill")
+            for body in bodies:
+                session.transfer("", body, key="from", delivery={"delivery_mode": PERSISTENT})
+            await session.sync()
 
 
 class Coordinator:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import stored_broker010
-import trio
-from client010 import connected
-from coordinated010 import PERSISTENT, Coordinator, Crash, bodies_of
+from coordinated010 import BrokerProcess, Coordinator, Crash, bodies_of
 from protocol010 import Failed
 
 #: Whether this is ``make test-long``.
@@ -23,38 +18,6 @@ STEPS = [
     "decide",
     *(f"{at} commit {side}" for side in ("source", "target") for at in ("before", "in", "after")),
 ]
-
-
-class BrokerProcess:
-    """A broker with a store, which is killed and started again."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._command = [
-            *(sys.executable, stored_broker010.__file__),
-            *(str(folder / f"{name}.db"), "from", "to"),
-        ]
-        self.start()
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    async def kill_and_start(self) -> None:
-        await trio.to_thread.run_sync(self.kill)
-        await trio.to_thread.run_sync(self.start)
-
-    async def fill(self, *bodies: bytes) -> None:
-        stream = await trio.open_tcp_stream("127.0.0.1", self.port)
-        async with connected(stream) as client:
-            session = await client.session(b"fill")
-            for body in bodies:
-                session.transfer("", body, key="from", delivery={"delivery_mode": PERSISTENT})
-            await session.sync()
 
 
 @pytest.mark.slow

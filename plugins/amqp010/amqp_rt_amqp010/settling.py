@@ -37,7 +37,7 @@ _DELIVERIES_OF_A_STEP: Final = 10
 _DELIVERY_WORK: Final = 5
 #: Numbers that are compared with a command between two checks, and the cost of that in frames.
 _NUMBERS_OF_A_STEP: Final = 500
-_NUMBERS_WORK: Final = 5
+_NUMBERS_WORK: Final = 20
 #: Messages that are acquired between two checks; those of a queue that were requeued before, or have
 #: priorities, are all looked through for that.
 _COPIES_OF_A_STEP: Final = 100

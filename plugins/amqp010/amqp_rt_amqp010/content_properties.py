@@ -12,7 +12,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from amqp_rt.fronts import AmqpError, Limits, Message, Symbol
 from amqp_rt.fronts.headers import AMQP10
-from amqp_rt.fronts.splicing import CONTENT_CLASS, with_data
+from amqp_rt.fronts.recent import OCTETS_MAX
+from amqp_rt.fronts.splicing import CONTENT_CLASS, split_data, with_data
 
 from .arguments import plain
 from .bodies import OutgoingBody, body_of
@@ -23,6 +24,7 @@ from .incoming_headers import REPLY_TO_HEADER, IncomingHeader
 from .layouts import DeliveryProperties, FileProperties, MessageProperties, StreamProperties
 from .message_ids import MESSAGE_ID
 from .outgoing_headers import OutgoingFields
+from .recent import Delivered, Recents
 
 Properties: TypeAlias = FileProperties | StreamProperties
 
@@ -40,19 +42,6 @@ class Content(NamedTuple):
     payload: bytes
     #: Its headers, as arguments of bindings are compared with them.
     headers: dict[str, object]
-
-
-class Delivered(NamedTuple):
-    """A message on its way to a consumer of class file or stream."""
-
-    #: Its header segment.
-    header: bytes
-    body: list[bytes]
-    exchange: str | None
-    routing_key: str | None
-    redelivered: bool
-    #: From 0 to 9.
-    priority: int
 
 
 def read_properties(octets: bytes | None, kind: type[Properties], command: int) -> Properties:
@@ -80,6 +69,7 @@ def to_content(
     *,
     exchange: str,
     routing_key: str,
+    recents: Recents | None = None,
 ) -> Content:
     """Encode content as a message of AMQP 1.0.
 
@@ -90,10 +80,16 @@ def to_content(
         command: Code of the command that it comes with, for faults.
         exchange: The exchange that it is published to.
         routing_key: Its routing key.
+        recents: Caches of the front: equal headers are converted once.
 
     Raises:
         CommandFault: The header is malformed (503), or 1.0 cannot hold a value (542).
     """
+    key = (kind.CODE, exchange, routing_key, octets or b"")
+    known_front = None if recents is None else recents.content_fronts.get(key)
+    if known_front is not None:
+        front, headers = known_front
+        return Content(with_data(front, body), headers)
     properties = read_properties(octets, kind, command)
     unknown = [
         encoded
@@ -124,23 +120,29 @@ def to_content(
             incoming.annotations[FILENAME] = properties.filename
         if properties.cluster_id is not None:
             incoming.annotations[CLUSTER_ID] = properties.cluster_id
-    try:
-        if incoming.has_sections:
-            payload = incoming.with_sections(b"".join(body))
-        else:
-            payload = with_data(incoming.front(), body)
-    except AmqpError as error:
-        raise CommandFault.of(error) from error
-    headers: dict[str, object] = {}
+    headers = {}
     for name, value in (properties.headers or {}).items():
         # No argument equals a value of a type that is unknown outside of AMQP 0-10.
         with suppress(CommandFault):
             headers[name] = plain(value)
-    return Content(payload, headers)
+    try:
+        if incoming.has_sections:
+            return Content(incoming.with_sections(b"".join(body)), headers)
+        front = incoming.front()
+    except AmqpError as error:
+        raise CommandFault.of(error) from error
+    if recents is not None and len(key[-1]) <= OCTETS_MAX:
+        recents.content_fronts.put(key, (front, headers))
+    return Content(with_data(front, body), headers)
 
 
 def from_payload(
-    payload: bytes, kind: type[Properties], *, address: str, limits: Limits
+    payload: bytes,
+    kind: type[Properties],
+    *,
+    address: str,
+    limits: Limits,
+    recents: Recents | None = None,
 ) -> Delivered:
     """Return a message of AMQP 1.0 as content. Every message can be sent, as by ``message.transfer``.
 
@@ -149,7 +151,16 @@ def from_payload(
         kind: Type of the properties.
         address: Address of its queue: the routing key of messages without one.
         limits: Bounds on sections and values.
+        recents: Caches of the front: messages alike in all but the body are converted once.
     """
+    place = split_data(payload)
+    key: tuple[int, str, bytes] | None = None
+    if place is not None and recents is not None and place[0] <= OCTETS_MAX:
+        end, start = place
+        key = (kind.CODE, address, payload[:end])
+        known = recents.contents.get(key)
+        if known is not None:
+            return known._replace(body=[payload[start:]])
     try:
         message = Message.decode(payload, limits)
         found = body_of(message)
@@ -169,7 +180,7 @@ def from_payload(
     if isinstance(properties, FileProperties):
         _set_file_fields(properties, message, headers or {})
     properties.headers = headers or None
-    return Delivered(
+    made = Delivered(
         write_entries((properties,)),
         found.pieces,
         delivery.exchange,
@@ -177,6 +188,9 @@ def from_payload(
         delivery.redelivered,
         delivery.priority or 0,
     )
+    if key is not None and recents is not None:
+        recents.contents.put(key, made._replace(body=[]))
+    return made
 
 
 def _set_file_fields(

@@ -11,12 +11,12 @@ from hashlib import sha256
 from typing import Protocol
 
 from .codec import write_command
-from .content_properties import Delivered
 from .contexts import Context
 from .faults import CommandFault
 from .layouts import ErrorCode, FileDeliver, FileOpen, FileStage
 from .limits import HASHED_TURN, OUTGOING_FILES_MAX, OUTGOING_FILES_OCTETS_MAX
 from .links import OutgoingDelivery
+from .recent import Delivered
 
 
 class Recipient(Protocol):

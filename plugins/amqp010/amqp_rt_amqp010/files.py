@@ -131,6 +131,7 @@ class FileLink(ConsumerLink):
             FileProperties,
             address=self.address,
             limits=self._shared.limits,
+            recents=connection.recents,
         )
         size = sum(map(len, content.body))
         if self._acks and not files.window.covers(size):

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from amqp_rt.fronts.recent import Recent
+
+
+class Delivered(NamedTuple):
+    """A message on its way to a consumer of class file or stream."""
+
+    #: Its header segment.
+    header: bytes
+    body: list[bytes]
+    exchange: str | None
+    routing_key: str | None
+    redelivered: bool
+    #: From 0 to 9.
+    priority: int
 
 
 class OutgoingHeader:
@@ -34,3 +49,10 @@ class Recents:
         self.fronts: Recent[tuple[str, bytes], bytes] = Recent()
         #: Address of the queue and the sections before a body in AMQP 1.0 → header segment.
         self.headers: Recent[tuple[str, bytes], OutgoingHeader] = Recent()
+        #: Class of content, exchange, routing key and octets of a header segment → the sections before the body
+        #: in AMQP 1.0, and the headers that bindings compare.
+        self.content_fronts: Recent[
+            tuple[int, str, str, bytes], tuple[bytes, dict[str, object]]
+        ] = Recent()
+        #: Class of content, address of the queue and the sections before a body in AMQP 1.0 → content without body.
+        self.contents: Recent[tuple[int, str, bytes], Delivered] = Recent()

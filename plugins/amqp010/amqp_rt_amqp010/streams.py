@@ -22,7 +22,7 @@ from .consumers import (
     note_answer,
     source_of,
 )
-from .content_properties import STREAM, Delivered, from_payload, to_content
+from .content_properties import STREAM, from_payload, to_content
 from .content_transfers import ContentTransfer
 from .contexts import Context
 from .faults import CommandFault
@@ -44,6 +44,7 @@ from .layouts import (
 from .limits import GIVEN_MAX, STREAM_WAITING_MAX, STREAM_WAITING_OCTETS_MAX
 from .links import Deliveries, OutgoingDelivery
 from .publishing import Publisher
+from .recent import Delivered
 from .serials import RangeSet
 from .windows import Window
 
@@ -139,7 +140,13 @@ class StreamLink(ConsumerLink):
 
     @property
     def credit(self) -> int:
-        """Packets that may be sent now: packets without room are dropped, the queue need not keep them."""
+        """Packets that may be sent now, whatever room there is.
+
+        A consumer whose window is closed still takes packets, and drops those that it cannot keep. No rule says so:
+        "the server MAY drop low-priority messages in favor of high-priority messages" (§stream.qos), and delivery
+        is unreliable. Packets left in the queue would come late, and one slow consumer would hold up a live stream
+        for the publisher. A queue that has to keep them has consumers of class message.
+        """
         if not self.attached or not self.started or self._shared.connection is None:
             return 0
         return _CREDIT
@@ -186,6 +193,7 @@ class StreamLink(ConsumerLink):
             StreamProperties,
             address=self.address,
             limits=self._shared.limits,
+            recents=connection.recents,
         )
         number = next(self._tags)
         self.waiting.add(self._packet_of(delivered, number))
@@ -313,6 +321,7 @@ class Streams:
             CommandFault: The content is malformed (503), or 1.0 cannot hold a value (542).
         """
         body = assembly.body or ()
+        connection = self._context.connection
         content = to_content(
             assembly.header,
             body,
@@ -320,6 +329,7 @@ class Streams:
             StreamPublish.CODE,
             exchange=command.exchange or "",
             routing_key=command.routing_key or "",
+            recents=None if connection is None else connection.recents,
         )
         transfer = ContentTransfer(self._publisher, number, command, assembly.header, body)
         steps = self._publisher.spread_content(command, transfer, content, None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from amqp_rt_amqp010 import streams
+from amqp_rt_amqp010 import content_properties, layouts, streams
+from amqp_rt_amqp010.content_transfers import ContentTransfer
 from amqp_rt_amqp010.limits import CONSUMERS_MAX, STREAM_WAITING_MAX, STREAM_WAITING_OCTETS_MAX
 from octets010 import Operation, Struct
 from protocol010 import Failed
@@ -13,7 +14,7 @@ from served010 import serving
 from subscribers010 import Attached, World
 
 from amqp_rt.broker.nodes import Queue
-from amqp_rt.fronts import Message
+from amqp_rt.fronts import Error, Message, Rejected
 from amqp_rt.security.access import Access, Rights, Rule
 
 pytestmark = pytest.mark.req("D18")
@@ -385,3 +386,50 @@ def test_packets_that_wait_do_not_outlive_the_attachment() -> None:
     again.complete(*(each.id for each in got(again)))
     # Those in the queue stay there meanwhile.
     assert bodies(again) == [b"1", b"3"]
+
+
+def test_equal_headers_are_converted_once_and_packets_keep_their_own_bodies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = {"in": 0, "out": 0}
+
+    def counted(name: str, made: Any) -> Any:
+        def make(*arguments: Any) -> Any:
+            counts[name] += 1
+            return made(*arguments)
+
+        return make
+
+    for name, made in (("in", "IncomingHeader"), ("out", "OutgoingFields")):
+        monkeypatch.setattr(
+            content_properties, made, counted(name, getattr(content_properties, made))
+        )
+    world = World("q", "r")
+    session = world.client().attach()
+    consume(session)
+    consume(session, "r", "d")
+    properties = {"priority": 3, "headers": {"a": 1}}
+    for body in (b"1", b"2", b"3"):
+        packet(session, body, properties=properties)
+    assert counts == {"in": 1, "out": 1}
+    packet(session, b"4", "r", properties=properties)
+    packet(session, b"5", properties={"priority": 4})
+    assert counts == {"in": 3, "out": 3}
+    assert bodies(session) == [b"1", b"2", b"3", b"4", b"5"]
+    assert [each.headers[0].priority for each in got(session) if each.headers] == [3, 3, 3, 3, 4]
+
+
+@pytest.mark.parametrize("mandatory", [True, False])
+def test_packets_too_large_for_a_queue_are_returned_if_that_is_wanted(mandatory: bool) -> None:
+    world = World("q")
+    session = world.client().attach()
+    handler = world.clients[0].engine.sessions[session.state.channel]._handler
+    publisher = handler._parts._publisher
+    command = layouts.StreamPublish(routing_key="q", mandatory=mandatory)
+    transfer = ContentTransfer(publisher, 0, command, b"", (b"x",))
+    transfer.awaited = 1
+    transfer(Rejected(Error("amqp:link:message-size-exceeded")))
+    session.client.world.pump()
+    codes = [each.reply_code for each in got(session, "stream.return")]
+    assert codes == ([311] if mandatory else [])
+    assert session.state.exception is None

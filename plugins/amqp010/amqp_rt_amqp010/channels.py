@@ -96,6 +96,12 @@ class Channel:
         """Send the replies and sets that are due."""
         self._attachment.turn(now)
 
+    def salvage(self, assembly: Assembly) -> None:
+        """Keep what is worth it of a command that will not be complete: the connection is gone."""
+        session, handler = self._attachment.session, self._handler
+        if session is not None and handler is not None and session.executes_at_once:
+            handler.salvage(assembly)
+
     def lose(self, now: float) -> None:
         """Detach the session: the connection is gone."""
         self._attachment.lose(now)

@@ -675,7 +675,10 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         # Channels refer to their connection: with a reference back, it and its buffers would stay
         # in memory until a full collection.
         channels, self._channels = self._channels, {}
-        for channel in channels.values():
+        for number, channel in channels.items():
+            begun = self._assembler.begun(number)
+            if begun is not None:
+                channel.salvage(begun)
             channel.lose(self._now)
         self.flush()
         if self.congested:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from amqp_rt.fronts import AmqpError, Error, TransactionalState
@@ -187,6 +188,23 @@ class FileStaging:
         self._waiting[file] = (number, command)
         file.on_lost = lambda: self._lose(file)
         return LATER
+
+    def salvage(self, assembly: Assembly) -> None:
+        """Keep the content of a stage whose connection was lost, as far as it has arrived.
+
+        The open stays: if the session is resumed, the whole command comes again.
+        """
+        slot = self._opened[0] if self._opened else None
+        if slot is None or slot.file.is_dropped or slot.file.owner is not self:
+            return
+        file, files = slot.file, self._store()
+        if slot.offset + assembly.body_size > file.size:
+            return
+        with suppress(CommandFault):
+            read_properties(assembly.header, FileProperties, FileStage.CODE)
+            files.describe(file, assembly.header or b"")
+            for piece in _pieces_of(assembly.body or (), file.octets - slot.offset):
+                files.append(file, piece)
 
     # --- steps ------------------------------------------------------------------------------------
 

@@ -385,6 +385,13 @@ class Assembler:
         partial = self._partial.get(channel << 1 | COMMAND_TRACK)
         return partial is not None and not partial.dropped
 
+    def begun(self, channel: int) -> Assembly | None:
+        """Return the incomplete command of *channel* with the part of its body so far, None without a body."""
+        partial = self._partial.get(channel << 1 | COMMAND_TRACK)
+        if partial is None or partial.dropped or partial.segment != BODY:
+            return None
+        return partial.assembly
+
     def forget(self, channel: int) -> None:
         """Drop the incomplete command of *channel*, whose session ends, and its frames to come."""
         partial = self._partial.get(channel << 1 | COMMAND_TRACK)

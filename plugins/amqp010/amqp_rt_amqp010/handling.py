@@ -27,6 +27,7 @@ from .layouts import (
     Command,
     ErrorCode,
     ExecutionException,
+    FileStage,
     MessageAccept,
     MessageTransfer,
     StreamPublish,
@@ -73,7 +74,7 @@ class Parts:
         subscriptions = Subscriptions(context, current)
         settling = Settling(context, subscriptions.deliveries, current)
         streams = Streams(context, self._publisher)
-        staging = FileStaging(context, self._publisher, current)
+        self.staging = FileStaging(context, self._publisher, current)
         files = Files(context, current)
         self.all: tuple[object, ...] = (
             declarations,
@@ -83,7 +84,7 @@ class Parts:
             branches,
             subscriptions,
             streams,
-            staging,
+            self.staging,
             files,
         )
         #: Name of a hook → that of each part which has it, once it has been called.
@@ -97,7 +98,7 @@ class Parts:
             **subscriptions.methods(),
             **settling.methods(),
             **streams.methods(),
-            **staging.methods(),
+            **self.staging.methods(),
             **files.methods(),
         }
 
@@ -201,6 +202,16 @@ class Handler:
             raise
         except AmqpError as error:
             raise fault_of(error, command) from error
+
+    def salvage(self, assembly: Assembly) -> None:
+        """Keep the part of a file that has arrived of a command that will not be complete."""
+        parts = self._parts
+        if (
+            parts is not None
+            and not parts.context.order.is_busy
+            and assembly.code == FileStage.CODE
+        ):
+            parts.staging.salvage(assembly)
 
     def on_result(self, number: int, value: object) -> None:
         """Refuse a result: no command that a server sends has one.

@@ -114,6 +114,9 @@ class InterceptedHandler(Handler):
             raise CommandFault("an interceptor failed", ErrorCode.INTERNAL_ERROR) from error
         return None if dropped else super().execute(number, command, assembly, sync=sync)
 
+    def salvage(self, assembly: Assembly) -> None:
+        """Keep nothing: the interceptor judges whole commands only."""
+
     def on_ended(self) -> None:
         """End the parts; the interceptor is released."""
         self._judge = None

@@ -64,6 +64,11 @@ class CommandReceiver:
         return len(self._executing)
 
     @property
+    def next_is_new(self) -> bool:
+        """Whether the next command has not come before."""
+        return self.next == self.received
+
+    @property
     def expected(self) -> RangeSet:
         """The set of ``session.expected``: empty only without execution state."""
         return RangeSet([(self.received, self.received)] if self.known else ())

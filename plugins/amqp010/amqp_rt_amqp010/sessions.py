@@ -295,6 +295,16 @@ class Session:
 
     # --- input ------------------------------------------------------------------------------------
 
+    @property
+    def executes_at_once(self) -> bool:
+        """Whether a command that comes now is a new one, and does not wait for others here."""
+        receiver = self.receiver
+        return (
+            not (self.ended or self.failed or self._awaits or len(self._waiting))
+            and receiver.started
+            and receiver.next_is_new
+        )
+
     def receive_command(self, assembly: Assembly) -> None:
         """Execute a command, or keep it until ``expected`` of the peer has come.
 

@@ -148,6 +148,56 @@ def test_a_stage_that_was_lost_is_replayed_by_its_session() -> None:
     assert bodies(again) == [b"onetwo"]
 
 
+def half_stage(session: Attached, body: bytes) -> int:
+    """Send the first half of a stage, and lose the connection; return the id of the command."""
+    client = session.client
+    number = session.state.send(
+        "file.stage", headers=[Struct("file-properties", filename="x")], body=body
+    )
+    octets = b"".join(client.wire.take())
+    client._call(octets[: len(octets) // 2])
+    client.cut()
+    return number
+
+
+def test_a_stage_that_the_connection_cut_is_continued() -> None:
+    world = World("q")
+    session = world.client().attach()
+    body = os.urandom(300_000)
+    open_file(session, "f", len(body))
+    half_stage(session, body)
+    session = world.client().attach(b"other")
+    begin = open_file(session, "f", len(body))
+    assert 50_000 < begin < len(body)
+    stage(session, body[begin:])
+    publish(session, "f")
+    assert bodies(session) == [body]
+
+
+def test_a_stage_that_its_session_repeats_adds_only_what_is_missing() -> None:
+    world = World("q")
+    session = world.client().attach(timeout=60)
+    body = os.urandom(300_000)
+    open_file(session, "f", len(body))
+    number = half_stage(session, body)
+    (file,) = staged_of(world)._files.values()
+    assert 50_000 < file.octets < len(body)
+    again = world.client().go_on(session.state)
+    again.done(number)
+    assert file.is_complete
+    publish(again, "f")
+    assert bodies(again) == [body]
+
+
+def test_nothing_is_kept_of_a_cut_stage_that_is_longer_than_was_told() -> None:
+    world = World("q")
+    session = world.client().attach()
+    open_file(session, "f", 10)
+    half_stage(session, os.urandom(300_000))
+    (file,) = staged_of(world)._files.values()
+    assert file.octets == 0
+
+
 def test_large_files_are_staged_in_steps_and_come_whole() -> None:
     world = World("q")
     session = world.client().attach()

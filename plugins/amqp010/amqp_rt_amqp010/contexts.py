@@ -21,7 +21,8 @@ from .sessions import Session
 from .staged_files import StagedFiles
 
 if TYPE_CHECKING:
-    from .links import OutgoingDelivery, SendingLink
+    from .deliveries import OutgoingDelivery
+    from .links import SendingLink
 
 #: Passes the outcomes of deliveries to the endpoint of their link.
 Conclude: TypeAlias = "Callable[[SendingLink, list[OutgoingDelivery]], None]"

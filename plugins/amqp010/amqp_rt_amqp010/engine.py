@@ -27,6 +27,7 @@ from amqp_rt.fronts.engines import GatheringEngine, LoginExchange
 from .channels import Channel
 from .codec import read_control, write_control
 from .contexts import Thirsty
+from .deliveries import OutgoingDelivery
 from .faults import CommandFault, ConnectionFault, close_code_of, condition_of, reply_text
 from .frames import (
     CONTROL,
@@ -58,7 +59,7 @@ from .layouts import (
 )
 from .lifecycle import TRANSITIONS, Stage
 from .limits import CHANNELS_MAX, HEARTBEAT_MAX
-from .links import OutgoingDelivery, SendingLink
+from .links import SendingLink
 from .partial_messages import PartialMessages
 from .recent import Recents
 from .registry import SessionRegistry

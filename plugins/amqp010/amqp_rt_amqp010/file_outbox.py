@@ -12,10 +12,10 @@ from typing import Protocol
 
 from .codec import write_command
 from .contexts import Context
+from .deliveries import OutgoingDelivery
 from .faults import CommandFault
 from .layouts import ErrorCode, FileDeliver, FileOpen, FileStage
 from .limits import HASHED_TURN, OUTGOING_FILES_MAX, OUTGOING_FILES_OCTETS_MAX
-from .links import OutgoingDelivery
 from .recent import Delivered
 
 

@@ -32,6 +32,7 @@ from .consumers import (
 )
 from .content_properties import FILE, from_payload
 from .contexts import Context
+from .deliveries import Deliveries, OutgoingDelivery
 from .faults import CommandFault
 from .file_outbox import FileOutbox, OutgoingFile
 from .frames import Assembly
@@ -52,7 +53,7 @@ from .layouts import (
     FileReject,
 )
 from .limits import CONSUMERS_MAX
-from .links import Deliveries, OutgoingDelivery, SendingLink
+from .links import SendingLink
 from .serials import RangeSet
 from .settling import Settling
 from .transactions import CurrentTransaction

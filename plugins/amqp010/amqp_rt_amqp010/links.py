@@ -5,15 +5,14 @@ A link belongs to its session and outlives connections with it. Its credit is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from amqp_rt.errors import CreditTooSmall
 from amqp_rt.fronts import (
     SENDER,
     Error,
     LocalProtocolError,
-    Outcome,
     Payload,
     Source,
     Target,
@@ -24,117 +23,14 @@ from amqp_rt.fronts.links import LINK_DETACH, FrontLink
 from .codec import write_command
 from .contexts import Context
 from .credit import Credit
+from .deliveries import Deliveries, OutgoingDelivery
 from .layouts import AcceptMode, AcquireMode, FlowMode, MessageTransfer
-from .limits import COPIES_MAX, DELIVERIES_MAX, GIVEN_MAX
+from .limits import GIVEN_MAX
 from .messages import content_of
 
 #: ``snd-settle-mode`` of 1.0 (Part 2 §2.8.2).
 _SETTLED: Final = 1
 _UNSETTLED: Final = 0
-
-
-class Waiter(Protocol):
-    """Command that completes when the outcomes of deliveries are safe."""
-
-    def settled(self) -> None:
-        """Note that one of them is."""
-
-
-class OutgoingDelivery:
-    """A message sent to a subscription; ``number`` is the command-id of its transfer."""
-
-    __slots__ = (
-        "context",
-        "delivery_id",
-        "enlisted",
-        "link",
-        "number",
-        "outcome_on_rollback",
-        "remote_settled",
-        "settled",
-        "state",
-        "waiter",
-    )
-
-    def __init__(self, link: SendingLink, number: int, context: Any, settled: bool) -> None:
-        self.link = link
-        self.number = self.delivery_id = number
-        self.context = context
-        self.settled = settled
-        self.state: Any = None
-        #: Whether the client has given an outcome, which is ``state``.
-        self.remote_settled = settled
-        #: Whether its outcome depends on a transaction that has not ended.
-        self.enlisted = False
-        #: Outcome after a rollback of that transaction; None to be held as before.
-        self.outcome_on_rollback: Outcome | None = None
-        #: The command that settles it.
-        self.waiter: Waiter | None = None
-
-    @property
-    def tag(self) -> bytes:
-        """The command-id, as the delivery-tag of 1.0."""
-        return self.number.to_bytes(8, "big")
-
-    def write(self, data: bytes, *, more: bool = True) -> None:
-        """Refuse to stream: messages are sent whole.
-
-        Raises:
-            LocalProtocolError: Always.
-        """
-        raise LocalProtocolError("0-10 sends messages whole here")
-
-    def abort(self) -> None:
-        """Ignore the call: the message has been sent whole."""
-
-    def settle(self, state: Any = None) -> None:
-        """Settle the delivery: its outcome is safe, or the client can no longer choose one."""
-        if self.settled:
-            return
-        self.settled = True
-        self.state = state
-        self.link.forget(self)
-        self.release_waiter()
-
-    def release_waiter(self) -> None:
-        """Tell the command that settles the delivery, if there is one, that this has been done."""
-        waiter, self.waiter = self.waiter, None
-        if waiter is not None:
-            waiter.settled()
-
-
-class Deliveries:
-    """Messages sent to the client of a session that later commands can refer to, by command-id.
-
-    All tables are in the order of sending.
-
-    Args:
-        tidy: Called in the next turn when a cancelled subscription has none of these any more, or when there
-            is room again.
-    """
-
-    def __init__(self, tidy: Callable[[], None]) -> None:
-        self.tidy = tidy
-        #: Acquired messages without an outcome.
-        self.held: dict[int, OutgoingDelivery] = {}
-        #: Messages that the client has got without acquiring them, and may acquire.
-        self.copies: dict[int, OutgoingDelivery] = {}
-        #: Transfers whose completion returns credit to the subscription.
-        self.windowed: dict[int, SendingLink] = {}
-        #: Whether the tables have been full, so that subscriptions wait for room in them.
-        self.was_full = False
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more should be sent."""
-        return len(self.held) >= DELIVERIES_MAX or len(self.windowed) >= DELIVERIES_MAX
-
-    def add_copy(self, delivery: OutgoingDelivery) -> None:
-        """Remember a message that can be acquired; the oldest one is forgotten if there are too many."""
-        if len(self.copies) >= COPIES_MAX:
-            oldest = self.copies.pop(next(iter(self.copies)))
-            oldest.link.held.pop(oldest.number, None)
-        self.copies[delivery.number] = delivery
 
 
 class SendingLink(FrontLink):

@@ -13,6 +13,7 @@ from amqp_rt.fronts import ACCEPTED, RELEASED, Error, Outcome, Rejected
 from amqp_rt.fronts.links import REQUEUED
 
 from .contexts import Context, Steps
+from .deliveries import Deliveries, OutgoingDelivery
 from .faults import CommandFault
 from .frames import Assembly
 from .handlers import LATER, Answer, Method
@@ -26,7 +27,7 @@ from .layouts import (
     MessageRelease,
     RejectCode,
 )
-from .links import Deliveries, OutgoingDelivery, SendingLink
+from .links import SendingLink
 from .serials import RangeSet
 from .sessions import Session
 from .transactions import CurrentTransaction

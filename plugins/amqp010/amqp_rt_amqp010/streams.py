@@ -25,6 +25,7 @@ from .consumers import (
 from .content_properties import STREAM, from_payload, to_content
 from .content_transfers import ContentTransfer
 from .contexts import Context
+from .deliveries import Deliveries, OutgoingDelivery
 from .faults import CommandFault
 from .frames import Assembly
 from .handlers import Answer, Method
@@ -42,7 +43,6 @@ from .layouts import (
     StreamQosOk,
 )
 from .limits import GIVEN_MAX, STREAM_WAITING_MAX, STREAM_WAITING_OCTETS_MAX
-from .links import Deliveries, OutgoingDelivery
 from .publishing import Publisher
 from .recent import Delivered
 from .serials import RangeSet

@@ -15,6 +15,7 @@ from amqp_rt.fronts.links import REQUEUED
 from .arguments import NO_LOCAL
 from .contexts import WAIT, Context, Steps
 from .credit import UNLIMITED
+from .deliveries import Deliveries
 from .faults import CommandFault
 from .frames import Assembly
 from .handlers import Answer, Method
@@ -32,8 +33,8 @@ from .layouts import (
     MessageStop,
     MessageSubscribe,
 )
-from .limits import DELIVERIES_MAX, SUBSCRIPTIONS_MAX
-from .links import Deliveries, SendingLink
+from .limits import SUBSCRIPTIONS_MAX
+from .links import SendingLink
 from .serials import RangeSet
 from .transactions import CurrentTransaction, TransactionMode
 
@@ -50,8 +51,6 @@ _FIELD_OF: Final = {
     "amqp:invalid-field": "arguments",
 }
 _DELETED: Final = Error("amqp:resource-deleted", "the queue of a subscription has been deleted")
-#: Deliveries at which a session that had too many goes on.
-_ROOM_AT: Final = DELIVERIES_MAX * 3 // 4
 
 
 class Subscriptions:
@@ -65,6 +64,8 @@ class Subscriptions:
     def __init__(self, context: Context, current: CurrentTransaction) -> None:
         self.context = context
         self.deliveries = Deliveries(self._tidy)
+        #: Bound on those active and cancelled together.
+        self.most = SUBSCRIPTIONS_MAX
         self._current = current
         self._active: dict[str, SendingLink] = {}
         self._cancelled: dict[SendingLink, None] = {}
@@ -215,11 +216,7 @@ class Subscriptions:
     def _use_room(self) -> None:
         """Continue to send if there were too many deliveries and are not any more."""
         deliveries = self.deliveries
-        if (
-            deliveries.was_full
-            and len(deliveries.held) <= _ROOM_AT
-            and len(deliveries.windowed) <= _ROOM_AT
-        ):
+        if deliveries.has_room_again:
             deliveries.was_full = False
             self.on_ready()
 
@@ -238,7 +235,7 @@ class Subscriptions:
         Raises:
             CommandFault: There are too many.
         """
-        if len(self._active) + len(self._cancelled) < SUBSCRIPTIONS_MAX:
+        if len(self._active) + len(self._cancelled) < self.most:
             return
         held = self.deliveries.held
         for link in self._cancelled:
@@ -247,7 +244,7 @@ class Subscriptions:
                 self._forget(link, None)
                 return
         raise CommandFault(
-            f"a session has at most {SUBSCRIPTIONS_MAX} subscriptions, with cancelled ones whose"
+            f"a session has at most {self.most} subscriptions, with cancelled ones whose"
             " messages are not settled",
             ErrorCode.RESOURCE_LIMIT_EXCEEDED,
         )

@@ -23,11 +23,11 @@ from amqp_rt.fronts import (
 from amqp_rt.fronts.links import FrontDelivery, FrontReceivingLink
 
 from .contexts import WAIT, Context
+from .deliveries import Waiter
 from .faults import CommandFault
 from .frames import Assembly
 from .handlers import Answer, Method
 from .layouts import Command, ErrorCode, TxCommit, TxRollback, TxSelect
-from .links import Waiter
 
 #: Deliveries that are settled, requeued or dropped between two checks of the work done, and the cost of that
 #: in frames.

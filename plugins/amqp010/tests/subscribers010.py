@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import worlds010
+from amqp_rt_amqp010.subscriptions import Subscriptions
 from octets010 import Operation, Struct
 from protocol010 import BYTES, EXPLICIT, MESSAGES, PRE_ACQUIRED, UNLIMITED, Failed, Session
 
@@ -73,6 +74,14 @@ class Client(worlds010.Client):
     def attach(self, name: bytes = b"s", *, timeout: int = 0) -> Attached:
         """Attach a new session."""
         return Attached(self, self.session(name, timeout=timeout))
+
+    def subscriptions(self) -> Subscriptions:
+        """Return the subscriptions of the only session, as the broker has them."""
+        (channel,) = self.engine.sessions.values()
+        parts = channel._handler._parts  # type: ignore[union-attr]
+        assert parts is not None
+        (found,) = (each for each in parts.all if isinstance(each, Subscriptions))
+        return found
 
     def go_on(self, session: Session) -> Attached:
         """Attach a session of an earlier connection, and replay what the broker has not got."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from amqp_rt_amqp010 import links, subscriptions
 from octets010 import Operation
 from protocol010 import CREDIT, MESSAGES, NONE, NOT_ACQUIRED, UNLIMITED, Failed
 from subscribers010 import Attached, World
@@ -211,12 +210,11 @@ def test_an_accepted_message_counts_before_a_command_that_is_malformed() -> None
 # --- bounds ------------------------------------------------------------------------------------------
 
 
-def test_a_session_holds_a_bounded_number_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "DELIVERIES_MAX", 8)
-    monkeypatch.setattr(subscriptions, "_ROOM_AT", 6)
+def test_a_session_holds_a_bounded_number_of_messages() -> None:
     world = World("q", "r")
     world.publish("q", *[b"x"] * 20)
     session = world.client().attach()
+    session.client.subscriptions().deliveries.most = 8
     session.subscribe("q")
     found = session.messages()
     assert len(found) == 8
@@ -233,11 +231,11 @@ def test_a_session_holds_a_bounded_number_of_messages(monkeypatch: pytest.Monkey
     assert len(session.messages()) == 2
 
 
-def test_the_oldest_copies_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "COPIES_MAX", 2)
+def test_the_oldest_copies_are_forgotten() -> None:
     world = World("q")
     world.publish("q", b"1", b"2", b"3")
     session = world.client().attach()
+    session.client.subscriptions().deliveries.copies_most = 2
     session.subscribe("q", acquire_mode=NOT_ACQUIRED)
     first, second, third = session.messages()
     assert acquire(session, first.id, second.id, third.id) == [(second.id, third.id)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from amqp_rt_amqp010 import subscriptions
 from amqp_rt_amqp010.layouts import MessageSubscribe
 from amqp_rt_amqp010.limits import SUBSCRIPTIONS_MAX
 from octets010 import BODY, HEADERS
@@ -166,11 +165,11 @@ def test_a_session_has_a_bounded_number_of_subscriptions() -> None:
     assert refused(session, "message.subscribe", queue="q", destination="more") == 506
 
 
-def test_cancelled_browsers_make_place_for_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriptions, "SUBSCRIPTIONS_MAX", 2)
+def test_cancelled_browsers_make_place_for_subscriptions() -> None:
     world = World("q")
     world.publish("q", b"1")
     session = world.client().attach()
+    session.client.subscriptions().most = 2
     for number in range(5):
         session.subscribe("q", f"d{number}", acquire_mode=NOT_ACQUIRED)
         session.call("message.cancel", destination=f"d{number}")

@@ -167,7 +167,7 @@ def main(
     broker   producer, queue, consumer: the broker's CPU, and messages/s
     durable  the same with messages that survive the broker
     amqp091  the same for clients of 0-9-1, and topics with up to 100,000 bindings
-    amqp010  the same for clients of 0-10 and 0-9-1 alike; publishing one by one, and resumption
+    amqp010  the same for clients of 0-10 and 0-9-1 alike; one by one, resumed, recovered
     setup    connections opened and closed
     start    a broker started for a test, and one message through it
     memory   for each idle connection and each queued message

@@ -83,6 +83,8 @@ class Contestant(Struct):
     broker091: Callable[[bool], contextlib.AbstractContextManager[Running]] | None = None
     #: The same for 0-10 and 0-9-1.
     broker010: Callable[[bool], contextlib.AbstractContextManager[Running]] | None = None
+    #: The same with its store in the given folder, which is kept.
+    kept010: Callable[[Path], contextlib.AbstractContextManager[Running]] | None = None
     #: Whether its programs can have a namespace of Service Bus.
     namespace: bool = False
     #: Listens at each of the given URLs, with a certificate (paths of its file and of its key's),
@@ -212,6 +214,7 @@ def ours(mode: str, python: Path, *, key: str = "", roles: Path = ROLES) -> Cont
     )
     # -P: import the installed package, not the current folder.
     serve = (str(python), "-P", "-c", "from amqp_rt.cli import main; main()", "serve")
+    has_both = _has(python, "amqp_rt_amqp091") and _has(python, "amqp_rt_amqp010")
     return Contestant(
         key or mode,
         identity,
@@ -221,9 +224,8 @@ def ours(mode: str, python: Path, *, key: str = "", roles: Path = ROLES) -> Cont
         durable_broker=lambda: _own_durable_broker(serve),
         kept_broker=partial(_own_kept_broker, serve),
         broker091=partial(_own_broker091, serve) if _has(python, "amqp_rt_amqp091") else None,
-        broker010=partial(_own_broker010, serve)
-        if _has(python, "amqp_rt_amqp091") and _has(python, "amqp_rt_amqp010")
-        else None,
+        broker010=partial(_own_broker010, serve) if has_both else None,
+        kept010=partial(_own_kept_broker010, serve) if has_both else None,
         namespace=_has(python, "amqp_rt_servicebus"),
         doors=partial(_own_doors, serve),
     )
@@ -292,6 +294,12 @@ def _own_broker010(
     serve: Sequence[str], durable: bool
 ) -> contextlib.AbstractContextManager[Running]:
     return _own_fronts(serve, durable, "amqp010", "amqp091")
+
+
+def _own_kept_broker010(
+    serve: Sequence[str], folder: Path
+) -> contextlib.AbstractContextManager[Running]:
+    return _own_broker(serve, "--front", "amqp010", "--store", f"sqlite:{folder}/store")
 
 
 @contextlib.contextmanager

@@ -2,25 +2,32 @@
 
 Each sample sends messages by both protocols, through the same broker and with clients that do the same (see
 ``roles/on_octets.py``); *over_091* is the ratio of the broker's processor time. *transient* messages of
-0-9-1 have no confirms; in 0-10 every command is completed.
+0-9-1 have no confirms; in 0-10 every command is completed. Branches are *recovered* after ``kill -9``: the time is
+from the start of the next process until the last of them is committed.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
+import tempfile
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ..contestants import CREDIT, ROLES, WARMUP_S, Contestant, Running
-from ..processes import Role, RoleFailed, cpu_s
+from ..processes import Role, RoleFailed, cpu_s, kill
+from ..roles.on_octets import commit_branches, prepare_branches
 from ..rounds import Case, Sample
 from . import Plan, size_name
 
 SIZE = 100
 #: Messages of a session that is resumed: as many as one keeps for replay.
 RESUMED = 5_000
+#: Branches of distributed transactions that are recovered, and messages of each.
+BRANCHES = 100
+MESSAGES = 100
 #: Longest duration of a sample in seconds, if shorter ones contain no measured message.
 LONGEST_S = 20.0
 
@@ -38,6 +45,8 @@ def cases(plan: Plan) -> list[Case]:
     found.append(Case("amqp010", f"{size} published one by one", runs))
     runs = {one.key: partial(resumed, plan, one) for one in able}
     found.append(Case("amqp010", f"session of {RESUMED:,} messages", runs))
+    runs = {one.key: partial(recovered, one) for one in able}
+    found.append(Case("amqp010", f"{BRANCHES} branches × {MESSAGES} messages, recovered", runs))
     return found
 
 
@@ -61,6 +70,28 @@ def resumed(plan: Plan, one: Contestant) -> Sample:
     running = plan.broker010(one, durable=False)
     with _role("resume010", running, count=RESUMED) as client:
         return {"resumed_s": client.result(60)["resumed_s"]}
+
+
+def recovered(one: Contestant) -> Sample:
+    """Prepare branches, kill the broker, and measure from its next start until they are committed."""
+    assert one.kept010
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with one.kept010(folder) as running:
+            prepare_branches(
+                running.port,
+                f"bench-{next(_numbers)}",
+                count=BRANCHES,
+                messages=MESSAGES,
+                size=SIZE,
+            )
+            kill(running.pids)
+        started = time.perf_counter()
+        with one.kept010(folder) as running:
+            began = time.perf_counter()
+            commit_branches(running.port, count=BRANCHES)
+            committed = time.perf_counter()
+    return {"committed_s": committed - started, "after_ready_s": committed - began}
 
 
 def _role(name: str, running: Running, **options: Any) -> Role:

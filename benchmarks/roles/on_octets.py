@@ -256,6 +256,65 @@ def resume010(options: Options) -> None:
     say(n=count, resumed_s=time.perf_counter() - started)
 
 
+def prepare_branches(port: int, queue: str, *, count: int, messages: int, size: int) -> None:
+    """Publish *messages* to a durable queue in each of *count* branches, and prepare them."""
+    connection = Connection010(port, b"prepare")
+    connection.declare(queue, durable=True)
+    connection.send(command(0x0601))
+    one = transfer(queue, filler(size), durable=True)
+    for number in range(count):
+        xid = _xid(number)
+        connection.send(
+            command(0x0602, 1, xid),
+            one * messages,
+            command(0x0603, 1, xid),
+            command(0x0607, 1, xid, sync=True),
+        )
+    # One result for each command that names a branch.
+    _check_statuses(_results(connection, 3 * count))
+    connection.close()
+
+
+def commit_branches(port: int, *, count: int) -> None:
+    """List the *count* branches that are in doubt, and commit them."""
+    connection = Connection010(port, b"recover")
+    connection.send(command(0x0601), command(0x0608, sync=True))
+    (found,) = _results(connection, 1)
+    # The size and code of the struct and its flags come before the size, type and count of the array.
+    (listed,) = struct.unpack_from(">I", found, 13)
+    if listed != count:
+        raise SystemExit(f"{listed} of {count} branches are in doubt")
+    for number in range(count):
+        connection.send(command(0x0604, 1, _xid(number), sync=True))
+    _check_statuses(_results(connection, count))
+    connection.close()
+
+
+def _xid(number: int) -> bytes:
+    fields = struct.pack(">I", 7) + short(f"global-{number}") + short("b")
+    octets = b"\x06\x04" + (7).to_bytes(2, "little") + fields
+    return struct.pack(">I", len(octets)) + octets
+
+
+def _results(connection: Connection010, count: int) -> list[bytes]:
+    """Wait for *count* results, and return their values: structs with their sizes."""
+    found: list[bytes] = []
+    while len(found) < count:
+        for frame in connection.receive():
+            connection.look(frame)
+            if frame[1] == COMMAND and frame[7][:2] == b"\3\2":
+                # After the code, the header of the session, flags, and the command-id.
+                found.append(frame[7][10:])
+    return found
+
+
+def _check_statuses(results: list[bytes]) -> None:
+    """End unless all *results* are ``xa-ok``."""
+    for each in results:
+        if each[8:10] != b"\0\0":
+            raise SystemExit(f"the status of a branch is {each[8:10].hex()}")
+
+
 def _count_bodies(connection: Connection010, count: int) -> None:
     seen = 0
     while seen < count:

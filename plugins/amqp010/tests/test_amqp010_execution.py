@@ -554,6 +554,7 @@ class Peers(RuleBasedStateMachine):
         raise AssertionError("the peers do not come to rest")
 
 
+# Long runs (``make test-long``) have 5,000 examples: some 220,000 steps.
 TestPeers = pytest.mark.slow(
     pytest.mark.req("D10", "D11", "D12", "D13", "D14", "D15", "D16")(Peers.TestCase)
 )

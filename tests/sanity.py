@@ -62,8 +62,9 @@ def check(engine: Engine) -> None:
             )
             if isinstance(link, ReceiverLink):
                 assert link._excess >= 0
-                if link._current is not None and not link.streaming:
-                    assembling += link._current._unread
+                current = link._current
+                if current is not None and not link.streaming and not current.streamed:
+                    assembling += current._unread
             elif isinstance(link, SenderLink):
                 unsent = {id(q.sending) for q in link._queue if q.sending.delivery_id < 0}
                 assert link._unsent == len(unsent)

@@ -38,7 +38,9 @@ FRONT_PARTS = {
     "fronts.headers",
 }
 #: Endpoints that join links, and the choice between links; they know no connections.
-MESH_PARTS = {"mesh.balance", "mesh.fans", "mesh.splices"}
+MESH_PARTS = {
+    *("mesh.balance", "mesh.fans", "mesh.multicasts", "mesh.passing", "mesh.splices"),
+}
 #: Layers that every module may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
 

@@ -25,7 +25,7 @@ from ..fronts.base import (
 from ..limits import DEFAULT_LIMITS, KIB, Limits
 from ..outcomes import RELEASED, Error, Rejected, Released
 from . import balance
-from .splices import FINAL, Opener, give_up, pass_outcome
+from .passing import FINAL, Opener, give_up, pass_outcome, room_for
 
 #: Priorities from here on have legs of their own, where the host opens such (Part 3 §3.2.1).
 HIGH_PRIORITY: Final = 5
@@ -576,10 +576,7 @@ class Fan:
         # A sender may use all of its credit for either priority.
         total = min(credit, default=0)
         waiting = self.slots.held
-        room = max(0, self._limits.splice_bytes_max - self._held) // self._limits.frame_size_max
-        if room < 1 and not self._held:
-            room = 1
-        self.slots.resize(min(total, waiting + room))
+        self.slots.resize(min(total, waiting + room_for(self._held, self._limits)))
 
     def rotate(self) -> None:
         """Ask a sender that does not use its credit to return it, if others have none."""

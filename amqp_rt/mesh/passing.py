@@ -1,0 +1,278 @@
+"""Messages of one link on their way to another, and the outcomes on their way back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from ..errors import LocalProtocolError
+from ..fronts.base import (
+    SND_UNSETTLED,
+    IncomingDelivery,
+    OutgoingDelivery,
+    ReceivingLink,
+    SendingLink,
+)
+from ..limits import Limits
+from ..outcomes import MODIFIED_FAILED, RELEASED, Accepted, Error, Modified, Rejected, Released
+from ..termini import Coordinator, Source, Target
+
+#: Outcomes outside of transactions (Part 3 §3.4), which are final.
+FINAL = (Accepted, Rejected, Released, Modified)
+#: Messages in more than one frame are streamed: the next node gets each frame when it arrives.
+STREAM_ABOVE: Final = 1
+
+
+class Opener(Protocol):
+    """Session towards the next node, on which links can be opened."""
+
+    def attach_sender(
+        self,
+        name: str,
+        endpoint: Any,
+        *,
+        source: Source | None = None,
+        target: Target | Coordinator | None = None,
+        snd_settle_mode: int = 2,
+        rcv_settle_mode: int = 0,
+        max_message_size: int = 0,
+        properties: Mapping[object, object] | None = None,
+        desired_capabilities: tuple[str, ...] = (),
+    ) -> SendingLink:
+        """Attach a link on which we send."""
+
+    def attach_receiver(
+        self,
+        name: str,
+        endpoint: Any,
+        *,
+        source: Source | None = None,
+        target: Target | Coordinator | None = None,
+        snd_settle_mode: int = 2,
+        rcv_settle_mode: int = 0,
+        max_message_size: int | None = None,
+        properties: Mapping[object, object] | None = None,
+        desired_capabilities: tuple[str, ...] = (),
+    ) -> ReceivingLink:
+        """Attach a link on which the peer sends."""
+
+
+class Passing:
+    """Messages of one link on their way to another, in order.
+
+    A message waits here while the link out has no credit or room, or an earlier message is incomplete. A message in one
+    frame counts with its size; one in several frames as a frame, since the rest of it stays in the session window.
+
+    Args:
+        outlet: The link on which the messages are sent on.
+        frame_max: Octets of the largest frame that arrives.
+        keep_tags: Use the delivery-tags of the sender. Without it the tags of several senders cannot collide.
+    """
+
+    def __init__(self, outlet: SendingLink, *, frame_max: int, keep_tags: bool) -> None:
+        self.outlet = outlet
+        self._frame_max = frame_max
+        self.waiting: deque[IncomingDelivery] = deque()
+        #: Bytes that the messages which wait may take.
+        self.held = 0
+        #: Settled messages that could not be sent on.
+        self.dropped = 0
+        self._keep_tags = keep_tags
+        #: Message of which a part has been sent on.
+        self._open: tuple[IncomingDelivery, OutgoingDelivery] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and no message is incomplete."""
+        return not self.waiting and self._open is None
+
+    def add(self, deliveries: list[IncomingDelivery]) -> None:
+        """Send *deliveries* on, or let them wait."""
+        outlet = self.outlet
+        if (
+            self._open is None
+            and not self.waiting
+            and len(deliveries) <= outlet.credit
+            and outlet.writable
+        ):
+            # The common case. A message that does not leave at once waits at the link, and the others here.
+            for at, delivery in enumerate(deliveries):
+                if delivery.streamed:
+                    rest = deliveries[at:]
+                    break
+                sending = self._send(delivery, delivery.payload)
+                if sending is not None and sending.delivery_id < 0:
+                    rest = deliveries[at + 1 :]
+                    break
+            else:
+                return
+        else:
+            rest = deliveries
+        self.waiting.extend(rest)
+        self.held += sum([self._cost(each) for each in rest])
+        self.pump()
+
+    def pump(self) -> None:
+        """Send on what waits, as far as there are credit and room."""
+        outlet = self.outlet
+        waiting = self.waiting
+        while outlet.attached:
+            if self._open is not None:
+                if not outlet.writable:
+                    return
+                delivery, sending = self._open
+                if not self._continue(delivery, sending, delivery.read_chunks()):
+                    return
+            elif not waiting or outlet.credit <= 0 or not outlet.writable:
+                return
+            else:
+                delivery = waiting.popleft()
+                self.held -= self._cost(delivery)
+                if delivery.streamed:
+                    self._begin(delivery)
+                else:
+                    self._send(delivery, delivery.payload)
+
+    def _cost(self, delivery: IncomingDelivery) -> int:
+        return self._frame_max if delivery.streamed else len(delivery.payload)
+
+    def _send(
+        self, delivery: IncomingDelivery, payload: bytes, *, more: bool = False
+    ) -> OutgoingDelivery | None:
+        outlet = self.outlet
+        settled = delivery.settled and outlet.snd_settle_mode != SND_UNSETTLED
+        try:
+            sending = outlet.send(
+                payload,
+                None if settled else delivery,
+                settled=settled,
+                tag=delivery.tag if self._keep_tags else None,
+                message_format=delivery.message_format,
+                state=delivery.state,
+                more=more,
+            )
+        except LocalProtocolError as fault:
+            # For example a transactional state that does not fit the frames of the next node.
+            if delivery.settled:
+                self.dropped += 1
+            else:
+                delivery.settle(Rejected(Error.of(fault)))
+            return None
+        if not delivery.settled:
+            delivery.context = sending
+        return sending
+
+    def _begin(self, delivery: IncomingDelivery) -> None:
+        """Send on the beginning of a message in several frames."""
+        if delivery.aborted:
+            return
+        chunks = delivery.read_chunks()
+        sending = self._send(delivery, chunks[0] if chunks else b"", more=True)
+        if sending is not None:
+            self._open = delivery, sending
+            self._continue(delivery, sending, chunks[1:])
+
+    def _continue(
+        self, delivery: IncomingDelivery, sending: OutgoingDelivery, chunks: list[bytes]
+    ) -> bool:
+        """Send on *chunks* of an incomplete message; return whether that was its end."""
+        if delivery.aborted:
+            self._open = None
+            delivery.context = None
+            sending.abort()
+            return True
+        complete = delivery.complete
+        if complete:
+            self._open = None
+            last = chunks.pop() if chunks else b""
+        for chunk in chunks:
+            sending.write(chunk)
+        if complete:
+            sending.write(last, more=False)
+            if delivery.settled and not sending.settled:
+                # The sender settled with a later frame (Part 2 §2.7.5).
+                sending.settle(delivery.state)
+        return complete
+
+    def end(self) -> None:
+        """Return an outcome for each message, since the link out has ended.
+
+        A message of which no octet can have arrived is released. Any other one may have been processed.
+        """
+        self._open = None
+        for sending in self.outlet.unsettled:
+            give_up(sending.context, begun=sending.delivery_id >= 0)
+        self.drop()
+
+    def drop(self) -> None:
+        """Release the messages that wait; those that are settled are lost, and counted."""
+        waiting, self.waiting = self.waiting, deque()
+        self.held = 0
+        for delivery in waiting:
+            if delivery.settled:
+                self.dropped += not delivery.aborted
+            else:
+                give_up(delivery, begun=False)
+
+
+def room_for(held: int, limits: Limits) -> int:
+    """Return how many further messages fit ``splice_bytes_max`` beside *held* bytes, if each takes a frame.
+
+    One fits in any case if nothing is held.
+    """
+    room = (limits.splice_bytes_max - held) // limits.frame_size_max
+    return max(room, 0 if held else 1)
+
+
+def give_up(delivery: IncomingDelivery, *, begun: bool) -> None:
+    """Set the outcome of a message that will get none: *modified* if it may have been processed, else *released*."""
+    if not delivery.settled and delivery.local_state is None:
+        delivery.settle(MODIFIED_FAILED if begun else RELEASED)
+
+
+def cause_of(link: ReceivingLink | SendingLink, error: Error | None) -> Error | None:
+    """Return the error for the other link, after *link* ended with *error*.
+
+    An error of a connection or session is none of a link of another connection.
+    """
+    if not link.session.ended:
+        return error
+    reason = error.description if error is not None else None
+    return Error("amqp:link:detach-forced", reason or "a connection of the route was lost")
+
+
+def pass_outcome(sending: OutgoingDelivery, delivery: IncomingDelivery) -> None:
+    """Pass the receiver's state of *sending* to the sender of *delivery*."""
+    state = sending.state
+    if delivery.settled:
+        # The sender has settled, or sent the message settled, and expects nothing.
+        if not sending.settled:
+            sending.settle()
+        return
+    final = type(state) in FINAL
+    if sending.settled or final:
+        # Settled without a state, the default outcome of the source applies (Part 3 §3.5.3), at each node alike.
+        set_outcome(delivery, state)
+        if final and not delivery.second and not sending.settled:
+            # The outcome cannot change, and the sender will not answer it: settle for both.
+            sending.settle()
+        if sending.settled:
+            # The two refer to each other.
+            sending.context = delivery.context = None
+    elif state is not None:
+        delivery.update(state)
+
+
+def set_outcome(delivery: IncomingDelivery, state: Any) -> None:
+    """Set *state*, or without its details if these do not fit the frames of the peer."""
+    try:
+        delivery.settle(state)
+    except LocalProtocolError:
+        if type(state) is Rejected and state.error is not None:
+            state = Rejected(Error(state.error.condition))
+        elif type(state) is Modified:
+            state = Modified(state.delivery_failed, state.undeliverable_here)
+        else:
+            raise
+        delivery.settle(state)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .limits import Limits
     from .message import Message
     from .net.tls import ClientTls, ServerTls
+    from .policies import Breaker, Bulkhead, Cache, Hedge, Retry
     from .security.access import Access, Rights, Rule
     from .security.bearer import CbsLogin, Login, OAuthBearer, XOAuth2
     from .security.identities import Users
@@ -41,7 +42,10 @@ __all__ = [
     "Access",
     "Anonymous",
     "BearerToken",
+    "Breaker",
     "Broker",
+    "Bulkhead",
+    "Cache",
     "Cbs",
     "CbsLogin",
     "ClientTls",
@@ -50,6 +54,7 @@ __all__ = [
     "Deadline",
     "Delivery",
     "External",
+    "Hedge",
     "Jwt",
     "Limits",
     "Login",
@@ -63,6 +68,7 @@ __all__ = [
     "Reconnect",
     "Reject",
     "Release",
+    "Retry",
     "Rights",
     "Router",
     "Rule",
@@ -94,7 +100,10 @@ _HOMES: dict[str, str] = {
     "Access": "amqp_rt.security.access",
     "Anonymous": "amqp_rt.security.mechanisms",
     "BearerToken": "amqp_rt.security.tokens",
+    "Breaker": "amqp_rt.policies",
     "Broker": "amqp_rt.broker.broker",
+    "Bulkhead": "amqp_rt.policies",
+    "Cache": "amqp_rt.policies",
     "Cbs": "amqp_rt.security.tokens",
     "CbsLogin": "amqp_rt.security.bearer",
     "ClientTls": "amqp_rt.net.tls",
@@ -104,6 +113,7 @@ _HOMES: dict[str, str] = {
     "Deadline": "amqp_rt.container.routes",
     "Delivery": "amqp_rt.container.deliveries",
     "External": "amqp_rt.security.mechanisms",
+    "Hedge": "amqp_rt.policies",
     "Jwt": "amqp_rt.security.jwts",
     "Limits": "amqp_rt.limits",
     "Login": "amqp_rt.security.bearer",
@@ -118,6 +128,7 @@ _HOMES: dict[str, str] = {
     "Reconnect": "amqp_rt.container.recovery",
     "Reject": "amqp_rt.container.raising",
     "Release": "amqp_rt.container.raising",
+    "Retry": "amqp_rt.policies",
     "Rights": "amqp_rt.security.access",
     "Router": "amqp_rt.container.declaring",
     "rpc": "amqp_rt.container.declaring",

@@ -35,6 +35,7 @@ import trio
 
 from .bridge import Bridge, StandIn, give_back, inward
 from .broker.broker import Broker as _Broker
+from .container.callers import CALLER
 from .container.container import Container as _Container
 from .container.raising import Release
 from .container.receiving import Receiver
@@ -262,7 +263,10 @@ class _Guest(Bridge):
         async def run() -> Any:
             return await call()
 
-        task = self.loop.create_task(run(), context=self._context.copy())
+        context = self._context.copy()
+        # Deadline and trace context of the handler's caller, for the calls that it makes.
+        context.run(CALLER.set, CALLER.get())
+        task = self.loop.create_task(run(), context=context)
         over = trio.Event()
         task.add_done_callback(lambda _: over.set())
         try:

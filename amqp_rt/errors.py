@@ -178,3 +178,18 @@ class DeadlineExceeded(AmqpError):
 
 class CallFailed(AmqpError):
     """A request was answered with an error, whose symbol is in ``condition``."""
+
+
+class CircuitOpen(AmqpError):
+    """A call was not sent, because too many calls to its address failed; see ``policies.Breaker``.
+
+    ``info["retry_after_s"]`` has the seconds until the next trial.
+    """
+
+    default_condition = "amqp_rt:circuit-open"
+
+
+class Overloaded(AmqpError):
+    """A call was not sent, because too many run at the same time; see ``policies.Bulkhead``."""
+
+    default_condition = "amqp:resource-limit-exceeded"

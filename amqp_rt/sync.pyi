@@ -38,6 +38,7 @@ from amqp_rt.net.dial import Transport
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.net.tls import ClientTls, ServerTls
 from amqp_rt.outcomes import Error, Outcome
+from amqp_rt.policies import Policy
 from amqp_rt.security.access import Access
 from amqp_rt.security.bearer import VerifyToken
 from amqp_rt.security.identities import Users
@@ -172,6 +173,7 @@ class Connection:
         credit: int = ...,
         **properties: Unpack[MessageProperties],
     ) -> ReplyStream: ...
+    def calling(self, *policies: Policy, idempotent: bool = ...) -> Calling: ...
     def management(self, entity: str = ..., *, within: float | None = ...) -> ManagementClient: ...
     def serve(self, *nodes: Any) -> None: ...
 
@@ -346,6 +348,25 @@ class ReplyStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+class Calling:
+    @overload
+    def call(
+        self,
+        address: str,
+        *args: Any,
+        within: float | None = ...,
+        **properties: Unpack[MessageProperties],
+    ) -> Any: ...
+    @overload
+    def call(
+        self,
+        address: str,
+        *args: Any,
+        reply: type[T],
+        within: float | None = ...,
+        **properties: Unpack[MessageProperties],
+    ) -> T: ...
 
 class ByteStream:
     def close(self) -> None: ...

@@ -30,7 +30,16 @@ VALUES = {"errors", "limits", "values"}
 CODEC = VALUES | {"codec"}
 NEUTRAL = {
     *("message", "outcomes", "events", "addresses", "termini", "transactions", "unsettled"),
-    *("annotations", "bodies", "clock", "config_files", "durations", "loglimit", "batches"),
+    *(
+        "annotations",
+        "bodies",
+        "clock",
+        "config_files",
+        "durations",
+        "loglimit",
+        "batches",
+        "policies",
+    ),
 }
 #: Parts of protocols with exchanges and channels.
 FRONT_PARTS = {

@@ -15,7 +15,7 @@ from brokers import Client, Receiving, Sending, World, commit_epoch
 from call_counts import Calls, plain_only
 from paged import world_of
 
-from amqp_rt import Container, node, rpc
+from amqp_rt import Breaker, Container, Retry, node, rpc
 from amqp_rt.batches import MESSAGE_BATCH, MESSAGE_BATCHES, write_messages
 from amqp_rt.broker.nodes import Declaration, Log, Queue, Topic
 from amqp_rt.broker.staging.attempts import ATTEMPT, EPOCH, PART, PRODUCER, RUN
@@ -178,6 +178,7 @@ async def through_container(how: str) -> Calls:
             peer.sender("bench") as sender,
         ):
             await peer.call("double", 1, reply=int)
+            calling = peer if how == "rpc" else peer.calling(Retry(), Breaker())
             for counted in (WARM, MESSAGES):
                 calls.counts.clear()
                 with calls:
@@ -187,11 +188,13 @@ async def through_container(how: str) -> Calls:
                         if how == "awaited":
                             await sender.send(b"x" * 100)
                         else:
-                            assert await peer.call("double", number, reply=int) == 2 * number
+                            assert await calling.call("double", number, reply=int) == 2 * number
     return calls
 
 
-@pytest.mark.parametrize(("how", "at_most"), [("pipelined", 56), ("awaited", 186), ("rpc", 283)])
+@pytest.mark.parametrize(
+    ("how", "at_most"), [("pipelined", 56), ("awaited", 186), ("rpc", 283), ("policies", 308)]
+)
 async def test_messages_through_a_container(how: str, at_most: int) -> None:
     for _ in range(5):
         # The order in which trio runs tasks is random, which changes the number of wake-ups a little.

@@ -40,6 +40,8 @@ from ..events import (
 from ..fronts.base import LinkConnection, ReceivingLink, SendingLink, ServerEngine
 from ..limits import Limits
 from ..outcomes import Error
+from ..policies import Policy
+from .calling import Calling
 from .engines import ConnectionEngine, EngineSession
 from .home import AttachedLinks, Home
 from .links import PASSING_CONDITIONS, LinkHandle, Member, fresh
@@ -749,6 +751,24 @@ class Connection:
         """
         check_reply(reply)
         return self._calls().stream(address, args, reply, within, credit, properties)
+
+    def calling(self, *policies: Policy, idempotent: bool = False) -> Calling:
+        """Return an object whose ``call`` follows *policies*, the first outermost.
+
+        ``await peer.calling(Retry(3), Breaker()).call("orders/price", "A-1", reply=Decimal)``. Keep
+        the object, or the policies, for as long as the connection: budgets, circuits and replies
+        are theirs. See :mod:`amqp_rt.policies`.
+
+        Args:
+            policies: ``Retry``, ``Hedge``, ``Breaker``, ``Bulkhead``, ``Cache``, in any order.
+            idempotent: Whether the node may process a request twice without harm, so that requests
+                in doubt are repeated, and slow ones sent twice.
+
+        Raises:
+            TypeError: A policy is none.
+            ValueError: ``Hedge`` without *idempotent*.
+        """
+        return Calling(self._calls(), policies, idempotent=idempotent)
 
     def _calls(self) -> Requests:
         if self._requests is None:

@@ -38,6 +38,7 @@ from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
 from ..transactions import DeliveryState
 from ..values import Int, Symbol
+from .callers import CALLER, TRACE_OCTETS, TRACE_WITHIN, caller_of
 from .credit import CreditWindow
 from .home import Home
 from .payloads import encode_payload
@@ -542,6 +543,8 @@ class Replies:
                     raise _TooMany("the connection has too many requests running")
                 if ttl_ms is not None and deadline.passed:
                     raise DeadlineExceeded("the deadline passed before the request could start")
+                if ttl_ms is not None or delivery.payload.find(TRACE_OCTETS, 0, TRACE_WITHIN) >= 0:
+                    CALLER.set(caller_of(message, deadline.at))
                 await _answer(inbox, delivery, message, request, deadline)
                 outcome: Outcome = ACCEPTED
             except trio.Cancelled:
@@ -555,6 +558,7 @@ class Replies:
             _cancelled(inbox, delivery, worker, request)
             raise only_cancelled(inbox.route, group) from None
         finally:
+            CALLER.set(None)
             delivery.context = None
             inbox.calls.discard(worker)
             if ttl_ms is not None:

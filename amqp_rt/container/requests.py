@@ -34,6 +34,7 @@ from ..message import MESSAGE_FORMAT, Message, write_data, write_header
 from ..outcomes import ACCEPTED, Accepted, Error
 from ..termini import DeleteOnClose, Source, Target
 from ..values import Symbol
+from .callers import CALLER
 from .credit import CreditWindow
 from .engines import EngineSession
 from .links import LinkHandle, fresh
@@ -58,6 +59,34 @@ _REPLY_CREDIT: Final = 1000
 _ENVELOPES_MAX: Final = 16
 #: Links of streamed replies that are kept attached for the next stream.
 _IDLE_STREAMS_MAX: Final = 8
+
+
+class Outgoing:
+    """Request of a call under policies, of which each attempt sends one message."""
+
+    __slots__ = ("address", "args", "deadline", "left", "own", "properties")
+
+    def __init__(
+        self,
+        address: str,
+        args: tuple[Any, ...],
+        deadline: float,
+        properties: Mapping[str, Any],
+        own: Mapping[str, Any],
+    ) -> None:
+        self.address = address
+        self.args = args
+        #: In trio's clock; infinite without one.
+        self.deadline = deadline
+        self.properties = properties
+        #: The properties that the application gave, without the trace context of its caller.
+        self.own = own
+        #: Whether octets of the last attempt may have reached the peer.
+        self.left = False
+
+    def copy(self) -> Outgoing:
+        """Return a request of its own for an attempt at the same time."""
+        return Outgoing(self.address, self.args, self.deadline, self.properties, self.own)
 
 
 class _Call(Receipt):
@@ -263,6 +292,8 @@ class Requests:
         # Keys have the form of UUIDs: a random prefix and a number.
         self._prefix = f"{uuid4()}"[:24]
         self._numbers = count(1)
+        #: Distinguishes the calls of this connection from all others.
+        self.identity = self._prefix
         #: Encoded properties, by content-type: reply address, octets before the key, octets after
         #: it.
         self._envelopes: dict[str | None, tuple[str | None, bytes, bytes]] = {}
@@ -278,6 +309,10 @@ class Requests:
         properties: Mapping[str, Any],
     ) -> Any:
         """Send a request and wait for its reply; see :meth:`Connection.call`."""
+        caller = CALLER.get()
+        if caller is not None:
+            within = caller.within(within)
+            properties = caller.traced(args, properties)
         if within is None:
             return result(await self._call(address, args, inf, properties), kind)
         reply: Message | None = None
@@ -288,12 +323,39 @@ class Requests:
             raise DeadlineExceeded(f"{address!r} did not answer within {within:g} s")
         return result(reply, kind)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended permanently: no attempt can succeed."""
+        return self._connection.state == "closed"
+
+    async def attempt(self, outgoing: Outgoing) -> Message:
+        """Send *outgoing* once and return its reply.
+
+        Raises:
+            AmqpError: As :meth:`Connection.call`, except for replies that cannot be decoded.
+        """
+        reply: Message | None = None
+        address, deadline = outgoing.address, outgoing.deadline
+        if deadline == inf:
+            reply = await self._call(address, outgoing.args, inf, outgoing.properties, outgoing)
+            check_answer(reply)
+            return reply
+        with trio.CancelScope(deadline=deadline):
+            reply = await self._call(
+                address, outgoing.args, deadline, outgoing.properties, outgoing
+            )
+        if reply is None:
+            raise DeadlineExceeded(f"{address!r} did not answer in time")
+        check_answer(reply)
+        return reply
+
     async def _call(
         self,
         address: str,
         args: tuple[Any, ...],
         deadline: float,
         properties: Mapping[str, Any],
+        outgoing: Outgoing | None = None,
     ) -> Message:
         while True:
             sender = self._senders.get(address)
@@ -318,6 +380,8 @@ class Requests:
                     await trio.lowlevel.wait_task_rescheduled(call.abort)
             finally:
                 del replies.calls[call.key]
+                if outgoing is not None:
+                    outgoing.left = call.raw is not None
                 if call.reply is None:
                     call.give_up()
                 elif not call.done:
@@ -468,6 +532,10 @@ class Requests:
         """Create a stream; see :meth:`Connection.stream`."""
         if credit < 1:
             raise ValueError(f"credit must be at least 1, not {credit}")
+        caller = CALLER.get()
+        if caller is not None:
+            within = caller.within(within)
+            properties = caller.traced(args, properties)
         deadline = inf if within is None else trio.current_time() + within
         return ReplyStream(_Stream(self, address, args, deadline, credit, properties), kind)
 
@@ -685,19 +753,40 @@ def result(message: Message, kind: Any) -> Any:
         DeadlineExceeded: The reply reports that the node's deadline passed.
         DecodeError: The reply cannot be decoded as *kind*.
     """
-    properties = message.application_properties
-    if properties:
-        status = properties.get("statusCode")
-        condition = properties.get("errorCondition")
-        if condition is not None or (isinstance(status, int) and status >= 300):
-            description = str(properties.get("statusDescription") or "the request failed")
-            if status == 408:
-                raise DeadlineExceeded(description)
-            raise CallFailed(
-                description,
-                condition=None if condition is None else str(condition),
-                info={} if status is None else {"statusCode": status},
-            )
+    if message.application_properties:
+        check_answer(message)
     if kind is Message:
         return message
     return decode_payload(message, kind)
+
+
+def decode_reply(message: Message, kind: Any) -> Any:
+    """Return the content of a reply that is a success as *kind*.
+
+    Raises:
+        DecodeError: The reply cannot be decoded as *kind*.
+    """
+    return message if kind is Message else decode_payload(message, kind)
+
+
+def check_answer(message: Message) -> None:
+    """Check that the reply *message* reports no failure.
+
+    Raises:
+        CallFailed: The reply reports that the request failed.
+        DeadlineExceeded: The reply reports that the node's deadline passed.
+    """
+    properties = message.application_properties
+    if not properties:
+        return
+    status = properties.get("statusCode")
+    condition = properties.get("errorCondition")
+    if condition is not None or (isinstance(status, int) and status >= 300):
+        description = str(properties.get("statusDescription") or "the request failed")
+        if status == 408:
+            raise DeadlineExceeded(description)
+        raise CallFailed(
+            description,
+            condition=None if condition is None else str(condition),
+            info={} if status is None else {"statusCode": status},
+        )

@@ -42,6 +42,7 @@ from ..outcomes import (
     rejected,
 )
 from ..transactions import TransactionalState
+from .callers import CALLER, TRACE_OCTETS, TRACE_WITHIN, caller_of
 from .credit import CreditWindow, SharedSlots
 from .home import Home
 from .raising import RaisedOutcome, Reject
@@ -146,6 +147,8 @@ class Workers:
     async def _work(self) -> None:
         worker = Worker()
         self._woken -= 1
+        # The worker may have been started by what a handler of another route did.
+        CALLER.set(None)
         try:
             while True:
                 with trio.CancelScope() as worker.scope:
@@ -436,9 +439,14 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
             octets = read_data(delivery.payload)
         if octets is not None:
             # As in invoke(), without creating a message.
+            if delivery.payload.find(TRACE_OCTETS, 0, TRACE_WITHIN) >= 0:
+                CALLER.set(caller_of(read_message(delivery)))
             result = route.function(octets)
         else:
-            result = route.invoke(inbox.binding, delivery, read_message(delivery))
+            message = read_message(delivery)
+            if delivery.payload.find(TRACE_OCTETS, 0, TRACE_WITHIN) >= 0:
+                CALLER.set(caller_of(message))
+            result = route.invoke(inbox.binding, delivery, message)
         if route.awaits or (result is not None and inspect.isawaitable(result)):
             result = await result
         outcome = ACCEPTED if result is None else _returned(result)
@@ -452,6 +460,8 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
         stats.released += 1
         settle_if_open(delivery, RELEASED)
         raise only_cancelled(route, group) from None
+    finally:
+        CALLER.set(None)
     count(stats, outcome)
     settle_if_open(delivery, outcome)
 
@@ -465,6 +475,7 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
     outcome: Outcome
     try:
         message = await stream.head()
+        CALLER.set(caller_of(message))
         result = route.open(inbox.binding, stream, delivery=delivery, message=message)
         if inspect.isawaitable(result):
             result = await result
@@ -486,6 +497,7 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
         settle_if_open(delivery, RELEASED)
         raise only_cancelled(route, group) from None
     finally:
+        CALLER.set(None)
         stream.close()
     count(stats, outcome)
     settle_if_open(delivery, outcome)

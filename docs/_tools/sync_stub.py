@@ -27,6 +27,7 @@ CLASSES = {
     "container.deliveries": ["Delivery"],
     "container.managing": ["ManagementClient"],
     "container.requests": ["ReplyStream"],
+    "container.calling": ["Calling"],
     "container.streams": ["ByteStream"],
     "container.transactions": ["Transaction"],
     "broker.broker": ["Broker"],

@@ -1,0 +1,99 @@
+"""Deadline and trace context of the request that a handler processes, for calls that the handler makes.
+
+Both are in a context variable, so they reach the tasks that a handler starts. A call made meanwhile waits
+no longer than the handler's caller, and carries the same trace context (W3C Trace Context, and its draft for
+AMQP: publishers write application-properties, readers prefer message-annotations).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextvars import ContextVar
+from math import inf
+from typing import Any, Final
+
+import trio
+
+from ..errors import DeadlineExceeded, DecodeError
+from ..message import Message
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+#: ``traceparent`` as it is encoded, and the octets of a message that are searched for it: decoding the
+#: sections of every message would cost all of them, and searching a large body too.
+TRACE_OCTETS: Final = b"traceparent"
+TRACE_WITHIN: Final = 16_384
+#: Characters of ``tracestate`` that are passed on (Trace Context §3.3.1.5).
+_TRACESTATE_MAX: Final = 512
+#: Version, trace-id, parent-id, flags (Trace Context §3.2.2); later versions may append fields.
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]{0,200})?"
+)
+
+
+class CallerContext:
+    """Deadline and trace context of the request that is being processed."""
+
+    __slots__ = ("at", "trace")
+
+    def __init__(self, at: float, trace: Mapping[str, str]) -> None:
+        #: Deadline in trio's clock; infinite if there is none.
+        self.at = at
+        #: ``traceparent`` and ``tracestate``, or nothing.
+        self.trace = trace
+
+    def within(self, within: float | None) -> float | None:
+        """Return the seconds that a call may take: at most *within*, and the time the caller has left.
+
+        An infinite *within* detaches the call from the deadline.
+
+        Raises:
+            DeadlineExceeded: There is no time left. Nothing was sent.
+        """
+        if self.at == inf or within == inf:
+            return within
+        left_s = self.at - trio.current_time()
+        if left_s <= 0:
+            raise DeadlineExceeded(
+                "the deadline of the request that is being processed has passed; within=inf "
+                "calls without regard to it"
+            )
+        return left_s if within is None else min(within, left_s)
+
+    def traced(self, args: tuple[Any, ...], properties: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return *properties* of a request with the trace context, unless the request has one."""
+        if not self.trace:
+            return properties
+        own = properties.get("application_properties")
+        if own is None and len(args) == 1 and isinstance(args[0], Message):
+            own = args[0].application_properties
+        if own and TRACEPARENT in own:
+            return properties
+        return {**properties, "application_properties": {**(own or {}), **self.trace}}
+
+
+#: The caller of the handler that runs in this context; None outside handlers, and in those whose
+#: message has neither a deadline nor a trace context.
+CALLER: ContextVar[CallerContext | None] = ContextVar("amqp_rt_caller", default=None)
+
+
+def caller_of(message: Message, at: float = inf) -> CallerContext:
+    """Return the caller that sent *message*, with the deadline *at*.
+
+    A malformed trace context is left out, since Trace Context §3.2.2 requires that.
+    """
+    trace: dict[str, str] = {}
+    try:
+        for found in (message.message_annotations, message.application_properties):
+            parent = found.get(TRACEPARENT)
+            if isinstance(parent, str) and _TRACEPARENT.fullmatch(parent):
+                trace[TRACEPARENT] = str(parent)
+                state = found.get(TRACESTATE)
+                if isinstance(state, str) and 0 < len(state) <= _TRACESTATE_MAX:
+                    trace[TRACESTATE] = str(state)
+                break
+    except DecodeError:
+        # The section is read again, and refused, when a handler asks for it.
+        pass
+    return CallerContext(at, trace)

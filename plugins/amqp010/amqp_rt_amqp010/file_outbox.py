@@ -160,7 +160,11 @@ class FileOutbox:
             del self._names[name]
 
     def clear(self) -> None:
-        """Drop all files."""
+        """Drop all files, and the function for room: the session has ended.
+
+        With it the owner, which has a reference to this object, would stay until a full collection.
+        """
+        self._on_room = _nothing
         for each in (self._new, self._opened, self._ready):
             each.clear()
         self._names.clear()
@@ -248,3 +252,7 @@ def _pieces_of(body: list[bytes]) -> Iterator[memoryview]:
         view = memoryview(piece)
         for at in range(0, len(view), HASHED_TURN):
             yield view[at : at + HASHED_TURN]
+
+
+def _nothing() -> None:
+    """Do nothing: the session has ended."""

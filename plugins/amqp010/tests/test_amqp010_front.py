@@ -237,3 +237,21 @@ async def test_a_message_that_is_stored_in_pieces_is_left_to_consumers_of_1_0(
                 with trio.fail_after(10):
                     found = await receiver.receive()
                 assert found.body == large
+
+
+@pytest.mark.req("D20")
+async def test_a_realm_gives_its_rights_at_each_of_its_addresses() -> None:
+    rules = [Rule(realm="billing", rights=Rights.MANAGE, users=("ada",))]
+    access = Access(rules, realms={"billing": ["invoices", "payments/*"]})
+    login = Login.plain("ada", "pw")
+    async with (
+        serving(users={"ada": "pw"}, access=access) as served,
+        served.client(login=login) as client,
+    ):
+        session = await client.session(b"s")
+        for name in ("invoices", "payments/1"):
+            await session.call("queue.declare", queue=name)
+            await session.done(session.transfer("", b"x", key=name))
+        with pytest.raises(Failed) as caught:
+            await session.call("queue.declare", queue="orders")
+        assert caught.value.code == 403

@@ -98,6 +98,8 @@ class FileStaging:
         self._context = context
         self._publisher = publisher
         self._current = current
+        #: Stands for this session in files, which outlive it and must not refer to it.
+        self._owner = object()
         self._opened: deque[Slot] = deque()
         #: Files of this session that are published once they are staged → the number and the command.
         self._waiting: dict[StagedFile, tuple[int, FilePublish]] = {}
@@ -131,9 +133,9 @@ class FileStaging:
             raise CommandFault(text, ErrorCode.RESOURCE_LIMIT_EXCEEDED)
         files = self._store()
         known = files.find(self._principal, identifier)
-        if known is not None and known.owner is self and self._is_open(known):
+        if known is not None and known.owner is self._owner and self._is_open(known):
             raise _wrong_state(f"file {identifier!r:.80} is open in this session: stage it")
-        file = files.open(self._principal, identifier, size, self)
+        file = files.open(self._principal, identifier, size, self._owner)
         self._opened.append(Slot(file, file.octets))
         answer = FileOpenOk(staged_size=file.octets)
         self._context.session.send(write_command(answer), urgent=True)
@@ -174,11 +176,11 @@ class FileStaging:
             raise CommandFault(text, ErrorCode.NOT_FOUND, field_index=4)
         if file.is_publishing or file.on_lost is not None:
             raise _wrong_state(f"file {identifier!r:.80} is being published")
-        if file.is_complete and not (file.owner is self and self._is_open(file)):
+        if file.is_complete and not (file.owner is self._owner and self._is_open(file)):
             return self._context.run(
                 number, command, self._publishing(number, command, file, self._current.state)
             )
-        if file.owner is not self or not self._is_open(file):
+        if file.owner is not self._owner or not self._is_open(file):
             raise _wrong_state(
                 f"file {identifier!r:.80} has {file.octets} octets of {file.size}: stage the rest"
             )
@@ -195,7 +197,7 @@ class FileStaging:
         The open stays: if the session is resumed, the whole command comes again.
         """
         slot = self._opened[0] if self._opened else None
-        if slot is None or slot.file.is_dropped or slot.file.owner is not self:
+        if slot is None or slot.file.is_dropped or slot.file.owner is not self._owner:
             return
         file, files = slot.file, self._store()
         if slot.offset + assembly.body_size > file.size:
@@ -288,7 +290,7 @@ class FileStaging:
     def _check_owned(self, file: StagedFile) -> None:
         if file.is_dropped:
             raise _wrong_state(f"file {file.identifier!r:.80} is gone: open it again")
-        if file.owner is not self:
+        if file.owner is not self._owner:
             raise _wrong_state(f"another session has opened file {file.identifier!r:.80}")
 
     def _lose(self, file: StagedFile) -> None:
@@ -303,7 +305,7 @@ class FileStaging:
             file.on_lost = None
         self._waiting.clear()
         for slot in self._opened:
-            if slot.file.owner is self:
+            if slot.file.owner is self._owner:
                 slot.file.owner = None
         self._opened.clear()
 

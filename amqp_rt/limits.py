@@ -44,6 +44,10 @@ _RANGES: Final = {
     "session_window": (1, 2**31 - 1),
     "delivery_tag_max": (0, 32),
     "idle_timeout_s": (0.0, (2**32 - 1) / 1000),
+    # A full message must hold at least one record, and a rate of 0 would never send one.
+    "mesh_message_max": (4 * KIB, 2**32 - 1),
+    "mesh_part_max": (1, 10_000),
+    "mesh_name_max": (1, 1_024),
 }
 #: Greatest value of the other fields: that of a signed 64-bit integer.
 _COUNT_MAX: Final = 2**63 - 1
@@ -153,6 +157,22 @@ class Limits(Struct, frozen=True, gc=False):
     splice_bytes_max: int = 8 * MIB
     #: Links to destinations of one address between which messages are distributed.
     fan_legs_max: int = 8
+    #: Nodes of a mesh that one node knows, and neighbours of one node.
+    mesh_nodes_max: int = 1_024
+    mesh_neighbours_max: int = 64
+    #: Addresses that one node of a mesh offers.
+    mesh_node_addresses_max: int = 10_000
+    #: Addresses in one message about them; more are sent in parts.
+    mesh_part_max: int = 500
+    #: Octets of one message between neighbours of a mesh.
+    mesh_message_max: int = 64 * KIB
+    #: Octets of the id of a node, an address or a URL in a mesh.
+    mesh_name_max: int = 255
+    #: URLs of one node of a mesh.
+    mesh_urls_max: int = 16
+    #: Nodes that a route passes through, and nodes of a tree of routes to several destinations.
+    mesh_hops_max: int = 16
+    mesh_tree_max: int = 256
     #: Streamed or unary requests that one connection may have running at a time.
     requests_running_max: int = 4_096
     #: Rows returned by one management query; ask for the next ones by offset.

@@ -30,6 +30,7 @@ from amqp_rt.core.frames import SASL_HEADER
 from amqp_rt.errors import AmqpError, AuthenticationFailed, ConnectFailed, DecodeError
 from amqp_rt.events import Peer
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.mesh.records import decode_record, encode_record
 from amqp_rt.message import Message, walk
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.traces.recording import read_trace
@@ -83,6 +84,16 @@ def message(data: bytes) -> None:
             read(data)
         except DecodeError:
             pass
+
+
+def mesh_records(data: bytes) -> None:
+    """Read a message of a mesh; an accepted one is encoded and read again without a difference."""
+    try:
+        record = decode_record(data)
+    except DecodeError:
+        return
+    if record is not None:
+        assert decode_record(encode_record(record)) == record
 
 
 def columns(data: bytes) -> None:
@@ -282,7 +293,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     each.__name__: each
     for each in (
         *(types, frames, message, columns, sasl, websocket, selector, token, url, users, trace),
-        store,
+        *(store, mesh_records),
         *servicebus_targets.TARGETS,
         *amqp010_targets.TARGETS,
     )

@@ -41,6 +41,8 @@ NEUTRAL = {
         "policies",
     ),
 }
+#: Routing of a mesh: what nodes tell each other, and the paths that follow from it.
+ROUTING = {"mesh.paths", "mesh.records"}
 #: Parts of protocols with exchanges and channels.
 FRONT_PARTS = {
     *("fronts.anchors", "fronts.engines", "fronts.links", "fronts.recent", "fronts.splicing"),
@@ -73,6 +75,7 @@ LAYERS: dict[str, set[str]] = {
     "outbox": COMMON | {"container", "fronts.base"},
     "mesh": COMMON | {"container", "fronts.base"},
     **dict.fromkeys(MESH_PARTS, COMMON | {"container.credit", "fronts.base"} | MESH_PARTS),
+    **dict.fromkeys(ROUTING, COMMON | ROUTING),
     "broker": COMMON | {"fronts.base", "stores", "security"},
     "management": COMMON | {"broker", "container", "fronts.base", "security"},
 }
@@ -90,6 +93,7 @@ PURE = (
     | {"core", "fronts.base", "security"}
     | FRONT_PARTS
     | MESH_PARTS
+    | ROUTING
     | {
         "broker.queue",
         "broker.bindings",

@@ -182,7 +182,7 @@ class Leg:
         """Send what waits, and give the senders the new credit; a drain is answered when nothing waits."""
         self.pump()
         self.fan.pump()
-        if link.draining and self.open is None:
+        if link.draining and self.open is None and link.writable:
             link.drained()
             self.fan.share()
 

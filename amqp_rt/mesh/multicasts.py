@@ -173,7 +173,7 @@ class TreeBranch:
         """Send on what waits; pass the new credit if this branch had the least."""
         self.passing.pump()
         self._multicast.advance(flowed=True)
-        if link.draining and self.passing.idle:
+        if link.draining and self.passing.idle and link.writable:
             link.drained()
             self._multicast.advance(flowed=True)
 

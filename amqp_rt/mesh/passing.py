@@ -83,6 +83,11 @@ class Passing:
         self._open: tuple[IncomingDelivery, OutgoingDelivery] | None = None
 
     @property
+    def streaming(self) -> bool:
+        """Whether a part of a message has been sent on, and not its end."""
+        return self._open is not None
+
+    @property
     def idle(self) -> bool:
         """Whether nothing waits and no message is incomplete."""
         return not self.waiting and self._open is None

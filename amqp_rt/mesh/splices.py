@@ -218,7 +218,20 @@ class Splice:
         inlet, outlet, passing = self.inlet, self.outlet, self._passing
         if not inlet.attached or not outlet.attached:
             return
-        started = outlet.draining and self._drain()
+        started = False
+        if outlet.draining and not passing.streaming:
+            if passing.idle and self._has_to_ask():
+                started = True
+            elif not outlet.credit or (passing.idle and not inlet.credit):
+                if outlet.writable:
+                    self._draining = False
+                    outlet.drained()
+                elif outlet.credit:
+                    # The answer has to come behind messages that the link holds; ``on_credit`` follows.
+                    return
+        if self._draining and not started and not inlet.credit:
+            # The sender has answered. What it sent leaves first.
+            return
         room = room_for(passing.held, self._limits) if passing.held else self._room
         target = max(0, min(outlet.credit - len(passing.waiting), room))
         credit = inlet.credit
@@ -231,21 +244,15 @@ class Splice:
             inlet.drain()
             self._short = inlet.credit < outlet.credit - len(passing.waiting)
 
-    def _drain(self) -> bool:
-        """Continue a drain that the receiver asked for, or answer it; return whether the sender has to be asked.
+    def _has_to_ask(self) -> bool:
+        """Return whether the sender has to be asked to drain; it is, after this.
 
         The sender may have had less credit than the receiver gave. If it used all of that, it is given more and asked again.
         """
-        inlet, outlet = self.inlet, self.outlet
-        if not self._passing.idle:
+        if not self.outlet.credit or (self._draining and self.inlet.credit):
             return False
-        if outlet.credit:
-            if self._draining and inlet.credit:
-                return False
-            if not self._draining or (self._arrived and self._short):
-                self._draining = True
-                self._arrived = False
-                return True
-        self._draining = False
-        outlet.drained()
-        return False
+        if self._draining and not (self._arrived and self._short):
+            return False
+        self._draining = True
+        self._arrived = False
+        return True

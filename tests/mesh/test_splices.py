@@ -225,6 +225,49 @@ def test_a_drain_of_more_credit_than_a_node_passes_on_empties_the_client() -> No
     assert link.credit == 0
 
 
+def test_a_drain_is_answered_behind_messages_that_a_node_could_not_send() -> None:
+    limits = Limits(frame_size_max=512, output_max=1)
+    chain = Chain(1, served=Recorder(), limits=limits)
+    link, _ = chain.sender()
+    (served,) = chain.links
+    served.grant(5)
+    served.drain()
+    chain.pump()
+    link.send(bytes(400), settled=True)
+    link.drained()
+    # The node gets message and answer, and nothing leaves it.
+    for _ in range(5):
+        chain.step(0)
+    (splice,) = chain.splices
+    assert splice.outlet._queue
+    assert splice.outlet.credit == 4
+    assert splice.inlet.credit == 0
+    chain.pump()
+    assert len(chain.served.deliveries) == 1
+    assert chain.served.flows == 1
+    assert served.credit == link.credit == 0
+
+
+def test_a_drain_without_credit_is_answered_although_messages_wait() -> None:
+    chain = Chain(1, served=Recorder())
+    link, _ = chain.sender()
+    (served,) = chain.links
+    served.grant(2)
+    chain.pump()
+    link.send(b"1")
+    # Taken back while the message is on its way.
+    served.grant(0)
+    served.drain()
+    chain.step(1)
+    chain.pump()
+    assert not chain.served.deliveries
+    assert chain.splices[0].held == 1
+    assert chain.served.flows == 1
+    served.grant(1)
+    chain.pump()
+    assert len(chain.served.deliveries) == 1
+
+
 def test_a_drain_without_credit_is_answered_at_once() -> None:
     chain = Chain(served=Recorder())
     chain.sender()
@@ -424,3 +467,37 @@ def test_a_message_as_large_as_the_bound_passes_alone() -> None:
         link.send(bytes(3_000))
         chain.pump()
     assert [len(each.payload) for each in chain.served.deliveries] == [3_000] * 3
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+@pytest.mark.parametrize("second", [False, True])
+def test_every_connection_may_be_lost_after_every_few_octets(lost: int, second: bool) -> None:
+    """Wherever the loss falls, outcomes are true, and no node keeps anything."""
+    for after in range(0, 60, 2):
+        chain = Chain()
+        link, mine = chain.sender(rcv_settle_mode=int(second))
+        sendings: dict[bytes, Any] = {}
+        for at in range(60):
+            if at == after:
+                chain.cut(lost)
+            if link.attached and link.credit and at % 4 == 0:
+                body = b"%03d" % at + bytes(100)
+                sendings[body] = link.send(body, settled=at % 3 == 0)
+            for joint in range(4):
+                chain.step(joint, 61)
+            for delivery in chain.served.deliveries:
+                if delivery.link.attached and not delivery.settled and not delivery.local_state:
+                    delivery.settle(RELEASED if delivery.payload[2] % 2 else ACCEPTED)
+            for sending in sendings.values():
+                if sending.state is not None and not sending.settled and link.attached:
+                    sending.settle()
+        chain.pump()
+        handled = {each.payload: each.local_state for each in chain.served.deliveries}
+        assert len(handled) == len(chain.served.deliveries), "a message arrived twice"
+        for body, sending in sendings.items():
+            if sending.state == ACCEPTED:
+                assert handled[body] == ACCEPTED
+            elif sending.state == RELEASED:
+                assert body not in handled or handled[body] == RELEASED
+        assert len(mine.detached) == 1
+        chain.check_empty()

@@ -354,8 +354,10 @@ class Fan:
 
     @property
     def reachable(self) -> bool:
-        """Whether a leg is attached."""
-        return any(each.link.attached and not each.retiring for each in self.legs)
+        """Whether a leg for any message is attached; those of other kinds only relieve it."""
+        return any(
+            each.kind == LOW and each.link.attached and not each.retiring for each in self.legs
+        )
 
     # --- legs --------------------------------------------------------------------------------
 
@@ -394,6 +396,8 @@ class Fan:
     def retire(self, leg: Leg) -> None:
         """Send nothing new to *leg*, and detach it when its messages are settled."""
         leg.retiring = True
+        if not self.reachable:
+            self._absent_since = self.now()
         self.share()
         leg.check_retired()
 
@@ -518,6 +522,7 @@ class Fan:
 
     def _count(self, handover: Handover, sign: int) -> None:
         delivery = handover.delivery
+        # What is not read of a streamed message stays in the session window.
         size = self._limits.frame_size_max if delivery.streamed else len(delivery.payload)
         self._held += sign * size
 
@@ -576,7 +581,9 @@ class Fan:
         # A sender may use all of its credit for either priority.
         total = min(credit, default=0)
         waiting = self.slots.held
-        self.slots.resize(min(total, waiting + room_for(self._held, self._limits)))
+        self.slots.resize(
+            min(total, waiting + room_for(self._held, self._limits, stream_above=STREAM_ABOVE))
+        )
 
     def rotate(self) -> None:
         """Ask a sender that does not use its credit to return it, if others have none."""

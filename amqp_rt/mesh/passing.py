@@ -221,12 +221,13 @@ class Passing:
                 give_up(delivery, begun=False)
 
 
-def room_for(held: int, limits: Limits) -> int:
-    """Return how many further messages fit ``splice_bytes_max`` beside *held* bytes, if each takes a frame.
+def room_for(held: int, limits: Limits, *, stream_above: int = 0) -> int:
+    """Return how many further messages fit ``splice_bytes_max`` beside *held* bytes, whatever their sizes.
 
-    One fits in any case if nothing is held.
+    A message takes at most a frame, and *stream_above* bytes if it is assembled up to that size. One fits in any case if
+    nothing is held.
     """
-    room = (limits.splice_bytes_max - held) // limits.frame_size_max
+    room = (limits.splice_bytes_max - held) // (limits.frame_size_max + stream_above)
     return max(room, 0 if held else 1)
 
 

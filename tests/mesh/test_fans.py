@@ -16,7 +16,8 @@ from amqp_rt.termini import Target
 from amqp_rt.testing.pairs import Joined, Recorder
 
 pytestmark = pytest.mark.req("P2")
-SMALL = Limits(frame_size_max=1024, splice_bytes_max=8 * KIB)
+#: Each message may take a frame and what is assembled, 65 KiB.
+SMALL = Limits(frame_size_max=KIB, splice_bytes_max=8 * 65 * KIB)
 
 
 class World:
@@ -336,7 +337,7 @@ def test_a_released_message_without_another_destination_is_released() -> None:
 
 def test_a_leg_that_fails_fast_is_ejected() -> None:
     world = World()
-    bad, good = world.leg(credit=100), world.leg(credit=100)
+    bad, good = world.leg(credit=50), world.leg(credit=50)
     link, _ = world.sender()
     for _ in range(4 * FAILURES_MAX):
         link.send(b"x")
@@ -533,6 +534,19 @@ def test_the_answer_has_the_least_size_of_the_destinations() -> None:
     world.pump()
     link, _ = world.sender()
     assert link.max_message_size == 3_000
+
+
+def test_legs_for_streams_alone_are_no_destination() -> None:
+    world = World()
+    low = world.leg(credit=2)
+    world.leg(kind=STREAMS)
+    link, _ = world.sender()
+    sendings = [link.send(b"x") for _ in range(2)]
+    world.cut(low.joint)
+    world.pump()
+    assert not world.fan.reachable
+    world.later(1)
+    assert [each.state for each in sendings] == [RELEASED] * 2
 
 
 def test_fan_legs_max() -> None:

@@ -45,6 +45,14 @@ class CopiedMessage:
         self._worst = worst
         self._undecided = 0
 
+    @property
+    def read(self) -> bool:
+        """Whether the copies need nothing more of the original."""
+        original = self.original
+        return original.aborted or (
+            original.complete and all(each.ended or each.complete for each in self.copies)
+        )
+
     def add(self) -> BranchCopy:
         """Create a copy."""
         copy = BranchCopy(self)
@@ -359,9 +367,7 @@ class Multicast:
                     each for each in branch.streams if each.chunks or not each.complete
                 ]
             moved = sum(each.pull() for each in self._streams) > 0
-        self._streams = [
-            each for each in self._streams if not (each.original.complete or each.original.aborted)
-        ]
+        self._streams = [each for each in self._streams if not each.read]
         if self._ending is not None:
             for branch in branches:
                 if branch.link.writable or not branch.link.attached:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from sanity import check
 
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, Limits
+from amqp_rt.mesh.balance import combined
 from amqp_rt.mesh.multicasts import Edge, Multicast
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, rejected
 from amqp_rt.termini import Target
@@ -396,3 +398,70 @@ def test_a_drain_of_one_destination_is_answered() -> None:
     tree.served[1].link.grant(5)
     tree.pump()
     assert link.credit == 5
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_use_leaves_true_outcomes_and_nothing_else(seed: int) -> None:
+    """Messages of all kinds, credit in any order, outcomes of any kind, and branches that are lost at any time."""
+    chance = random.Random(seed)
+    limits = Limits(frame_size_max=512, splice_bytes_max=4 * KIB, output_max=1)
+    tree = Tree((4, 4, 4), limits=limits, deep=chance.random() < 0.5)
+    for each in tree.served:
+        each.options = {"streaming": True}
+    link = tree.sender()
+    sent: list[Any] = []
+    lost = False
+
+    def settle(each: Served, outcome: Any) -> None:
+        for delivery in each.deliveries:
+            delivery.read_chunks()
+            if delivery.complete and delivery.link.attached and not delivery.settled:
+                delivery.settle(delivery.local_state or outcome)
+
+    for _ in range(80):
+        served = chance.choice(tree.served)
+        what = chance.randrange(12)
+        if what < 3:
+            served.link.grant(chance.choice([0, 1, 5, 20]))
+        elif what < 7 and link.attached and link.credit and link._current is None:
+            body = bytes(chance.choice([0, 100, 600, 3_000]))
+            sent.append(link.send(body, settled=chance.random() < 0.3, more=chance.random() < 0.3))
+        elif what < 8 and link.attached and link._current is not None:
+            if chance.random() < 0.2:
+                sent.pop().abort()
+            else:
+                sent[-1].write(bytes(chance.choice([0, 700])), more=chance.random() < 0.5)
+        elif what < 10:
+            settle(served, chance.choice([ACCEPTED, RELEASED, MODIFIED_FAILED, REJECTED]))
+        elif what < 11:
+            served.link.drain()
+        elif chance.random() < 0.15:
+            lost = True
+            joint = chance.choice(tree.joints[:-1])
+            joint.client.take()
+            joint.server.take()
+            joint.client.receive_eof(0.0)
+            joint.server.receive_eof(0.0)
+        for joint in tree.joints:
+            if chance.random() < 0.6:
+                tree.carry(joint)
+        for multicast in tree.multicasts:
+            assert multicast.held <= limits.splice_bytes_max
+    if link.attached and link._current is not None:
+        sent[-1].write(b"", more=False)
+    for _ in range(30):
+        for each in tree.served:
+            each.link.grant(50)
+            settle(each, ACCEPTED)
+        tree.pump()
+    if link.attached:
+        assert not [each for each in sent if not each.settled]
+    if not lost:
+        arrived = [[one for one in each.deliveries if not one.aborted] for each in tree.served]
+        assert [len(each) for each in arrived] == [len(sent)] * 3
+        for sending, *copies in zip(sent, *arrived, strict=True):
+            if sending.state is not None:
+                assert sending.state == combined([each.local_state for each in copies])
+    link.detach()
+    tree.pump()
+    tree.check_empty()

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqp_rt import policies
 from amqp_rt.errors import (
     AmqpError,
     CallFailed,
@@ -25,18 +24,12 @@ from amqp_rt.errors import (
 )
 from amqp_rt.message import Message
 from amqp_rt.outcomes import RELEASED, Modified
-from amqp_rt.policies import (
-    ADDRESSES_MAX,
-    ENTRY_OVERHEAD,
-    Breaker,
-    Budget,
-    Bulkhead,
-    Cache,
-    Circuit,
-    Hedge,
-    Retry,
-    is_failure,
-)
+from amqp_rt.policies import Breaker, Bulkhead, Cache, Hedge, Retry, is_failure
+from amqp_rt.policies.breaker import Circuit
+from amqp_rt.policies.budgets import Budget
+from amqp_rt.policies.cache import ENTRY_OVERHEAD
+from amqp_rt.policies.hedge import LATENCIES_MAX
+from amqp_rt.policies.states import ADDRESSES_MAX
 
 pytestmark = pytest.mark.req("A20")
 
@@ -251,7 +244,7 @@ def test_p95_needs_twenty_latencies_and_follows_the_last_ones() -> None:
     for _ in range(1000):
         state.observe(0.5)
     assert state.delay_s == 0.5
-    assert len(state._latencies) == policies.LATENCIES_MAX
+    assert len(state._latencies) == LATENCIES_MAX
 
 
 def reply(octets: int, ttl_ms: int | None) -> tuple[Message, int]:

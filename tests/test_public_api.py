@@ -55,6 +55,9 @@ PUBLIC: dict[str, set[str]] = {
         *("TRACINGS", "TraceMask", "TraceReader", "TracedFrame", "Tracing"),
         *("UByte", "UInt", "ULong", "UShort", "Unsettled", "UnsettledMap", "rejected"),
     },
+    "amqp_rt.policies": {
+        *("Breaker", "Bulkhead", "Cache", "CacheKey", "Hedge", "Policy", "Retry", "is_failure"),
+    },
     "amqp_rt": {
         "COMPILED",
         "__version__",

@@ -268,7 +268,8 @@ class Conversation(RuleBasedStateMachine):
         self.now += 100
         self.fan.tick(self.now)
         self.pump()
-        for _ in range(1 + self.resend):
+        # An ordered fan takes the next leg when one is empty.
+        for _ in range(6 + self.resend):
             for end in self.ends:
                 for delivery in end.deliveries:
                     if delivery.link.attached and delivery.complete and not delivery.local_state:

@@ -341,6 +341,8 @@ class _ExchangeState:
         self.declared = declared
         self.table = table
         self.bindings: dict[Binding, None] = {}
+        #: Messages that have been numbered, see :meth:`Exchanges.count_message`.
+        self.numbered = 0
         #: Maps each key to the bindings that have it.
         self.keyed: dict[str, dict[Binding, None]] = {}
         #: Maps each trait of bindings to the number of those that have it.
@@ -461,6 +463,18 @@ class Exchanges:
             AmqpError: No such exchange exists.
         """
         return list(self._exchange(name).bindings)
+
+    def count_message(self, name: str, argument: str) -> int:
+        """Return the number of one more message of exchange *name*, counted from 1.
+
+        Zero if its *argument* is not true, or if there is no such exchange. The count ends with the
+        process, as that of Qpid's broker does.
+        """
+        exchange = self._exchanges.get(name)
+        if exchange is None or not exchange.declared.arguments.get(argument):
+            return 0
+        exchange.numbered += 1
+        return exchange.numbered
 
     def declare(
         self, wanted: Exchange, *, name_max: int = NAME_MAX, restored: bool = False

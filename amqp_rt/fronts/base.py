@@ -624,6 +624,12 @@ class Topology(Protocol):
         *routed* by an exchange.
         """
 
+    def count_message(self, exchange: str, argument: str) -> int:
+        """Return the number of one more message of *exchange*, from 1; 0 if its *argument* is not true.
+
+        The caller has routed the message. The count ends with the process.
+        """
+
     def is_ready(self, queue: str) -> bool:
         """Return whether a consumer of *queue* has credit and room for a message."""
 

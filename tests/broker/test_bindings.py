@@ -636,6 +636,18 @@ def test_each_question_about_bindings_is_answered_as_by_a_walk(
         assert found.with_key("amq.match", key) == [each for each in walked if each.key == key]
 
 
+def test_messages_are_counted_for_exchanges_that_ask_for_it() -> None:
+    found = exchanges()
+    for name, arguments in (("counts", {"count": True}), ("not", {"count": False}), ("other", {})):
+        found.declare(Exchange(name=name, type="fanout", arguments=arguments))
+    assert [found.count_message("counts", "count") for _ in range(3)] == [1, 2, 3]
+    for name in ("not", "other", "amq.fanout", "", "missing"):
+        assert found.count_message(name, "count") == 0
+    found.delete("counts")
+    found.declare(Exchange(name="counts", type="fanout", arguments={"count": True}))
+    assert found.count_message("counts", "count") == 1
+
+
 def test_no_exchange_has_no_bindings() -> None:
     found = exchanges()
     assert not found.is_bound("none")

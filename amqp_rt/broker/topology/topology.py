@@ -540,6 +540,10 @@ class Topology:
             exchange, keys, headers, found, alternate=alternate, chained=chained
         )
 
+    def count_message(self, exchange: str, argument: str) -> int:
+        """Return the number of one more message of *exchange*, as documented in fronts.base.Topology."""
+        return self._space.exchanges.count_message(exchange, argument)
+
     def deletions(self) -> Deletions:
         """Collect the names of queues that are deleted within the block."""
         return Deletions(self._space)

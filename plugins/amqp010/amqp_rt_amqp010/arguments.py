@@ -70,6 +70,9 @@ _LIFETIMES: Final = {"delete-if-unused": True, "delete-on-close": True, "manual"
 #: Those that depend on messages, which are not offered.
 _OTHER_LIFETIMES: Final = ("delete-if-empty", "delete-if-unused-and-empty")
 
+#: Argument of an exchange, and the header in which its messages are numbered.
+MESSAGE_SEQUENCE: Final = "qpid.msg_sequence"
+
 #: Arguments of a binding that are none of its exchange.
 EXCLUSIVE_BINDING: Final = "qpid.exclusive-binding"
 SCOPE: Final = "x-scope"
@@ -186,8 +189,10 @@ def exchange_arguments(given: Mapping[str, object] | None, type_name: str) -> di
         CommandFault: One is unknown (540), or has a wrong value (542).
     """
     known = {name: plain(value) for name, value in (given or {}).items()}
+    if MESSAGE_SEQUENCE in known:
+        known[MESSAGE_SEQUENCE] = flag(MESSAGE_SEQUENCE, known[MESSAGE_SEQUENCE])
     if not type_name.startswith("x-"):
-        for name in known:
+        for name in known.keys() - {MESSAGE_SEQUENCE}:
             raise unknown(name, "exchange")
     return known
 

@@ -19,6 +19,7 @@ from amqp_rt.fronts.splicing import (
     TYPE,
 )
 
+from .arguments import MESSAGE_SEQUENCE
 from .codec import read_entries, split_entries, write_struct
 from .conversions import SECONDS_MAX, SECONDS_MIN, is_exact, to_amqp10
 from .correlation import correlation_id_of
@@ -62,12 +63,13 @@ class IncomingHeader:
     Args:
         octets: The segment; None if there is none.
         exchange: Destination of the transfer.
+        number: Number that the exchange gives to the message, which replaces one of the sender; 0 for none.
 
     Raises:
         CommandFault: The segment is malformed (503), too deep or too large (506).
     """
 
-    def __init__(self, octets: bytes | None, exchange: str) -> None:
+    def __init__(self, octets: bytes | None, exchange: str, number: int = 0) -> None:
         #: Arguments of the message.
         self.fields: dict[str, Any] = {}
         self.annotations: dict[Any, Any] = {EXCHANGE: exchange, ROUTING_KEY: ""}
@@ -86,7 +88,11 @@ class IncomingHeader:
         self._convert_delivery(delivery or DeliveryProperties())
         if message is None:
             self._form |= NO_PROPERTIES
-        else:
+        if number:
+            message = message or MessageProperties()
+            headers = message.application_headers or {}
+            message.application_headers = {**headers, MESSAGE_SEQUENCE: number}
+        if message is not None:
             self._convert_message(message)
         self._finish()
 

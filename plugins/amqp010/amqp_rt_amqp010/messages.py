@@ -25,6 +25,7 @@ def payload_of(
     body: Sequence[bytes],
     *,
     exchange: str = "",
+    number: int = 0,
     recents: Recents | None = None,
 ) -> bytes:
     """Encode the content of a ``message.transfer`` as a message of AMQP 1.0.
@@ -35,17 +36,20 @@ def payload_of(
         header: Octets of the header segment; None if there is none.
         body: Octets of the body segment, in pieces.
         exchange: Destination of the transfer.
-        recents: Caches of the front: equal headers are converted once.
+        number: Number that the exchange gives to the message; 0 for none.
+        recents: Caches of the front, which numbered messages do not use: equal headers are converted once.
 
     Raises:
         CommandFault: The header is malformed (503), too deep or too large (506), or 1.0 cannot hold a value
             (542).
     """
     front: bytes | None = None
+    if number:
+        recents = None
     if recents is not None:
         front = recents.fronts.get((exchange, header or b""))
     if front is None:
-        incoming = IncomingHeader(header, exchange)
+        incoming = IncomingHeader(header, exchange, number)
         try:
             if incoming.has_sections:
                 return incoming.with_sections(b"".join(body))

@@ -10,7 +10,7 @@ from amqp_rt.fronts import Accepted, AmqpError, Error, Rejected, TransactionalSt
 from amqp_rt.fronts.links import FrontDelivery
 from amqp_rt.fronts.recent import OCTETS_MAX, Recent
 
-from .arguments import plain
+from .arguments import MESSAGE_SEQUENCE, plain
 from .codec import read_entries, write_command
 from .content_properties import Content
 from .contexts import Connection, Context
@@ -334,10 +334,15 @@ class Publisher:
                 ErrorCode.UNAUTHORIZED_ACCESS,
             )
 
-    def _payload_of(self, exchange: str, assembly: Assembly) -> bytes:
+    def _payload_of(self, exchange: str, assembly: Assembly, number: int) -> bytes:
         connection = self._context.connection
-        recents = None if connection is None else connection.recents
-        return payload_of(assembly.header, assembly.body or (), exchange=exchange, recents=recents)
+        return payload_of(
+            assembly.header,
+            assembly.body or (),
+            exchange=exchange,
+            number=number,
+            recents=None if connection is None else connection.recents,
+        )
 
     def _spread(
         self,
@@ -373,6 +378,7 @@ class Publisher:
         deletions: AbstractContextManager[Container[str]] = nullcontext(())
         if topology is not None:
             deletions = topology.deletions()
+        order = 0
         with deletions as gone:
             if ways is None:
                 ways = []
@@ -385,8 +391,12 @@ class Publisher:
                     alternate=not (explicit or head.discard),
                 )
                 ways = [each for each in ways if each[2] not in gone]
+                # Not before, so that queues get messages of all sessions in the order of these numbers.
+                if topology is not None and exchange:
+                    order = topology.count_message(exchange, MESSAGE_SEQUENCE)
                 connection = context.connection
-                if connection is not None and not head.immediate:
+                # Each message of an exchange that numbers them is one of a kind.
+                if connection is not None and not head.immediate and not order:
                     connection.ways[self, exchange, head.octets, explicit] = ways
             transfer = Transfer(
                 self, number, explicit=explicit, discard=head.discard, awaited=len(ways)
@@ -397,7 +407,7 @@ class Publisher:
             if head.immediate and not (yield from self._are_ready(ways)):
                 self.drop(transfer, RejectCode.IMMEDIATE)
                 return
-            payload = self._payload_of(exchange, assembly)
+            payload = self._payload_of(exchange, assembly, order)
             yield from self._post(transfer, payload, ways, gone, self._current.state)
 
     def spread_content(

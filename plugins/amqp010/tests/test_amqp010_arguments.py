@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 from amqp_rt_amqp010.arguments import (
+    MESSAGE_SEQUENCE,
     BindingArguments,
     QueueArguments,
     exchange_arguments,
@@ -162,6 +163,11 @@ def test_arguments_of_a_type_of_the_application_are_its_own() -> None:
     with pytest.raises(CommandFault):
         exchange_arguments({"a": b"1"}, "direct")
     assert exchange_arguments(None, "direct") == {}
+    for value, wanted in ((1, True), (b"true", True), (0, False)):
+        assert exchange_arguments({MESSAGE_SEQUENCE: value}, "topic") == {MESSAGE_SEQUENCE: wanted}
+    with pytest.raises(CommandFault) as caught:
+        exchange_arguments({MESSAGE_SEQUENCE: "often"}, "topic")
+    assert caught.value.code == 542
 
 
 def test_arguments_of_a_binding() -> None:
@@ -309,14 +315,14 @@ def test_the_table_of_the_guide_has_the_arguments_that_are_tested_here() -> None
 def test_arguments_that_the_guide_calls_not_offered_are_refused() -> None:
     text = GUIDE.read_text("utf-8").partition("Not offered, and answered with 540:")[2]
     queues, _, exchanges = text.partition(", exchanges of type")[0].partition(
-        "the exchange arguments"
+        "the exchange argument"
     )
     for names, read in (
         (queues, QueueArguments),
         (exchanges, lambda given: exchange_arguments(given, "direct")),
     ):
         found = re.findall("`([^`]+)`", names)
-        assert len(found) == 2
+        assert found
         for name in found:
             with pytest.raises(CommandFault) as caught:
                 read({name: 1})

@@ -97,6 +97,54 @@ async def test_a_replayed_transfer_is_not_executed_twice() -> None:
             assert await bodies(served.url, "q") == [b"%d" % number for number in range(21)]
 
 
+def headers_of(message: Operation) -> dict[str, Any]:
+    found: dict[str, Any] = message.header("message-properties").application_headers
+    return found
+
+
+def number_of(message: Operation) -> int:
+    number = headers_of(message)["qpid.msg_sequence"]
+    assert isinstance(number, int)
+    return number
+
+
+@pytest.mark.req("D3")
+async def test_an_exchange_numbers_the_messages_of_all_sessions(tmp_path: Path) -> None:
+    arguments = {"qpid.msg_sequence": 1}
+    async with serving(store=f"sqlite:{tmp_path}/m.db") as served, served.client() as client:
+        first, second = await client.session(b"1"), await client.session(b"2")
+        await first.call(
+            "exchange.declare", exchange="e", type="fanout", durable=True, arguments=arguments
+        )
+        lost = first.transfer("e", b"to no queue", accept_mode=None, sync=True)
+        await first.done(lost)
+        # More queues than one step of publishing serves.
+        for name in (f"q{number}" for number in range(25)):
+            await first.call("queue.declare", queue=name, durable=True)
+            await first.call("exchange.bind", queue=name, exchange="e", binding_key="")
+        # The sender's own number counts no more than that of another broker.
+        forged = {"application_headers": {"qpid.msg_sequence": 77, "mine": "kept"}}
+        for body in (b"a", b"b"):
+            first.transfer("e", body, properties=forged)
+            second.transfer("e", body)
+        await first.sync()
+        await second.sync()
+        for name in ("q0", "q24"):
+            await first.subscribe(name, name)
+            found = [await first.message() for _ in range(4)]
+            assert sorted(map(number_of, found)) == [2, 3, 4, 5]
+            own = [each for each in found if "mine" in headers_of(each)]
+            assert [each.body for each in own] == [b"a", b"b"]
+            assert number_of(own[0]) < number_of(own[1])
+    async with serving(store=f"sqlite:{tmp_path}/m.db") as served, served.client() as client:
+        session = await client.session(b"1")
+        await session.call("queue.declare", queue="new")
+        await session.call("exchange.bind", queue="new", exchange="e", binding_key="")
+        await session.subscribe("new", "d")
+        session.transfer("e", b"after the restart")
+        assert number_of(await session.message()) == 1
+
+
 # --- qpid-python -------------------------------------------------------------------------------------
 
 

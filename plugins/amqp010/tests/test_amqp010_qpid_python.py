@@ -148,6 +148,17 @@ async def test_addresses_create_bind_and_delete(high: Driven) -> None:
     assert caught.value.kind == "NotFound"
 
 
+async def test_an_exchange_numbers_its_messages(high: Driven) -> None:
+    declare = "x-declare: {arguments: {'qpid.msg_sequence': 1}}"
+    address = f"e; {{create: always, node: {{type: topic, {declare}}}}}"
+    await high.step("receiver", "in", "s", address, {"capacity": 10})
+    await high.step("sender", "out", "s", "e")
+    for number in (1, 2, 3):
+        await high.step("send", "out", "text")
+        found = await high.step("fetch", "in")
+        assert (found["content"], found["properties"]["qpid.msg_sequence"]) == ("text", number)
+
+
 async def test_many_messages_with_a_small_capacity(high: Driven) -> None:
     await high.step("sender", "out", "s", "q; {create: always}")
     await high.step("receiver", "in", "s", "q", {"capacity": 3})

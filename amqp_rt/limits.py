@@ -48,6 +48,7 @@ _RANGES: Final = {
     "mesh_message_max": (4 * KIB, 2**32 - 1),
     "mesh_part_max": (1, 10_000),
     "mesh_name_max": (1, 1_024),
+    "mesh_updates_max": (1, 1_000_000),
 }
 #: Greatest value of the other fields: that of a signed 64-bit integer.
 _COUNT_MAX: Final = 2**63 - 1
@@ -160,8 +161,10 @@ class Limits(Struct, frozen=True, gc=False):
     #: Nodes of a mesh that one node knows, and neighbours of one node.
     mesh_nodes_max: int = 1_024
     mesh_neighbours_max: int = 64
-    #: Addresses that one node of a mesh offers.
+    #: Addresses that one node of a mesh offers, those of all its nodes together, and patterns among these.
     mesh_node_addresses_max: int = 10_000
+    mesh_addresses_max: int = 100_000
+    mesh_patterns_max: int = 1_000
     #: Addresses in one message about them; more are sent in parts.
     mesh_part_max: int = 500
     #: Octets of one message between neighbours of a mesh.
@@ -173,6 +176,10 @@ class Limits(Struct, frozen=True, gc=False):
     #: Nodes that a route passes through, and nodes of a tree of routes to several destinations.
     mesh_hops_max: int = 16
     mesh_tree_max: int = 256
+    #: Changes of the links, and of the addresses, of one node that are sent and accepted in a second.
+    mesh_updates_max: int = 20
+    #: Seconds for which records of nodes out of reach are kept.
+    mesh_kept_s: float = 600.0
     #: Streamed or unary requests that one connection may have running at a time.
     requests_running_max: int = 4_096
     #: Rows returned by one management query; ask for the next ones by offset.

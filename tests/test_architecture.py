@@ -42,7 +42,10 @@ NEUTRAL = {
     ),
 }
 #: Routing of a mesh: what nodes tell each other, and the paths that follow from it.
-ROUTING = {"mesh.paths", "mesh.records"}
+ROUTING = {
+    *("mesh.adjacency", "mesh.database", "mesh.directory", "mesh.origination"),
+    *("mesh.paths", "mesh.records", "mesh.routing"),
+}
 #: Parts of protocols with exchanges and channels.
 FRONT_PARTS = {
     *("fronts.anchors", "fronts.engines", "fronts.links", "fronts.recent", "fronts.splicing"),

@@ -365,8 +365,11 @@ def portions(names: Mapping[str, object], limits: Limits) -> Iterator[list[str]]
 def all_addresses(
     origin: str, epoch: int, seq: int, offers: Mapping[str, Offer], limits: Limits
 ) -> list[Addresses]:
-    """Return the messages that list all *offers* of *origin*."""
-    lists = list(portions(offers, limits))
+    """Return the messages that list all *offers* of *origin*.
+
+    The addresses are sorted: parts of one list may come from several nodes, which must divide it alike.
+    """
+    lists = list(portions(dict.fromkeys(sorted(offers)), limits))
     return [
         Addresses(origin, epoch, 0, seq, part, len(lists), {name: offers[name] for name in names})
         for part, names in enumerate(lists)

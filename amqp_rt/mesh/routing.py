@@ -1,0 +1,612 @@
+"""Routing engine of one node of a mesh: lines to neighbours, flooding, paths (pure).
+
+Time is an argument, and what is to be sent is a result. A host passes each message of a neighbour to ``receive``, calls ``tick`` at
+``deadline``, and carries out the effects that both return, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from math import inf
+from typing import Final
+
+from msgspec import Struct
+
+from ..errors import DecodeError
+from ..limits import DEFAULT_LIMITS, Limits
+from .adjacency import FLAPS_KEPT_S, INTERVAL_S, PATIENCE_MAX, Adjacency, Flaps, LineState
+from .database import MeshDatabase, Verdict, mark_of
+from .directory import admit_all
+from .origination import NameLost, Origination
+from .paths import Paths, within_reach
+from .records import (
+    EDGE,
+    MILLISECONDS_MAX,
+    NUMBER_MAX,
+    PATTERN,
+    TAKES,
+    Addresses,
+    Ask,
+    Digest,
+    Hello,
+    Links,
+    Offer,
+    Record,
+    Version,
+    decode_record,
+    encode_record,
+    portions,
+)
+
+#: Seconds for which digests differ before versions are compared.
+REPAIR_S: Final = 1.0
+#: Seconds from a change to the computation of reach and paths; doubled while changes go on.
+HOLD_DOWN_S: Final = 0.01
+HOLD_DOWN_MAX_S: Final = 1.0
+#: Lateness below this is that of any busy program.
+_LATE_S: Final = 0.05
+#: Seconds for which we say that we are late.
+_LATE_KEPT_S: Final = 5.0
+#: Answers encoded for one neighbour in a turn: lists of 500 addresses, half a millisecond each.
+_ANSWERS_A_TURN: Final = 8
+#: Requests of one neighbour that wait for answers.
+_ANSWERS_WAITING_MAX: Final = 4
+#: Messages accepted last whose copies are recognized without decoding, and octets of the longest.
+_RECENT_MAX: Final = 1_024
+_RECENT_SIZE_MAX: Final = 2_048
+
+
+class Send(Struct, frozen=True):
+    """Send *data* to a neighbour."""
+
+    peer: str
+    data: bytes
+
+
+class LineChanged(Struct, frozen=True):
+    """The line to a neighbour has another state. A lost one is forgotten: close its connection.
+
+    The incarnation distinguishes the connection from a newer one of a neighbour that was started again.
+    """
+
+    peer: str
+    incarnation: int
+    state: LineState
+
+
+class RoutesChanged(Struct, frozen=True):
+    """Look-ups may have other results than before."""
+
+
+class Leave(Struct, frozen=True):
+    """The node has to leave the mesh; the engine does nothing more."""
+
+    reason: str
+
+
+class MeshRoute(Struct, frozen=True):
+    """One node that serves an address, with the way to it."""
+
+    node: str
+    offer: Offer
+    cost: int
+    #: Ids to pass, the last of which is the node; empty for this node itself.
+    path: tuple[str, ...]
+    zone: str
+
+
+Effect = Send | LineChanged | RoutesChanged | Leave
+
+
+class RoutingEngine:
+    """Routing of one node.
+
+    Args:
+        node: Its id, one segment of an address.
+        incarnation: Random number of this start, from 1 below 2**62.
+        wall_s: Seconds since 1970.
+        now: Seconds of the monotonic clock that all other calls use.
+        edge: The node only has uplinks, which offer its addresses as their own.
+        admit: Whether rules and rights let an origin, or an edge of this node, offer an address.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        incarnation: int,
+        *,
+        wall_s: int,
+        now: float,
+        edge: bool = False,
+        zone: str = "",
+        urls: tuple[str, ...] = (),
+        limits: Limits = DEFAULT_LIMITS,
+        admit: Callable[[str, str, Offer], bool] = admit_all,
+    ) -> None:
+        self.node = node
+        self.edge = edge
+        self._limits = limits
+        self.own = Origination(
+            node, incarnation, wall_s=wall_s, zone=zone, urls=urls, limits=limits
+        )
+        self.database = MeshDatabase(limits, admit)
+        self.database.set_reach({node}, now)
+        #: Addresses of our edges.
+        self._edges = MeshDatabase(limits, admit)
+        self.lines: dict[str, Adjacency] = {}
+        self._flaps: dict[str, Flaps] = {}
+        self._offers: dict[str, Offer] = {}
+        self._draining = False
+        self._left = False
+        #: Messages that were malformed, or that a neighbour had no right to send.
+        self.refused = 0
+        self._recent: dict[bytes, None] = {}
+        self._effects: list[Effect] = []
+        self._due = now
+        self._lateness_s = 0.0
+        self._late_at = -inf
+        self._compute_at = inf
+        self._hold_down_s = HOLD_DOWN_S
+        self._computed_at = -inf
+        self._paths: Paths | None = None
+
+    @property
+    def deadline(self) -> float:
+        """When ``tick`` is due; infinite after the node has left."""
+        return inf if self._left else self._due
+
+    # --- calls of the host -------------------------------------------------------------------------
+
+    def connect(
+        self, peer: str, incarnation: int, *, now: float, cost: int = 1, edge: bool = False
+    ) -> list[Effect]:
+        """Begin the line to *peer*, which has logged in as that id; an older line to it is lost first.
+
+        A line that is refused is reported as lost.
+        """
+        if peer in self.lines:
+            self._lose(self.lines[peer], now)
+        refused = LineChanged(peer, incarnation, LineState.LOST)
+        if self._left:
+            return [refused]
+        if peer == self.node:
+            if incarnation > self.own.incarnation:
+                self._leave(f"another node of the mesh has the id {peer!r} as well")
+            else:
+                self._effects.append(refused)
+            return self._take()
+        count = sum(line.edge == edge for line in self.lines.values())
+        if count >= (self._limits.mesh_nodes_max if edge else self._limits.mesh_neighbours_max):
+            self.refused += 1
+            self._effects.append(refused)
+            return self._take()
+        line = Adjacency(
+            peer, incarnation, cost=cost, edge=edge, flaps=self._flaps_of(peer, now), now=now
+        )
+        self.lines[peer] = line
+        self._say_hello(line, now)
+        self._wake(now + INTERVAL_S)
+        return self._take()
+
+    def disconnect(self, peer: str, *, now: float) -> list[Effect]:
+        """End the line to *peer*, whose connection has closed."""
+        line = self.lines.get(peer)
+        if line is not None:
+            self._lose(line, now)
+            if not self._left:
+                self._announce(now)
+        return self._take()
+
+    def receive(self, peer: str, data: bytes, *, now: float) -> list[Effect]:
+        """Handle one message of *peer*. Malformed ones and those without a right are counted and ignored."""
+        line = self.lines.get(peer)
+        if line is None or self._left:
+            return []
+        if now - self._due > _LATE_S:
+            self._be_late(now)
+        line.heard_at = now
+        if data not in self._recent:
+            try:
+                record = decode_record(data, self._limits)
+                if record is not None:
+                    self._handle(line, record, data, now)
+            except DecodeError:
+                self.refused += 1
+            except NameLost as error:
+                self._leave(str(error))
+                return self._take()
+            self._step(line, now)
+            self._announce(now)
+        return self._take()
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due at *now*."""
+        if self._left:
+            return []
+        if now - self._due > _LATE_S:
+            self._be_late(now)
+        elif now - self._late_at > _LATE_KEPT_S:
+            self._lateness_s = 0.0
+        for line in list(self.lines.values()):
+            self._step(line, now)
+            if line.node in self.lines:
+                self._serve(line, now)
+        self._announce(now)
+        if now >= self._compute_at:
+            self._compute(now)
+        if self.database.expire(now):
+            self._recent.clear()
+        self._due = self._next(now)
+        return self._take()
+
+    def offer(self, address: str, offer: Offer, *, now: float) -> list[Effect]:
+        """Offer *address*, or change how it is offered."""
+        self._offers[address] = offer
+        self._addresses_changed(now)
+        return self._take()
+
+    def withdraw(self, address: str, *, now: float) -> list[Effect]:
+        """Offer *address* no longer."""
+        if self._offers.pop(address, None) is not None:
+            self._addresses_changed(now)
+        return self._take()
+
+    def drain(self, *, now: float) -> list[Effect]:
+        """Withdraw all addresses, those of edges too, and ask others to avoid this node on their paths."""
+        self._draining = True
+        self.own.links_changed = True
+        self._addresses_changed(now)
+        return self._take()
+
+    def lookup(self, address: str) -> list[MeshRoute]:
+        """Return the nodes within reach that serve *address*, the nearest first.
+
+        If they differ about the distribution, that of the lowest id holds for all.
+        """
+        offers = self.database.directory.find(address)
+        paths = self.paths()
+        found = []
+        for node in sorted(offers):
+            path = paths.path(node)
+            if path is not None:
+                links = self.database.links(node)
+                zone = links.zone if links is not None else ""
+                found.append(MeshRoute(node, offers[node], paths.costs[node], path, zone))
+        if found:
+            first = found[0].offer.distribution
+            found = [
+                each
+                if each.offer.distribution == first
+                else MeshRoute(
+                    each.node,
+                    Offer(each.offer.flags, first, each.offer.weight),
+                    *(each.cost, each.path, each.zone),
+                )
+                for each in found
+            ]
+        return sorted(found, key=lambda each: (each.cost, each.node))
+
+    def paths(self) -> Paths:
+        """Return the paths to all nodes, computed when first asked for after a change."""
+        if self._paths is None:
+            claims = self.database.claims
+            avoid = self.database.draining(claims)
+            self._paths = Paths(claims, self.node, avoid=avoid, limits=self._limits)
+        return self._paths
+
+    # --- messages ----------------------------------------------------------------------------------
+
+    def _handle(self, line: Adjacency, record: Record, data: bytes, now: float) -> None:
+        if isinstance(record, Hello):
+            if record.node != line.node or record.incarnation != line.incarnation:
+                self.refused += 1
+                return
+            line.on_hello(record, self.own.incarnation)
+            self._compare(line, now)
+        elif isinstance(record, Addresses) and line.edge and record.origin == line.node:
+            self._on_edge_addresses(line, record, now)
+        elif line.edge or self.edge:
+            # An uplink tells an edge nothing but hellos, and an edge tells of its addresses only.
+            self.refused += 1
+        elif isinstance(record, Links):
+            self._on_links(line, record, data, now)
+        elif isinstance(record, Addresses):
+            self._on_addresses(line, record, data, now)
+        elif not line.requests.take(now):
+            self.refused += 1
+        elif isinstance(record, Digest):
+            self._on_digest(line, record, now)
+        elif len(line.answers) < _ANSWERS_WAITING_MAX:
+            line.answers.append(self.database.answers(record.versions))
+            self._wake(now)
+
+    def _on_links(self, line: Adjacency, record: Links, data: bytes, now: float) -> None:
+        if record.origin == self.node:
+            ours = self.database.links(self.node)
+            if ours is None or record == ours:
+                if ours is None:
+                    self.own.contest(record, now)
+                return
+            if (record.epoch, record.seq) >= (ours.epoch, ours.seq):
+                self.own.contest(record, now)
+            else:
+                self._correct(line, Version(record.epoch, record.seq, NUMBER_MAX), now)
+            return
+        before = self.database.links(record.origin)
+        verdict = self.database.put_links(record, now)
+        if verdict is Verdict.NEWER:
+            self._flood(data, now, besides=line)
+            if before is None or before.costs != record.costs or before.draining != record.draining:
+                self._graph_changed(now)
+        elif verdict is Verdict.OLDER and record.origin == line.node:
+            # It was here before with a later clock: show it, so that it claims a higher epoch.
+            known = Version(record.epoch, record.seq, NUMBER_MAX)
+            self._correct(line, known, now, origin=record.origin)
+
+    def _on_addresses(self, line: Adjacency, record: Addresses, data: bytes, now: float) -> None:
+        if record.origin == self.node:
+            ours = self.database.version(self.node)
+            if (record.epoch, record.seq) > (ours.epoch, ours.addresses):
+                self.own.claim(record.epoch)
+            return
+        verdict = self.database.put_addresses(record, now)
+        if verdict is Verdict.NEWER:
+            self._flood(data, now, besides=line)
+            self._effects.append(RoutesChanged())
+        elif verdict is Verdict.GAP and line.asks.take(now):
+            ask = Ask({record.origin: self.database.version(record.origin)})
+            self._send(line, encode_record(ask), now)
+
+    def _on_edge_addresses(self, line: Adjacency, record: Addresses, now: float) -> None:
+        if self._edges.put_addresses(record, now) is Verdict.NEWER:
+            self._addresses_changed(now)
+
+    def _on_digest(self, line: Adjacency, record: Digest, now: float) -> None:
+        theirs = dict(record.versions)
+        own = theirs.pop(self.node, None)
+        if own is not None:
+            ours = self.database.version(self.node)
+            # In an epoch of ours, only what we said is known; anything else is of an earlier start.
+            if own.epoch > ours.epoch or (
+                own.epoch == ours.epoch
+                and (own.links > ours.links or own.addresses > ours.addresses)
+            ):
+                self.own.claim(own.epoch)
+        missing = self.database.missing(theirs)
+        for names in portions(missing, self._limits) if missing else ():
+            ask = Ask({name: missing[name] for name in names})
+            self._send(line, encode_record(ask), now)
+
+    def _correct(
+        self, line: Adjacency, shown: Version, now: float, *, origin: str | None = None
+    ) -> None:
+        """Send newer links of *origin*, by default ours, to a neighbour that shows older ones."""
+        if now - line.corrected_at < 1 / self._limits.mesh_updates_max:
+            return
+        line.corrected_at = now
+        for data in self.database.answers({origin or self.node: shown}):
+            self._send(line, data, now)
+
+    def _flood(self, data: bytes, now: float, *, besides: Adjacency | None = None) -> None:
+        if len(data) <= _RECENT_SIZE_MAX and besides is not None:
+            if len(self._recent) >= _RECENT_MAX:
+                del self._recent[next(iter(self._recent))]
+            self._recent[data] = None
+        for line in self.lines.values():
+            if line is not besides and line.state is LineState.UP and not line.edge:
+                self._send(line, data, now)
+
+    def _send(self, line: Adjacency, data: bytes, now: float) -> None:
+        line.sent_at = now
+        self._effects.append(Send(line.node, data))
+
+    def _say_hello(self, line: Adjacency, now: float) -> None:
+        digest = self.database.digest
+        if line.edge:
+            known = self._edges.version(line.node)
+            digest = mark_of(line.node, Version(known.epoch, 0, known.addresses))
+        lateness_ms = min(int(self._lateness_s * 1_000), MILLISECONDS_MAX)
+        hello = Hello(
+            *(self.node, self.own.incarnation, line.hears, int(INTERVAL_S * 1_000)),
+            *(digest, lateness_ms),
+        )
+        self._send(line, encode_record(hello), now)
+
+    # --- lines -------------------------------------------------------------------------------------
+
+    def _step(self, line: Adjacency, now: float) -> None:
+        if line.step(now, self._lateness_s):
+            self._line_changed(line, now)
+
+    def _lose(self, line: Adjacency, now: float) -> None:
+        line.lose(now)
+        self._line_changed(line, now)
+
+    def _line_changed(self, line: Adjacency, now: float) -> None:
+        """Tell what follows from the state that *line* has entered."""
+        state = line.state
+        self._effects.append(LineChanged(line.node, line.incarnation, state))
+        if line.edge:
+            up = {each.node for each in self.lines.values() if each.edge and each.state is LineState.UP}  # fmt: skip
+            self._edges.set_reach(up, now)
+            self.own.addresses_changed = True
+        else:
+            self.own.links_changed = True
+        if state is LineState.LOST:
+            del self.lines[line.node]
+            if line.edge and line.node in self._edges:
+                self._edges.forget(line.node)
+        else:
+            self._say_hello(line, now)
+        if state is LineState.UP and not line.edge:
+            line.differs_since = None
+            if self.edge:
+                self._send_own_list(line, now)
+            else:
+                self._send_versions(line, now)
+        self._wake(now)
+
+    def _serve(self, line: Adjacency, now: float) -> None:
+        """Send what is due to one neighbour: answers, versions if the databases differ, a hello."""
+        left = _ANSWERS_A_TURN
+        while line.answers and left:
+            messages = list(islice(line.answers[0], left))
+            for data in messages:
+                self._send(line, data, now)
+            if len(messages) < left:
+                line.answers.pop(0)
+            left -= len(messages)
+        if (
+            line.state is LineState.UP
+            and line.differs_since is not None
+            and now >= line.differs_since + REPAIR_S
+        ):
+            self._compare(line, now)
+            if line.differs_since is not None:
+                line.differs_since = now
+                if self.edge:
+                    self._send_own_list(line, now)
+                else:
+                    self._send_versions(line, now)
+        if now >= line.sent_at + INTERVAL_S:
+            self._say_hello(line, now)
+
+    def _compare(self, line: Adjacency, now: float) -> None:
+        """Note whether the digest that *line* told last differs from ours."""
+        ours = self.database.digest
+        if self.edge:
+            known = self.database.version(self.node)
+            ours = mark_of(self.node, Version(known.epoch, 0, known.addresses))
+        if line.edge or line.digest == ours:
+            line.differs_since = None
+        elif line.differs_since is None:
+            line.differs_since = now
+            self._wake(now + REPAIR_S)
+
+    def _send_versions(self, line: Adjacency, now: float) -> None:
+        versions = self.database.versions(line.node)
+        for names in portions(versions, self._limits):
+            digest = Digest({name: versions[name] for name in names})
+            self._send(line, encode_record(digest), now)
+
+    def _send_own_list(self, line: Adjacency, now: float) -> None:
+        if self.database.version(self.node).addresses:
+            for data in self.database.list_of(self.node):
+                self._send(line, data, now)
+
+    def _flaps_of(self, peer: str, now: float) -> Flaps:
+        flaps = self._flaps.get(peer)
+        if flaps is None:
+            if len(self._flaps) >= self._limits.mesh_nodes_max:
+                kept = {
+                    node: each for node, each in self._flaps.items()
+                    if node in self.lines or now - each.at <= FLAPS_KEPT_S
+                }  # fmt: skip
+                # Of those that flapped within a minute, the one that was added first makes room.
+                if len(kept) >= self._limits.mesh_nodes_max:
+                    del kept[next(node for node in kept if node not in self.lines)]
+                self._flaps = kept
+            flaps = self._flaps[peer] = Flaps()
+        return flaps
+
+    def _be_late(self, now: float) -> None:
+        """Note that this program did not run: time that it did not observe does not count as silence."""
+        late = now - self._due
+        for line in self.lines.values():
+            line.heard_at = min(line.heard_at + late, now)
+        self._lateness_s = min(late, PATIENCE_MAX * INTERVAL_S)
+        self._late_at = now
+        self._due = now
+
+    # --- our own records, and what follows from those of all ---------------------------------------
+
+    def _addresses_changed(self, now: float) -> None:
+        self.own.addresses_changed = True
+        if not self._left:
+            self._announce(now)
+
+    def _announce(self, now: float) -> None:
+        """Flood what changed of ourselves, as far as the rate allows."""
+        if now < self.own.due:
+            self._wake(self.own.due)
+            return
+        if self.edge:
+            self.own.links_changed = False
+        else:
+            costs = {each.node: each.cost for each in self._neighbours()}
+            links = self.own.links(costs, draining=self._draining, now=now)
+            if links is not None:
+                self.database.put_links(links, now, ours=True)
+                self._flood(encode_record(links), now)
+                self._graph_changed(now)
+        if self.own.addresses_changed:
+            records = self.own.addresses(self._offered(), now=now)
+            for record in records:
+                self.database.put_addresses(record, now, ours=True)
+                self._flood(encode_record(record), now)
+            if records:
+                self._effects.append(RoutesChanged())
+        self._wake(self.own.due)
+
+    def _neighbours(self) -> Iterator[Adjacency]:
+        for line in self.lines.values():
+            if line.state is LineState.UP and not line.edge:
+                yield line
+
+    def _offered(self) -> dict[str, Offer]:
+        """Return our addresses and those of our edges that are up."""
+        if self._draining:
+            return {}
+        offers: dict[str, Offer] = {}
+        for line in self.lines.values():
+            if line.edge and line.state is LineState.UP:
+                name = line.node.replace("{", "{{").replace("}", "}}")
+                offers[f"$mesh/{name}/{{rest:rest}}"] = Offer(TAKES | PATTERN | EDGE, "closest")
+                for address, each in self._edges.directory.of(line.node).items():
+                    other = offers.get(address)
+                    flags = each.flags | EDGE | (other.flags if other else 0)
+                    offers[address] = Offer(flags, each.distribution, each.weight)
+        for address, each in self._offers.items():
+            other = offers.get(address)
+            flags = each.flags | (other.flags if other else 0)
+            offers[address] = Offer(flags, each.distribution, each.weight)
+        return offers
+
+    def _graph_changed(self, now: float) -> None:
+        """Compute reach and paths soon: at first after 10 ms, less often while changes go on."""
+        if self._compute_at == inf:
+            if now - self._computed_at > 2 * self._hold_down_s:
+                self._hold_down_s = HOLD_DOWN_S
+            self._compute_at = now + self._hold_down_s
+            self._hold_down_s = min(2 * self._hold_down_s, HOLD_DOWN_MAX_S)
+            self._wake(self._compute_at)
+
+    def _compute(self, now: float) -> None:
+        self._compute_at = inf
+        self._computed_at = now
+        self.database.set_reach(within_reach(self.database.claims, self.node), now)
+        self._paths = None
+        self._effects.append(RoutesChanged())
+
+    def _next(self, now: float) -> float:
+        due = min(self._compute_at, self.own.due, self.database.expires_at or inf)
+        for line in self.lines.values():
+            if line.answers:
+                return now
+            due = min(due, line.deadline(now, self._lateness_s))
+            if line.differs_since is not None and line.state is LineState.UP:
+                due = min(due, line.differs_since + REPAIR_S)
+        return due
+
+    def _wake(self, at: float) -> None:
+        self._due = min(self._due, at)
+
+    def _leave(self, reason: str) -> None:
+        self._left = True
+        self._effects.append(Leave(reason))
+
+    def _take(self) -> list[Effect]:
+        effects = self._effects
+        self._effects = []
+        return effects

@@ -633,6 +633,9 @@ class Topology(Protocol):
     def is_ready(self, queue: str) -> bool:
         """Return whether a consumer of *queue* has credit and room for a message."""
 
+    def wall(self) -> float:
+        """Return the time by which messages expire, in seconds since 1970."""
+
     def scarce(self, on_room: Callable[[], None]) -> bool:
         """Return whether memory is scarce, so that the peer should stop sending.
 

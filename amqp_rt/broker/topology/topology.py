@@ -244,6 +244,10 @@ class Topology:
             for link in self._nodes.consumers(found)
         )
 
+    def wall(self) -> float:
+        """Return the time of the broker's clock, by which messages expire."""
+        return self._host.clock.wall()
+
     def scarce(self, on_room: Callable[[], None]) -> bool:
         """Return whether memory is scarce; *on_room* is called once it no longer is."""
         memory = self._host.memory

@@ -62,6 +62,8 @@ class SendingLink(FrontLink):
         anchor = context.anchor
         super().__init__(anchor, anchor, anchor.link_name(f"subscribe-{destination}"))
         self._shared = context
+        topology = context.topology
+        self._wall = None if topology is None else topology.wall
         self.deliveries = deliveries
         self.destination = destination
         source.expiry_policy = LINK_DETACH
@@ -166,6 +168,7 @@ class SendingLink(FrontLink):
         header, body = content_of(
             payload if isinstance(payload, bytes) else b"".join(payload),
             address=self.address,
+            wall=self._wall,
             recents=None if connection is None else connection.recents,
             limits=shared.limits,
         )

@@ -6,7 +6,7 @@ whose names begin with ``x-``, so that a message comes out as it was sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from amqp_rt.fronts import DEFAULT_LIMITS, AmqpError, Limits, Message
 from amqp_rt.fronts.headers import AMQP10
@@ -65,6 +65,7 @@ def content_of(
     payload: bytes,
     *,
     address: str = "",
+    wall: Callable[[], float] | None = None,
     recents: Recents | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> tuple[bytes, list[bytes]]:
@@ -76,6 +77,7 @@ def content_of(
     Args:
         payload: The message.
         address: Address of its queue: the routing key of messages without one.
+        wall: Returns the time in seconds since 1970, for the expiration of a message with a time to live.
         recents: Caches of the front: messages alike in all but the body are converted once.
         limits: Bounds on sections and values.
     """
@@ -95,7 +97,9 @@ def content_of(
     except AmqpError:
         message = Message(b"")
         found = OutgoingBody([payload], None, AMQP10)
-    header = OutgoingFields(message, address, found.content_type, found.kind).encode()
-    if key is not None and recents is not None:
+    fields = OutgoingFields(message, address, found.content_type, found.kind, wall)
+    header = fields.encode()
+    # An expiration is computed for each message.
+    if key is not None and recents is not None and not fields.expires:
         recents.headers.put(key, header)
     return header.with_length(found.size), found.pieces

@@ -7,6 +7,7 @@ malformed counts as absent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import ceil
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -72,6 +73,7 @@ class OutgoingFields:
         address: Address of its queue: the routing key of a message without one.
         content_type: Content type of the body in 0-10, if that is not the one of the message.
         body_type: Header that tells how to read the body; None for octets and common types.
+        wall: Returns the time in seconds since 1970; None to keep the sender's expiration in any case.
     """
 
     def __init__(
@@ -80,12 +82,14 @@ class OutgoingFields:
         address: str,
         content_type: str | None,
         body_type: str | None,
+        wall: Callable[[], float] | None = None,
     ) -> None:
         self._annotations = _section(lambda: message.message_annotations, _EMPTY)
         self._header = _section(lambda: message.header, Header())
         self._stated = _section(lambda: message.properties, Properties())
         self._application = _section(lambda: message.application_properties, _EMPTY)
         self._address = address
+        self._wall = wall
         form = self._annotations.get(FORM)
         self._form = int(form) if isinstance(form, UInt) else 0
         self._kept_delivery = DeliveryProperties()
@@ -145,6 +149,11 @@ class OutgoingFields:
             headers.setdefault(name, value)
         return headers
 
+    @property
+    def expires(self) -> bool:
+        """Whether the message has a time to live."""
+        return self._header.ttl is not None
+
     def delivery_properties(self) -> DeliveryProperties:
         """Return the delivery-properties."""
         annotations, header, form, stated = (
@@ -154,6 +163,7 @@ class OutgoingFields:
             self._stated,
         )
         kept = self._kept_delivery
+        ttl = self._ttl()
         foreign = EXCHANGE not in annotations
         exchange = str(annotations.get(EXCHANGE, ""))
         key = str(annotations.get(ROUTING_KEY, self._address))
@@ -167,9 +177,9 @@ class OutgoingFields:
             delivery_mode=DeliveryMode.PERSISTENT
             if header.durable
             else (mode & 0xFF if isinstance(mode, int) else None),
-            ttl=self._ttl(),
+            ttl=ttl,
             timestamp=_seconds(stated.creation_time, kept.timestamp),
-            expiration=_seconds(stated.absolute_expiry_time, kept.expiration),
+            expiration=self._expiration(ttl),
             exchange=exchange if fits_str8(exchange) else None,
             routing_key=None if (form & NO_ROUTING_KEY and not key) or not fits_str8(key) else key,
         )
@@ -188,6 +198,17 @@ class OutgoingFields:
             return left
         # 1.0 counts down from the most that its field holds.
         return int(first) - (_TTL_MAX - left)
+
+    def _expiration(self, ttl: int | None) -> int | None:
+        """Return when the message expires, in seconds since 1970.
+
+        The broker computes that of a message with a *ttl*, whatever its sender has stated
+        (0-10 §delivery-properties.expiration). Rounded up, so that no client drops it too early.
+        """
+        if ttl is None or self._wall is None:
+            stated = self._stated.absolute_expiry_time
+            return _seconds(stated, self._kept_delivery.expiration)
+        return ceil(self._wall() + ttl / 1000)
 
     def message_properties(self) -> MessageProperties:
         """Return the message-properties, without the length of the body."""

@@ -263,7 +263,7 @@ class Subscriptions:
         if command.exclusive and acquire_mode == AcquireMode.NOT_ACQUIRED:
             text = "a subscription that acquires no messages cannot be exclusive"
             raise CommandFault(text, ErrorCode.NOT_IMPLEMENTED, field_index=4)
-        arguments = _Arguments(command.arguments or {})
+        arguments = SubscriptionArguments(command.arguments or {})
         if self._excludes_own(command.queue or ""):
             arguments.filters[_NO_LOCAL] = "true"
         source = Source(address=command.queue, default_outcome=REQUEUED)
@@ -335,7 +335,7 @@ class Subscriptions:
         self._cancelled.pop(link, None)
 
 
-class _Arguments:
+class SubscriptionArguments:
     """Arguments of a subscription.
 
     Args:

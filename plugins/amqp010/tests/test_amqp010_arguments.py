@@ -27,6 +27,7 @@ from amqp_rt_amqp010.layouts import (
     QueueQueryResult,
 )
 from amqp_rt_amqp010.limits import GROUPS
+from amqp_rt_amqp010.subscriptions import SubscriptionArguments
 from amqp_rt_amqp010.values import Array, Datetime, Dec32, Str8, Vbin8
 from declaring010 import DeclaringSession
 
@@ -309,6 +310,68 @@ def test_the_table_of_the_guide_has_the_arguments_that_are_tested_here() -> None
         "qpid.LVQ_key",
         "qpid.last_value_queue_no_browse",
     }
+
+
+#: Arguments of bindings → whether one is exclusive, and scoped, and what is left for the exchange.
+BINDINGS: list[tuple[dict[str, object], str, tuple[bool, bool, list[str]]]] = [
+    ({"x-match": "any"}, "headers", (False, False, ["x-match"])),
+    ({"qpid.exclusive-binding": 1}, "topic", (True, False, [])),
+    ({"x-scope": b"session"}, "topic", (False, True, [])),
+    ({"x-apache-selector": "a = 1"}, "direct", (False, False, ["x-apache-selector"])),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "effect"), BINDINGS, ids=[str(*b[0]) for b in BINDINGS])
+def test_arguments_of_a_binding(
+    given: dict[str, object], kind: str, effect: tuple[bool, bool, list[str]]
+) -> None:
+    found = BindingArguments(given)
+    found.check(kind)
+    assert (found.is_alone, found.is_scoped, list(found.known)) == effect
+
+
+#: Arguments of subscriptions → filters, priority and sync frequency.
+SUBSCRIPTIONS: list[tuple[str, object, tuple[list[str], int, int]]] = [
+    ("x-apache-selector", "a = 1", (["jms-selector"], 0, 0)),
+    ("x-filter-jms-selector", b"a = 1", (["jms-selector"], 0, 0)),
+    ("no-local", True, (["no-local"], 0, 0)),
+    ("x-priority", -3, ([], -3, 0)),
+    ("qpid.sync_frequency", 7, ([], 0, 7)),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "effect"), SUBSCRIPTIONS)
+def test_arguments_of_a_subscription(
+    name: str, value: object, effect: tuple[list[str], int, int]
+) -> None:
+    found = SubscriptionArguments({name: value})
+    assert (list(map(str, found.filters)), found.priority, found.sync_frequency) == effect
+    with pytest.raises(CommandFault) as caught:
+        SubscriptionArguments({name + "x": value})
+    assert caught.value.code == 540
+
+
+@pytest.mark.skipif(not GUIDE.exists(), reason="the documentation is not here")
+@pytest.mark.parametrize(
+    ("what", "tested"),
+    [
+        ("an exchange", {MESSAGE_SEQUENCE}),
+        # The guide has the selector among "others whose names begin with" this.
+        (
+            "a binding",
+            {name for each in BINDINGS for name in each[0]} - {"x-apache-selector"} | {"x-"},
+        ),
+        ("a subscription", {each[0] for each in SUBSCRIPTIONS}),
+    ],
+    ids=["exchange", "binding", "subscription"],
+)
+def test_the_other_tables_of_the_guide_have_the_arguments_that_are_tested_here(
+    what: str, tested: set[str]
+) -> None:
+    _, _, table = GUIDE.read_text("utf-8").partition(f"| argument of {what} |")
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    named = [re.findall("`([^`]+)`", line.split(" | ")[0]) for line in rows]
+    assert {name for each in named for name in each} - {"session"} == tested
 
 
 @pytest.mark.skipif(not GUIDE.exists(), reason="the documentation is not here")

@@ -586,6 +586,32 @@ def test_a_message_that_was_dead_lettered_tells_so() -> None:
 
 @pytest.mark.req("N19")
 @pytest.mark.parametrize(
+    ("ttl", "stated", "expiration"),
+    [
+        (None, None, None),
+        (None, 77, 77),
+        (0, None, 1000),
+        (1, 77, 1001),
+        (5_000, 77, 1005),
+        (1 << 40, 77, 1000 + -(-(1 << 40) // 1000)),
+    ],
+)
+def test_the_expiration_is_computed_from_the_ttl(
+    ttl: int | None, stated: int | None, expiration: int | None
+) -> None:
+    now = 1000.0
+    recents = Recents()
+    delivery = DeliveryProperties(exchange="e", ttl=ttl, expiration=stated)
+    payload = payload_of(write_entries([delivery]), [], exchange="e")
+    for later in (0, 7):
+        now = 1000.0 + later
+        header, _ = content_of(payload, wall=lambda: now, recents=recents)
+        wanted = expiration if ttl is None or expiration is None else expiration + later
+        assert structs_of(header)[0].expiration == wanted
+
+
+@pytest.mark.req("N19")
+@pytest.mark.parametrize(
     ("first", "left", "ttl"),
     [
         (500, 500, 500),

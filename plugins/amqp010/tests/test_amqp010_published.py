@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -143,6 +144,24 @@ async def test_an_exchange_numbers_the_messages_of_all_sessions(tmp_path: Path) 
         await session.subscribe("new", "d")
         session.transfer("e", b"after the restart")
         assert number_of(await session.message()) == 1
+
+
+@pytest.mark.req("D3")
+async def test_the_broker_assigns_the_expiration() -> None:
+    async with serving() as served, served.client() as client:
+        session = await client.session(b"s")
+        await session.call("queue.declare", queue="q")
+        before = time.time()
+        stated = {"expiration": 77}
+        session.transfer("", b"expires", key="q", delivery={**stated, "ttl": 60_000})
+        session.transfer("", b"stays", key="q", delivery=stated)
+        await session.sync()
+        await session.subscribe("q", "d")
+        expires, stays = [(await session.message()).header("delivery-properties") for _ in range(2)]
+        # Both are rounded up: the time left to milliseconds, the expiration to seconds.
+        assert before + 60 <= expires.expiration <= time.time() + 62
+        assert 0 < expires.ttl <= 60_000
+        assert (stays.expiration, stays.ttl) == (77, None)
 
 
 # --- qpid-python -------------------------------------------------------------------------------------

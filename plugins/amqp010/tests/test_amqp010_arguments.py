@@ -26,10 +26,12 @@ from amqp_rt_amqp010.layouts import (
     QueueQuery,
     QueueQueryResult,
 )
-from amqp_rt_amqp010.limits import GROUPS
+from amqp_rt_amqp010.limits import GROUPS, NESTING_MAX
 from amqp_rt_amqp010.subscriptions import SubscriptionArguments
 from amqp_rt_amqp010.values import Array, Datetime, Dec32, Str8, Vbin8
 from declaring010 import DeclaringSession
+from protocol010 import Failed
+from served010 import serving
 
 from amqp_rt import Broker
 from amqp_rt.broker.bindings import FanoutTable
@@ -263,6 +265,24 @@ HOSTILE: dict[str, tuple[dict[str, object], set[int]]] = {
 }
 
 
+@pytest.mark.parametrize(("depth", "code"), [(NESTING_MAX, 0), (NESTING_MAX + 1, 506), (200, 506)])
+async def test_arguments_are_nested_as_deep_as_the_codec_reads(depth: int, code: int) -> None:
+    """Reading them bounds the recursion of all that is done with them later."""
+    async with serving() as served, served.client() as client:
+        session = await client.session(b"s")
+        # The map of the arguments is a level, and so is the innermost one.
+        given = {"qpid.alert_count": nested(depth - 2)}
+        if not code:
+            await session.call("queue.declare", queue="q", arguments=given)
+            found = await session.call("queue.query", queue="q")
+            assert found is not None
+            assert found.arguments == given
+            return
+        with pytest.raises(Failed) as caught:
+            await session.call("queue.declare", queue="q", arguments=given)
+        assert caught.value.code == code
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_nothing_is_declared_with_hostile_arguments(name: str) -> None:
     given, codes = HOSTILE[name]
@@ -322,7 +342,7 @@ BINDINGS: list[tuple[dict[str, object], str, tuple[bool, bool, list[str]]]] = [
 
 
 @pytest.mark.parametrize(("given", "kind", "effect"), BINDINGS, ids=[str(*b[0]) for b in BINDINGS])
-def test_arguments_of_a_binding(
+def test_each_argument_of_a_binding_has_its_effect(
     given: dict[str, object], kind: str, effect: tuple[bool, bool, list[str]]
 ) -> None:
     found = BindingArguments(given)
@@ -341,7 +361,7 @@ SUBSCRIPTIONS: list[tuple[str, object, tuple[list[str], int, int]]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "effect"), SUBSCRIPTIONS)
-def test_arguments_of_a_subscription(
+def test_each_argument_of_a_subscription_has_its_effect(
     name: str, value: object, effect: tuple[list[str], int, int]
 ) -> None:
     found = SubscriptionArguments({name: value})

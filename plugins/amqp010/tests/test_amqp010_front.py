@@ -239,6 +239,29 @@ async def test_a_message_that_is_stored_in_pieces_is_left_to_consumers_of_1_0(
                 assert found.body == large
 
 
+@pytest.mark.parametrize("more", [0, 1], ids=["at the bound", "above"])
+async def test_a_message_is_stored_in_pieces_if_transfers_follow_above_the_limit(
+    tmp_path: Path, more: int
+) -> None:
+    """A message that ends with the transfer in which it exceeds the limit is whole, and is sent."""
+    limits = Limits(message_size_max=20_000)
+    async with serving(store=f"sqlite:{tmp_path / 'store'}", limits=limits) as served:
+        await served.broker.declare(Queue("q"))
+        async with (
+            connect(served.url, limits=Limits(message_size_max=10_000_000)) as modern,
+            served.client() as client,
+        ):
+            frame = min(limits.frame_size_max, Limits().frame_size_max)
+            # A transfer frame has some octets of its own.
+            body = b"x" * (frame - 200 + more * 400)
+            async with modern.sender("q") as link:
+                for each in (body, b"small"):
+                    await link.send(Message(each, durable=True))
+            session = await client.session(b"s")
+            await session.subscribe("q", "d")
+            assert (await session.message()).body == (b"small" if more else body)
+
+
 @pytest.mark.req("D20")
 async def test_a_realm_gives_its_rights_at_each_of_its_addresses() -> None:
     rules = [Rule(realm="billing", rights=Rights.MANAGE, users=("ada",))]

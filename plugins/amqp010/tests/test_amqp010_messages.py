@@ -605,7 +605,7 @@ def test_the_expiration_is_computed_from_the_ttl(
     payload = payload_of(write_entries([delivery]), [], exchange="e")
     for later in (0, 7):
         now = 1000.0 + later
-        header, _ = content_of(payload, wall=lambda: now, recents=recents)
+        header, _ = content_of(payload, wall=lambda now=now: now, recents=recents)
         wanted = expiration if ttl is None or expiration is None else expiration + later
         assert structs_of(header)[0].expiration == wanted
 

@@ -489,7 +489,11 @@ def test_branches_belong_to_their_user_and_virtual_host() -> None:
         with pytest.raises(AmqpError, match="no branch"):
             other.branches.timeout(XID)
     # The xid is taken, in its virtual host only.
-    assert scene.another("other").demarcate("start", XID) == NOT_ALLOWED
+    other = scene.another("other")
+    assert other.demarcate("start", XID) == NOT_ALLOWED
+    # How far the other user has come is not shown.
+    with pytest.raises(AmqpError, match=r"start: branch .* is known \["):
+        other.branches.start(XID)
     assert scene.another(virtual_host="berlin").demarcate("start", XID) is OK
     operator = scene.another("operator", rights=rights)
     assert operator.recovered() == [XID]

@@ -151,6 +151,9 @@ class PeerBranches:
             # An xid that another user has chosen is taken, too.
             branch = self._branches.find(self._peer.virtual_host, xid)
             operation = Operation.START
+            if branch is not None and self._find(xid) is None:
+                # How far that user has come with it is not shown.
+                raise AmqpError(f"start: branch {xid} is known", condition="amqp:not-allowed")
         else:
             branch = self._find(xid)
             operation = Operation.JOIN if join else Operation.RESUME

@@ -511,6 +511,12 @@ class Topology(Protocol):
     def queue(self, name: str) -> QueueState:
         """Return the current state of queue *name*."""
 
+    def declaration(self, name: str) -> QueueDeclaration | None:
+        """Return how peers declared queue *name*, None if it was declared by other means.
+
+        The work does not depend on its consumers, as that of :meth:`queue` does.
+        """
+
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue with its messages and bindings; return the number of its messages."""
 

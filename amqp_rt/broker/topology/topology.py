@@ -191,6 +191,12 @@ class Topology:
             declared=None if known is None else known.declared,
         )
 
+    def declaration(self, name: str) -> QueueDeclaration | None:
+        """Return how peers declared queue *name*, None if it was declared by other means."""
+        self._authorize_lookup(name)
+        known = self._space.queues.get(self._find(name))
+        return None if known is None else known.declared
+
     def _find(self, name: str) -> str:
         """Return the name of the node at *name*, which may be an alias of it.
 

@@ -258,7 +258,7 @@ class Declarations:
         alternate = command.alternate_exchange or ""
         if command.passive:
             with _blaming(not_found="queue", resource_locked="queue"):
-                declared = self._topology.queue(name).declared
+                declared = self._topology.declaration(name)
             before = "" if declared is None else declared.alternate
             if alternate not in ("", before):
                 raise _not_allowed(

@@ -32,6 +32,7 @@ from .layouts import (
     MessageTransfer,
     StreamPublish,
 )
+from .limits import WORK_OCTETS
 from .order import SessionContext, fault_of
 from .publishing import Publisher
 from .serials import RangeSet
@@ -194,7 +195,7 @@ class Handler:
         if connection is not None and type(command) not in _FREQUENT:
             # What was published and settled before this command has its effect before it.
             connection.flush()
-            connection.spend(_COMMAND_WORK)
+            connection.spend(_COMMAND_WORK + len(assembly.content) // WORK_OCTETS)
         try:
             return method(number, command, assembly)
         except CommandFault as fault:

@@ -63,6 +63,9 @@ TIMELY_RANGES: Final = 1_000
 #: each included, from which on its connection is not read. A few messages more come with the same read.
 HELD_OCTETS_MAX: Final = 4 * 1024 * 1024
 HELD_MAX: Final = 1_000
+#: Octets of a command, or of a header that is converted, that count as one frame more: each may have thousands
+#: of values, which take some milliseconds, and a read of 64 KiB may have several of them.
+WORK_OCTETS: Final = 32
 #: Channels of one connection: each costs the tables of a session. Listeners may allow fewer.
 CHANNELS_MAX: Final = 2_048
 #: Longest interval in seconds between heartbeats that a client may ask for.
@@ -103,6 +106,8 @@ DELIVERIES_MAX: Final = 131_072
 COPIES_MAX: Final = 65_536
 #: Messages sent to the subscriptions of a connection within one turn; more follow in the next one.
 GIVEN_MAX: Final = 100
+#: Octets of a header that count as one more of these: the values in it are converted for each consumer.
+GIVEN_OCTETS: Final = 128
 
 # --- classes file and stream -------------------------------------------------------------------------
 

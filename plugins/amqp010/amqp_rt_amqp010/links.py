@@ -25,7 +25,7 @@ from .contexts import Context
 from .credit import Credit
 from .deliveries import Deliveries, OutgoingDelivery
 from .layouts import AcceptMode, AcquireMode, FlowMode, MessageTransfer
-from .limits import GIVEN_MAX
+from .limits import GIVEN_MAX, GIVEN_OCTETS
 from .messages import content_of
 
 #: ``snd-settle-mode`` of 1.0 (Part 2 §2.8.2).
@@ -190,7 +190,7 @@ class SendingLink(FrontLink):
         if number < 0:
             raise LocalProtocolError("the session has ended")
         if connection is not None:
-            connection.given += 1
+            connection.given += 1 + len(header) // GIVEN_OCTETS
         done = self.snd_settle_mode == _SETTLED if settled is None else settled
         delivery = OutgoingDelivery(self, number, context, done)
         deliveries = self.deliveries

@@ -32,7 +32,7 @@ from .layouts import (
     RejectCode,
     StreamPublish,
 )
-from .limits import HEADS_MAX, RANGES_MAX, UNREPORTED_MAX
+from .limits import HEADS_MAX, RANGES_MAX, UNREPORTED_MAX, WORK_OCTETS
 from .messages import payload_of
 from .routes import Routes, Way
 from .serials import RangeSet
@@ -321,6 +321,9 @@ class Publisher:
             return Head(None)
         head = self._heads.get(octets)
         if head is None:
+            connection = self._context.connection
+            if connection is not None:
+                connection.spend(len(octets) // WORK_OCTETS)
             head = Head(octets)
             if len(octets) <= OCTETS_MAX:
                 self._heads.put(octets, head)

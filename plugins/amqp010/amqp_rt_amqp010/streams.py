@@ -42,7 +42,7 @@ from .layouts import (
     StreamQos,
     StreamQosOk,
 )
-from .limits import GIVEN_MAX, STREAM_WAITING_MAX, STREAM_WAITING_OCTETS_MAX
+from .limits import GIVEN_MAX, GIVEN_OCTETS, STREAM_WAITING_MAX, STREAM_WAITING_OCTETS_MAX
 from .publishing import Publisher
 from .recent import Delivered
 from .serials import RangeSet
@@ -197,7 +197,7 @@ class StreamLink(ConsumerLink):
         )
         number = next(self._tags)
         self.waiting.add(self._packet_of(delivered, number))
-        connection.given += 1
+        connection.given += 1 + len(delivered.header) // GIVEN_OCTETS
         self.send_waiting()
         return OutgoingDelivery(self, number, context, True)
 

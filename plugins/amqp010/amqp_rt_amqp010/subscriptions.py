@@ -294,7 +294,7 @@ class Subscriptions:
         if topology is None:
             return False
         try:
-            declared = topology.queue(queue).declared
+            declared = topology.declaration(queue)
         except AmqpError:
             # The attach tells, or creates the queue.
             return False

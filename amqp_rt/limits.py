@@ -326,6 +326,9 @@ class Limits(Struct, frozen=True, gc=False):
     branch_timeout_max_s: float = 86_400.0
     #: Seconds for which a branch is remembered that was rolled back for an error or a timeout.
     branch_kept_s: float = 60.0
+    #: Octets at the start of a message that are searched for the trace context of its sender; 0 searches
+    #: none. Each message to a node is searched, so large bodies would cost time.
+    trace_context_within: int = 16 * KIB
     #: Filters in the filter-set of one source.
     filters_max: int = 16
     #: Entries of all the property filters of one source together.

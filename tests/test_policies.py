@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -205,6 +206,9 @@ def test_pauses_grow_up_to_a_bound_and_are_spread() -> None:
         (lambda: Retry(jitter=2), "Retry: jitter must be from 0 to 1, got 2"),
         (lambda: Retry(attempt_s=0), "Retry: attempt_s must be more than 0, got 0"),
         (lambda: Hedge(budget=-1), "Hedge: budget must be from 0 to 1, got -1"),
+        (lambda: Hedge(least_s=-1), "Hedge: least_s must be at least 0, got -1"),
+        (lambda: Hedge(replies=257), "Hedge: replies must be from 1 to 256, got 257"),
+        (lambda: Retry(addresses=0), "Retry: addresses must be at least 1, got 0"),
         (lambda: Breaker(share=0), "Breaker: share must be above 0 and at most 1, got 0"),
         (
             lambda: Breaker(open_s=9, open_most_s=8),
@@ -235,7 +239,7 @@ def test_a_bulkhead_admits_its_number_for_each_address() -> None:
 
 
 def test_p95_needs_twenty_latencies_and_follows_the_last_ones() -> None:
-    state = Hedge().state_of("q")
+    state = Hedge(least_s=0).state_of("q")
     for number in range(19):
         state.observe(number)
     assert state.delay_s == float("inf")
@@ -279,12 +283,54 @@ def test_a_cache_is_bounded_in_entries_and_octets() -> None:
     assert (len(cache), cache._octets) == (0, 0)
 
 
-def test_states_of_addresses_are_bounded() -> None:
-    policy = Breaker()
-    first = policy.circuit_of("0")
-    for number in range(1, ADDRESSES_MAX):
-        policy.circuit_of(str(number))
-    assert policy.circuit_of("0") is first
-    policy.circuit_of("one more")
-    assert len(policy._circuits) == ADDRESSES_MAX
-    assert policy.circuit_of("0") is first
+def test_a_second_request_waits_for_a_least_time_and_number_of_replies() -> None:
+    state = Hedge(least_s=0.25, replies=3).state_of("q")
+    for latency in (0.0, 0.0):
+        state.observe(latency)
+        assert state.delay_s == float("inf")
+    state.observe(0.0)
+    assert state.delay_s == 0.25
+    for _ in range(256):
+        state.observe(0.5)
+    assert state.delay_s == 0.5
+
+
+@given(
+    events=st.lists(st.tuples(STEPS, st.sampled_from(["spend", "give back"])), max_size=60),
+)
+def test_what_is_given_back_is_gone_from_the_budget(events: list[tuple[float, str]]) -> None:
+    budget = Budget(0, 3)
+    spent: list[float] = []
+    now = 1000.0
+    for step, what in events:
+        now += step
+        if what == "give back":
+            if spent:
+                budget.give_back(spent.pop(), now)
+        elif budget.spend(now):
+            spent.append(now)
+        assert budget.spent(now) == sum(int(at) >= int(now) - 9 for at in spent) <= 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "state_of", "bound"),
+    [
+        (Breaker(), Breaker.circuit_of, ADDRESSES_MAX),
+        (Breaker(addresses=2), Breaker.circuit_of, 2),
+        (Retry(addresses=3), Retry.budget_of, 3),
+        (Hedge(addresses=1), Hedge.state_of, 1),
+    ],
+)
+def test_states_of_addresses_are_bounded(
+    policy: Any, state_of: Callable[[Any, str], object], bound: int
+) -> None:
+    first = state_of(policy, "0")
+    for number in range(1, bound):
+        state_of(policy, str(number))
+    assert state_of(policy, "0") is first
+    for number in range(1, bound):
+        state_of(policy, f"{number} more")
+    assert state_of(policy, "0") is first
+    for number in range(bound):
+        state_of(policy, f"another {number}")
+    assert state_of(policy, "0") is not first

@@ -20,10 +20,9 @@ from ..message import Message
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
-#: ``traceparent`` as it is encoded, and the octets of a message that are searched for it: decoding the
-#: sections of every message would cost all of them, and searching a large body too.
+#: ``traceparent`` as it is encoded. Only messages with it near their start are decoded for their trace
+#: context: decoding the sections of every message would cost time. See ``Limits.trace_context_within``.
 TRACE_OCTETS: Final = b"traceparent"
-TRACE_WITHIN: Final = 16_384
 #: Characters of ``tracestate`` that are passed on (Trace Context §3.3.1.5).
 _TRACESTATE_MAX: Final = 512
 #: Version, trace-id, parent-id, flags (Trace Context §3.2.2); later versions may append fields.

@@ -106,6 +106,7 @@ def _retrying(policy: Retry, requests: Requests, then: Step, idempotent: bool) -
         budget.count_call(now)
         deadline = outgoing.deadline
         attempt = 1
+        spent_at = inf
         while True:
             outgoing.left = False
             if policy.attempt_s is not None:
@@ -124,8 +125,14 @@ def _retrying(policy: Retry, requests: Requests, then: Step, idempotent: bool) -
                 # The budget is taken after the pause: a caller that is cancelled in it has taken
                 # nothing. Other calls may have used it up by then.
                 await trio.sleep(pause_s)
-                if not budget.spend(trio.current_time()):
+                spent_at = trio.current_time()
+                if not budget.spend(spent_at):
                     raise
+            except BaseException:
+                # Cancelled, in a group of exceptions or not.
+                if attempt > 1 and not outgoing.left:
+                    budget.give_back(spent_at, trio.current_time())
+                raise
             finally:
                 outgoing.deadline = deadline
             attempt += 1
@@ -209,17 +216,25 @@ def _hedging(policy: Hedge, requests: Requests, then: Step, idempotent: bool) ->
             state.observe(trio.current_time() - began)
             return reply
         race = _Race(then)
-        async with trio.open_nursery() as nursery:
-            attempts = [race.start(nursery, outgoing)]
-            with trio.move_on_after(delay_s):
+        first: Outgoing | None = None
+        second: Outgoing | None = None
+        spent_at = inf
+        try:
+            async with trio.open_nursery() as nursery:
+                first = race.start(nursery, outgoing)
+                with trio.move_on_after(delay_s):
+                    await race.over.wait()
+                spent_at = trio.current_time()
+                # Other calls may have used the budget up meanwhile.
+                if not race.over.is_set() and state.budget.spend(spent_at):
+                    second = race.start(nursery, outgoing)
                 await race.over.wait()
-            # Other calls may have used the budget up meanwhile.
-            if not race.over.is_set() and state.budget.spend(trio.current_time()):
-                attempts.append(race.start(nursery, outgoing))
-            await race.over.wait()
-            # Leaving the attempt abandons its request, which cancels its handler.
-            nursery.cancel_scope.cancel()
-        outgoing.left = any(each.left for each in attempts)
+                # Leaving the attempt abandons its request, which cancels its handler.
+                nursery.cancel_scope.cancel()
+        finally:
+            outgoing.left = any(each is not None and each.left for each in (first, second))
+            if second is not None and not second.left:
+                state.budget.give_back(spent_at, trio.current_time())
         if race.reply is None:
             assert race.error is not None
             raise race.error

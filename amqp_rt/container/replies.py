@@ -38,7 +38,7 @@ from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
 from ..transactions import DeliveryState
 from ..values import Int, Symbol
-from .callers import CALLER, TRACE_OCTETS, TRACE_WITHIN, caller_of
+from .callers import CALLER, TRACE_OCTETS, caller_of
 from .credit import CreditWindow
 from .home import Home
 from .payloads import encode_payload
@@ -543,7 +543,8 @@ class Replies:
                     raise _TooMany("the connection has too many requests running")
                 if ttl_ms is not None and deadline.passed:
                     raise DeadlineExceeded("the deadline passed before the request could start")
-                if ttl_ms is not None or delivery.payload.find(TRACE_OCTETS, 0, TRACE_WITHIN) >= 0:
+                within = inbox.workers.trace_within
+                if ttl_ms is not None or delivery.payload.find(TRACE_OCTETS, 0, within) >= 0:
                     CALLER.set(caller_of(message, deadline.at))
                 await _answer(inbox, delivery, message, request, deadline)
                 outcome: Outcome = ACCEPTED

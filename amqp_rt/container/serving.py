@@ -42,7 +42,7 @@ from ..outcomes import (
     rejected,
 )
 from ..transactions import TransactionalState
-from .callers import CALLER, TRACE_OCTETS, TRACE_WITHIN, caller_of
+from .callers import CALLER, TRACE_OCTETS, caller_of
 from .credit import CreditWindow, SharedSlots
 from .home import Home
 from .raising import RaisedOutcome, Reject
@@ -96,6 +96,8 @@ class Workers:
         self.route = route
         self.container = container
         self.slots = route.slots
+        #: Octets of a message that are searched for a trace context.
+        self.trace_within = container.limits.trace_context_within
         #: Without prefetch the links share the free slots; with it each has its own window.
         self.shared = None if route.prefetch else SharedSlots(route.slots)
         self.inboxes: set[Inbox] = set()
@@ -439,12 +441,12 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
             octets = read_data(delivery.payload)
         if octets is not None:
             # As in invoke(), without creating a message.
-            if delivery.payload.find(TRACE_OCTETS, 0, TRACE_WITHIN) >= 0:
+            if delivery.payload.find(TRACE_OCTETS, 0, inbox.workers.trace_within) >= 0:
                 CALLER.set(caller_of(read_message(delivery)))
             result = route.function(octets)
         else:
             message = read_message(delivery)
-            if delivery.payload.find(TRACE_OCTETS, 0, TRACE_WITHIN) >= 0:
+            if delivery.payload.find(TRACE_OCTETS, 0, inbox.workers.trace_within) >= 0:
                 CALLER.set(caller_of(message))
             result = route.invoke(inbox.binding, delivery, message)
         if route.awaits or (result is not None and inspect.isawaitable(result)):

@@ -16,7 +16,7 @@ from ..errors import (
     SessionEnded,
 )
 from .budgets import Window
-from .states import ByAddress, check_least
+from .states import ADDRESSES_MAX, ByAddress, check_least
 
 #: Conditions of errors for which the node is at fault, or too busy, and not the request.
 _FAULTS_OF_NODE: Final = frozenset(
@@ -40,6 +40,7 @@ class Breaker:
         least: Fewest calls within 10 seconds that can open the circuit.
         open_s: Seconds for which the circuit opens first.
         open_most_s: Longest time for which it opens.
+        addresses: Addresses with a circuit; beyond these the least recently used circuit is dropped.
 
     Raises:
         ValueError: An argument is out of its range.
@@ -52,6 +53,7 @@ class Breaker:
         least: int = 20,
         open_s: float = 5.0,
         open_most_s: float = 60.0,
+        addresses: int = ADDRESSES_MAX,
     ) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"Breaker: share must be above 0 and at most 1, got {share!r}")
@@ -62,7 +64,7 @@ class Breaker:
         self.least = least
         self.open_s = open_s
         self.open_most_s = open_most_s
-        self._circuits = ByAddress(lambda: Circuit(self))
+        self._circuits = ByAddress("Breaker", lambda: Circuit(self), addresses)
 
     def circuit_of(self, address: str) -> Circuit:
         """Return the circuit of *address*."""

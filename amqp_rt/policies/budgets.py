@@ -30,6 +30,14 @@ class Window:
         self._counts[self._newest % _BUCKETS] += 1
         self._total = total + 1
 
+    def remove(self, at: float, now: float) -> None:
+        """Uncount an event that was counted at *at*, unless it has left the span."""
+        self.total(now)
+        bucket = int(at // (SPAN_S / _BUCKETS))
+        if self._newest - bucket < _BUCKETS:
+            self._counts[bucket % _BUCKETS] -= 1
+            self._total -= 1
+
     def total(self, now: float) -> int:
         """Return the number of events that are still in the span at *now*."""
         bucket = int(now // (SPAN_S / _BUCKETS))
@@ -81,3 +89,11 @@ class Budget:
             return False
         self._extra.add(now)
         return True
+
+    def give_back(self, at: float, now: float) -> None:
+        """Return what :meth:`spend` took at *at*, for an attempt that has not left."""
+        self._extra.remove(at, now)
+
+    def spent(self, now: float) -> int:
+        """Return the number of additional attempts in the last 10 seconds."""
+        return self._extra.total(now)

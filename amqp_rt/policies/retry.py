@@ -15,7 +15,7 @@ from ..errors import (
 )
 from ..outcomes import Modified, Released
 from .budgets import SPAN_S, Budget
-from .states import ByAddress, check_least
+from .states import ADDRESSES_MAX, ByAddress, check_least
 
 
 class Retry:
@@ -40,6 +40,7 @@ class Retry:
         attempt_s: Seconds that each attempt may take; None for the time of the whole call.
         budget: Repetitions for each call.
         reserve_per_s: Repetitions a second that are allowed without regard to *budget*.
+        addresses: Addresses with a budget; beyond these the least recently used budget is dropped.
 
     Raises:
         ValueError: An argument is out of its range.
@@ -56,6 +57,7 @@ class Retry:
         attempt_s: float | None = None,
         budget: float = 0.2,
         reserve_per_s: float = 10.0,
+        addresses: int = ADDRESSES_MAX,
     ) -> None:
         check_least("Retry", "attempts", attempts, 1)
         check_least("Retry", "first_s", first_s, 0)
@@ -72,7 +74,9 @@ class Retry:
         self.most_s = most_s
         self.jitter = jitter
         self.attempt_s = attempt_s
-        self._budgets = ByAddress(lambda: Budget(budget, reserve_per_s * SPAN_S))
+        self._budgets = ByAddress(
+            "Retry", lambda: Budget(budget, reserve_per_s * SPAN_S), addresses
+        )
 
     def budget_of(self, address: str) -> Budget:
         """Return the budget of calls to *address*."""

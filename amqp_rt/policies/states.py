@@ -9,17 +9,19 @@ from typing import Final, Generic, TypeVar
 
 S = TypeVar("S")
 
-#: Addresses with a state in one policy; beyond these the least recently used state is dropped.
+#: Default number of addresses with a state in one policy.
 ADDRESSES_MAX: Final = 1_024
 
 
 class ByAddress(Generic[S]):
     """States of a policy by address; the least recently used one is dropped beyond the bound."""
 
-    __slots__ = ("_make", "_states")
+    __slots__ = ("_bound", "_make", "_states")
 
-    def __init__(self, make: Callable[[], S]) -> None:
+    def __init__(self, policy: str, make: Callable[[], S], bound: int) -> None:
+        check_least(policy, "addresses", bound, 1)
         self._make = make
+        self._bound = bound
         self._states: OrderedDict[str, S] = OrderedDict()
 
     def __len__(self) -> int:
@@ -29,7 +31,7 @@ class ByAddress(Generic[S]):
         state = self._states.get(address)
         if state is None:
             state = self._states[address] = self._make()
-            if len(self._states) > ADDRESSES_MAX:
+            if len(self._states) > self._bound:
                 self._states.popitem(last=False)
         else:
             self._states.move_to_end(address)

@@ -303,6 +303,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     ),
     "log_keys_max": ("test_loglimit.py::test_only_so_many_keys_are_remembered",),
     "annotations_max": ("broker/test_queues.py::test_annotations_cannot_grow_without_end",),
+    "trace_context_within": (
+        "container/test_callers.py::test_a_trace_is_found_near_the_start_of_a_message_only",
+    ),
     "filters_max": ("broker/test_filters.py::test_the_filters_of_a_source_are_bounded",),
     "filter_entries_max": (
         "broker/test_filters.py::test_the_entries_of_property_filters_are_bounded",

@@ -17,6 +17,8 @@ from amqp_rt import (
     Connection,
     Container,
     Deadline,
+    Hedge,
+    Limits,
     Message,
     Retry,
     aio,
@@ -150,6 +152,118 @@ async def test_a_handler_of_messages_passes_the_trace_on() -> None:
             await done.wait()
             await out.send(b"2")
     assert inner.traces == [TRACE, {}]
+
+
+async def test_a_streamed_message_passes_the_trace_on() -> None:
+    inner = Inner()
+    peers: list[Any] = []
+    seen: list[bytes] = []
+    done = trio.Event()
+
+    @node("uploads", streaming=True)
+    async def uploads(body: AsyncIterator[bytes]) -> None:
+        await peers[0].call("inner")
+        seen.extend([bytes(part) async for part in body])
+        done.set()
+
+    async with Container("server", nodes=[inner, uploads]) as server:
+        await server.listen("memory://b")
+        async with (
+            Container("client", network=server.network) as client,
+            client.connect("memory://b") as peer,
+            peer.sender("uploads") as out,
+        ):
+            peers.append(peer)
+            for trace in (TRACE, {}):
+                done = trio.Event()
+                async with out.stream(application_properties=trace) as body:
+                    await body.write(b"x")
+                await done.wait()
+    assert inner.traces == [TRACE, {}]
+    assert b"".join(seen) == b"xx"
+
+
+@pytest.mark.parametrize("kind", ["node", "rpc"])
+async def test_the_ttl_of_a_message_is_no_deadline_and_that_of_a_request_is(
+    autojump_clock: MockClock, kind: str
+) -> None:
+    """A message may outlive its ttl in a handler (Part 3 §3.2.1): nested calls have no deadline."""
+    inner = Inner()
+    peers: list[Any] = []
+    done = trio.Event()
+
+    async def work() -> None:
+        await trio.sleep(1)
+        await peers[0].call("inner")
+        done.set()
+
+    made = node("work")(work) if kind == "node" else rpc("work")(work)
+    async with Container("server", nodes=[inner, made]) as server:
+        await server.listen("memory://b")
+        async with (
+            Container("client", network=server.network) as client,
+            client.connect("memory://b") as peer,
+            peer.sender("work") as out,
+        ):
+            peers.append(peer)
+            if kind == "node":
+                await out.send(b"", ttl_s=5, application_properties=TRACE)
+            else:
+                await peer.call("work", within=5, application_properties=TRACE)
+            await done.wait()
+    assert inner.left == [inf if kind == "node" else pytest.approx(4, abs=0.01)]
+    assert inner.traces == [TRACE]
+
+
+@pytest.mark.parametrize("address", ["octets", "decoded", "answer"])
+@pytest.mark.parametrize("over", [0, 1])
+async def test_a_trace_is_found_near_the_start_of_a_message_only(address: str, over: int) -> None:
+    """The name of the trace context ends at the bound, or one octet after it."""
+    inner = Inner()
+    peers: list[Any] = []
+    ends: list[int] = []
+    done = trio.Event()
+
+    def note(message: Message) -> None:
+        ends.append(message.encode().find(b"traceparent") + len(b"traceparent"))
+
+    @node("decoded")
+    async def decoded(message: Message) -> None:
+        note(message)
+        await peers[0].call("inner")
+        done.set()
+
+    @rpc("answer")
+    async def answer(message: Message) -> None:
+        note(message)
+        await peers[0].call("inner")
+
+    @node("octets")
+    async def octets(body: bytes) -> None:
+        await peers[0].call("inner")
+        done.set()
+
+    nodes: list[Any] = [octets, decoded, answer, inner]
+    # The first round finds the place of the name, which the second one sets as the bound.
+    for place in ("decoded" if address == "octets" else address, address):
+        done = trio.Event()
+        within = ends[0] - over if ends else 16_384
+        async with Container(
+            "server", nodes=nodes, limits=Limits(trace_context_within=within)
+        ) as server:
+            await server.listen("memory://b")
+            async with (
+                Container("client", network=server.network) as client,
+                client.connect("memory://b") as peer,
+            ):
+                peers[:] = [peer]
+                if place == "answer":
+                    await peer.call(place, application_properties=TRACE)
+                else:
+                    async with peer.sender(place) as out:
+                        await out.send(b"", application_properties=TRACE)
+                        await done.wait()
+    assert inner.traces == [TRACE, {} if over else TRACE]
 
 
 async def test_a_call_without_time_left_sends_nothing(autojump_clock: MockClock) -> None:
@@ -310,3 +424,43 @@ async def test_a_failing_and_an_overloaded_node_over_loopback() -> None:
             failing = False
             await trio.sleep(0.15)
             assert await calls.call("fails", reply=int, within=5) == 21
+
+
+async def test_the_slower_handler_of_a_hedge_is_cancelled_over_tcp() -> None:
+    """The first of two requests is slow: the second is answered, and the handler of the first cancelled."""
+    started = 0
+    ended: list[str] = []
+    slow = False
+    gone = trio.Event()
+
+    @rpc("q", slots=2)
+    async def answer(number: int) -> int:
+        nonlocal started, slow
+        started += 1
+        if slow:
+            slow = False
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled:
+                ended.append("cancelled")
+                gone.set()
+                raise
+        ended.append("answered")
+        return number
+
+    async with Container("server", nodes=[answer]) as server:
+        (url,) = await server.listen("amqp://127.0.0.1:0")
+        async with Container("client") as client, client.connect(url) as peer:
+            # The floor is far above what a busy machine needs for a reply.
+            hedge = Hedge(least_s=0.5)
+            calls = peer.calling(hedge, idempotent=True)
+            for number in range(20):
+                assert await calls.call("q", number, reply=int, within=30) == number
+            slow = True
+            ended.clear()
+            with trio.fail_after(30):
+                assert await calls.call("q", 7, reply=int) == 7
+                await gone.wait()
+            assert started == 22
+            assert sorted(ended) == ["answered", "cancelled"]
+            assert hedge.state_of("q").budget.spent(trio.current_time()) == 1

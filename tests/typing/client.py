@@ -7,7 +7,22 @@ from typing import Any, assert_type
 
 import msgspec
 
-from amqp_rt import Connection, Container, Delivery, Message, Plain, Receiver, Reconnect, Sender
+from amqp_rt import (
+    Breaker,
+    Bulkhead,
+    Cache,
+    Connection,
+    Container,
+    Delivery,
+    Hedge,
+    Message,
+    Plain,
+    Receiver,
+    Reconnect,
+    Retry,
+    Sender,
+)
+from amqp_rt.container.calling import Calling
 from amqp_rt.container.sending import Receipt
 from amqp_rt.outcomes import Accepted, Modified, Outcome, Rejected, Released
 
@@ -45,6 +60,18 @@ async def call(peer: Connection) -> None:
         async for part in parts:
             print(part)
     await peer.call("price", timeout=2)  # type: ignore[call-overload]
+
+
+async def call_under_policies(peer: Connection) -> None:
+    calls = peer.calling(Cache(), Hedge(), Retry(3), Breaker(), Bulkhead(8), idempotent=True)
+    assert_type(calls, Calling)
+    assert_type(await calls.call("price", "A-1", reply=Decimal, within=2), Decimal)
+    assert_type(await calls.call("price", reply=Message), Message)
+    assert_type(await calls.call("price"), Any)
+    await calls.call("price", timeout=2)  # type: ignore[call-overload]
+    peer.calling(Retry)  # type: ignore[arg-type]
+    peer.calling(Retry(), True)  # type: ignore[arg-type]
+    Retry(attempt=3)  # type: ignore[call-arg]
 
 
 async def connect() -> None:

@@ -154,6 +154,25 @@ async def test_a_request_that_had_left_is_repeated_on_the_next_connection_if_ide
         assert (found == ["work"]) is idempotent
 
 
+async def test_a_repetition_that_is_cancelled_before_it_leaves_costs_no_budget(
+    autojump_clock: MockClock,
+) -> None:
+    node = Node()
+    policy = Retry(3, **STEADY)
+    budget = policy.budget_of("q")
+    later = Reconnect(first_delay_s=60, jitter=0)
+    async with connected(node.far, reconnect=later) as peer, trio.open_nursery() as nursery:
+        nursery.start_soon(peer.calling(policy, idempotent=True).call, "q", 1)
+        await node.far.until(lambda: node.requests)
+        node.far.drop()
+        await trio.sleep(2)
+        # The repetition waits for the next connection.
+        assert budget.spent(trio.current_time()) == 1
+        nursery.cancel_scope.cancel()
+    assert budget.spent(trio.current_time()) == 0
+    assert len(node.requests) == 1
+
+
 async def test_a_closed_connection_is_not_tried_again(autojump_clock: MockClock) -> None:
     node = Node()
     async with connected(node.far, reconnect=None) as peer:

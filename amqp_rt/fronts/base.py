@@ -557,14 +557,26 @@ class Topology(Protocol):
         arguments: Mapping[str, object],
         *,
         once: bool = False,
-        alone: bool = False,
         scoped: bool = False,
     ) -> None:
         """Bind queue *name* to *exchange*.
 
-        With *once* nothing is added if a binding of the queue has that key. With *alone* other queues
-        lose their bindings of that key. A new binding that is *scoped* ends with the owner, and is not
-        stored.
+        With *once* nothing is added if a binding of the queue has that key. A new binding that is
+        *scoped* ends with the owner, and is not stored.
+        """
+
+    def bind_alone(
+        self,
+        name: str,
+        exchange: str,
+        key: str,
+        arguments: Mapping[str, object],
+        *,
+        scoped: bool = False,
+    ) -> Generator[int, None, None]:
+        """Bind queue *name* once to *exchange*; other queues lose their bindings of that key.
+
+        There may be very many: the generator yields their number in its last step. One refusal is that of all.
         """
 
     def unbind_queue(
@@ -631,10 +643,7 @@ class Topology(Protocol):
         """
 
     def count_message(self, exchange: str, argument: str) -> int:
-        """Return the number of one more message of *exchange*, from 1; 0 if its *argument* is not true.
-
-        The caller has routed the message. The count ends with the process.
-        """
+        """Return the number of one more message of *exchange*, from 1; 0 if its *argument* is not true."""
 
     def is_ready(self, queue: str) -> bool:
         """Return whether a consumer of *queue* has credit and room for a message."""

@@ -255,7 +255,7 @@ async def test_a_binding_alone_takes_the_key_from_other_queues_only() -> None:
         here.bind_exchange("f", "e", "k", {})
         for key in ("k", "l"):
             here.bind_queue("q", "e", key, {})
-        here.bind_queue("r", "e", "k", {}, once=True, alone=True)
+        list(here.bind_alone("r", "e", "k", {}))
         assert not here.bound("e", "q", "k").key_matched
         assert here.bound("e", "q", "l").key_matched
         here.bind_queue("q", "f", "x", {})
@@ -263,10 +263,7 @@ async def test_a_binding_alone_takes_the_key_from_other_queues_only() -> None:
         assert here.route("f", "x", {}) == ["q"]
         stranger.declare_queue(exclusive("s"))
         stranger.bind_queue("s", "f", "x", {})
-        alone = {"once": True, "alone": True}
-        assert (
-            refusal(lambda: here.bind_queue("r", "f", "x", {}, **alone)) == "amqp:resource-locked"
-        )
+        assert refusal(lambda: list(here.bind_alone("r", "f", "x", {}))) == "amqp:resource-locked"
         # None of the others has lost its binding.
         assert {"q", "s"} <= set(here.route("f", "x", {}))
 

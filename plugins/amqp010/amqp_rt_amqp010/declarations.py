@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -174,16 +174,27 @@ class Declarations:
         arguments = BindingArguments(command.arguments)
         with _blaming(not_found="exchange"):
             arguments.check(self._topology.exchange(exchange).type)
+        scoped = arguments.is_scoped
+        if arguments.is_alone:
+            steps = self._binding_alone(queue, exchange, key, arguments.known, scoped=scoped)
+            return self._context.run(number, command, steps)
         with _blaming(not_found="queue", resource_locked="queue"):
             self._topology.bind_queue(
-                queue,
-                exchange,
-                key,
-                arguments.known,
-                once=True,
-                alone=arguments.is_alone,
-                scoped=arguments.is_scoped,
+                queue, exchange, key, arguments.known, once=True, scoped=scoped
             )
+        return None
+
+    def _binding_alone(
+        self,
+        queue: str,
+        exchange: str,
+        key: str,
+        arguments: Mapping[str, object],
+        *,
+        scoped: bool,
+    ) -> Generator[int, None, Answer]:
+        with _blaming(not_found="queue", resource_locked="queue"):
+            yield from self._topology.bind_alone(queue, exchange, key, arguments, scoped=scoped)
         return None
 
     def unbind(self, number: int, command: ExchangeUnbind, assembly: Assembly) -> Answer:

@@ -29,7 +29,7 @@ from amqp_rt_amqp010.layouts import (
 from declaring010 import DeclaringSession
 
 from amqp_rt import Broker
-from amqp_rt.fronts import Limits, Peer, QueueDeclaration
+from amqp_rt.fronts import AmqpError, Limits, Peer, QueueDeclaration
 from amqp_rt.message import Message
 from amqp_rt.outcomes import Error
 from amqp_rt.security.access import Rights
@@ -323,6 +323,47 @@ async def test_an_exclusive_binding_takes_the_key_from_other_queues() -> None:
         )
         assert here.execute(ExchangeBound(exchange="e", queue="q", binding_key="kept")) == wrong()
         assert here.execute(ExchangeBound(exchange="e", queue="unbound")) == wrong()
+
+
+async def test_an_exclusive_binding_removes_very_many_others_in_steps() -> None:
+    async with session() as here:
+        assert here.topology is not None
+        here.execute(QueueDeclare(queue="late"))
+        for number in range(1_000):
+            here.topology.bind_queue("q", "h", "many", {"a": number})
+        steps = here.topology.bind_alone("unbound", "h", "many", {})
+        sizes = [next(steps) for _ in range(21)]
+        # All have been checked, the own binding has been added, and the first others are gone.
+        assert here.topology.bound("h", "unbound", "many").key_matched
+        assert not here.topology.bound("h", "q", "many", {"a": 49}).arguments_matched
+        assert here.topology.bound("h", "q", "many", {"a": 50}).arguments_matched
+        # What is bound meanwhile has come later, and what is gone meanwhile is no error.
+        here.topology.bind_queue("late", "h", "many", {})
+        here.execute(QueueDelete(queue="q"))
+        sizes += steps
+        assert set(sizes) == {50}
+        assert len(sizes) == 40
+        assert here.topology.bound("h", "late", "many").key_matched
+
+
+async def test_an_exclusive_binding_to_an_exchange_deleted_meanwhile_is_refused() -> None:
+    async with session() as here:
+        assert here.topology is not None
+        for number in range(100):
+            here.topology.bind_queue("q", "h", "many", {"a": number})
+        steps = here.topology.bind_alone("unbound", "h", "many", {})
+        next(steps)
+        here.execute(ExchangeDelete(exchange="h"))
+        with pytest.raises(AmqpError, match="h"):
+            list(steps)
+        here.execute(ExchangeDeclare(exchange="e2", type="headers"))
+        for number in range(100):
+            here.topology.bind_queue("q", "e2", "many", {"a": number})
+        steps = here.topology.bind_alone("unbound", "e2", "many", {})
+        # While the bindings of others are removed there is nothing left to refuse.
+        assert [next(steps) for _ in range(3)] == [50] * 3
+        here.execute(ExchangeDelete(exchange="e2"))
+        assert list(steps) == []
 
 
 async def test_bindings_of_a_session_end_with_it() -> None:

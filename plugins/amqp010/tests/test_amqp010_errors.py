@@ -72,7 +72,7 @@ def test_the_table_has_all_conditions() -> None:
         *faults091._CODES,
         *faults._CODES,
         *(each for each in faults._CLOSE_CONDITIONS.values() if each != "amqp:not-found"),
-    } | {"amqp:illegal-state"}
+    }
     other = AmqpError("why", condition="app:unheard-of")
     assert faults091.Fault.of(other).code == faults.CommandFault.of(other).code == 541
 

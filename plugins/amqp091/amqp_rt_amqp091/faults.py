@@ -64,6 +64,7 @@ _CODES: Final[dict[str, int]] = {
     "amqp:resource-locked": RESOURCE_LOCKED,
     "amqp:precondition-failed": PRECONDITION_FAILED,
     "amqp:invalid-field": PRECONDITION_FAILED,
+    "amqp:illegal-state": PRECONDITION_FAILED,
     "amqp:link:message-size-exceeded": CONTENT_TOO_LARGE,
     "amqp:decode-error": SYNTAX_ERROR,
     "amqp:resource-limit-exceeded": RESOURCE_ERROR,

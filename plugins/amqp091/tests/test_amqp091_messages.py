@@ -463,6 +463,14 @@ def test_errors_mean_the_same_in_both_protocols(code: int, condition: str, soft:
 
 
 @pytest.mark.req("N7")
+@pytest.mark.parametrize("condition", ["amqp:illegal-state", "amqp:invalid-field"])
+def test_conditions_without_a_code_of_their_own_end_a_channel_only(condition: str) -> None:
+    fault = faults.Fault.of(Error(condition, "why"))
+    assert (fault.code, fault.text) == (faults.PRECONDITION_FAILED, "why")
+    assert fault.code in faults.SOFT
+
+
+@pytest.mark.req("N7")
 def test_a_reply_text_is_a_short_string_that_begins_with_the_name_of_its_code() -> None:
     assert faults.reply_text(404, "no queue") == "NOT_FOUND - no queue"
     assert len(faults.reply_text(404, "\u00e4" * 300).encode()) <= 255

@@ -295,3 +295,58 @@ async def test_branches_move_messages(low: Driven, end: str) -> None:
     ]
     assert counts == ([0, 1] if end == "commit" else [1, 0])
     assert await run("dtx.recover") == {"in-doubt": []}
+
+
+@pytest.mark.req("D18")
+async def test_files_are_staged_published_and_received(low: Driven) -> None:
+    async def run(name: str, words: dict[str, Any], *more: Any) -> None:
+        await low.step("command", "s", name, words, *more)
+
+    await run("queue.declare", {"queue": "q"})
+    await run("file.consume", {"queue": "q", "consumer-tag": "c"})
+    assert (await low.step("received", "s", "file.consume-ok"))["fields"]["consumer-tag"] == "c"
+    # Twice the largest frame, so that content is cut and joined by both sides.
+    body = bytes(range(256)) * 512
+    for begin, end in ((0, 1_000), (1_000, len(body))):
+        await run("file.open", {"identifier": "f", "content-size": len(body)})
+        opened = await low.step("received", "s", "file.open-ok")
+        assert opened["fields"].get("staged-size", 0) == begin
+        properties = struct("file-properties", filename="a.txt", priority=4, headers={"a": 1})
+        await run("file.stage", {}, {"headers": [properties], "body": body[begin:end]})
+    await run("file.publish", {"routing-key": "q", "identifier": "f"})
+    offered = await low.step("received", "s", "file.open")
+    assert offered["fields"]["content-size"] == len(body)
+    await run("file.open-ok", {"staged-size": 0})
+    staged = await low.step("received", "s", "file.stage")
+    assert staged["body"] == body
+    assert staged["headers"]["file-properties"] == {
+        "filename": "a.txt",
+        "priority": 4,
+        "headers": {"a": 1},
+    }
+    delivered = (await low.step("received", "s", "file.deliver"))["fields"]
+    assert (delivered["consumer-tag"], delivered["routing-key"]) == ("c", "q")
+    assert delivered["identifier"] == offered["fields"]["identifier"]
+    await run("file.ack", {"delivery-tag": delivered["delivery-tag"]})
+    with pytest.raises(Refused) as caught:
+        await run("file.ack", {"delivery-tag": delivered["delivery-tag"]})
+    assert caught.value.code == 542
+
+
+@pytest.mark.req("D18")
+async def test_packets_of_a_stream_are_received_and_returned(low: Driven) -> None:
+    async def publish(key: str) -> None:
+        words = {"routing-key": key, "mandatory": True}
+        properties = struct("stream-properties", content_type="video/x", priority=7)
+        content = {"headers": [properties], "body": b"frame"}
+        await low.step("command", "s", "stream.publish", words, content)
+
+    await low.step("command", "s", "queue.declare", {"queue": "q"})
+    await low.step("command", "s", "stream.consume", {"queue": "q", "consumer-tag": "c"})
+    await publish("q")
+    packet = await low.step("received", "s", "stream.deliver")
+    assert (packet["fields"]["consumer-tag"], packet["body"]) == ("c", b"frame")
+    assert packet["headers"]["stream-properties"] == {"content-type": "video/x", "priority": 7}
+    await publish("nowhere")
+    returned = await low.step("received", "s", "stream.return")
+    assert (returned["fields"]["reply-code"], returned["body"]) == (312, b"frame")

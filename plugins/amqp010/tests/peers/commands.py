@@ -7,13 +7,23 @@ import os
 import sys
 
 from notation import compound, octets, ranged, read, serve
+from qpid import ops
 from qpid.connection import Connection
-from qpid.datatypes import Future, Message, Serial
+from qpid.datatypes import Future, Serial
 from qpid.exceptions import Closed
 from qpid.ops import COMMANDS, CONTROLS
-from qpid.queue import Empty
-from qpid.session import SessionException
+from qpid.queue import Empty, Queue
+from qpid.session import Client, SessionException
 from qpid.util import connect, ssl
+
+
+def load_contents():
+    """Load classes file and stream, which the library has in its XML and leaves out."""
+    ops.included = lambda node: True
+    for name, bases, fields in ops.load_types_from_xml(ops.file):
+        for base, known in ((ops.Command, COMMANDS), (ops.Compound, ops.COMPOUND)):
+            if bases == (base,) and fields["NAME"] not in known:
+                known[fields["NAME"]] = known[fields["CODE"]] = type(name, bases, fields)
 
 
 class Failed(Exception):
@@ -50,6 +60,23 @@ def named(text):
     return str(text.replace("-", "_").replace(".", "_"))
 
 
+class Recording(Client):
+    """Delegate of a session that keeps the commands of classes file and stream, which the library's own lacks."""
+
+    def __init__(self, session):
+        Client.__init__(self, session)
+        self.received = {}
+
+    def __getattr__(self, name):
+        if name.startswith(("file_", "stream_")):
+            return self.queue(name).put
+        raise AttributeError(name)
+
+    def queue(self, name):
+        # The thread of the connection and that of the steps may both be the first.
+        return self.received.setdefault(name, Queue())
+
+
 class Steps:
     def __init__(self):
         self.connections = {}
@@ -67,7 +94,9 @@ class Steps:
 
     def session(self, name, connection, label=None, auto_sync=True, timeout=20):
         """Attach a session. Without *auto_sync* commands are not waited for."""
-        session = self.connections[connection].session(octets(label or name), timeout=timeout)
+        session = self.connections[connection].session(
+            octets(label or name), timeout=timeout, delegate=Recording
+        )
         session.auto_sync = auto_sync
         self.sessions[name] = session
 
@@ -75,7 +104,7 @@ class Steps:
         """Send a command, and return its id and, with auto_sync, its result.
 
         Args:
-            message: ``{"headers": [structs], "body": {"hex": octets}}`` of a transfer.
+            message: ``{"headers": [structs], "body": {"hex": octets}}`` of a command with content.
             sync: The sync bit; auto_sync sets it in any case.
         """
         session = self.sessions[session]
@@ -83,10 +112,9 @@ class Steps:
         command = compound(kind, fields or {})
         words = {each.name: command[each.name] for each in kind.FIELDS}
         if message is not None:
-            body = message.get("body")
-            parts = read(message.get("headers") or [])
-            parts.append(read(body))
-            words["message"] = Message(*parts)
+            # The library splits a Message for transfers only.
+            words["headers"] = read(message.get("headers") or [])
+            words["payload"] = read(message.get("body"))
         number = session.sender.next_id.value
         result = awaited(session.invoke, kind, (), dict(words, sync=sync))
         if isinstance(result, Future):
@@ -125,6 +153,15 @@ class Steps:
         headers = {each.NAME.replace("_", "-"): each for each in message.headers or []}
         return {"id": message.id, "headers": headers, "body": message.body}
 
+    def received(self, session, name, timeout=20):
+        """Return the next command *name* of class file or stream: id, fields, headers and body; null if none comes."""
+        try:
+            found = self.sessions[session].delegate.queue(named(name)).get(timeout=timeout)
+        except Empty:
+            return None
+        headers = {each.NAME.replace("_", "-"): each for each in found.headers or []}
+        return {"id": found.id, "fields": found, "headers": headers, "body": found.payload}
+
     def complete(self, session, pairs):
         """Tell the broker that its commands of *pairs* are complete."""
         session = self.sessions[session]
@@ -161,6 +198,7 @@ class Steps:
         self.connections[connection].close(timeout=timeout)
 
 
+load_contents()
 serve(Steps())
 sys.stdout.flush()
 # Threads that read from connections a test has left open would be waited for.

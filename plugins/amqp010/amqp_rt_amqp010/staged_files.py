@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO
 
 from msgspec import Struct
 
@@ -188,9 +188,11 @@ class StagedFiles:
             # Unbuffered: what was written has left this process's memory.
             file.store = TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
         file.store.seek(0, 2)
-        view: Any = memoryview(bytes(file.tail))
-        while view:
-            view = view[file.store.write(view) :]
+        written = 0
+        # Views of the tail, since a copy costs as much as the write; they end before the tail is cleared.
+        while written < len(file.tail):
+            with memoryview(file.tail) as whole, whole[written:] as rest:
+                written += file.store.write(rest)
         file.tail.clear()
 
     def _charge(self, file: StagedFile, octets: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 from amqp_rt_amqp010 import content_properties, layouts, streams
 from amqp_rt_amqp010.content_transfers import ContentTransfer
 from amqp_rt_amqp010.limits import CONSUMERS_MAX, STREAM_WAITING_MAX, STREAM_WAITING_OCTETS_MAX
+from call_counts import plain_only
 from octets010 import Operation, Struct
 from protocol010 import Failed
 from served010 import serving
@@ -388,6 +389,7 @@ def test_packets_that_wait_do_not_outlive_the_attachment() -> None:
     assert bodies(again) == [b"1", b"3"]
 
 
+@plain_only
 def test_equal_headers_are_converted_once_and_packets_keep_their_own_bodies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

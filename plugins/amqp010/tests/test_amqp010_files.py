@@ -14,6 +14,7 @@ from amqp_rt_amqp010.limits import (
     OUTGOING_FILES_MAX,
     OUTGOING_FILES_OCTETS_MAX,
 )
+from amqp_rt_amqp091 import BasicProperties
 from amqp_rt_amqp091 import connect as connect091
 from client010 import connected
 from files010 import Receiver, send_file
@@ -618,3 +619,26 @@ async def test_files_pass_between_three_protocols() -> None:
             assert others[-2].body == b"from 1.0"
             assert others[-2].headers[0].filename == "made"
             await session.call("file.ack", delivery_tag=others[-1].delivery_tag)
+
+
+@pytest.mark.req("X2", "D18")
+async def test_a_header_of_091_marks_no_file_and_comes_back_as_it_was() -> None:
+    async with Broker(fronts=[Front(), "amqp091"], volatile=True) as broker:
+        await broker.declare(Queue("q"))
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        stream = await trio.open_tcp_stream("127.0.0.1", int(url.rpartition(":")[2]))
+        async with (
+            connected(stream) as client,
+            connect091(url) as amqp091,
+            amqp091.channel() as channel,
+        ):
+            session = await client.session(b"session")
+            await session.call("file.consume", queue="q", consumer_tag="c")
+            headers = {"x-content-class": "file", "x-filename": "n"}
+            properties = BasicProperties(headers=headers)
+            await channel.publish(b"marked", key="q", properties=properties)
+            await session.sync()
+            assert [each.name for each in session.state.others] == ["file.consume-ok"]
+            found = await channel.get("q", no_ack=True)
+            assert found is not None
+            assert (found.body, found.properties.headers) == (b"marked", headers)

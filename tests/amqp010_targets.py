@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from amqp_rt_amqp010.assembling import Assembler, Assembly
 from amqp_rt_amqp010.codec import (
     read_command,
     read_control,
@@ -20,15 +21,7 @@ from amqp_rt_amqp010.codec import (
     write_value,
 )
 from amqp_rt_amqp010.faults import CommandFault, ConnectionFault
-from amqp_rt_amqp010.frames import (
-    CONTROL,
-    Assembler,
-    Assembly,
-    Frame,
-    FrameReader,
-    assembly_frames,
-    control_frames,
-)
+from amqp_rt_amqp010.frames import CONTROL, Frame, FrameReader, assembly_frames, control_frames
 from amqp_rt_amqp010.layouts import MessageTransfer
 from amqp_rt_amqp010.limits import ASSEMBLY_COST
 from amqp_rt_amqp010.reading import DecodeFault

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .frames import Assembly, Frame
+from .assembling import Assembly
+from .frames import Frame
 from .front import Front
 from .interceptors import CommandInterceptor, FrameInterceptor, OpenInterceptor, Refusal, Verdict
 from .layouts import Command, ErrorCode

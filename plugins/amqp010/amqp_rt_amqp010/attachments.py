@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
+from .assembling import Assembly
 from .faults import CommandFault, ConnectionFault
-from .frames import Assembly
 from .handlers import CommandHandler, Transport
 from .layouts import (
     Control,

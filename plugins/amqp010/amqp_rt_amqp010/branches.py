@@ -13,9 +13,9 @@ from amqp_rt.fronts import (
 )
 from amqp_rt.fronts import Xid as BranchId
 
+from .assembling import Assembly
 from .contexts import WAIT, Context
 from .faults import CommandFault
-from .frames import Assembly
 from .handlers import Answer, Method
 from .layouts import (
     Command,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from amqp_rt.fronts import Error
 from amqp_rt.fronts.links import FrontLink
 
+from .assembling import Assembly
 from .attachments import Attachment, AttachmentStage
 from .faults import CommandFault
-from .frames import Assembly
 from .handlers import CommandHandler
 from .handling import Handler
 from .layouts import Control

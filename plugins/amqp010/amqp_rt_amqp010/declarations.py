@@ -11,9 +11,9 @@ from amqp_rt.errors import AmqpError
 from amqp_rt.fronts import Exchange, QueueDeclaration, QueueState, Topology
 
 from .arguments import BindingArguments, QueueArguments, exchange_arguments, shown
+from .assembling import Assembly
 from .contexts import WAIT, Context
 from .faults import CommandFault
-from .frames import Assembly
 from .handlers import Answer, Method
 from .layouts import (
     Command,

@@ -24,6 +24,7 @@ from amqp_rt.fronts import (
 )
 from amqp_rt.fronts.engines import GatheringEngine, LoginExchange
 
+from .assembling import Assembler, Assembly
 from .channels import Channel
 from .codec import read_control, write_control
 from .contexts import Thirsty
@@ -35,8 +36,6 @@ from .frames import (
     FRAME_SIZE_MAX,
     FRAME_SIZE_MIN,
     PROTOCOL_HEADER,
-    Assembler,
-    Assembly,
     Frame,
     FrameReader,
     control_frames,

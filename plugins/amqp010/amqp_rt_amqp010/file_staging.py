@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 
 from amqp_rt.fronts import AmqpError, Error, TransactionalState
 
+from .assembling import Assembly
 from .codec import write_command
 from .content_properties import read_properties, to_content
 from .content_transfers import ContentTransfer
 from .contexts import Context, Steps
 from .faults import CommandFault
-from .frames import Assembly
 from .handlers import LATER, Answer, Method
 from .layouts import (
     Command,

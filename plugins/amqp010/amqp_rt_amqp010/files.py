@@ -20,6 +20,7 @@ from amqp_rt.fronts import (
     Symbol,
 )
 
+from .assembling import Assembly
 from .codec import write_command
 from .consumers import (
     ConsumerLink,
@@ -35,7 +36,6 @@ from .contexts import Context
 from .deliveries import Deliveries, OutgoingDelivery
 from .faults import CommandFault
 from .file_outbox import FileOutbox, OutgoingFile
-from .frames import Assembly
 from .handlers import Answer, Method
 from .layouts import (
     AcceptMode,

@@ -6,9 +6,9 @@ destination in the same session; ``message.resume`` makes that the one with a re
 
 from __future__ import annotations
 
+from .assembling import Assembly
 from .contexts import Context
 from .faults import CommandFault
-from .frames import Assembly
 from .handlers import Answer, Method
 from .layouts import (
     Command,

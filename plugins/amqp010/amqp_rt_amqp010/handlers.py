@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
-from .frames import Assembly
+from .assembling import Assembly
 from .layouts import Command, Composite, Control, ExecutionException
 from .serials import RangeSet
 

@@ -14,6 +14,7 @@ from amqp_rt.fronts import AmqpError, Limits, Peer, Topology, TransactionBranche
 from amqp_rt.fronts.anchors import Anchor
 from amqp_rt.fronts.links import FrontLink
 
+from .assembling import Assembly
 from .branches import Branches
 from .contexts import Connection
 from .declarations import Declarations
@@ -21,7 +22,6 @@ from .faults import CommandFault
 from .file_staging import FileStaging
 from .files import Files
 from .fragments import Fragments
-from .frames import Assembly
 from .handlers import LATER, Answer, Method
 from .layouts import (
     Command,

@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 
 from amqp_rt.fronts import Peer
 
+from .assembling import Assembly
 from .engine import Engine
 from .faults import CommandFault, ConnectionFault
-from .frames import Assembly, Frame
+from .frames import Frame
 from .handlers import Answer
 from .handling import Handler
 from .layouts import CloseCode, Command, ErrorCode

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from amqp_rt.fronts import AmqpError, Event, Limits, Topology, TransactionBranches
 from amqp_rt.fronts.anchors import Anchor
 
+from .assembling import Assembly
 from .contexts import WAIT, Connection, Steps
 from .faults import CommandFault
-from .frames import Assembly
 from .handlers import LATER, Answer, Later
 from .layouts import Command
 from .limits import COMMAND_COST, HELD_MAX, HELD_OCTETS_MAX

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TypeAlias
 
+from .assembling import Assembly
 from .faults import CommandFault
-from .frames import Assembly
 from .layouts import ErrorCode
 from .limits import (
     CHUNK_COST,

@@ -11,12 +11,12 @@ from amqp_rt.fronts.links import FrontDelivery
 from amqp_rt.fronts.recent import OCTETS_MAX, Recent
 
 from .arguments import MESSAGE_SEQUENCE, plain
+from .assembling import Assembly
 from .codec import read_entries, write_command
 from .content_properties import Content
 from .contexts import Connection, Context
 from .faults import CommandFault
 from .fragments import Fragments
-from .frames import Assembly
 from .handlers import LATER, Answer, Method
 from .layouts import (
     AcceptMode,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from .assembling import Assembly
 from .codec import read_command, write_command
 from .faults import CommandFault
-from .frames import Assembly
 from .handlers import Answer, CommandHandler, Later, SessionCarrier, Transport
 from .layouts import (
     Command,

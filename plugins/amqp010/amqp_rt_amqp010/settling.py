@@ -12,10 +12,10 @@ from typing import Final
 from amqp_rt.fronts import ACCEPTED, RELEASED, Error, Outcome, Rejected
 from amqp_rt.fronts.links import REQUEUED
 
+from .assembling import Assembly
 from .contexts import Context, Steps
 from .deliveries import Deliveries, OutgoingDelivery
 from .faults import CommandFault
-from .frames import Assembly
 from .handlers import LATER, Answer, Method
 from .layouts import (
     Acquired,

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from amqp_rt.fronts import Error, LocalProtocolError, Payload, Source, Symbol
 
+from .assembling import Assembly
 from .codec import write_command
 from .consumers import (
     ConsumerLink,
@@ -27,7 +28,6 @@ from .content_transfers import ContentTransfer
 from .contexts import Context
 from .deliveries import Deliveries, OutgoingDelivery
 from .faults import CommandFault
-from .frames import Assembly
 from .handlers import Answer, Method
 from .layouts import (
     AcceptMode,

@@ -13,11 +13,11 @@ from amqp_rt.fronts import AmqpError, Error, Source, Symbol
 from amqp_rt.fronts.links import REQUEUED
 
 from .arguments import NO_LOCAL
+from .assembling import Assembly
 from .contexts import WAIT, Context, Steps
 from .credit import UNLIMITED
 from .deliveries import Deliveries
 from .faults import CommandFault
-from .frames import Assembly
 from .handlers import Answer, Method
 from .layouts import (
     AcceptMode,

@@ -22,10 +22,10 @@ from amqp_rt.fronts import (
 )
 from amqp_rt.fronts.links import FrontDelivery, FrontReceivingLink
 
+from .assembling import Assembly
 from .contexts import WAIT, Context
 from .deliveries import Waiter
 from .faults import CommandFault
-from .frames import Assembly
 from .handlers import Answer, Method
 from .layouts import Command, ErrorCode, TxCommit, TxRollback, TxSelect
 

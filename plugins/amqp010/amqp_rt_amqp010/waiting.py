@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from .frames import Assembly
+from .assembling import Assembly
 from .layouts import Control
 from .limits import COMMAND_COST
 from .serials import RangeSet

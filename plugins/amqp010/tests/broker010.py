@@ -9,11 +9,12 @@ from collections.abc import Callable, Generator
 from typing import Any, cast
 
 import worlds091
+from amqp_rt_amqp010.assembling import Assembly
 from amqp_rt_amqp010.codec import write_command, write_entries
 from amqp_rt_amqp010.contexts import WAIT, Conclude
 from amqp_rt_amqp010.faults import CommandFault
 from amqp_rt_amqp010.fragments import Fragments
-from amqp_rt_amqp010.frames import COMMAND, Assembly
+from amqp_rt_amqp010.frames import COMMAND
 from amqp_rt_amqp010.handlers import LATER, Answer, Later
 from amqp_rt_amqp010.layouts import (
     Command,

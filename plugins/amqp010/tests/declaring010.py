@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from amqp_rt_amqp010.assembling import Assembly
 from amqp_rt_amqp010.contexts import WAIT, Steps
 from amqp_rt_amqp010.declarations import Declarations
 from amqp_rt_amqp010.faults import CommandFault
-from amqp_rt_amqp010.frames import COMMAND, Assembly
+from amqp_rt_amqp010.frames import COMMAND
 from amqp_rt_amqp010.handlers import LATER, Answer, Later
 from amqp_rt_amqp010.layouts import Command
 from amqp_rt_amqp010.order import fault_of

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from amqp_rt_amqp010.assembling import Assembly
 from amqp_rt_amqp010.attachments import Attachment
 from amqp_rt_amqp010.codec import read_command, write_command
 from amqp_rt_amqp010.faults import CommandFault
-from amqp_rt_amqp010.frames import COMMAND, Assembly
+from amqp_rt_amqp010.frames import COMMAND
 from amqp_rt_amqp010.handlers import LATER, Answer
 from amqp_rt_amqp010.layouts import (
     Command,

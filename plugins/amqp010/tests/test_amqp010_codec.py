@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 from amqp010_targets import segments010
 from amqp_rt_amqp010 import layouts
+from amqp_rt_amqp010.assembling import Assembler
 from amqp_rt_amqp010.codec import (
     read_command,
     read_control,
@@ -28,7 +29,7 @@ from amqp_rt_amqp010.codec import (
     write_value,
 )
 from amqp_rt_amqp010.faults import CommandFault, ConnectionFault
-from amqp_rt_amqp010.frames import Assembler, FrameReader, assembly_frames, control_frames
+from amqp_rt_amqp010.frames import FrameReader, assembly_frames, control_frames
 from amqp_rt_amqp010.layouts import (
     COMMANDS,
     CONTROLS,

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 import pytest
+from amqp_rt_amqp010.assembling import Assembler, Assembly
 from amqp_rt_amqp010.attachments import Attachment
 from amqp_rt_amqp010.codec import (
     read_command,
@@ -15,14 +16,7 @@ from amqp_rt_amqp010.codec import (
     write_entries,
 )
 from amqp_rt_amqp010.faults import CommandFault
-from amqp_rt_amqp010.frames import (
-    CONTROL,
-    Assembler,
-    Assembly,
-    FrameReader,
-    assembly_frames,
-    control_frames,
-)
+from amqp_rt_amqp010.frames import CONTROL, FrameReader, assembly_frames, control_frames
 from amqp_rt_amqp010.handlers import LATER, Answer
 from amqp_rt_amqp010.layouts import (
     Command,

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 from amqp010_targets import frames010
+from amqp_rt_amqp010.assembling import Assembler, Assembly
 from amqp_rt_amqp010.codec import write_command, write_control
 from amqp_rt_amqp010.faults import CommandFault, ConnectionFault
 from amqp_rt_amqp010.frames import (
@@ -28,8 +29,6 @@ from amqp_rt_amqp010.frames import (
     OVERHEAD,
     PROTOCOL_HEADER,
     WHOLE,
-    Assembler,
-    Assembly,
     Frame,
     FrameReader,
     assembly_frames,

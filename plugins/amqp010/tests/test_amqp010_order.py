@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import trio.testing
 from amqp_rt_amqp010 import handling
+from amqp_rt_amqp010.assembling import Assembly
 from amqp_rt_amqp010.contexts import WAIT, Context, Steps
 from amqp_rt_amqp010.faults import CommandFault
-from amqp_rt_amqp010.frames import Assembly
 from amqp_rt_amqp010.handlers import Answer
 from amqp_rt_amqp010.layouts import (
     Command,

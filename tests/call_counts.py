@@ -14,7 +14,9 @@ import pytest
 import amqp_rt
 
 #: Compiled functions call each other without the interpreter.
-plain_only = pytest.mark.skipif(amqp_rt.COMPILED, reason="counts calls of plain Python functions")
+plain_only = pytest.mark.skipif(
+    amqp_rt.COMPILED, reason="counts or replaces plain Python functions"
+)
 
 
 class Calls:

@@ -186,9 +186,13 @@ class KindModel(RuleBasedStateMachine):
         self.deliver()
         if self.options.get("overflow") == "drop-head":
             while self.available and self.count() > 4:
-                item = min(self.available, key=self.rank)
+                item = min(self.available, key=self.worth)
                 self.available.remove(item)
                 self.dead_letter(item)
+
+    def worth(self, item: Item) -> tuple[Any, ...]:
+        """Return the place of *item* among those that a ring gives up, lowest first."""
+        return (item.priority, item.place) if self.order == "priorities" else self.rank(item)
 
     def count(self) -> int:
         held = sum(len(consumer.held) for consumer in self.consumers)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from amqp_rt_amqp010 import order
 from amqp_rt_amqp010.layouts import ErrorCode
+from call_counts import plain_only
 from octets010 import Struct
 from protocol010 import CREDIT, UNLIMITED, Failed, xid
 from subscribers010 import Attached, World
@@ -239,6 +240,7 @@ def test_a_session_that_ends_between_the_steps_of_a_rollback_gives_all_messages_
     assert 0 < stats.available <= 500 - rejected
 
 
+@plain_only
 @pytest.mark.req("D11")
 @pytest.mark.parametrize("name", ["accept", "release", "reject", "acquire"])
 def test_held_messages_are_looked_through_in_steps(

@@ -7,7 +7,7 @@ links that send to it, so that all promises together never exceed the room.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol, TypeAlias
@@ -472,8 +472,6 @@ class Producer(Inlet):
         #: The link's present credit, and its credit after the last grant.
         self.promised = 0
         self.granted = 0
-        #: Whether the link waits for room.
-        self.waiting = False
         #: Whether messages may arrive before any credit, and whether the present batch may have
         #: such.
         self.early = entry_factory.limits.early_deliveries_max > 0
@@ -572,8 +570,9 @@ class Intake:
         self.producers: set[Producer] = set()
         #: Total credit of all of them.
         self.promised = 0
-        #: Producers waiting for room, in order of arrival; some may have stopped waiting since.
-        self._waiting: deque[Producer] = deque()
+        #: Producers waiting for room, in order of arrival. An ordered dict removes any of them at once,
+        #: and gives out the first at once, too.
+        self._waiting: OrderedDict[Producer, None] = OrderedDict()
         node.on_room = self.on_room
 
     def opened(self, producer: Producer) -> None:
@@ -585,10 +584,8 @@ class Intake:
         """Remove the producer of a link that has ended; its credit is free for others."""
         self.promised -= producer.promised
         producer.promised = 0
-        producer.waiting = False
         self.producers.discard(producer)
-        if len(self._waiting) > 2 * len(self.producers) + 16:
-            self._waiting = deque(each for each in self._waiting if each.waiting)
+        self._waiting.pop(producer, None)
         self.on_room()
 
     def used(self, producer: Producer) -> None:
@@ -601,7 +598,7 @@ class Intake:
         """Grant new credit once half of the last is used, so that one flow serves many messages."""
         if (
             producer.promised * 2 <= producer.granted
-            and not producer.waiting
+            and producer not in self._waiting
             and producer in self.producers
         ):
             self._give(producer)
@@ -613,10 +610,8 @@ class Intake:
             if self.room() <= 0:
                 self._wait()
                 break
-            producer = self._waiting.popleft()
-            if producer.waiting:
-                producer.waiting = False
-                self._give(producer)
+            producer, _ = self._waiting.popitem(last=False)
+            self._give(producer)
 
     def room(self) -> int:
         """Return the number of messages for which credit may still be granted."""
@@ -630,8 +625,7 @@ class Intake:
             # There is too little for all of them. Leave some for a link that attaches later.
             more = min(more, max(room // (sharing + 1), min(room, 1)))
         if more <= 0:
-            producer.waiting = True
-            self._waiting.append(producer)
+            self._waiting[producer] = None
             self._wait()
             return
         self.promised += more

@@ -255,6 +255,10 @@ class SendingLink(FrontLink):
         left: list[OutgoingDelivery] = []
         for number, delivery in self.held.items():
             if tables.held.pop(number, None) is not None:
+                if delivery.state is None:
+                    # The transaction in which it was accepted has been rolled back, and its turn to get
+                    # the outcome that the client gave it meanwhile has not come.
+                    delivery.state = delivery.outcome_on_rollback
                 left.append(delivery)
             else:
                 tables.copies.pop(number, None)

@@ -119,6 +119,12 @@ class TransactionBranches(Protocol):
     def end(self, xid: Xid, *, fail: bool = False, suspend: bool = False) -> XaStatus:
         """End or suspend the work of the session in a branch; *fail* makes that rollback-only."""
 
+    def when_returned(self, xid: Xid, call: Callable[[], None]) -> None:
+        """Call *call* once the queues have got back the messages of a branch that was rolled back.
+
+        Without such a branch, or if they have them, it is called at once.
+        """
+
     def prepare(self, xid: Xid, done: BranchDone) -> None:
         """Prepare a branch: what is durable in it survives the process."""
 

@@ -1624,7 +1624,7 @@ class MessageQueue(DistributionNode):
             if not self.deleted:
                 self._give_back_all()
 
-    def conclude_all_left(self) -> None:
+    def conclude_all(self) -> None:
         """Conclude all pending deliveries, since the event loop gives no more turns."""
         if self._left:
             work, self.memory.work = self.memory.work, maxsize

@@ -376,7 +376,7 @@ class MessageTopic:
         queue = self._new_queue()
         queue.counts = self.counts
         queue.on_alarm = partial(self.on_alarm, queue)
-        queue.on_unfinished = partial(self.on_unfinished, queue, queue.conclude_all_left)
+        queue.on_unfinished = partial(self.on_unfinished, queue, queue.deferred.conclude_all)
         self._identities += 1
         identity = self._identities
         self._queues[identity] = queue

@@ -119,6 +119,9 @@ class Transaction:
         self._held_messages = 0
         self._work: dict[Enlisted, None] = {}
         self._acquiring: dict[Subscription, None] = {}
+        #: Nodes to which a rollback still returns messages, and what to call after the last one.
+        self._returning = 0
+        self._after_return: list[Callable[[], None]] = []
 
     @property
     def has_room(self) -> bool:
@@ -259,7 +262,7 @@ class Transaction:
 
         Deliveries that their consumers hold unsettled are as before. Messages acquired in the
         transaction are released; deliveries that cannot return to their consumers get the default
-        outcomes of their links.
+        outcomes of their links. A node gets back many of them in later turns: see :meth:`when_returned`.
         """
         posts, self._posts = self._posts, []
         for inlet, entry, _ in posts:
@@ -283,9 +286,28 @@ class Transaction:
             # Later dispositions of its consumer have no effect.
             delivery.context = enlisted.outcome
             concluded.setdefault(subscription.node, []).append(enlisted)
+        self._returning += len(concluded)
         for node, each in concluded.items():
-            node.conclude_left(each, self._conclude_rolled_back)
+            node.conclude_left(each, self._conclude_rolled_back, self._returned)
         self._finish_outcomes(work)
+
+    def _returned(self) -> None:
+        """Note that one more node has got back all that a rollback returns to it."""
+        self._returning -= 1
+        if not self._returning:
+            waiting, self._after_return = self._after_return, []
+            for call in waiting:
+                call()
+
+    def when_returned(self, call: Callable[[], None]) -> None:
+        """Call *call* once all nodes have got back what a rollback returns to them; at once if they have.
+
+        Nodes that are deleted or go out of service meanwhile are not waited for any longer.
+        """
+        if self._returning:
+            self._after_return.append(call)
+        else:
+            call()
 
     def commit(self, done: Callable[[Error | None], None]) -> None:
         """Commit, and call *done* after that.
@@ -593,7 +615,13 @@ class Transaction:
         self._answer(enlisted, outcome)
 
     def _conclude_rolled_back(self, enlisted: Enlisted) -> None:
-        self._conclude(enlisted, cast("Outcome", enlisted.outcome))
+        try:
+            self._conclude(enlisted, cast("Outcome", enlisted.outcome))
+        except Exception as error:
+            journal = self._journal
+            if journal is None:
+                raise
+            journal.on_fault(enlisted.subscription.node, error)
 
     def _answer(self, enlisted: Enlisted, outcome: Outcome) -> None:
         delivery = enlisted.delivery

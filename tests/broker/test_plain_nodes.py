@@ -46,9 +46,16 @@ class OneEntry:
     def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
         delivery.settle(TOO_LATE)
 
-    def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
+    def conclude_left(
+        self,
+        deliveries: list[Any],
+        finish: Callable[[Any], None],
+        after: Callable[[], None] | None = None,
+    ) -> None:
         for delivery in deliveries:
             finish(delivery)
+        if after is not None:
+            after()
 
     def concluded(self) -> None:
         """Deliver nothing more."""

@@ -377,7 +377,7 @@ class Side:
         self.queue.resume()
 
     def conclude_all(self) -> None:
-        self.queue.conclude_all_left()
+        getattr(self.queue, "deferred", self.queue).conclude_all()
 
     def take_out(self, count: int, drops: bool) -> None:
         taken = self.queue.drop(count) if drops else self.queue.withdraw(count)

@@ -91,7 +91,7 @@ class BranchEndings:
         def end() -> None:
             work.roll_back()
             self._branches.forget(branch)
-            self._answer(branch, done, XaStatus.OK)
+            work.when_returned(partial(self._answer, branch, done, XaStatus.OK))
 
         work.discharge(end)
 

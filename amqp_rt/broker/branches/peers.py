@@ -194,6 +194,17 @@ class PeerBranches:
             return branch.failure
         return status
 
+    def when_returned(self, xid: Xid, call: Callable[[], None]) -> None:
+        """Call *call* once the queues have got back the messages of a branch that was rolled back.
+
+        Without such a branch it is called at once.
+        """
+        branch = self._find(xid)
+        if branch is None:
+            call()
+        else:
+            branch.work.when_returned(call)
+
     def _associate(self, branch: Branch) -> None:
         """Let the work of the session belong to *branch*."""
         if not self._mine:
@@ -283,6 +294,8 @@ class PeerBranches:
                 self._branches.forget(branch)
             if operation is Operation.ROLL_BACK and not branch.timed_out:
                 status = XaStatus.OK
+            branch.work.when_returned(partial(done, status))
+            return
         done(status)
 
     def _perform_later(self, operation: Operation, xid: Xid, done: Done) -> None:

@@ -202,12 +202,12 @@ class BranchWork(Transaction):
         journal = self._journal
         if journal is None:
             self.roll_back()
-            done(None)
+            self.when_returned(partial(done, None))
             return
 
         def kept() -> None:
             self.roll_back()
-            done(None)
+            self.when_returned(partial(done, None))
 
         unit = Unit(done)
         note(unit)

@@ -453,7 +453,7 @@ def schedule(queue: MessageQueue, services: Services) -> None:
     """Call *queue* when its alarms are due, and in later turns while it has deferred work."""
     turns = services.turns
     queue.on_alarm = partial(turns.set_alarm, queue)
-    queue.on_unfinished = partial(turns.resume_later, queue, queue.conclude_all_left)
+    queue.on_unfinished = partial(turns.resume_later, queue, queue.deferred.conclude_all)
 
 
 async def peek(

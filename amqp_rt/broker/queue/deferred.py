@@ -22,11 +22,18 @@ class _Left:
     Args:
         deliveries: Arguments of :meth:`finish`.
         finish: Concludes one of them, unless it has been concluded in the meantime.
+        after: Called after the last one.
     """
 
-    def __init__(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        deliveries: list[Any],
+        finish: Callable[[Any], None],
+        after: Callable[[], None] | None,
+    ) -> None:
         self.deliveries = deliveries
         self.finish = finish
+        self.after = after
         #: Number of those concluded.
         self.done: int = 0
 
@@ -46,24 +53,33 @@ class Deferred:
         #: Objects of the deleted queue that have not been freed yet.
         self.trash: list[Any] = []
 
-    def conclude(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
+    def conclude(
+        self,
+        deliveries: list[Any],
+        finish: Callable[[Any], None],
+        after: Callable[[], None] | None = None,
+    ) -> None:
         """Call *finish* for each of *deliveries*: as far as this turn allows, later for the rest.
 
         No message is delivered before all of them are concluded, since messages behind a requeued
         one must not overtake it. The remaining ones belong to the queue: their link and connection
-        may have ended.
+        may have ended. They are concluded even if the queue is deleted meanwhile, or one of them fails.
 
         Args:
             deliveries: Deliveries to conclude in this order, after those of earlier calls.
             finish: Called with each of them; must check whether it has been concluded already.
+            after: Called after the last of them.
         """
         queue = self._queue
-        self.unconcluded.append(_Left(deliveries, finish))
-        if len(self.unconcluded) == 1:
-            self._conclude_some()
-        if self.unconcluded:
-            queue.turns.pumping = True
-            queue.resume_later()
+        self.unconcluded.append(_Left(deliveries, finish, after))
+        try:
+            if len(self.unconcluded) == 1:
+                self._conclude_some()
+        finally:
+            # After an error too: the others are concluded although the queue goes out of service.
+            if self.unconcluded:
+                queue.turns.pumping = True
+                queue.resume_later()
 
     def _conclude_some(self) -> None:
         """Conclude pending deliveries as far as the work of this turn allows."""
@@ -85,14 +101,18 @@ class Deferred:
                 finally:
                     self.concluding = False
             self.unconcluded.popleft()
+            if left.after is not None:
+                left.after()
 
     def resume(self) -> None:
         """Conclude more of the deliveries, and deliver messages once there are none left."""
         queue = self._queue
-        self._conclude_some()
-        if self.unconcluded:
-            queue.resume_later()
-        else:
+        try:
+            self._conclude_some()
+        finally:
+            if self.unconcluded:
+                queue.resume_later()
+        if not self.unconcluded:
             queue.turns.pumping = queue.turns.exhausted
             queue.concluded()
             if not queue.deleted:

@@ -709,13 +709,14 @@ class MessageQueue(DistributionNode):
         else:
             delivery.settle(outcome)
 
-    def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
-        """Call *finish* for each of *deliveries*: as far as this turn allows, later for the rest."""
-        self.deferred.conclude(deliveries, finish)
-
-    def conclude_all_left(self) -> None:
-        """Conclude all pending deliveries, since the event loop gives no more turns."""
-        self.deferred.conclude_all()
+    def conclude_left(
+        self,
+        deliveries: list[Any],
+        finish: Callable[[Any], None],
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        """Call *finish* for each of *deliveries*, as far as this turn allows and later for the rest, then *after*."""
+        self.deferred.conclude(deliveries, finish, after)
 
     def is_busy(self) -> bool:
         """Return whether long work has to wait for a later turn of the event loop."""
@@ -885,9 +886,8 @@ class MessageQueue(DistributionNode):
         """Delete the queue and drop its messages; later outcomes have no effect."""
         self.deleted = True
         self.counts.dropped += self.available + self.acquired + self.delayed
-        self.memory.held -= self.bytes - self.beyond
+        self.memory.held += self.beyond + self.paging.bytes - self.bytes
         self.beyond = 0
-        self.memory.held += self.paging.bytes
         self.paging.count = 0
         self.paging.end()
         self.bytes = self.available = self.acquired = self.pending = self.held = self.delayed = 0

@@ -88,8 +88,16 @@ class DistributionNode:
         """Return whether work that may take long has to wait for a later turn of the event loop."""
         return False
 
-    def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
-        """Call *finish* for each of *deliveries*, of a large number for some in later turns."""
+    def conclude_left(
+        self,
+        deliveries: list[Any],
+        finish: Callable[[Any], None],
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        """Call *finish* for each of *deliveries*, of a large number for some in later turns, then *after*.
+
+        If the node is deleted meanwhile, *after* is called all the same.
+        """
         raise NotImplementedError
 
     def pause(self, subscription: Subscription) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Final, cast
 
 from amqp_rt.fronts import (
@@ -127,6 +128,8 @@ class Branches:
     def end(self, number: int, command: DtxEnd, assembly: Assembly) -> Answer:
         """End or suspend the work in a branch, after the transfers that came before.
 
+        With *fail* it completes when the queues have the messages back that were accepted in the branch.
+
         Raises:
             CommandFault: Dtx was not selected (409), or the xid is wrong (542).
             AmqpError: The broker refuses it.
@@ -147,6 +150,11 @@ class Branches:
             # The broker settles deliveries that were accepted in the branch when that ends.
             self._current.leave()
             self._worked_on = None
+        if command.fail:
+            reply = BrokerReply(self._context)
+            branches.when_returned(xid, partial(reply, None))
+            while not reply.has_come:
+                yield WAIT
         if self._before_end is not None:
             self._before_end()
         return XaResult(status=int(status))
@@ -189,7 +197,7 @@ class Branches:
         return self._context.run(number, command, self._status(reply))
 
     def roll_back(self, number: int, command: DtxRollback, assembly: Assembly) -> Answer:
-        """Roll back a branch; messages consumed in it are requeued.
+        """Roll back a branch; completes when the messages consumed in it are requeued.
 
         Raises:
             CommandFault: The xid is wrong (542).

@@ -223,21 +223,137 @@ def test_a_queue_deleted_between_the_steps_of_a_rollback_takes_its_messages() ->
 
 
 @pytest.mark.req("D13")
-def test_a_session_that_ends_between_the_steps_of_a_rollback_gives_all_messages_back() -> None:
+@pytest.mark.parametrize("outcome", ["release", "reject"])
+def test_a_session_that_ends_between_the_steps_of_a_rollback_keeps_its_outcomes(
+    outcome: str,
+) -> None:
     scene = Scene("tx", "q")
     held = scene.hold(500)
+    scene.session.call("message.cancel", destination="d")
     scene.session.accept(*held)
-    scene.session.done(scene.session.send("message.reject", transfers=[(held[0], held[-1])]))
+    # The client holds the last message as before, so that it is requeued in any case.
+    scene.session.done(scene.session.send(f"message.{outcome}", transfers=[(held[0], held[-2])]))
     scene.session.state.send("tx.rollback", sync=True)
     while scene.world.stats("q").acquired == 500:
         scene.turn()
-    rejected = 500 - scene.world.stats("q").acquired
-    assert 0 < rejected < 500
+    assert 1 < scene.world.stats("q").acquired < 500
     scene.session.client.cut()
     stats = scene.world.stats("q")
     assert stats.acquired == 0
-    # Some more had been given to the queue for its next turns.
-    assert 0 < stats.available <= 500 - rejected
+    assert stats.available == (1 if outcome == "reject" else 500)
+
+
+class Returning(Scene):
+    """A session whose branch, with very many accepted messages, is being rolled back by *command*.
+
+    The queue has got back some of the messages, and the command is not complete.
+    """
+
+    COUNT = 6_000
+
+    def __init__(self, command: str) -> None:
+        super().__init__("dtx", "q", "other")
+        self.second = self.attach()
+        held = self.hold(self.COUNT)
+        self.session.call("message.cancel", destination="d")
+        self.begin()
+        self.session.accept(*held)
+        state = self.session.state
+        if command == "end":
+            self.number = state.send("dtx.end", xid=BRANCH, fail=True, sync=True)
+        else:
+            assert self.status("end", BRANCH) == OK
+            if command == "prepared":
+                assert self.status("prepare", BRANCH) == OK
+            self.number = state.send("dtx.rollback", xid=BRANCH, sync=True)
+        while self.world.stats("q").acquired == self.COUNT:
+            assert not self.is_complete(self.number)
+            self.session.client.step()
+        assert 0 < self.world.stats("q").acquired < self.COUNT
+        self.session.client.step()
+        assert not self.is_complete(self.number)
+
+
+@pytest.fixture(params=["end", "rollback", "prepared"])
+def returning(request: pytest.FixtureRequest) -> Returning:
+    return Returning(str(request.param))
+
+
+@pytest.mark.req("D13")
+def test_the_rollback_of_a_branch_completes_when_the_queue_has_all_messages_back(
+    returning: Returning,
+) -> None:
+    while not returning.is_complete(returning.number):
+        before = returning.world.stats("q").acquired
+        returning.turn()
+    assert before > 0
+    assert returning.world.stats("q").available == returning.COUNT
+
+
+@pytest.mark.req("D13")
+def test_a_queue_deleted_while_a_branch_is_rolled_back_lets_that_complete(
+    returning: Returning,
+) -> None:
+    returning.world.host.space().delete("q")
+    returning.session.done(returning.number)
+    # The session goes on.
+    assert returning.status("start", OTHER) == OK
+    returning.post(1, "other")
+    assert returning.status("end", OTHER) == OK
+    assert returning.status("commit", OTHER, one_phase=True) == OK
+    assert returning.world.stats("other").available == 1
+
+
+@pytest.mark.req("D13")
+def test_an_error_of_the_queue_while_a_branch_is_rolled_back_lets_that_complete(
+    returning: Returning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = returning.world.host.space().get("q").intake.node
+
+    def fail(*args: object) -> None:
+        raise OSError("the disk fails")
+
+    monkeypatch.setattr(queue, "conclude", fail)
+    returning.turn()
+    assert not returning.is_complete(returning.number)
+    monkeypatch.undo()
+    returning.session.done(returning.number)
+    assert returning.world.host.space().get("q").stats().failure is not None
+
+
+@pytest.mark.req("D13")
+def test_a_session_that_ends_while_its_branch_is_rolled_back_loses_nothing(
+    returning: Returning,
+) -> None:
+    returning.session.client.cut()
+    stats = returning.world.stats("q")
+    assert (stats.available, stats.acquired) == (returning.COUNT, 0)
+
+
+@pytest.mark.req("D13")
+def test_a_broker_that_stops_while_a_branch_is_rolled_back_finishes_that(
+    returning: Returning,
+) -> None:
+    returning.world.host.turns.finish()
+    stats = returning.world.stats("q")
+    assert (stats.available, stats.acquired) == (returning.COUNT, 0)
+    returning.session.client.step()
+    assert returning.is_complete(returning.number)
+
+
+@pytest.mark.req("D13")
+def test_a_branch_that_failed_is_rolled_back_when_the_queue_has_all_messages_back() -> None:
+    returning = Returning("end")
+    # Its session has made it rollback-only; another rolls it back at once.
+    other = returning.second
+    number = other.state.send("dtx.rollback", xid=BRANCH, sync=True)
+    other.client.step()
+    assert returning.world.stats("q").acquired > 0
+    assert not other.state.is_complete(number)
+    result = other.done(number)
+    assert result is not None
+    assert result.status == OK
+    assert returning.world.stats("q").available == returning.COUNT
 
 
 @plain_only

@@ -707,9 +707,18 @@ class Entity:
         else:
             delivery.settle(None if outcome is KEEP else outcome)
 
-    def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
-        """Call *finish* for each of *deliveries*: as far as this turn allows, later for the rest."""
-        self.backlog.add(deliveries, finish, work=0)
+    def conclude_left(
+        self,
+        deliveries: list[Any],
+        finish: Callable[[Any], None],
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        """Call *finish* for each of *deliveries*, as far as this turn allows and later for the rest, then *after*.
+
+        If the entity is deleted meanwhile, *after* is called without the rest.
+        """
+        after = after or _nothing
+        self.backlog.add(deliveries, finish, after, dropped=after, work=0)
         self.distribution.run_backlog()
 
     def concluded(self) -> None:

@@ -458,8 +458,9 @@ class QueueDeclaration(Struct, frozen=True, kw_only=True):
     options: Mapping[str, object] = {}
     #: Exchange that gets the messages rejected by consumers; empty for none.
     alternate: str = ""
-    #: Seconds without consumers after which an auto-delete queue is deleted.
+    #: Seconds without consumers after which an auto-delete queue is deleted, and whether only if it is empty.
     auto_delete_s: float = 0.0
+    keeps_messages: bool = False
     #: An exclusive queue is free for others when its owner has gone, and an auto-delete one is not deleted
     #: before. By default an exclusive queue is deleted with its owner.
     outlives_owner: bool = False

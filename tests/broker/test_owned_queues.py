@@ -292,6 +292,52 @@ async def test_an_auto_delete_queue_waits_as_long_as_declared(
         assert refusal(lambda: here.queue("q")) == "amqp:not-found"
 
 
+async def test_a_queue_that_keeps_its_messages_goes_once_it_has_none(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    store = f"sqlite:{tmp_path / 'broker.db'}"
+    async with Broker(store=store) as broker:
+        here = owned(broker)
+        here.declare_queue(
+            QueueDeclaration(name="q", durable=True, auto_delete=True, keeps_messages=True)
+        )
+    async with Broker(store=store) as broker:
+        await broker.listen("memory://b")
+        here = owned(broker)
+        async with client_of(broker) as peer, peer.sender("q") as sender:
+            for body in (b"1", b"2"):
+                await sender.send(body)
+        # A message that was delivered and goes back counts like one that was never delivered.
+        for expected in (b"1", b"1"):
+            async with client_of(broker) as peer, peer.receiver("q", credit=1) as link:
+                delivery = await link.receive()
+                assert bytes(delivery.body) == expected
+            await trio.sleep(100)
+            assert here.queue("q").messages == 2
+        async with client_of(broker) as peer, peer.receiver("q", credit=1) as link:
+            (await link.receive()).accept()
+        await trio.sleep(100)
+        assert here.queue("q").messages == 1
+        async with client_of(broker) as peer, peer.receiver("q") as link:
+            (await link.receive()).accept()
+            # It is empty and in use.
+            await trio.sleep(100)
+            here.queue("q")
+        await trio.sleep(10)
+        assert refusal(lambda: here.queue("q")) == "amqp:not-found"
+        # Messages that leave without a consumer count too.
+        here.declare_queue(QueueDeclaration(name="q", auto_delete=True, keeps_messages=True))
+        async with client_of(broker) as peer, peer.sender("q") as sender:
+            await sender.send(b"3")
+            async with peer.receiver("q", credit=1) as link:
+                await link.receive()
+        await trio.sleep(100)
+        for _ in here.purge_queue("q"):
+            pass
+        await trio.sleep(10)
+        assert refusal(lambda: here.queue("q")) == "amqp:not-found"
+
+
 async def test_the_consumers_of_an_owner_do_not_delete_its_queue() -> None:
     async with Broker() as broker:
         await broker.listen("memory://b")

@@ -23,7 +23,8 @@ class DeclaredQueue(Struct):
     #: Seconds without use after which it is deleted (``x-expires``), and time of its last use.
     expires_s: float | None = None
     used_at: float = 0.0
-    #: Whether it is deleted at that time because its last consumer has left (``auto_delete_s``).
+    #: Whether it is deleted at that time because its last consumer has left (``auto_delete_s``,
+    #: ``keeps_messages``).
     is_leaving: bool = False
 
 
@@ -126,7 +127,8 @@ class DeclaredSpace:
             return
         if self.consumers(name):
             return
-        if known.declared.auto_delete_s:
+        if known.declared.auto_delete_s or known.declared.keeps_messages:
+            # Messages that this consumer had are not back yet.
             known.expires_s, known.is_leaving = known.declared.auto_delete_s, True
         else:
             self.nodes.delete_when_free(name)
@@ -148,10 +150,19 @@ class DeclaredSpace:
         if self.queues.get(name) is not known:
             # It was deleted together with another one.
             return
-        if self.consumers(name) or (known.is_leaving and known.owner is not None):
+        if (
+            self.consumers(name)
+            or (known.is_leaving and known.owner is not None)
+            or (known.is_leaving and known.declared.keeps_messages and self._has_messages(name))
+        ):
             known.used_at = now
         elif known.expires_s is not None and now - known.used_at >= known.expires_s:
             self.nodes.delete_when_free(name)
+
+    def _has_messages(self, name: str) -> bool:
+        """Return whether queue *name* has messages, or holds room for some of transactions."""
+        stats = self.nodes.get(name).stats()
+        return bool(stats.available or stats.acquired or stats.delayed or stats.bytes)
 
 
 class Deletions:

@@ -35,10 +35,10 @@ class TopologyRecords:
         declared = known.declared
         if declared.is_stored:
             fields = [space.name, declared.name, declared.auto_delete, dict(declared.arguments)]
-            if declared.alternate or declared.auto_delete_s:
-                fields.append(declared.alternate)
-            if declared.auto_delete_s:
-                fields.append(declared.auto_delete_s)
+            rest = [declared.alternate, declared.auto_delete_s, declared.keeps_messages]
+            while rest and not rest[-1]:
+                rest.pop()
+            fields += rest
             self._keep(facts.QUEUES, facts.digest_key(space.name, declared.name), fields)
 
     def forget_queue(self, space: DeclaredSpace, name: str) -> None:
@@ -130,6 +130,7 @@ class TopologyRecords:
                 arguments=_texts(arguments),
                 alternate=str(rest[0]) if rest else "",
                 auto_delete_s=float(rest[1]) if len(rest) > 1 else 0.0,
+                keeps_messages=len(rest) > 2 and bool(rest[2]),
             ),
         )
 

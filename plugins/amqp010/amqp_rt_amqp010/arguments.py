@@ -65,10 +65,16 @@ _POLICIES: Final = {
     # Every queue in the store pages by itself, so that this one has no limits.
     "flow_to_disk": None,
 }
+_UNUSED_AND_EMPTY: Final = "delete-if-unused-and-empty"
 #: Lifetimes: whether the queue is deleted without consumers.
-_LIFETIMES: Final = {"delete-if-unused": True, "delete-on-close": True, "manual": False}
-#: Those that depend on messages, which are not offered.
-_OTHER_LIFETIMES: Final = ("delete-if-empty", "delete-if-unused-and-empty")
+_LIFETIMES: Final = {
+    "delete-if-unused": True,
+    "delete-on-close": True,
+    _UNUSED_AND_EMPTY: True,
+    "manual": False,
+}
+#: One that does not depend on consumers, which is not offered.
+_OTHER_LIFETIMES: Final = ("delete-if-empty",)
 
 #: Argument of an exchange, and the header in which its messages are numbered.
 MESSAGE_SEQUENCE: Final = "qpid.msg_sequence"
@@ -103,6 +109,8 @@ class QueueArguments:
         self.auto_delete_s = 0.0
         #: Whether the queue is deleted without consumers; None if not said.
         self.auto_delete: bool | None = None
+        #: Whether that waits until the queue is empty.
+        self.keeps_messages = False
         for name, value in (given or {}).items():
             read = _READERS.get(name)
             if read is not None:
@@ -112,7 +120,9 @@ class QueueArguments:
             elif name == _LIFETIME:
                 if as_text(value) in _OTHER_LIFETIMES:
                     raise unknown(f"{name} {as_text(value)}", "queue")
-                self.auto_delete = _LIFETIMES[_one_of(name, value, _LIFETIMES)]
+                lifetime = _one_of(name, value, _LIFETIMES)
+                self.auto_delete = _LIFETIMES[lifetime]
+                self.keeps_messages = lifetime == _UNUSED_AND_EMPTY
             elif name in _LAST_VALUE_FLAGS:
                 if flag(name, value) and "last_value_key" not in self.options:
                     self.options["last_value_key"] = _field(_LAST_VALUE_KEY)
@@ -121,6 +131,9 @@ class QueueArguments:
             elif name not in _IDLE:
                 raise unknown(name, "queue")
             self.known[name] = plain(value)
+        if self.auto_delete is None and self.auto_delete_s:
+            # Without the bit too, as for Qpid's broker.
+            self.auto_delete = True
         if self.known.get("qpid.policy_type") == "flow_to_disk":
             self.options.pop("length_max", None)
             self.options.pop("bytes_max", None)

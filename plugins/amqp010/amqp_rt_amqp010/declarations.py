@@ -281,7 +281,7 @@ class Declarations:
         arguments = QueueArguments(command.arguments)
         auto_delete = command.auto_delete
         if arguments.auto_delete is not None:
-            auto_delete = auto_delete and arguments.auto_delete
+            auto_delete = arguments.auto_delete
         with _blaming(
             not_found=_ALTERNATE_FIELD, not_allowed=_ALTERNATE_FIELD, resource_locked="queue"
         ):
@@ -292,6 +292,7 @@ class Declarations:
                     exclusive=command.exclusive,
                     auto_delete=auto_delete,
                     auto_delete_s=arguments.auto_delete_s,
+                    keeps_messages=arguments.keeps_messages,
                     arguments=arguments.known,
                     options=arguments.options,
                     alternate=alternate,

@@ -394,7 +394,8 @@ class Publisher:
                     alternate=not (explicit or head.discard),
                 )
                 ways = [each for each in ways if each[2] not in gone]
-                # Not before, so that queues get messages of all sessions in the order of these numbers.
+                # Not before, so that queues get messages of all sessions in the order of these numbers, as
+                # long as one step serves all queues of a message: between two steps other sessions publish.
                 if topology is not None and exchange:
                     order = topology.count_message(exchange, MESSAGE_SEQUENCE)
                 connection = context.connection

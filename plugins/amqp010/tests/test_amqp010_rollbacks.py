@@ -304,6 +304,7 @@ def test_a_queue_deleted_while_a_branch_is_rolled_back_lets_that_complete(
     assert returning.world.stats("other").available == 1
 
 
+@plain_only
 @pytest.mark.req("D13")
 def test_an_error_of_the_queue_while_a_branch_is_rolled_back_lets_that_complete(
     returning: Returning, monkeypatch: pytest.MonkeyPatch

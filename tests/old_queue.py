@@ -1136,6 +1136,10 @@ class MessageQueue(DistributionNode):
         while run > 0 and self.available:
             if link.credit <= 0 or not link.writable:
                 self._retire(ring, subscription)
+                self.memory.work -= 4
+                if self.memory.work <= -WORK_OF_A_TURN:
+                    self._exhausted = True
+                    self._resume_later()
                 break
             entry = self._take(subscription)
             if entry is None:

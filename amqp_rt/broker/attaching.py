@@ -171,7 +171,7 @@ class LinkAcceptor:
         if sending and node.reserved is not None and node.reserved is not link.connection:
             terms = Error(
                 "amqp:resource-locked",
-                f"{node.declared.name!r} is exclusive to another connection",
+                f"{node.declared.name!r} is exclusive to another connection or session",
             )
         if isinstance(terms, Error):
             raise _Refused(terms)

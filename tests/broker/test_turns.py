@@ -19,6 +19,7 @@ from amqp_rt.broker.queue.accounts import WORK_OF_A_TURN
 from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.topics import MessageTopic
 from amqp_rt.broker.topology.exchange_addresses import exchange_address
+from amqp_rt.core.senders import SenderLink
 from amqp_rt.errors import WouldBlock
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits
@@ -384,6 +385,28 @@ def test_very_many_messages_are_delivered_in_turns(drains: bool) -> None:
     )
     assert receiver.bodies == [body for body in receiver.bodies if body not in other.bodies]
     assert receiver.link.credit == (0 if drains else 2 * MANY - len(receiver.bodies))
+
+
+def test_consumers_that_cannot_send_leave_their_ring_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(Queue("q"), limits=WIDE)
+    receivers = [
+        client.receiver("q", credit=10)
+        for client in [world.client() for _ in range(3)]
+        for _ in range(200)
+    ]
+    queue = queue_of(world)
+    ring = queue.turns.ring
+    assert len(ring) == len(receivers)
+    queue.memory.work = WORK_OF_A_TURN
+    monkeypatch.setattr(SenderLink, "writable", property(lambda self: False))
+    world.host.space().publish("q", Message("kept").encode())
+    # Each counts for four messages that are examined, and a turn examines twice as many as it has work.
+    assert len(ring) == len(receivers) - 2 * WORK_OF_A_TURN // 4
+    turns(world)
+    assert (len(ring), queue.available) == (0, 1)
+    assert all(receiver.bodies == [] for receiver in receivers)
 
 
 # --- Dead letters --------------------------------------------------------------------------------

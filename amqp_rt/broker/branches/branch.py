@@ -98,7 +98,7 @@ class Branch:
         most = self._limits.branch_timeout_max_s
         if seconds > most:
             raise AmqpError(
-                f"the timeout of a branch is at most {most:g} seconds, not {seconds:g}",
+                f"the timeout of a branch is at most {most:.15g} seconds, not {seconds:.15g}",
                 condition="amqp:invalid-field",
             )
         self.timeout_s = seconds or self._limits.branch_s

@@ -22,6 +22,9 @@ _RUN: Final = 64
 #: Messages delivered in one turn of the event loop, however much credit there is.
 _DELIVERED: Final = 1_000
 
+#: Work of a consumer that leaves its ring since it cannot send, in messages examined.
+_WORK_OF_A_RETIREMENT: Final = 4
+
 
 class Turns:
     """Consumers of a queue that have credit, in the order in which they are served.
@@ -115,6 +118,11 @@ class Turns:
         while run > 0 and queue.available:
             if link.credit <= 0 or not link.writable:
                 self.retire(ring, subscription)
+                # Very many may have run out of room together: the consumers of one connection.
+                queue.memory.work -= _WORK_OF_A_RETIREMENT
+                if queue.memory.work <= -WORK_OF_A_TURN:
+                    self.exhausted = True
+                    queue.resume_later()
                 break
             entry = self._take(subscription)
             if entry is None:

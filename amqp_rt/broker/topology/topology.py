@@ -177,7 +177,7 @@ class Topology:
         known = self._space.queues.get(name)
         if known is not None and known.owner is not None and known.owner is not self._connection:
             raise AmqpError(
-                f"queue {name!r} is exclusive to another connection",
+                f"queue {name!r} is exclusive to another connection or session",
                 condition="amqp:resource-locked",
             )
         return known

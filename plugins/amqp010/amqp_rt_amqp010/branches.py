@@ -42,6 +42,8 @@ from .values import Array
 
 #: Position of the xid in each command that has one.
 _XID: Final = 0
+#: Format of the null xid of X/Open XA: -1, in the 32 bits that 0-10 has for it.
+_NULL_FORMAT: Final = 0xFFFFFFFF
 #: Position of the timeout in ``dtx.set-timeout``.
 _TIMEOUT: Final = 1
 
@@ -288,10 +290,13 @@ def branch_id(xid: Xid | None) -> BranchId:
     """Return the id of the branch that *xid* names; absent ids are empty.
 
     Raises:
-        CommandFault: There is no xid or no format, or an id is longer than X/Open XA permits (542).
+        CommandFault: There is no xid or no format, the xid is the null xid of X/Open XA, or an id is longer
+            than X/Open XA permits (542).
     """
     if xid is None or xid.format is None:
         raise _wrong_xid("a branch is named by an xid with a format")
+    if xid.format == _NULL_FORMAT:
+        raise _wrong_xid("format 0xFFFFFFFF (-1) is that of the null xid, which names no branch")
     global_id, branch = xid.global_id or b"", xid.branch_id or b""
     if max(len(global_id), len(branch)) > XID_PART_MAX:
         raise _wrong_xid(f"the ids of an xid have at most {XID_PART_MAX} octets")

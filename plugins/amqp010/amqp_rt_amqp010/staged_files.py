@@ -145,7 +145,10 @@ class StagedFiles:
         limits = self.limits
         count, octets = self._by_user.get(principal, (0, 0))
         if count >= limits.files_user_max or len(self._files) >= limits.files_max:
-            raise _too_much(f"{len(self._files)} files are staged, {count} by this user")
+            raise _too_much(
+                f"{len(self._files)} files are staged, {count} by this user: publish some, or wait until"
+                " those without a session expire, before you open more"
+            )
         file = StagedFile(principal, identifier, size)
         total = file.cost + size
         if octets + total > limits.octets_user_max or self._octets + total > limits.octets_max:

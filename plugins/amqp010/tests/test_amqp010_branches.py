@@ -218,7 +218,7 @@ def test_timeouts_are_seconds_and_overdue_work_is_rolled_back(scene: Scene) -> N
 @pytest.mark.req("R13")
 def test_recover_returns_an_array_of_xids(scene: Scene) -> None:
     assert plain(scene.run("recover").in_doubt) == []
-    others = [xid(b"g" * 64, b"b" * 64, 2**32 - 1), xid(b"", b"", 0)]
+    others = [xid(b"g" * 64, b"b" * 64, 2**32 - 2), xid(b"", b"", 0)]
     for each in (BRANCH, *others):
         scene.run("start", xid=each)
         scene.run("end", xid=each)
@@ -357,6 +357,7 @@ def test_a_container_without_a_broker_has_none(command: str) -> None:
     [
         pytest.param(None, id="absent"),
         pytest.param(Struct("xid", global_id=b"g", branch_id=b"b"), id="without format"),
+        pytest.param(xid(b"g", b"b", 0xFFFFFFFF), id="null xid"),
         pytest.param(xid(b"g" * 65, b"", 1), id="long global id"),
         pytest.param(xid(b"", b"b" * 65, 1), id="long branch id"),
     ],
@@ -381,6 +382,14 @@ def test_a_wrong_timeout_is_refused(scene: Scene, timeout: int | None) -> None:
     scene.run("start", xid=BRANCH)
     fields = {} if timeout is None else {"timeout": timeout}
     assert scene.fails("set-timeout", xid=BRANCH, **fields) == INVALID
+
+
+@pytest.mark.req("R13")
+def test_a_timeout_that_is_refused_is_told_in_whole_seconds(scene: Scene) -> None:
+    scene.run("start", xid=BRANCH)
+    assert scene.fails("set-timeout", xid=BRANCH, timeout=2**32 - 1) == INVALID
+    assert scene.session.exception is not None
+    assert "at most 86400 seconds, not 4294967295" in scene.session.exception.description
 
 
 @pytest.mark.req("R13", "N19")

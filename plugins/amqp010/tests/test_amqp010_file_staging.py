@@ -441,7 +441,7 @@ def test_files_are_counted_for_a_user_and_for_all() -> None:
     files = StagedFiles(StagingLimits(files_user_max=3, files_max=5))
     for index in range(3):
         begun(files, "u", str(index))
-    with pytest.raises(CommandFault, match="3 by this user"):
+    with pytest.raises(CommandFault, match="3 by this user: publish some"):
         begun(files, "u", "more")
     # One that there is can be opened.
     begun(files, "u", "0")

@@ -244,6 +244,9 @@ class Limits(Struct, frozen=True, gc=False):
     backlog_bytes_max: int = 64 * MIB
     #: Durable subscriptions of one topic. A message for all of them is written at once.
     stored_subscriptions_max: int = 1_000
+    #: Subscriptions of one connection of AMQP 0-10, in all of its sessions: they end or are suspended at once
+    #: when it is lost.
+    connection_subscriptions_max: int = 1_000
     #: Termini that a broker keeps for links, attached or not, with their unsettled deliveries and the
     #: topic subscriptions that collect messages while no subscriber is attached; and those of one container.
     termini_max: int = 100_000

@@ -237,6 +237,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "stored_subscriptions_max": (
         "broker/test_turns.py::test_a_topic_has_so_many_durable_subscriptions",
     ),
+    "connection_subscriptions_max": (
+        "../plugins/amqp010/tests/test_amqp010_subscriptions.py::test_the_subscriptions_of_a_connection_are_bounded",
+    ),
     "transaction_work_max": (
         "broker/test_transactions.py::test_the_work_of_a_transaction_is_bounded",
         "broker/test_transactions.py::test_what_is_acquired_is_bounded_too",

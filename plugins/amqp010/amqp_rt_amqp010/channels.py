@@ -66,6 +66,12 @@ class Channel:
         handler = self._handler
         return {} if handler is None else {link.handle: link for link in handler.links}
 
+    @property
+    def subscription_count(self) -> int:
+        """Number of subscriptions of the session."""
+        handler = self._handler
+        return 0 if handler is None else handler.subscription_count
+
     def end(self, error: Error) -> None:
         """End the session by an exception for *error*."""
         if self._attachment.session is not None:

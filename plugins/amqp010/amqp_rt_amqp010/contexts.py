@@ -64,6 +64,9 @@ class Connection(Protocol):
     @property
     def output_size(self) -> int: ...
 
+    def count_subscriptions(self) -> int:
+        """Return the number of subscriptions of all sessions of the connection."""
+
     def report(self, event: Event) -> None:
         """Queue an event for the owner of the connection."""
 

@@ -611,6 +611,10 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         self._turning[number] = None
         self._wake()
 
+    def count_subscriptions(self) -> int:
+        """Return the number of subscriptions of all sessions."""
+        return sum(channel.subscription_count for channel in self._channels.values())
+
     def has_begun(self, number: int) -> bool:
         """Return whether a command of channel *number* has begun to arrive and is incomplete."""
         return self._assembler.has_begun(number)

@@ -72,7 +72,7 @@ class Parts:
         self._publisher = Publisher(context, current, fragments)
         transactions = Transactions(context, current, self._publisher.report)
         branches = Branches(context, current, self._publisher.report)
-        subscriptions = Subscriptions(context, current)
+        self.subscriptions = subscriptions = Subscriptions(context, current)
         settling = Settling(context, subscriptions.deliveries, current)
         streams = Streams(context, self._publisher)
         self.staging = FileStaging(context, self._publisher, current)
@@ -147,6 +147,11 @@ class Handler:
     def links(self) -> Iterable[FrontLink]:
         """Links of the session."""
         return () if self._parts is None else tuple(self._parts.context.anchor.links)
+
+    @property
+    def subscription_count(self) -> int:
+        """Number of subscriptions of the session, requested and cancelled ones included."""
+        return 0 if self._parts is None else len(self._parts.subscriptions)
 
     def on_attached(self, connection: Connection) -> None:
         """Continue on *connection*, to which the session has been attached."""

@@ -69,6 +69,12 @@ class Subscriptions:
         self._current = current
         self._active: dict[str, SendingLink] = {}
         self._cancelled: dict[SendingLink, None] = {}
+        #: Subscriptions that wait for the answer of the container: no more than one, as commands are in order.
+        self._requested = 0
+
+    def __len__(self) -> int:
+        """Return the number of subscriptions, requested and cancelled ones included."""
+        return len(self._active) + len(self._cancelled) + self._requested
 
     def methods(self) -> dict[type[Command], Method]:
         """Return the method for each command."""
@@ -103,6 +109,7 @@ class Subscriptions:
             field = "resume_id" if command.resume_id else "resume_ttl"
             raise CommandFault(text, ErrorCode.NOT_IMPLEMENTED, field=field)
         self._make_place()
+        self._check_connection()
         link = self._link_of(command, destination)
         link.on_answer = partial(_note_answer, link, self.context)
         link.on_end = partial(self._ended, link)
@@ -249,6 +256,20 @@ class Subscriptions:
             ErrorCode.RESOURCE_LIMIT_EXCEEDED,
         )
 
+    def _check_connection(self) -> None:
+        """Check that the connection has room for one more subscription.
+
+        Raises:
+            CommandFault: Its sessions have too many together.
+        """
+        connection = self.context.connection
+        most = self.context.limits.connection_subscriptions_max
+        if connection is not None and connection.count_subscriptions() >= most:
+            raise CommandFault(
+                f"a connection has at most {most} subscriptions (connection_subscriptions_max): use another one",
+                ErrorCode.RESOURCE_LIMIT_EXCEEDED,
+            )
+
     def _link_of(self, command: MessageSubscribe, destination: str) -> SendingLink:
         accept_mode = AcceptMode(_code(command.accept_mode, AcceptMode.NONE, "accept-mode", 2))
         acquire_mode = AcquireMode(
@@ -302,9 +323,13 @@ class Subscriptions:
 
     def _attaching(self, link: SendingLink) -> Steps:
         context = self.context
-        context.report(context.anchor.request(link))
-        while not link.answered:
-            yield WAIT
+        self._requested = 1
+        try:
+            context.report(context.anchor.request(link))
+            while not link.answered:
+                yield WAIT
+        finally:
+            self._requested = 0
         if link.refusal is not None:
             context.anchor.drop(link)
             field = _FIELD_OF.get(str(link.refusal.condition), "")

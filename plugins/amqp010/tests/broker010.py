@@ -124,6 +124,10 @@ class FakeConnection:
         #: If a list, attach requests are appended to it, for the test to answer.
         self.holds: list[Any] | None = None
 
+    def count_subscriptions(self) -> int:
+        """Return none: each session has its own connection, and its own bound is lower."""
+        return 0
+
     def report(self, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, LinksMoved):

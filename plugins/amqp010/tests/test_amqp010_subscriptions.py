@@ -19,6 +19,7 @@ from protocol010 import (
 from subscribers010 import Attached, World
 
 from amqp_rt.broker.nodes import Queue
+from amqp_rt.limits import Limits
 from amqp_rt.security.access import Rights
 
 
@@ -163,6 +164,22 @@ def test_a_session_has_a_bounded_number_of_subscriptions() -> None:
     for number in range(SUBSCRIPTIONS_MAX):
         session.call("message.subscribe", queue="q", destination=f"d{number}")
     assert refused(session, "message.subscribe", queue="q", destination="more") == 506
+
+
+def test_the_subscriptions_of_a_connection_are_bounded() -> None:
+    world = World("q", limits=Limits(connection_subscriptions_max=3))
+    client = world.client()
+    first, second = client.attach(b"first"), client.attach(b"second")
+    first.subscribe("q", "a")
+    first.subscribe("q", "b")
+    second.subscribe("q", "a")
+    assert refused(second, "message.subscribe", queue="q", destination="b") == 506
+    # The session has ended with its subscription; other connections have their own.
+    first.subscribe("q", "c")
+    assert refused(client.attach(b"third"), "message.subscribe", queue="q", destination="a") == 506
+    world.client().attach(b"other").subscribe("q", "a")
+    first.call("message.cancel", destination="c")
+    client.attach(b"fourth").subscribe("q", "a")
 
 
 def test_cancelled_browsers_make_place_for_subscriptions() -> None:

@@ -88,7 +88,13 @@ class Channel:
         before = self._attachment.session
         self._attachment.receive_control(control, now)
         if self._attachment.session is not before and (handler := self._handler) is not None:
-            handler.on_attached(self._connection)
+            connection = self._connection
+            most = connection.limits.connection_subscriptions_max
+            if handler.subscription_count and connection.count_subscriptions() > most:
+                # Sessions of many connections are not gathered on one beyond what it may have itself.
+                self._attachment.give_up(now)
+            else:
+                handler.on_attached(connection)
 
     def receive_command(self, assembly: Assembly, now: float) -> None:
         """Handle a command."""

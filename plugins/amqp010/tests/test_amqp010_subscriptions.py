@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from amqp_rt_amqp010.layouts import MessageSubscribe
+from amqp_rt_amqp010.layouts import DetachCode, MessageSubscribe
 from amqp_rt_amqp010.limits import SUBSCRIPTIONS_MAX
 from octets010 import BODY, HEADERS
 from protocol010 import (
@@ -180,6 +180,28 @@ def test_the_subscriptions_of_a_connection_are_bounded() -> None:
     world.client().attach(b"other").subscribe("q", "a")
     first.call("message.cancel", destination="c")
     client.attach(b"fourth").subscribe("q", "a")
+
+
+def test_resumed_sessions_count_for_the_subscriptions_of_a_connection() -> None:
+    world = World("q", limits=Limits(connection_subscriptions_max=3))
+    states = []
+    for name in (b"first", b"second", b"third"):
+        client = world.client()
+        session = client.attach(name, timeout=60)
+        for destination in "ab" if name != b"third" else "a":
+            session.subscribe("q", destination)
+        states.append(session.state)
+        client.cut()
+    client = world.client()
+    client.go_on(states[0])
+    client.wire.adopt(states[1])
+    states[1].attach(point=False)
+    world.pump()
+    assert states[1].detached is not None
+    assert states[1].detached.code == DetachCode.SESSION_BUSY
+    assert client.engine.count_subscriptions() == 2
+    client.go_on(states[2])
+    assert client.engine.count_subscriptions() == 3
 
 
 def test_cancelled_browsers_make_place_for_subscriptions() -> None:

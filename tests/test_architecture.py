@@ -134,6 +134,8 @@ PLUGINS_MAY_IMPORT = {
     # For protocols whose messages name an exchange to reply to: its address.
     "amqp_rt.broker.topology.exchange_addresses",
     *("amqp_rt.codec.section_types", "amqp_rt.codec.primitives"),
+    # For selectors of queues, which are checked as the broker does.
+    "amqp_rt.broker.Queue",
     # For nodes that are logs of the broker with other addresses and annotations.
     "amqp_rt.broker.Log",
     # For validators of tokens: claims, refusals, and the form of audiences.

@@ -50,7 +50,7 @@ from ..values import Array, Described, Symbol
 from .expiry import DELETED, MAX_DELIVERIES, REASONS
 from .filtering.filters import FilterSet, compile_filter_set
 from .filtering.positions import Position
-from .filtering.selectors import InvalidFilter
+from .filtering.selectors import InvalidFilter, compile_selector
 from .log.key_hashes import KEY_HASHES
 from .queue.accounts import BLOCK, DROP_HEAD, REJECT
 from .queue.keyed import MessageField
@@ -244,6 +244,7 @@ class Queue(Addressed, frozen=True, kw_only=True):
             are remembered; those of durable messages outlive a restart. By default none are.
         browse_only: Whether receivers get copies, and the messages stay until they expire, overflow or
             are purged.
+        selector: Selector of JMS: messages that it does not match are accepted and dropped on arrival.
     """
 
     max_deliveries: int | None = None
@@ -267,6 +268,7 @@ class Queue(Addressed, frozen=True, kw_only=True):
     dead_letter_for: tuple[str, ...] | None = None
     browse_only: bool = False
     group_key: str | None = None
+    selector: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -279,6 +281,11 @@ class Queue(Addressed, frozen=True, kw_only=True):
         for key in (self.sort_key, self.last_value_key, self.group_key):
             if key is not None:
                 MessageField(key)
+        if self.selector is not None:
+            try:
+                compile_selector(self.selector)
+            except InvalidFilter as error:
+                raise ValueError(f"selector: {error.description}") from error
         if self.sort_key is not None and self.priorities > 1:
             raise ValueError(
                 "a queue is in the order of its sort_key or of priorities, not of both"

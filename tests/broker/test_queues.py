@@ -765,3 +765,29 @@ def test_messages_are_grouped_by_any_field(value: object) -> None:
 def test_a_field_of_groups_needs_groups() -> None:
     with pytest.raises(ValueError, match="group_key needs groups"):
         Queue("q", group_key="team")
+
+
+def test_a_selector_keeps_other_messages_out() -> None:
+    world = World(Queue("q", selector="team = 'a' OR JMSPriority > 8"))
+    client = world.client()
+    sender = client.sender("q")
+    for number, team in enumerate("abcab"):
+        sender.send(number, application_properties={"team": team})
+    stats = world.stats("q")
+    assert (stats.available, stats.enqueued, stats.dropped) == (2, 5, 3)
+    receiver = client.receiver("q", credit=9)
+    assert [each.body for each in receiver.messages] == [0, 3]
+    # A consumer that waits does not get the others either.
+    sender.send(5, application_properties={"team": "b"})
+    sender.send(6, application_properties={"team": "a"})
+    assert [each.body for each in receiver.messages] == [0, 3, 6]
+    assert sender.outcomes == [ACCEPTED] * 7
+    receiver.settle(ACCEPTED)
+    stats = world.stats("q")
+    assert (stats.available, stats.acquired, stats.bytes) == (0, 0, 0)
+
+
+def test_a_selector_is_checked_when_a_queue_is_declared() -> None:
+    with pytest.raises(ValueError, match="selector: "):
+        Queue("q", selector="team = = 1")
+    Queue("q", selector="team = 1")

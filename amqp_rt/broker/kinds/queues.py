@@ -79,6 +79,7 @@ class QueueNode(Node):
                 sort_key=declared.sort_key,
                 groups=declared.groups,
                 group_key=declared.group_key,
+                selector=declared.selector,
                 limits=limits,
             ),
             last_value=declared.last_value_key is not None,
@@ -147,6 +148,7 @@ class QueueNode(Node):
             and before.last_value_key == declared.last_value_key
             and before.groups == declared.groups
             and before.group_key == declared.group_key
+            and before.selector == declared.selector
         )
 
     def redeclare(self, declared: Queue) -> None:

@@ -21,6 +21,7 @@ from ...limits import DEFAULT_LIMITS, Limits
 from ...message import MESSAGE_FORMAT, Properties
 from ...values import Symbol, Timestamp
 from ..entries import Entry
+from ..filtering.filters import compile_filter_set
 from ..filtering.views import MessageView
 
 _PROPERTIES: Final = frozenset(Properties.__struct_fields__)
@@ -53,6 +54,8 @@ class Marks(Struct, gc=False):
     group: int = -1
     #: Whether a later message with the same key has arrived.
     replaced: bool = False
+    #: Whether the selector of the queue matches.
+    selected: bool = True
 
 
 class MessageField:
@@ -103,21 +106,28 @@ def marker(
     sort_key: str | None = None,
     groups: int = 0,
     group_key: str | None = None,
+    selector: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Callable[[Entry], Marks] | None:
     """Return a function that reads the marks of messages for these options; None if none are set.
 
     Raises:
         ValueError: A key does not name a field.
+        InvalidFilter: The selector is malformed, or exceeds a limit.
     """
     latest = None if last_value_key is None else MessageField(last_value_key)
     sorting = None if sort_key is None else MessageField(sort_key)
     grouping = MessageField(group_key or "properties.group-id")
-    if latest is None and sorting is None and not groups:
+    wanted = None
+    if selector is not None:
+        wanted = compile_filter_set({Symbol("jms-selector"): selector}, limits=limits)
+    if latest is None and sorting is None and not groups and wanted is None:
         return None
 
     def read(entry: Entry) -> Marks:
         marks = Marks(order=0 if sorting is None else LAST)
+        if wanted is not None:
+            marks.selected = wanted.matches(entry)
         if entry.message_format != MESSAGE_FORMAT:
             return marks
         view = MessageView(entry, limits)

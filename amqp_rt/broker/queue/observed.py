@@ -92,9 +92,9 @@ class ObservedQueue(MessageQueue):
         event = DEAD_LETTER if self.counts.dead_lettered > before else DROP
         self.watch.note(event, entry, entry.sequence, None, reason)
 
-    def _replaced(self, entry: Entry) -> None:
+    def _replaced(self, entry: Entry) -> bool:
         self.watch.note(DROP, entry, entry.sequence, None, "replaced")
-        super()._replaced(entry)
+        return super()._replaced(entry)
 
     def withdraw(self, count: int, before: int = NOWHERE_PAGED) -> list[Entry]:
         found = super().withdraw(count, before)

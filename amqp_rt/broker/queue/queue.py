@@ -175,8 +175,7 @@ class MessageQueue(DistributionNode):
         self._marker = marker
         #: The last message with each key, as long as it is in the queue.
         self._latest: dict[Any, Entry] = {}
-        #: Number of times that :meth:`_drop_excess` ran out of time since it last dropped all that was
-        #: over the limits.
+        #: Times that :meth:`_drop_excess` ran out of time since it last dropped all over the limits.
         self._excess_turns: int = 0
         self.shelf = Shelf(self, priorities, sorting=sorting)
         self.turns = Turns(self, grouping=grouping)
@@ -384,18 +383,18 @@ class MessageQueue(DistributionNode):
     # --- Keys ---
 
     def mark(self, entry: Entry) -> bool:
-        """Read the marks of *entry*; return False if a later message has replaced it."""
+        """Read the marks of *entry*; return False if it is not selected, or a later message has replaced it."""
         if self._marker is None:
             return True
         entry.marks = self._marker(entry)
-        key = entry.marks.key
-        if not self.last_value or key is None:
+        if not entry.marks.selected:
+            return self._replaced(entry)
+        if not self.last_value or (key := entry.marks.key) is None:
             return True
         before = self._latest.get(key)
         if before is not None and before.sequence > entry.sequence:
             # The older message was delayed until now.
-            self._replaced(entry)
-            return False
+            return self._replaced(entry)
         self._latest[key] = entry
         if before is not None:
             before.marks.replaced = True
@@ -404,9 +403,10 @@ class MessageQueue(DistributionNode):
                 self.notify_room()
         return True
 
-    def _replaced(self, entry: Entry) -> None:
+    def _replaced(self, entry: Entry) -> bool:
         self.counts.dropped += 1
         self.archive(entry)
+        return False
 
     def make_available(self, entry: Entry) -> None:
         """Make *entry* AVAILABLE at its position, which is before later messages."""

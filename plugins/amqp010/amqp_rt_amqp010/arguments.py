@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 from uuid import UUID
 
+from amqp_rt.broker import Queue
 from amqp_rt.fronts import Timestamp
 from amqp_rt.limits import SECONDS_MAX
 
@@ -168,6 +169,15 @@ def _groups(name: str, value: object) -> Options:
     return {"groups": GROUPS, "group_key": _field(text(name, value))}
 
 
+def _selector(name: str, value: object) -> Options:
+    found = text(name, value)
+    try:
+        Queue("q", selector=found)
+    except ValueError as error:
+        raise _wrong(f"{name}: {error}") from error
+    return {"selector": found}
+
+
 def _field(key: str) -> str:
     """Return the field of a message in which the header *key* is found (see the guide's table)."""
     if key == "qpid.subject":
@@ -187,6 +197,7 @@ _READERS: Final[Mapping[str, Callable[[str, object], Options]]] = {
     **dict.fromkeys(_LAST_VALUE_KEYS, _last_value_key),
     "qpid.browse-only": _browse_only,
     "qpid.group_header_key": _groups,
+    "qpid.filter": _selector,
 }
 
 

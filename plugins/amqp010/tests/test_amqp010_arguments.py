@@ -77,6 +77,7 @@ OPTIONS: list[tuple[dict[str, object], dict[str, object]]] = [
         {"groups": GROUPS, "group_key": "properties.group-id"},
     ),
     ({"qpid.group_header_key": b"g"}, {"groups": GROUPS, "group_key": "application-properties.g"}),
+    ({"qpid.filter": b"a = 1"}, {"selector": "a = 1"}),
     ({"qpid.alert_count": 5, "qpid.file_size": 1, "qpid.flow_stop_count": 9}, {}),
     ({"qpid.paging": True, "qpid.trace.id": b"me", "qpid.fairshare": 3}, {}),
 ]
@@ -151,7 +152,9 @@ async def test_arguments_about_the_life_of_a_queue(
     [
         ({"qpid.unknown": 1}, 540),
         ({"x-message-ttl": 1}, 540),
-        ({"qpid.filter": "a = 1"}, 540),
+        ({"qpid.filter": "a = = 1"}, 542),
+        ({"qpid.filter": ""}, 542),
+        ({"qpid.filter": "a = '" + "x" * 100_000 + "'"}, 542),
         ({"qpid.group_header_key": 1}, 542),
         ({"qpid.max_count": -1}, 542),
         ({"qpid.max_count": "many"}, 542),

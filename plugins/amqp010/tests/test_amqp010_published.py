@@ -147,6 +147,42 @@ async def test_an_exchange_numbers_the_messages_of_all_sessions(tmp_path: Path) 
 
 
 @pytest.mark.req("D3")
+async def test_only_selected_messages_stay_in_a_queue_with_a_filter(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path}/m.db"
+    async with serving(store=store) as served, served.client() as client:
+        session = await client.session(b"1")
+        await session.call("exchange.declare", exchange="e", type="fanout", durable=True)
+        for name, arguments in (("all", None), ("some", {"qpid.filter": "colour = 'red'"})):
+            await session.call("queue.declare", queue=name, durable=True, arguments=arguments)
+            await session.call("exchange.bind", queue=name, exchange="e", binding_key="")
+        for delivery in ({}, DURABLE):
+            for colour in ("red", "blue"):
+                headers = {"application_headers": {"colour": colour}}
+                session.transfer(
+                    "e",
+                    colour.encode(),
+                    properties=headers,
+                    delivery=delivery,
+                    accept_mode=EXPLICIT,
+                )
+        await session.sync()
+        # The sender of a message that is not selected does not learn that.
+        assert {each.name for each in session.state.answers_of_broker} == {"message.accept"}
+        for name, count in (("all", 4), ("some", 2)):
+            answer: Any = await session.call("queue.query", queue=name)
+            assert answer.message_count == count
+    async with serving(store=store) as served, served.client() as client:
+        # The declaration outlives the process, and so do stored messages that are selected.
+        session = await client.session(b"1")
+        for colour in ("blue", "red"):
+            headers = {"application_headers": {"colour": colour}}
+            session.transfer("e", colour.encode() + b" again", properties=headers)
+        await session.sync()
+        assert await bodies(served.url, "some") == [b"red", b"red again"]
+        assert await bodies(served.url, "all") == [b"red", b"blue", b"blue again", b"red again"]
+
+
+@pytest.mark.req("D3")
 async def test_the_broker_assigns_the_expiration() -> None:
     async with serving() as served, served.client() as client:
         session = await client.session(b"s")

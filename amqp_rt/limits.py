@@ -176,6 +176,8 @@ class Limits(Struct, frozen=True, gc=False):
     #: Nodes that a route passes through, and nodes of a tree of routes to several destinations.
     mesh_hops_max: int = 16
     mesh_tree_max: int = 256
+    #: Links of routes that one node opens, or accepts, on the connection to a neighbour.
+    mesh_legs_max: int = 4_096
     #: Changes of the links, and of the addresses, of one node that are sent and accepted in a second.
     mesh_updates_max: int = 20
     #: Seconds for which records of nodes out of reach are kept.

@@ -44,7 +44,7 @@ NEUTRAL = {
 #: Routing of a mesh: what nodes tell each other, and the paths that follow from it.
 ROUTING = {
     *("mesh.adjacency", "mesh.database", "mesh.directory", "mesh.origination"),
-    *("mesh.paths", "mesh.records", "mesh.routing"),
+    *("mesh.paths", "mesh.records", "mesh.hops", "mesh.rules", "mesh.routing"),
 }
 #: Parts of protocols with exchanges and channels.
 FRONT_PARTS = {
@@ -76,7 +76,10 @@ LAYERS: dict[str, set[str]] = {
     "security.jwts": COMMON | {"security"},
     "container": COMMON | {"fronts", "fronts.base", "fronts.amqp10", "net", "security"},
     "outbox": COMMON | {"container", "fronts.base"},
-    "mesh": COMMON | {"container", "fronts.base"},
+    "mesh": COMMON
+    | {"container", "fronts", "fronts.base", "net", "security"}
+    | MESH_PARTS
+    | ROUTING,
     **dict.fromkeys(MESH_PARTS, COMMON | {"container.credit", "fronts.base"} | MESH_PARTS),
     **dict.fromkeys(ROUTING, COMMON | ROUTING),
     "broker": COMMON | {"fronts.base", "stores", "security"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import takewhile
 from typing import Final, TypeAlias, cast
@@ -56,6 +56,9 @@ class Attaching:
         self._settle_second = settle_second
         #: Hosts that are asked before the nodes.
         self.first_hosts: list[Host] = []
+        #: Called with each link before anything is decided about it, and returns whether it has dealt with it. Links
+        #: of nodes of a mesh are those of other peers, whose rights were judged where they are connected.
+        self.transit: Callable[[Connection, ReceivingLink | SendingLink], bool] | None = None
         #: Links of peers to the anonymous terminus.
         self.relays: set[Relay] = set()
         #: Attach requests that wait for ``authorize``, by the link's identity in order of arrival.
@@ -78,6 +81,8 @@ class Attaching:
         if self._home.stopping:
             # The close will answer: a client does not attach a refused link again elsewhere.
             return
+        if self.transit is not None and self.transit(connection, link):
+            return
         if link.connection is not connection.engine:
             self._carry(connection, link.connection)
         if not _sends(link) and not self._may_settle_second(link):
@@ -91,9 +96,7 @@ class Attaching:
             self._refuse(link, refused)
         elif isinstance(terminus, Coordinator):
             # Rights are checked for the links whose deliveries are in the transaction, not here.
-            self._take_over(link)
-            if not any(host.attach(link) for host in self._home.hosts):
-                self._refuse(link, Error("amqp:not-implemented", "there are no transactions here"))
+            self._place_coordinator(link)
         elif self._home.permissions.authorize is None or not terminus.address:
             self._take_over(link)
             self._place(connection, link, terminus)
@@ -101,6 +104,22 @@ class Attaching:
             asking = self._asking.setdefault(_identity(link), {})
             asking[link] = None
             self._home.start_handler(self._place_if_allowed, connection, link, terminus, asking)
+
+    def place(self, connection: Connection, link: ReceivingLink | SendingLink) -> None:
+        """Accept or refuse *link*, whose right has been decided, as :meth:`attach` does otherwise."""
+        terminus = self._recalled(link) or _our_terminus(link)
+        if isinstance(terminus, Error):
+            self._refuse(link, terminus)
+        elif isinstance(terminus, Coordinator):
+            self._place_coordinator(link)
+        else:
+            self._take_over(link)
+            self._place(connection, link, terminus)
+
+    def _place_coordinator(self, link: ReceivingLink | SendingLink) -> None:
+        self._take_over(link)
+        if not any(host.attach(link) for host in self._home.hosts):
+            self._refuse(link, Error("amqp:not-implemented", "there are no transactions here"))
 
     def _may_settle_second(self, link: ReceivingLink | SendingLink) -> bool:
         profile: Profile | None = link.peer.profile

@@ -263,7 +263,9 @@ class Container(TrioBlock):
         self.nodes.workers.remove(workers)
 
     def add_host(self, host: Host, *, first: bool = False) -> None:
-        """Look up addresses that no node has in *host*, such as a broker; call it before the start.
+        """Look up addresses that no node has in *host*, such as a broker.
+
+        Connections offer its capabilities if it is added before the start.
 
         Args:
             host: The host.
@@ -274,6 +276,12 @@ class Container(TrioBlock):
             self.attaching.first_hosts.append(host)
         else:
             self.hosts.append(host)
+
+    def remove_host(self, host: Host) -> None:
+        """Ask *host* no longer; links that it has accepted stay."""
+        self.hosts.remove(host)
+        if host in self.attaching.first_hosts:
+            self.attaching.first_hosts.remove(host)
 
     def provide(self, thing: Any, *, as_type: type | None = None) -> None:
         """Provide *thing* to handlers with a parameter of its type; call it before adding them.

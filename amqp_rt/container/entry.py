@@ -148,6 +148,12 @@ class ConnectionEntry:
         self.topology: Callable[[Peer, LinkConnection], Topology] | None = None
         #: Factory of the branches of distributed transactions, likewise.
         self.branches: Callable[[Peer, LinkConnection], TransactionBranches] | None = None
+        #: Properties of our open on all connections that peers open, besides those of their profile.
+        self.open_properties: dict[object, object] = {}
+        #: URLs at which we listen, with the addresses that were bound.
+        self.urls: list[str] = []
+        #: Called with each connection that a peer has opened, after its login and before its first link.
+        self.on_opened: Callable[[Connection], None] | None = None
         #: Connections by engine.
         self._accepted: dict[object, Connection] = {}
         #: Called when the peer of an engine is authenticated, which makes it count as known.
@@ -267,6 +273,7 @@ class ConnectionEntry:
                 )
             host, port = bound_address(sockets[0])
             where = msgspec.structs.replace(where, host=where.host or host, port=port)
+        self.urls.append(str(where))
         return str(where)
 
     async def _serve_unix(
@@ -383,7 +390,10 @@ class ConnectionEntry:
                 ),
                 topology=self.topology,
                 branches=self.branches,
-                properties={} if profile is None else profile.properties,
+                properties={
+                    **self.open_properties,
+                    **({} if profile is None else profile.properties),
+                },
                 echo_addresses=profile is not None and profile.echo_addresses,
                 whole_errors=profile is not None and profile.whole_errors,
                 whole_frames=profile is not None and profile.whole_frames,
@@ -454,6 +464,8 @@ class ConnectionEntry:
         if not owes:
             self._mark_authenticated(connection)
         self._log_connection("connection opened", connection, "")
+        if self.on_opened is not None:
+            self.on_opened(connection)
         return True
 
     def _log_connection(self, event: str, connection: Connection, why: str) -> None:

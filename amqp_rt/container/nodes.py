@@ -49,6 +49,8 @@ class Nodes:
         self._middleware = tuple(middleware)
         #: Called with each handler before it is added; raises AddressError to refuse it.
         self.check: Callable[[Route], None] | None = None
+        #: Called when the addresses of nodes have changed.
+        self.on_change: Callable[[], None] | None = None
         #: Workers of all nodes, including nodes that are served at peers only.
         self.workers: list[Workers] = []
         self._placed: list[Workers] = []
@@ -99,6 +101,8 @@ class Nodes:
                 table.remove(route.pattern)
             raise AddressError(f"{route.name}: {error.description}") from None
         self._placed.append(workers)
+        if self.on_change is not None:
+            self.on_change()
 
     def of(self, thing: Any) -> list[Workers]:
         """Return the nodes of a function, object, router or address as it was declared."""
@@ -114,6 +118,8 @@ class Nodes:
         self._placed.remove(workers)
         for sends in _DIRECTIONS[workers.route.kind]:
             self._tables[sends].remove(workers.route.pattern)
+        if self.on_change is not None:
+            self.on_change()
 
     def find(
         self, address: str, *, sends: bool = False

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from secrets import token_urlsafe
 from typing import Any, Final, cast
@@ -356,6 +356,10 @@ class Replies:
         self.home = home
         #: Links by the address that we created, to which replies may be sent from any connection.
         self.dynamic: dict[str, ReplyLink] = {}
+        #: Put before the addresses that we create, so that others can find the way to this container.
+        self.prefix = ""
+        #: Returns the way to an address that another container created; None if the address is none.
+        self.elsewhere: Callable[[str], ReplyPath | None] | None = None
         #: All reply links.
         self.links: set[ReplyLink] = set()
         #: Links by connection and by the address of either terminus.
@@ -368,7 +372,7 @@ class Replies:
     def attach_dynamic(self, link: SendingLink) -> None:
         """Create an address for *link*, hard to guess, that exists as long as the link."""
         asked = link.source or Source()
-        address = "/".join(
+        address = self.prefix + "/".join(
             (link.peer.container_id[:64], link.name[:64], token_urlsafe(16)),
         )
         reply_link = ReplyLink(self, address)
@@ -449,6 +453,10 @@ class Replies:
             made = self.dynamic.get(reply_to)
             if made is not None:
                 return made
+            if hosts and self.elsewhere is not None:
+                path = self.elsewhere(reply_to)
+                if path is not None:
+                    return path
             if hosts and self.home.hosts:
                 port = cast("ReceivingLink", _HostPort(binding.link))
                 for host in self.home.hosts:

@@ -74,6 +74,10 @@ class Leg:
         self.link: SendingLink
         #: Gets no new messages; detached when its messages are settled.
         self.retiring = False
+        #: Free for use by the owner of the fan.
+        self.context: Any = None
+        #: The destination has accepted the link.
+        self.answered = False
         #: Message of which a part has been sent.
         self.open: Handover | None = None
         #: Message that was sent last; as long as none of it has left, it can take another leg.
@@ -176,6 +180,8 @@ class Leg:
 
     def on_attached(self, link: SendingLink) -> None:
         """Accept links that wait for a destination."""
+        self.answered = True
+        self.fan.refusal = None
         self.fan.changed()
 
     def on_credit(self, link: SendingLink) -> None:
@@ -233,6 +239,8 @@ class Leg:
                 handover.leg = handover.sending = delivery.context = None
                 again.append(handover)
         self.open = self.last = None
+        if not self.answered:
+            self.fan.refusal = error
         self.fan.left(self, again)
 
     def check_retired(self) -> None:
@@ -294,6 +302,7 @@ class Ingress:
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         """Free the link's credit. Messages that have arrived completely are still sent."""
         if not self._relayed:
+            self._fan.senders -= 1
             self._fan.slots.remove(link)
         self._fan.pump()
 
@@ -313,6 +322,8 @@ class Fan:
         resend: Other destinations that get a message which one has released.
         limits: ``fan_legs_max`` bounds the legs of each kind, ``splice_bytes_max`` the messages that wait; ``frame_size_max``.
         random: Returns numbers from 0 to 1, without 1.
+        on_left: Called with each leg that has ended.
+        on_wait: Called when ``deadline`` may have become earlier.
     """
 
     def __init__(
@@ -325,8 +336,16 @@ class Fan:
         resend: int = 0,
         limits: Limits = DEFAULT_LIMITS,
         random: Callable[[], float] = _random,
+        on_left: Callable[[Leg], None] = lambda leg: None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self.now = now
+        self._on_left = on_left
+        self._on_wait = on_wait
+        #: Links of senders, those that wait for a destination included.
+        self.senders = 0
+        #: Error with which a destination refused the latest leg; senders are refused with it if there is no other one.
+        self.refusal: Error | None = None
         self.slots = SharedSlots(0)
         self.legs: list[Leg] = []
         #: Settled messages that could not be sent on.
@@ -416,6 +435,9 @@ class Fan:
         for handover in reversed(list(again)):
             self._put(handover, first=True)
         self.pump()
+        self._on_left(leg)
+        if self.waiting:
+            self._on_wait()
 
     def _eligible(self, kind: str) -> list[Leg]:
         legs = [each for each in self.legs if each.link.attached and not each.retiring]
@@ -448,10 +470,12 @@ class Fan:
 
         Without a destination it is refused with ``amqp:not-found`` after 2 s; with *wait* it is accepted and gets no credit.
         """
+        self.senders += 1
         if wait or self.reachable:
             self._accept(link)
         else:
             self._pending.append((link, self.now() + ABSENT_S))
+            self._on_wait()
 
     def relay(self) -> Ingress:
         """Return an endpoint for messages of links to the anonymous terminus; it does not touch their credit.
@@ -475,6 +499,8 @@ class Fan:
         for handover in handovers:
             self._put(handover, first=False)
         self.pump()
+        if self.waiting:
+            self._on_wait()
 
     def retry(self, leg: Leg, handover: Handover) -> bool:
         """Let a message that the destination of *leg* released wait for another one; return False if there is none."""
@@ -609,7 +635,8 @@ class Fan:
         pending, self._pending = self._pending, []
         for link, at in pending:
             if at <= now:
-                link.refuse(_ABSENT)
+                self.senders -= 1
+                link.refuse(self.refusal or _ABSENT)
             else:
                 self._pending.append((link, at))
         for leg in self.legs:

@@ -184,6 +184,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "mesh_kept_s": ("mesh/test_database.py::test_mesh_kept_s",),
     "mesh_message_max": ("mesh/test_records.py::test_mesh_message_max",),
     "mesh_hops_max": ("mesh/test_paths.py::test_mesh_hops_max",),
+    "mesh_legs_max": ("mesh/test_mesh_limits.py::test_mesh_legs_max",),
     "mesh_tree_max": ("mesh/test_paths.py::test_mesh_tree_max",),
     "relay_targets_max": (
         "container/test_replies.py::test_the_relay_keeps_a_bounded_number_of_targets",

@@ -1,0 +1,531 @@
+"""Links of a mesh in a container: those of other members, and those of clients to addresses that other members serve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, cast
+
+import trio
+
+from ..container.connections import Connection
+from ..container.container import Container
+from ..container.replies import is_paired
+from ..errors import LocalProtocolError
+from ..fronts.base import (
+    RECEIVER,
+    SENDER,
+    ReceivingEndpoint,
+    ReceivingLink,
+    SendingLink,
+)
+from ..fronts.hosts import BareHost
+from ..outcomes import Error
+from ..termini import Source, Target
+from .fans import ABSENT_S
+from .hops import (
+    LOW,
+    PINNED,
+    ROUTE,
+    LegUse,
+    Route,
+    RouteRefused,
+    branches_of,
+    read_leg,
+    read_route,
+)
+from .multicasts import Edge, Multicast
+from .neighbours import MESH, Neighbour
+from .records import LINK_ROUTED
+from .replying import RemoteReplies, RemoteReply
+from .routed import Relayed, RoutedAddress
+from .routing import MeshRoute
+from .rules import MeshRule, MeshRules
+from .splices import Splice
+from .ways import LegCount, Ways
+
+#: Seconds between two attempts to find another path for a link that a node on the way refused.
+RETRY_S: Final = 0.1
+#: Seconds after which senders that do not use their credit are asked to return it, if others have none.
+_ROTATE_S: Final = 1.0
+#: Routed addresses that are updated, or called, before other tasks get a turn.
+_TURN: Final = 64
+_DEFAULT: Final = MeshRule("*")
+#: Links in search of a path; further ones are refused at once.
+_SEEKING_MAX: Final = 4_096
+
+
+class MeshHost(BareHost):
+    """Host of the addresses that other members serve.
+
+    Args:
+        container: The container.
+        ways: The ways from here.
+        rules: Rules for addresses.
+        zone: Our zone.
+        on_record: Called with each record of a neighbour.
+    """
+
+    def __init__(
+        self,
+        container: Container,
+        ways: Ways,
+        rules: MeshRules,
+        *,
+        zone: str,
+        on_record: Callable[[Neighbour, bytes], None],
+    ) -> None:
+        self._container = container
+        self._ways = ways
+        self._rules = rules
+        self._zone = zone
+        self._on_record = on_record
+        #: Members that are connected, by the engine of their connection.
+        self.members: dict[object, Neighbour] = {}
+        self._routed: dict[tuple[str, str], RoutedAddress] = {}
+        #: Links in search of a path.
+        self._seeking: dict[Seeker, None] = {}
+        self._remote = RemoteReplies(container.replies, ways)
+        self._wakeup = trio.Event()
+        self._wake_at = -math.inf
+        self._changed = False
+        #: Settled messages that were lost with a link of a hop.
+        self.dropped = 0
+        #: Links of others that end here.
+        self._placed: list[ReceivingLink | SendingLink] = []
+        #: Hops of others, and legs refused because of their routes.
+        self.hops = 0
+        self.refused = 0
+
+    # --- links of members ------------------------------------------------------------------------
+
+    def transit(self, connection: Connection, link: ReceivingLink | SendingLink) -> bool:
+        """Deal with *link* if it is one of a mesh: a link of records, or one on its way along a route."""
+        value = link.properties.get(ROUTE)
+        if value is not None:
+            member = self.members.get(connection.engine)
+            if member is None:
+                self._refuse(link, Error("amqp:not-allowed", "routes are for members of the mesh"))
+            elif member.accepted >= self._ways.limits.mesh_legs_max:
+                self._refuse(link, Error("amqp:resource-limit-exceeded", "mesh_legs_max links"))
+            else:
+                self._hop(connection, member, link, value)
+            return True
+        terminus = link.source if link.role == SENDER else link.target
+        if not isinstance(terminus, Source | Target) or terminus.address != MESH:
+            return False
+        member = self.members.get(connection.engine)
+        if member is None or link.role == SENDER:
+            self._refuse(link, Error("amqp:not-allowed", f"{MESH!r} is for members of the mesh"))
+        else:
+            member.receive_from(cast("ReceivingLink", link), self._on_record)
+        return True
+
+    def _refuse(self, link: ReceivingLink | SendingLink, error: Error) -> None:
+        self.refused += 1
+        link.refuse(error)
+
+    def _hop(
+        self,
+        connection: Connection,
+        member: Neighbour,
+        link: ReceivingLink | SendingLink,
+        value: object,
+    ) -> None:
+        ways = self._ways
+        try:
+            rest = read_route(value, ways.node, ways.limits)
+        except RouteRefused as fault:
+            self._refuse(link, Error.of(fault))
+            return
+        if not rest:
+            self._placed.append(link)
+            self._container.attaching.place(connection, link)
+            return
+        leg = read_leg(link.properties)
+        branches = branches_of(rest)
+        try:
+            if branches is None:
+                self._pass_on(member, link, rest, leg)
+            elif link.role == RECEIVER:
+                self._branch(member, cast("ReceivingLink", link), branches, leg)
+            else:
+                self._refuse(link, Error("amqp:invalid-field", "links of receivers do not branch"))
+        except LocalProtocolError as fault:
+            self._refuse(link, Error("amqp:not-found", fault.description))
+
+    def _pass_on(
+        self, member: Neighbour, link: ReceivingLink | SendingLink, rest: Route, leg: LegUse
+    ) -> None:
+        neighbour = self._ways.next(rest)
+        opener = neighbour.opener(of=None if leg.band == LOW else link.session)
+        properties = {**link.properties, ROUTE: rest}
+        count = LegCount(neighbour, opener)
+
+        def ended(splice: Splice) -> None:
+            self.dropped += splice.dropped
+            self.hops -= 1
+            member.accepted -= 1
+            count.end()
+
+        try:
+            Splice(
+                link,
+                opener,
+                link.name,
+                properties=properties,
+                limits=self._ways.limits,
+                on_ended=ended,
+            )
+        except LocalProtocolError:
+            count.end()
+            raise
+        self.hops += 1
+        member.accepted += 1
+
+    def _branch(
+        self, member: Neighbour, link: ReceivingLink, branches: list[Route], leg: LegUse
+    ) -> None:
+        ways = self._ways
+        counts: list[LegCount] = []
+        edges = []
+        for route in branches:
+            # An empty route ends here, and is placed like a link of our own.
+            onward: Route = route or [ways.node]
+            try:
+                neighbour = ways.next(onward)
+                opener = neighbour.opener()
+            except LocalProtocolError:
+                # The others still get the messages; the first node learns of this one by the routing.
+                continue
+            counts.append(LegCount(neighbour, opener))
+            edges.append(Edge(opener, ways.new_name(), {**link.properties, ROUTE: onward}))
+        if not edges:
+            raise LocalProtocolError("no branch of the route can be reached")
+
+        def ended(multicast: Multicast) -> None:
+            self.dropped += multicast.dropped
+            self.hops -= 1
+            member.accepted -= 1
+            for each in counts:
+                each.end()
+
+        try:
+            Multicast(link, edges, limits=ways.limits, on_ended=ended)
+        except LocalProtocolError:
+            for each in counts:
+                each.end()
+            raise
+        self.hops += 1
+        member.accepted += 1
+
+    # --- links of clients --------------------------------------------------------------------------
+
+    def attach(self, link: ReceivingLink | SendingLink) -> bool:
+        """Route *link* if its address is served elsewhere."""
+        address = self._address_of(link)
+        if address is None or ROUTE in link.properties:
+            return False
+        if not self._is_routed(address, gives=link.role == SENDER):
+            return False
+        self._route(address, link)
+        return True
+
+    def attach_absent(self, link: ReceivingLink | SendingLink) -> bool:
+        """Let *link* wait for a destination: no node or host of the container has its address."""
+        address = self._address_of(link)
+        if (
+            address is None
+            or ROUTE in link.properties
+            or address in self._container.replies.dynamic
+        ):
+            return False
+        rule = self._rules.find(address) or _DEFAULT
+        if link.role == SENDER and rule.absent == "wait":
+            # Nothing can be agreed with a destination that is not there.
+            return False
+        self._route(address, link)
+        return True
+
+    @staticmethod
+    def _address_of(link: ReceivingLink | SendingLink) -> str | None:
+        terminus = link.source if link.role == SENDER else link.target
+        if not isinstance(terminus, Source | Target) or terminus.dynamic:
+            return None
+        return terminus.address or None
+
+    def _node_of(self, address: str) -> str | None:
+        """Return the node that *address* names, such as ``$mesh/NODE/…``; None if it names none."""
+        if not address.startswith(f"{MESH}/"):
+            return None
+        return address.split("/", 2)[1]
+
+    def _is_routed(self, address: str, *, gives: bool) -> bool:
+        """Return whether other members serve *address*, so that the mesh decides about links to it."""
+        node = self._node_of(address)
+        if node is not None:
+            return node != self._ways.node
+        found = self._ways.destinations(address, gives=gives)
+        if all(each.node == self._ways.node for each in found):
+            return False
+        # The nearest destination is this node: its links are served as without a mesh.
+        here = found[0].node == self._ways.node
+        return not (here and (gives or found[0].offer.distribution == "closest"))
+
+    def destinations(self, address: str, *, gives: bool = False) -> list[MeshRoute]:
+        """Return where messages for *address* go, the best first."""
+        return self._ways.destinations(address, gives=gives)
+
+    def _route(self, address: str, link: ReceivingLink | SendingLink) -> None:
+        rule = self._rules.find(address) or _DEFAULT
+        gives = link.role == SENDER
+        found = self._ways.destinations(address, gives=gives)
+        pinned = (
+            gives
+            or rule.route == "link"
+            or is_paired(link)
+            or any(each.offer.flags & LINK_ROUTED for each in found)
+        )
+        if not pinned:
+            link = cast("ReceivingLink", link)
+            self.routed(address, link.peer.user or "").fan.join(link, wait=rule.absent == "wait")
+        elif len(self._seeking) >= _SEEKING_MAX:
+            self._refuse(link, Error("amqp:resource-limit-exceeded", "too many links seek a path"))
+        else:
+            Seeker(self, address, link, trio.current_time() + ABSENT_S).attempt()
+
+    def splice(
+        self, link: ReceivingLink | SendingLink, path: tuple[str, ...], seeker: Seeker
+    ) -> None:
+        """Join *link* of a client with one along *path*.
+
+        Raises:
+            LocalProtocolError: No link can be opened.
+        """
+        ways = self._ways
+        peer = link.peer
+        route: Route = list(path) or [ways.node]
+        neighbour = ways.next(route)
+        opener = neighbour.opener(of=link.session)
+        count = LegCount(neighbour, opener)
+
+        def ended(splice: Splice) -> None:
+            self.dropped += splice.dropped
+            count.end()
+
+        try:
+            Splice(
+                link,
+                opener,
+                # The same from any node, so that the destination finds what it has kept for the link.
+                "/".join((peer.user or "", peer.container_id, link.name)),
+                properties=ways.properties(
+                    route, LegUse(ways.node, PINNED, peer.user or ""), link.properties
+                ),
+                limits=ways.limits,
+                refuse=seeker.refused,
+                on_ended=ended,
+            )
+        except LocalProtocolError:
+            count.end()
+            raise
+
+    def seek(self, seeker: Seeker) -> None:
+        """Try *seeker* again when its time has come, or paths have changed."""
+        self._seeking[seeker] = None
+        self.wake()
+
+    def settled(self, seeker: Seeker) -> None:
+        """Forget a link that has found its path, or was refused."""
+        self._seeking.pop(seeker, None)
+
+    def routed(self, address: str, user: str) -> RoutedAddress:
+        """Return the routed address, a new one if there is none."""
+        rule = self._rules.find(address) or _DEFAULT
+        key = (address, user if rule.per_user else "")
+        found = self._routed.get(key)
+        if found is None:
+            offers = self._ways.destinations(address)
+            distribution = offers[0].offer.distribution if offers else rule.distribution
+            found = self._routed[key] = RoutedAddress(
+                *key,
+                rule,
+                closest=distribution == "closest",
+                ways=self._ways,
+                now=trio.current_time,
+                zone=self._zone,
+                on_wait=self.wake,
+            )
+            found.update()
+            self.wake()
+        return found
+
+    def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
+        """Return the endpoint for messages to *address* that come through an anonymous terminus."""
+        if not self._is_routed(address, gives=False):
+            return None
+        user = link.peer.user or ""
+        return Relayed(lambda: self.routed(address, user))
+
+    def is_dynamic(self, address: str, virtual_host: str) -> bool:
+        """Return whether *address* was created for a link at another member, and cannot be guessed."""
+        node = self._node_of(address)
+        return node is not None and node != self._ways.node and address.count("/") >= 4
+
+    # --- replies -------------------------------------------------------------------------------------
+
+    def reply_path(self, address: str) -> RemoteReply | None:
+        """Return the path of replies to an address that another member has created; None if it is none."""
+        node = self._node_of(address)
+        if node is None or node == self._ways.node:
+            return None
+        return self._remote.path(address)
+
+    # --- time ----------------------------------------------------------------------------------------
+
+    def routes_changed(self) -> None:
+        """Let legs and links in search of a path follow the routing, soon."""
+        self._changed = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let :meth:`run` look at what is due."""
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Keep legs and links up to date until cancelled."""
+        rotate_at = trio.current_time() + _ROTATE_S
+        while True:
+            self._wakeup = trio.Event()
+            changed, self._changed = self._changed, False
+            now = trio.current_time()
+            rotate = now >= rotate_at
+            if rotate:
+                rotate_at = now + _ROTATE_S
+            due = await self._look_after(changed=changed, rotate=rotate)
+            if self._routed or self._seeking:
+                due = min(due, rotate_at)
+            with trio.move_on_at(due):
+                await self._wakeup.wait()
+            await trio.lowlevel.checkpoint()
+
+    async def _look_after(self, *, changed: bool, rotate: bool) -> float:
+        """Call what is due; return when to call again."""
+        due = math.inf
+        for at, (key, each) in enumerate(list(self._routed.items())):
+            if at % _TURN == _TURN - 1:
+                await trio.lowlevel.checkpoint()
+            if self._routed.get(key) is not each:
+                continue
+            if changed:
+                each.update()
+            each.tick(trio.current_time())
+            if rotate:
+                each.fan.rotate()
+                if each.idle:
+                    del self._routed[key]
+                    each.close()
+                    continue
+            due = min(due, each.deadline)
+        now = trio.current_time()
+        for seeker in list(self._seeking):
+            if changed or now >= seeker.retry_at:
+                seeker.attempt()
+            due = min(due, seeker.retry_at)
+        return due
+
+    def close(self) -> None:
+        """Retire all legs, which are detached when what is under way has been answered."""
+        for each in self._routed.values():
+            each.close()
+
+    @property
+    def placed(self) -> int:
+        """Number of links of others that end here."""
+        self._placed = [each for each in self._placed if each.attached]
+        return len(self._placed)
+
+    @property
+    def busy(self) -> bool:
+        """Whether messages of our clients are under way."""
+        return any(each.fan.waiting or each.fan.legs for each in self._routed.values())
+
+
+class Seeker:
+    """Link of a client in search of a path to one destination.
+
+    Args:
+        host: The host.
+        address: The link's address.
+        link: The link, requested and not answered.
+        until: When it is refused, unless a node has accepted it.
+    """
+
+    def __init__(
+        self, host: MeshHost, address: str, link: ReceivingLink | SendingLink, until: float
+    ) -> None:
+        self._host = host
+        self._address = address
+        self._link = link
+        self._until = until
+        self._error = Error("amqp:not-found", "no destination of this address can be reached")
+        self._trying = False
+        self.retry_at = math.inf
+
+    def attempt(self) -> None:
+        """Try the best path, or refuse the link if the time is over."""
+        link = self._link
+        if self._trying:
+            return
+        if link.session.ended:
+            self._host.settled(self)
+            return
+        found = self._host.destinations(self._address, gives=link.role == SENDER)
+        for each in found:
+            try:
+                self._trying = True
+                self._host.splice(link, each.path, self)
+            except LocalProtocolError:
+                self._trying = False
+                continue
+            self.retry_at = math.inf
+            self._host.settled(self)
+            return
+        self._again()
+
+    def refused(self, error: Error) -> None:
+        """Handle a refusal by the destination, or by a node on the way."""
+        self._trying = False
+        self._error = error
+        if error.condition != "amqp:not-found" or self._link.session.ended:
+            self._give_up()
+        else:
+            self._again()
+
+    def _again(self) -> None:
+        now = trio.current_time()
+        if now >= self._until:
+            self._give_up()
+            return
+        self.retry_at = min(now + RETRY_S, self._until)
+        self._host.seek(self)
+
+    def _give_up(self) -> None:
+        self._host.settled(self)
+        if not self._link.session.ended:
+            self._link.refuse(self._error)
+
+
+class AbsentHost(BareHost):
+    """Last host of a container: takes links to unknown addresses, which wait for a destination.
+
+    Args:
+        host: The host of the mesh.
+    """
+
+    def __init__(self, host: MeshHost) -> None:
+        self._host = host
+
+    def attach(self, link: ReceivingLink | SendingLink) -> bool:
+        """Let *link* wait."""
+        return self._host.attach_absent(link)

@@ -1,0 +1,329 @@
+"""Membership of a container in a mesh."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from random import SystemRandom
+from typing import Any, Final, Literal, Self
+
+import trio
+
+from ..addresses import parse_url
+from ..container.blocks import TrioBlock
+from ..container.connections import Connection
+from ..container.container import Container
+from ..errors import AmqpError
+from ..net.endpoints import is_loopback
+from .discovery import Discovery, Found, Seed
+from .host import AbsentHost, MeshHost
+from .neighbours import Neighbour
+from .peers import MeshMember, Peers, open_properties
+from .records import GIVES, LINK_ROUTED, NUMBER_MAX, PATTERN, TAKES, Offer
+from .routing import MeshRoute, RoutingEngine
+from .rules import MeshRule, MeshRules
+from .ways import Ways
+
+log = logging.getLogger("amqp_rt.mesh")
+
+#: Seconds between two looks at whether a drain is complete.
+_DRAIN_LOOK_S: Final = 0.02
+_FLAGS: Final[Mapping[str, int]] = {
+    "node": TAKES,
+    "rpc": TAKES,
+    "source": GIVES,
+    "link": TAKES | GIVES | LINK_ROUTED,
+}
+
+
+class MeshError(AmqpError):
+    """The container has to leave the mesh, for example because another member has its id."""
+
+    default_condition = "amqp:not-allowed"
+
+
+class Mesh(TrioBlock):
+    """Membership of a container in a mesh of containers.
+
+    Addresses that any member offers can be used at each of them, by its clients and by its own code. Leaving the block
+    withdraws the addresses of the container, lets what is under way be answered, and disconnects.
+
+    Args:
+        container: The container; its name is the id of the node, and has no ``/``.
+        seeds: Where other members listen; see :mod:`amqp_rt.mesh.discovery`.
+        name: Name of the mesh.
+        role: ``interior`` nodes pass on links of others. ``edge``: the node uses others only. By default that of a
+            container which listens on other interfaces than loopback is ``interior``.
+        zone: Zone of the node, which is preferred.
+        offer: Addresses to offer, by default those of the container's nodes. Names of the container's queues can be
+            given here, with ``amqp_rt.mesh.records.Offer``.
+        rules: Rules for addresses; the first that matches holds.
+        urls: Where others can dial this node, by default where it listens.
+        cost: Cost of the connections of this node.
+        dial: Options of :func:`amqp_rt.connect` for connections to other members, such as ``auth`` and ``tls``.
+
+    Raises:
+        ValueError: An argument cannot be used.
+    """
+
+    _public_name = "Mesh"
+
+    def __init__(
+        self,
+        container: Container,
+        seeds: Sequence[Seed] = (),
+        *,
+        name: str = "mesh",
+        role: Literal["auto", "interior", "edge"] = "auto",
+        zone: str = "",
+        offer: Mapping[str, Offer] | None = None,
+        rules: Iterable[MeshRule] = (),
+        urls: Sequence[str] | None = None,
+        cost: int = 1,
+        dial: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if not container.name or "/" in container.name:
+            raise ValueError(
+                f"the container-id {container.name!r} is no id of a node: no '/' in it"
+            )
+        if role not in ("auto", "interior", "edge"):
+            raise ValueError(f"role is auto, interior or edge, not {role!r}")
+        self._container = container
+        self._name = name
+        self._role = role
+        self._zone = zone
+        self._offer = offer
+        self._rules = MeshRules(rules)
+        self._urls = urls
+        self._cost = cost
+        self._options = dict(dial or {})
+        self._offered: dict[str, Offer] = {}
+        self._health: dict[str, Callable[[], bool]] = {}
+        self._failure: MeshError | None = None
+        self._discovery = Discovery(seeds, self._look, container.log_limiter)
+        self._peers: Peers | None = None
+        self._engine: RoutingEngine
+        self._host: MeshHost
+        self._local: Connection
+        self._scope = trio.CancelScope()
+
+    def _look(self) -> None:
+        if self._peers is not None:
+            self._peers.look()
+
+    # --- lifetime --------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncIterator[Self]:
+        container = self._container
+        incarnation = SystemRandom().randrange(1, NUMBER_MAX)
+        listened = list(container.entry.urls)
+        role = self._role
+        if role == "auto":
+            role = "interior" if any(not _is_loopback(each) for each in listened) else "edge"
+        urls = tuple(_dialable(listened) if self._urls is None else self._urls)
+        engine = self._engine = RoutingEngine(
+            container.name,
+            incarnation,
+            wall_s=int(time.time()),
+            now=trio.current_time(),
+            edge=role == "edge",
+            zone=self._zone,
+            urls=urls,
+            limits=container.limits,
+        )
+        ways = Ways(engine, container.limits)
+        host = self._host = MeshHost(
+            container, ways, self._rules, zone=self._zone, on_record=self._on_record
+        )
+        last = AbsentHost(host)
+        member = MeshMember(self._name, container.name, incarnation, role, self._zone, self._cost)
+        properties = open_properties(member)
+        peers = self._peers = Peers(
+            container,
+            engine,
+            ways,
+            host,
+            member,
+            discovery=self._discovery,
+            dial=lambda found: self._dial(found, properties),
+            on_left=self._leave,
+        )
+        failure: BaseException | None = None
+        async with container.local() as local, trio.open_nursery() as nursery:
+            self._local = local
+            home = Neighbour(container.name, incarnation, local, limits=container.limits)
+            ways.neighbours[container.name] = home
+            (accepted,) = [
+                each
+                for each in container.connections
+                if each.peer.trusted and each.peer.container_id == container.name
+            ][-1:]
+            host.members[accepted.engine] = home
+            container.entry.open_properties.update(properties)
+            container.entry.on_opened = peers.opened
+            container.attaching.transit = host.transit
+            container.replies.prefix = f"$mesh/{container.name}/"
+            container.replies.elsewhere = host.reply_path
+            container.nodes.on_change = self._nodes_changed
+            container.add_host(host, first=True)
+            container.add_host(last)
+            self._nodes_changed()
+            nursery.start_soon(peers.run)
+            nursery.start_soon(host.run)
+            try:
+                with self._scope:
+                    yield self
+            except BaseException as error:
+                # Raised again below: the nursery would wrap the exception in a group.
+                failure = error
+            try:
+                if failure is None and self._failure is None:
+                    with trio.move_on_after(container.drain_s) as drain:
+                        await self.drain()
+                        await self._wait_drained()
+                    if drain.cancelled_caught:
+                        log.warning("mesh: links of %r were not drained in time", container.name)
+            finally:
+                peers.stopping = True
+                container.entry.on_opened = None
+                container.entry.open_properties.clear()
+                container.attaching.transit = None
+                container.replies.prefix = ""
+                container.replies.elsewhere = None
+                container.nodes.on_change = None
+                container.remove_host(host)
+                container.remove_host(last)
+                for each in list(ways.neighbours.values()):
+                    if each is not home:
+                        each.lose("the member leaves the mesh")
+                nursery.cancel_scope.cancel()
+        failure = failure or self._failure
+        if failure is not None:
+            raise failure
+
+    def _on_record(self, neighbour: Neighbour, data: bytes) -> None:
+        assert self._peers is not None
+        self._peers.record(neighbour, data)
+
+    def _dial(self, found: Found, properties: Mapping[object, Any]) -> Any:
+        options = {"within": 5.0, "reconnect": None, **self._options}
+        assert self._peers is not None
+        return self._container.connect(
+            str(found.url), properties=properties, on_state=self._peers.changed, **options
+        )
+
+    def _leave(self, reason: str) -> None:
+        self._failure = MeshError(reason)
+        self._scope.cancel()
+
+    async def drain(self) -> None:
+        """Withdraw the addresses of this node: its clients are still served, others send nothing new."""
+        assert self._peers is not None
+        self._peers.carry_out(self._engine.drain(now=trio.current_time()))
+        await trio.lowlevel.checkpoint()
+
+    async def _wait_drained(self) -> None:
+        """Wait until links of others have ended, and what our clients have sent has been answered."""
+        self._host.close()
+        # Links of several kinds end, of which only some report it.
+        while self._host.hops or self._host.busy or self._host.placed:  # noqa: ASYNC110
+            await trio.sleep(_DRAIN_LOOK_S)
+
+    # --- addresses -------------------------------------------------------------------------------
+
+    def _nodes_changed(self) -> None:
+        """Offer what the container has now."""
+        offers = self._offers()
+        now = trio.current_time()
+        assert self._peers is not None
+        for address in self._offered.keys() - offers.keys():
+            self._peers.carry_out(self._engine.withdraw(address, now=now))
+        for address, offer in offers.items():
+            if self._offered.get(address) != offer:
+                self._peers.carry_out(self._engine.offer(address, offer, now=now))
+        self._offered = offers
+
+    def _offers(self) -> dict[str, Offer]:
+        if self._offer is not None:
+            return dict(self._offer)
+        offers: dict[str, Offer] = {}
+        for route in self._container.nodes.routes:
+            address = route.address
+            if address.startswith("$"):
+                continue
+            rule = self._rules.find(address)
+            flags = _FLAGS[route.kind] | (PATTERN if route.pattern.captures else 0)
+            if rule is not None and rule.route == "link":
+                flags |= LINK_ROUTED
+            known = offers.get(address)
+            if known is not None:
+                flags |= known.flags
+            offers[address] = Offer(flags, rule.distribution if rule is not None else "balanced")
+        return offers
+
+    # --- use -------------------------------------------------------------------------------------
+
+    async def wait_ready(self) -> None:
+        """Wait until this node is connected with another member; a mesh without seeds is ready at once."""
+        await trio.lowlevel.checkpoint()
+        assert self._peers is not None
+        while len(self._engine.paths().costs) < 2 and self._discovery.places:
+            await self._peers.wait_changed()
+
+    async def reachable(self, address: str) -> None:
+        """Wait until some node within reach serves *address*."""
+        await trio.lowlevel.checkpoint()
+        assert self._peers is not None
+        while not self._engine.lookup(address):
+            await self._peers.wait_changed()
+
+    def instances(self, address: str) -> list[MeshRoute]:
+        """Return the nodes that serve *address*, the nearest first."""
+        return self._engine.lookup(address)
+
+    @property
+    def connection(self) -> Connection:
+        """Connection to the container itself, whose addresses are those of the whole mesh."""
+        return self._local
+
+    async def call(self, address: str, *args: Any, **options: Any) -> Any:
+        """Call an address of the mesh; see :meth:`Connection.call`."""
+        return await self._local.call(address, *args, **options)
+
+    def sender(self, address: str | None = None, **options: Any) -> Any:
+        """Create a sender to an address of the mesh; see :meth:`Connection.sender`."""
+        return self._local.sender(address, **options)
+
+    def receiver(self, address: str | None = None, **options: Any) -> Any:
+        """Create a receiver from an address of the mesh; see :meth:`Connection.receiver`."""
+        return self._local.receiver(address, **options)
+
+    def __repr__(self) -> str:
+        return f"<Mesh {self._name!r}, node {self._container.name!r}>"
+
+
+def _is_loopback(url: str) -> bool:
+    where = parse_url(url, listening=True)
+    if where.scheme not in ("amqp", "amqps", "ws", "wss"):
+        return True
+    try:
+        return is_loopback(where.host)
+    except ValueError:
+        return where.host == "localhost"
+
+
+def _dialable(urls: Iterable[str]) -> list[str]:
+    """Return those of *urls* that lead here from elsewhere: a wildcard address does not."""
+    return [each for each in urls if not _is_wildcard(parse_url(each, listening=True).host)]
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return not host or ip_address(host).is_unspecified
+    except ValueError:
+        return False

@@ -1,0 +1,442 @@
+"""Neighbours of a member: who is dialled, which connections stay, and the records that pass over them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Protocol
+
+import trio
+from msgspec import Struct
+
+from ..addresses import host_in, parse_url
+from ..container.connections import Connection
+from ..container.container import Container
+from ..errors import AmqpError, LocalProtocolError
+from ..events import Peer
+from ..net.endpoints import is_loopback
+from ..outcomes import Error
+from ..security.access import Rights
+from ..values import Symbol
+from .adjacency import LineState
+from .discovery import Discovery, Found
+from .host import MeshHost
+from .neighbours import MESH, Neighbour
+from .records import COST_MAX, NUMBER_MAX
+from .routing import Effect, Leave, LineChanged, RoutesChanged, RoutingEngine, Send
+from .ways import Ways, weight_of
+
+log = logging.getLogger("amqp_rt.mesh")
+
+#: Property of an open: the member that its sender is.
+MEMBER: Final = Symbol("x-opt-mesh")
+VERSION: Final = 1
+#: Neighbours that a node dials, and of these in its own zone.
+DIALLED: Final = 4
+DIALLED_IN_ZONE: Final = 3
+#: Seconds between two looks at whom to dial, and until a place that failed is dialled again.
+LOOK_S: Final = 1.0
+REDIAL_S: Final = 1.0
+REDIAL_MAX_S: Final = 10.0
+#: Seconds for one attempt.
+_WITHIN_S: Final = 5.0
+_DUPLICATE: Final = Error("amqp:connection:forced", "another connection of the two members stays")
+
+
+class MeshMember(Struct, frozen=True):
+    """MeshMember that an open names."""
+
+    mesh: str
+    node: str
+    incarnation: int
+    role: str
+    zone: str
+    cost: int
+
+
+def member_of(properties: Mapping[object, object]) -> MeshMember | None:
+    """Return the member that an open names; None if it names none, or is malformed."""
+    value = properties.get(MEMBER)
+    if not isinstance(value, dict):
+        return None
+    versions = value.get("versions")
+    texts = [value.get(name) for name in ("mesh", "node", "role", "zone")]
+    incarnation, cost = value.get("incarnation"), value.get("cost", 1)
+    if not isinstance(versions, list) or VERSION not in versions:
+        return None
+    if not all(isinstance(each, str) and len(each) <= 255 for each in texts):
+        return None
+    if type(incarnation) is bool or not isinstance(incarnation, int):
+        return None
+    if not isinstance(cost, int) or not (0 < incarnation < NUMBER_MAX and 1 <= cost <= COST_MAX):
+        return None
+    mesh, node, role, zone = (str(each) for each in texts)
+    if not node or "/" in node:
+        return None
+    return MeshMember(mesh, node, int(incarnation), role, zone, int(cost))
+
+
+class Dial(Protocol):
+    """Opens a connection to a place, which closes with the block."""
+
+    def __call__(self, found: Found) -> AbstractAsyncContextManager[Connection]:
+        """Return the block."""
+
+
+class _Place(Struct):
+    """Where a member may listen, and what became of the last attempt."""
+
+    found: Found
+    #: Node that was there last; empty if that is not known.
+    node: str = ""
+    dialling: bool = False
+    dial_at: float = -math.inf
+    pause_s: float = REDIAL_S
+
+
+class Peers:
+    """Connections of this member to others, and the routing that follows from them.
+
+    Args:
+        container: The container.
+        engine: The routing of this member.
+        ways: Gets the neighbours.
+        host: Gets the members that are connected, and changes of routes.
+        member: What our open says.
+        seeds: Seeds of other members.
+        dial: Opens a connection.
+        on_left: Called with a reason if the member has to leave the mesh.
+    """
+
+    def __init__(
+        self,
+        container: Container,
+        engine: RoutingEngine,
+        ways: Ways,
+        host: MeshHost,
+        member: MeshMember,
+        *,
+        discovery: Discovery,
+        dial: Dial,
+        on_left: Callable[[str], None],
+    ) -> None:
+        self._container = container
+        self._engine = engine
+        self._ways = ways
+        self._host = host
+        self._member = member
+        self._discovery = discovery
+        self._dial = dial
+        self._on_left = on_left
+        self._places: dict[str, _Place] = {}
+        self._effects: deque[Effect] = deque()
+        self._carrying_out = False
+        self._woken = trio.Event()
+        self._look = trio.Event()
+        self._changed = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        #: Why a connection that named the mesh was not used, by its reason.
+        self.refused: dict[str, int] = {}
+        self.stopping = False
+
+    # --- connections -----------------------------------------------------------------------------
+
+    def opened(self, connection: Connection) -> None:
+        """Use *connection*, which another container has opened, if that is a member."""
+        connection.on_state = self.changed
+
+    def changed(self, connection: Connection) -> None:
+        """Follow the state of a connection: links of records may arrive together with the open."""
+        if connection.state == "open":
+            self._join(connection)
+        elif connection.state == "closed":
+            self._ended(connection)
+
+    def _join(self, connection: Connection) -> None:
+        """Begin the line of *connection*, if a member is at its other end."""
+        peer = connection.peer
+        member = member_of(peer.properties)
+        if member is None:
+            return
+        if member.node == self._ways.node:
+            self._meet_self(connection, member)
+            return
+        why = self._reason_to_refuse(connection, peer, member)
+        if why:
+            self.refused[why] = self.refused.get(why, 0) + 1
+            log.warning("mesh: the connection with %.100r is not used: %s", member.node, why)
+            return
+        old = self._ways.neighbours.get(member.node)
+        if old is not None and old.usable:
+            newer = old.incarnation != member.incarnation
+            # Both ends come to the same result: the connection that the lower id has dialled stays.
+            low_dialled = connection.dialled == (self._ways.node < member.node)
+            if not newer and (old.connection.dialled == connection.dialled or not low_dialled):
+                connection.close(_DUPLICATE)
+                return
+            self._drop(old, _DUPLICATE)
+        neighbour = Neighbour(
+            member.node,
+            member.incarnation,
+            connection,
+            edge=member.role == "edge",
+            limits=self._ways.limits,
+            on_lost=self._lose,
+        )
+        self._ways.neighbours[member.node] = neighbour
+        self._host.members[connection.engine] = neighbour
+        try:
+            neighbour.start()
+        except LocalProtocolError as fault:
+            self._lose(neighbour, fault.description)
+            return
+        cost = max(member.cost, self._member.cost)
+        self._carry_out(
+            self._engine.connect(
+                member.node,
+                member.incarnation,
+                now=trio.current_time(),
+                cost=cost,
+                edge=neighbour.edge,
+            )
+        )
+
+    def _meet_self(self, connection: Connection, member: MeshMember) -> None:
+        """Close a connection with ourselves; of two nodes with one id, the routing decides which leaves."""
+        if member.incarnation != self._member.incarnation and member.mesh == self._member.mesh:
+            self._carry_out(
+                self._engine.connect(member.node, member.incarnation, now=trio.current_time())
+            )
+        connection.close(_DUPLICATE)
+
+    def _reason_to_refuse(self, connection: Connection, peer: Peer, member: MeshMember) -> str:
+        if self.stopping:
+            return "this member leaves"
+        if member.mesh != self._member.mesh:
+            return "it is of another mesh"
+        if connection.dialled:
+            return ""
+        permissions = self._container.permissions
+        if peer.user is None:
+            # Without a login there is no name to trust; a container without rules trusts its machine.
+            if permissions.guarded or not _is_local(peer.address):
+                return "it has not logged in"
+            return ""
+        if peer.user != member.node and permissions.guarded:
+            return "it has logged in under another name than its id"
+        if not peer.secure and not _is_local(peer.address):
+            return "the connection is not encrypted"
+        wanted = Rights.SEND if member.role == "edge" else Rights.MANAGE
+        if permissions.decide(peer, wanted, MESH) is not None:
+            return "it may not join"
+        return ""
+
+    def _lose(self, neighbour: Neighbour, why: str) -> None:
+        """Disconnect *neighbour*, which is of no use any more."""
+        if not neighbour.connection.engine_over:
+            log.info("mesh: the connection with %.100r is closed: %s", neighbour.node, why)
+        self._drop(neighbour, Error("amqp:connection:forced", why))
+
+    def _drop(self, neighbour: Neighbour, error: Error) -> None:
+        node = neighbour.node
+        if self._ways.neighbours.get(node) is neighbour:
+            del self._ways.neighbours[node]
+            self._carry_out(self._engine.disconnect(node, now=trio.current_time()))
+        for engine, each in list(self._host.members.items()):
+            if each is neighbour:
+                del self._host.members[engine]
+        neighbour.connection.close(error)
+        self._look.set()
+
+    def _ended(self, connection: Connection) -> None:
+        """Forget the member of *connection*, which has ended."""
+        for each in list(self._host.members.values()):
+            if each.connection is connection:
+                self._drop(each, Error("amqp:connection:forced"))
+
+    # --- records and effects -----------------------------------------------------------------------
+
+    def record(self, neighbour: Neighbour, data: bytes) -> None:
+        """Handle a record of *neighbour*."""
+        if self._ways.neighbours.get(neighbour.node) is neighbour:
+            self.carry_out(self._engine.receive(neighbour.node, data, now=trio.current_time()))
+
+    def carry_out(self, effects: Sequence[Effect]) -> None:
+        """Do what the routing asks for."""
+        self._carry_out(effects)
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        # Carrying out can end connections, which has effects in turn.
+        self._effects.extend(effects)
+        if not self._carrying_out:
+            self._carrying_out = True
+            try:
+                while self._effects:
+                    self._do(self._effects.popleft())
+            finally:
+                self._carrying_out = False
+        self._woken.set()
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            neighbour = self._ways.neighbours.get(effect.peer)
+            if neighbour is not None:
+                neighbour.send(effect.data)
+        elif isinstance(effect, LineChanged):
+            log.info(
+                "mesh %s: the line to %.100r is %s",
+                self._ways.node,
+                effect.peer,
+                effect.state.value,
+            )
+            self._notify()
+            neighbour = self._ways.neighbours.get(effect.peer)
+            if effect.state is LineState.LOST and neighbour is not None:
+                self._lose(neighbour, "the line is lost")
+        elif isinstance(effect, RoutesChanged):
+            self._host.routes_changed()
+            self._notify()
+            self._look.set()
+        else:
+            assert isinstance(effect, Leave)
+            self._on_left(effect.reason)
+
+    async def wait_changed(self) -> None:
+        """Wait until lines or routes have changed."""
+        await self._changed.wait()
+
+    def _notify(self) -> None:
+        # Each waiting task has the event of the time at which it began to wait.
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # --- tasks -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Drive the routing and dial others, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._tick)
+            nursery.start_soon(self._discovery.run)
+            nursery.start_soon(self._keep_dialled)
+
+    async def _tick(self) -> None:
+        while True:
+            self._woken = trio.Event()
+            now = trio.current_time()
+            if now >= self._engine.deadline:
+                self._carry_out(self._engine.tick(now))
+                self._woken = trio.Event()
+                await trio.lowlevel.checkpoint()
+            with trio.move_on_at(self._engine.deadline):
+                await self._woken.wait()
+
+    def look(self) -> None:
+        """Look soon at whom to dial."""
+        self._look.set()
+
+    async def _keep_dialled(self) -> None:
+        while True:
+            self._look = trio.Event()
+            if not self.stopping:
+                self._dial_some()
+            with trio.move_on_after(LOOK_S):
+                await self._look.wait()
+            # Records arrive in bursts; each may bring URLs.
+            await trio.sleep(0.01)
+
+    def _dial_some(self) -> None:
+        now = trio.current_time()
+        for found in self._discovery.places:
+            self._places.setdefault(str(found.url), _Place(found))
+        seeds = {str(found.url) for found in self._discovery.places}
+        wanted = self._wanted()
+        for key in list(self._places):
+            place = self._places[key]
+            if key not in seeds and place.node not in wanted and not place.dialling:
+                del self._places[key]
+        for node, url in wanted.items():
+            try:
+                place = self._places.setdefault(url, _Place(Found(parse_url(url))))
+            except AmqpError:
+                continue
+            place.node = node
+        ours = self._ways.neighbours
+        idle = [
+            place
+            for key, place in sorted(
+                self._places.items(), key=lambda item: weight_of(self._ways.node, item[0])
+            )
+            if not place.dialling and now >= place.dial_at and place.node != self._ways.node
+        ]
+        for place in idle:
+            if place.node in ours:
+                continue
+            if place.node not in wanted and place.node in self._engine.paths().costs:
+                # Others lead there. Only places out of reach are dialled again and again.
+                continue
+            busy = sum(each.dialling and not each.node for each in self._places.values())
+            if not place.node and busy >= DIALLED:
+                continue
+            place.dialling = True
+            assert self._nursery is not None
+            self._nursery.start_soon(self._run_dialled, place)
+
+    def _wanted(self) -> dict[str, str]:
+        """Return the nodes to dial, with a URL of each."""
+        engine = self._engine
+        here = self._ways.node
+        reached = [
+            links
+            for node in engine.paths().costs
+            if node != here and (links := engine.database.links(node)) is not None and links.urls
+        ]
+        reached.sort(key=lambda links: weight_of(here, links.origin))
+        near = [each for each in reached if each.zone == self._member.zone][:DIALLED_IN_ZONE]
+        rest = [each for each in reached if each not in near][: DIALLED - len(near)]
+        return {each.origin: each.urls[0] for each in (*near, *rest)}
+
+    async def _run_dialled(self, place: _Place) -> None:
+        """Dial *place*, and wait for the end of the connection."""
+        try:
+            async with self._dial(place.found) as connection:
+                member = member_of(connection.peer.properties)
+                if member is None or member.mesh != self._member.mesh:
+                    log.warning("mesh: no member of %r at %s", self._member.mesh, place.found.url)
+                    return
+                place.node = member.node
+                await connection.wait_closed()
+                place.pause_s = REDIAL_S
+        except (AmqpError, OSError) as error:
+            log.debug("mesh: %s cannot be dialled: %s", place.found.url, error)
+        finally:
+            place.dialling = False
+            place.dial_at = trio.current_time() + place.pause_s
+            place.pause_s = min(2 * place.pause_s, REDIAL_MAX_S)
+
+
+def open_properties(member: MeshMember) -> dict[object, Any]:
+    """Return the properties of our open."""
+    return {
+        MEMBER: {
+            "versions": [VERSION],
+            "mesh": member.mesh,
+            "node": member.node,
+            "incarnation": member.incarnation,
+            "role": member.role,
+            "zone": member.zone,
+            "cost": member.cost,
+        }
+    }
+
+
+def _is_local(address: str) -> bool:
+    if address in ("local", "unix") or address.startswith("memory"):
+        return True
+    try:
+        return is_loopback(host_in(address))
+    except ValueError:
+        return False

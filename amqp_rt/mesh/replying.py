@@ -1,0 +1,111 @@
+"""Replies to addresses that other members have created: the links to these, kept for further replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from ..container.replies import Replies, ReplyLink
+from ..errors import LinkDetached, LocalProtocolError
+from ..termini import Source, Target
+from .fans import ABSENT_S
+from .hops import LegUse
+from .ways import Ways
+
+#: Links that are kept; beyond these the least recently used one is detached.
+_LINKS_MAX: Final = 1_024
+#: Seconds between two attempts to open a link.
+_RETRY_S: Final = 0.1
+
+
+class RemoteReplies:
+    """Links for replies to addresses of other members.
+
+    Args:
+        replies: The replies of the container.
+        ways: The ways from here.
+    """
+
+    def __init__(self, replies: Replies, ways: Ways) -> None:
+        self._replies = replies
+        self._ways = ways
+        #: By address, the least recently used first.
+        self._links: dict[str, ReplyLink] = {}
+
+    def path(self, address: str) -> RemoteReply:
+        """Return the path of the replies to one request."""
+        return RemoteReply(self, address)
+
+    def link_to(self, address: str) -> ReplyLink | None:
+        """Return a link to *address*, which may not be attached yet; None if there is no way at present."""
+        known = self._links.pop(address, None)
+        if known is not None and not known.over:
+            self._links[address] = known
+            return known
+        ways = self._ways
+        path = ways.path_to(address.split("/", 2)[1])
+        if path is None:
+            return None
+        link = ReplyLink(self._replies, address)
+        try:
+            ways.next(list(path)).opener().attach_sender(
+                ways.new_name(),
+                link,
+                source=Source(),
+                target=Target(address=address),
+                properties=ways.properties(list(path), LegUse(ways.node)),
+            )
+        except LocalProtocolError:
+            return None
+        while len(self._links) >= _LINKS_MAX:
+            oldest = self._links.pop(next(iter(self._links)))
+            if oldest.link is not None:
+                oldest.link.detach()
+        self._links[address] = link
+        return link
+
+
+class RemoteReply:
+    """Path of the replies to one request, which all take one link: none is missing in the middle of a stream.
+
+    Args:
+        replies: The links.
+        address: The address of the caller.
+    """
+
+    def __init__(self, replies: RemoteReplies, address: str) -> None:
+        self._replies = replies
+        self._address = address
+        self._link: ReplyLink | None = None
+
+    def send_nowait(self, payload: Sequence[bytes]) -> bool:
+        """Send at once if possible; return whether the reply was sent."""
+        link = self._link or self._replies.link_to(self._address)
+        return link is not None and link.send_nowait(payload)
+
+    async def send(self, payload: Sequence[bytes]) -> None:
+        """Send when there is a way, and credit. If cancelled, nothing is sent.
+
+        Raises:
+            LinkDetached: The caller is gone, or out of reach.
+            LocalProtocolError: The reply is larger than a node on the way allows.
+        """
+        until = trio.current_time() + ABSENT_S
+        while self._link is None:
+            link = self._replies.link_to(self._address)
+            if link is not None:
+                try:
+                    await link.send(payload)
+                except LinkDetached:
+                    # Nodes on the way may learn later than this one where the caller is.
+                    if link.link is not None or trio.current_time() >= until:
+                        raise
+                else:
+                    self._link = link
+                    return
+            elif trio.current_time() >= until:
+                raise LinkDetached(f"{self._address!r} is out of reach")
+            await trio.sleep(_RETRY_S)
+        await self._link.send(payload)

@@ -1,0 +1,206 @@
+"""Addresses to which messages are routed from here: a fan, whose legs follow the routing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from ..errors import LocalProtocolError
+from ..fronts.base import IncomingDelivery, ReceivingLink
+from ..outcomes import Error
+from ..termini import Source, Target
+from .balance import Standing
+from .fans import Fan, Ingress, Leg
+from .hops import LegUse, Route
+from .rules import MeshRule
+from .ways import LegCount, Ways
+
+#: Seconds for which legs stay after the last sender has gone.
+IDLE_S = 60.0
+#: Seconds until a leg that a node refused is opened again; doubled with each refusal.
+_RETRY_S = 0.1
+_RETRY_MAX_S = 5.0
+
+
+class _OpenLeg(Struct):
+    """A leg, the path that it takes, and the count of its link."""
+
+    leg: Leg
+    path: tuple[str, ...]
+    opened: LegCount
+
+
+class RoutedAddress:
+    """Address as this node routes messages of its clients to it.
+
+    Args:
+        address: The address.
+        user: The user for whom alone it is; empty for all.
+        rule: The rule for the address.
+        closest: Use only the destinations of least cost.
+        ways: The ways from this node.
+        now: The clock, in seconds.
+        zone: Our zone.
+        on_wait: Called when ``deadline`` may have become earlier.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        user: str,
+        rule: MeshRule,
+        *,
+        closest: bool,
+        ways: Ways,
+        now: Callable[[], float],
+        zone: str,
+        on_wait: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self._user = user
+        self._ways = ways
+        self._now = now
+        self._on_wait = on_wait
+        self.fan = Fan(
+            now=now,
+            zone=zone,
+            closest=closest,
+            ordered=rule.ordered,
+            resend=rule.resend,
+            limits=ways.limits,
+            on_left=self._left,
+            on_wait=on_wait,
+        )
+        #: Endpoint of messages from anonymous termini.
+        self.relayed: Ingress = self.fan.relay()
+        self._legs: dict[str, _OpenLeg] = {}
+        self._retry_at = math.inf
+        self._retry_s = _RETRY_S
+        self._used_at = now()
+        self._closing = False
+
+    def touch(self) -> None:
+        """Keep the legs for another while."""
+        self._used_at = self._now()
+
+    @property
+    def idle(self) -> bool:
+        """Whether there has been no sender for a while."""
+        fan = self.fan
+        if fan.senders or fan.waiting:
+            self._used_at = self._now()
+            return False
+        return not fan.legs or self._now() >= self._used_at + IDLE_S
+
+    @property
+    def deadline(self) -> float:
+        """Time at which ``tick`` has to be called."""
+        return min(self.fan.deadline, self._retry_at)
+
+    def tick(self, now: float) -> None:
+        """Do what is due at *now*."""
+        if now >= self._retry_at:
+            self.update()
+        if now >= self.fan.deadline:
+            self.fan.tick(now)
+
+    def update(self) -> None:
+        """Open legs to the destinations that there are now, and retire those that lead elsewhere."""
+        self._retry_at = math.inf
+        if self._closing:
+            return
+        ways = self._ways
+        wanted = ways.destinations(self.address)[: ways.limits.fan_legs_max]
+        known = {each.node: each for each in wanted}
+        for node, open_leg in list(self._legs.items()):
+            if node not in known or not ways.stands(open_leg.path):
+                del self._legs[node]
+                self.fan.retire(open_leg.leg)
+        for each in wanted:
+            if each.node not in self._legs:
+                self._open(
+                    each.node, each.path or (ways.node,), Standing(cost=each.cost, zone=each.zone)
+                )
+
+    def _open(self, node: str, path: tuple[str, ...], standing: Standing) -> None:
+        ways = self._ways
+        route: Route = list(path)
+        try:
+            neighbour = ways.next(route)
+            opener = neighbour.opener()
+            leg = self.fan.add(
+                opener,
+                ways.new_name(),
+                standing,
+                properties=ways.properties(route, LegUse(ways.node, user=self._user)),
+                source=Source(),
+                target=Target(address=self.address),
+            )
+        except LocalProtocolError:
+            self._retry()
+            return
+        if leg is None:
+            # Legs that retire count no more, so that this is a leg beyond the limit.
+            return
+        self._legs[node] = _OpenLeg(
+            leg, path if path != (ways.node,) else (), LegCount(neighbour, opener)
+        )
+        leg.context = self._legs[node].opened
+
+    def _retry(self) -> None:
+        self._retry_at = min(self._retry_at, self._now() + self._retry_s)
+        self._retry_s = min(2 * self._retry_s, _RETRY_MAX_S)
+        self._on_wait()
+
+    def _left(self, leg: Leg) -> None:
+        if leg.context is not None:
+            leg.context.end()
+        for node, each in self._legs.items():
+            if each.leg is leg:
+                del self._legs[node]
+                if leg.answered:
+                    self._retry_s = _RETRY_S
+                self._retry()
+                break
+
+    def close(self) -> None:
+        """Retire all legs."""
+        self._closing = True
+        for each in self._legs.values():
+            self.fan.retire(each.leg)
+        self._legs.clear()
+
+
+class Relayed:
+    """Endpoint of messages to one address from an anonymous terminus, which outlives the legs.
+
+    Args:
+        find: Returns the routed address, a new one if the last has been idle.
+    """
+
+    def __init__(self, find: Callable[[], RoutedAddress]) -> None:
+        self._find = find
+
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        """Distribute messages."""
+        routed = self._find()
+        routed.touch()
+        routed.relayed.deliver(link, deliveries)
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        """Do nothing: the link was attached before."""
+
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        """Do nothing: the link is not streaming."""
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        """Settle what the sender has settled."""
+        self._find().relayed.on_settled(link, deliveries)
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        """Do nothing: the link has credit of its own."""
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        """Do nothing: what has arrived is still sent."""

@@ -1,0 +1,103 @@
+"""Ways from this node: what of the routing and the connections the links of routes need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any
+from zlib import crc32
+
+from ..errors import LocalProtocolError
+from ..limits import Limits
+from .hops import LEG, ROUTE, LegUse, Route, write_leg
+from .neighbours import Neighbour, Sessions
+from .records import GIVES, TAKES
+from .routing import MeshRoute, RoutingEngine
+
+
+class Ways:
+    """Destinations of addresses, and the next nodes on the way.
+
+    Args:
+        engine: The routing.
+        limits: Limits of the container.
+    """
+
+    def __init__(self, engine: RoutingEngine, limits: Limits) -> None:
+        self.engine = engine
+        self.node = engine.node
+        self.limits = limits
+        #: Neighbours by id, and ourselves: a connection in memory to the container's own nodes.
+        self.neighbours: dict[str, Neighbour] = {}
+        self._names = count(1)
+
+    def destinations(self, address: str, *, gives: bool = False) -> list[MeshRoute]:
+        """Return the nodes to which messages for *address* can be sent, or which give some; the best first.
+
+        Nodes of equal cost come in an order that depends on this node, so that a few destinations of many get no
+        more senders than others.
+        """
+        flag = GIVES if gives else TAKES
+        found = [each for each in self.engine.lookup(address) if each.offer.flags & flag]
+        return sorted(found, key=lambda each: (each.cost, weight_of(self.node, each.node)))
+
+    def path_to(self, node: str) -> tuple[str, ...] | None:
+        """Return the ids to pass to *node*; None if it is out of reach."""
+        return self.engine.paths().path(node)
+
+    def stands(self, path: Sequence[str]) -> bool:
+        """Return whether *path* still leads on over nodes that do not drain."""
+        claims = self.engine.database.claims
+        draining = self.engine.database.draining(path[:-1])
+        here = self.node
+        for node in path:
+            if node not in claims.get(here, {}) or here not in claims.get(node, {}):
+                return False
+            if here in draining and here != self.node:
+                return False
+            here = node
+        return True
+
+    def next(self, route: Route) -> Neighbour:
+        """Return the neighbour with which *route* begins.
+
+        Raises:
+            LocalProtocolError: It is none.
+        """
+        neighbour = self.neighbours.get(str(route[0]))
+        if neighbour is None or not neighbour.usable:
+            raise LocalProtocolError(f"the next node {route[0]!r:.50} is no neighbour")
+        return neighbour
+
+    def new_name(self) -> str:
+        """Return a name for a link, unique in the mesh."""
+        return f"{self.node}/{self.engine.own.incarnation:x}/{next(self._names)}"
+
+    @staticmethod
+    def properties(
+        route: Route, leg: LegUse, others: Mapping[object, object] | None = None
+    ) -> dict[object, Any]:
+        """Return the properties of an attach with *route*."""
+        return {**(others or {}), ROUTE: route, LEG: write_leg(leg)}
+
+
+class LegCount:
+    """Count of one open link to a neighbour, which ends once."""
+
+    __slots__ = ("_neighbour", "_opener")
+
+    def __init__(self, neighbour: Neighbour, opener: Sessions) -> None:
+        self._neighbour: Neighbour | None = neighbour
+        self._opener = opener
+        neighbour.took(opener)
+
+    def end(self) -> None:
+        """Count the end of the link."""
+        neighbour, self._neighbour = self._neighbour, None
+        if neighbour is not None:
+            neighbour.gave_back(self._opener)
+
+
+def weight_of(one: str, other: str) -> int:
+    """Return a number that orders others differently for each node (rendezvous hashing)."""
+    return crc32(f"{one}\0{other}".encode())

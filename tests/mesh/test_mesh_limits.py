@@ -1,0 +1,38 @@
+"""Bounds of what members and clients can make a node of a mesh hold."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from meshed import client, members
+
+from amqp_rt import Limits
+from amqp_rt.errors import LinkRefused
+
+pytestmark = pytest.mark.req("P3")
+
+
+@pytest.mark.parametrize("bounded", ["A", "B"])
+async def test_mesh_legs_max(bounded: str) -> None:
+    """A, which opens the legs, has the bound; or B, which accepts them and opens the next."""
+    with trio.fail_after(20):
+        async with members() as made:
+            for name, *seeds in (("A",), ("B", "A"), ("C", "B")):
+                limits = Limits(mesh_legs_max=2) if name == bounded else Limits()
+                await made.start(name, *seeds, box_options={"limits": limits})
+            for number in range(3):
+
+                async def take(text: str) -> None:
+                    pass
+
+                made.boxes["C"].node(f"n{number}")(take)
+            for number in range(3):
+                await made.meshes["A"].reachable(f"n{number}")
+            async with client(made.urls["A"]) as peer:
+                first = await peer.sender("n0").__aenter__()
+                second = await peer.sender("n1").__aenter__()
+                with pytest.raises(LinkRefused):
+                    async with peer.sender("n2"):
+                        pass
+                await first.send("still served")
+                await second.send("still served")

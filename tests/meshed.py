@@ -1,0 +1,92 @@
+"""Containers that are members of a mesh, over real sockets on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import trio
+
+from amqp_rt import Connection, Container
+from amqp_rt.mesh.mesh import Mesh
+
+
+class Members:
+    """Containers by name, with what is needed to use and to end them."""
+
+    def __init__(self) -> None:
+        self.boxes: dict[str, Container] = {}
+        self.meshes: dict[str, Mesh] = {}
+        self.urls: dict[str, str] = {}
+        #: End a container at once.
+        self.kill: dict[str, Callable[[], None]] = {}
+        self._nursery: trio.Nursery
+
+    async def start(
+        self, name: str, *seeds: str, box_options: Any = None, **options: Any
+    ) -> Container:
+        """Start a container that dials *seeds*, which are names; it does not say where it can be dialled."""
+        await self._nursery.start(self._run, name, seeds, box_options or {}, options)
+        return self.boxes[name]
+
+    async def _run(
+        self,
+        name: str,
+        seeds: tuple[str, ...],
+        box_options: dict[str, Any],
+        options: dict[str, Any],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        with trio.CancelScope() as scope:
+            self.kill[name] = scope.cancel
+            async with Container(name, **{"drain_s": 2.0, **box_options}) as box:
+                (self.urls[name],) = await box.listen("amqp://127.0.0.1:0")
+                dialled = [self.urls[each] for each in seeds]
+                options = {"role": "interior", "urls": (), **options}
+                async with Mesh(box, dialled, **options) as mesh:
+                    self.boxes[name], self.meshes[name] = box, mesh
+                    task_status.started()
+                    await box.serve()
+
+    def way(self, start: str, address: str) -> tuple[str, ...]:
+        """Return the nodes from *start* to the nearest destination of *address*; none without one."""
+        found = self.meshes[start].instances(address)
+        return found[0].path if found else ()
+
+
+@asynccontextmanager
+async def members() -> AsyncIterator[Members]:
+    """Run members, which end with the block."""
+    async with trio.open_nursery() as nursery:
+        made = Members()
+        made._nursery = nursery
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def line(*names: str, **options: Any) -> AsyncIterator[Members]:
+    """Run members, each of which dials the one before."""
+    async with members() as made:
+        for at, name in enumerate(names):
+            await made.start(name, *names[max(at - 1, 0) : at], **options)
+        yield made
+
+
+@asynccontextmanager
+async def client(url: str, name: str = "client", **options: Any) -> AsyncIterator[Connection]:
+    """Connect a plain client."""
+    async with AsyncExitStack() as stack:
+        box = await stack.enter_async_context(Container(name))
+        yield await stack.enter_async_context(box.connect(url, reconnect=None, **options))
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    with trio.fail_after(10):
+        while True:
+            if holds():
+                return
+            await trio.sleep(0.01)

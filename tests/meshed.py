@@ -10,12 +10,14 @@ import trio
 
 from amqp_rt import Connection, Container
 from amqp_rt.mesh.mesh import Mesh
+from amqp_rt.net.memory import MemoryNetwork
 
 
 class Members:
     """Containers by name, with what is needed to use and to end them."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: MemoryNetwork | None) -> None:
+        self.network = network
         self.boxes: dict[str, Container] = {}
         self.meshes: dict[str, Mesh] = {}
         self.urls: dict[str, str] = {}
@@ -41,8 +43,10 @@ class Members:
     ) -> None:
         with trio.CancelScope() as scope:
             self.kill[name] = scope.cancel
-            async with Container(name, **{"drain_s": 2.0, **box_options}) as box:
-                (self.urls[name],) = await box.listen("amqp://127.0.0.1:0")
+            made = {"drain_s": 2.0, "network": self.network, **box_options}
+            async with Container(name, **made) as box:
+                where = "amqp://127.0.0.1:0" if self.network is None else f"memory://{name}"
+                (self.urls[name],) = await box.listen(where)
                 dialled = [self.urls[each] for each in seeds]
                 options = {"role": "interior", "urls": (), **options}
                 async with Mesh(box, dialled, **options) as mesh:
@@ -57,29 +61,33 @@ class Members:
 
 
 @asynccontextmanager
-async def members() -> AsyncIterator[Members]:
-    """Run members, which end with the block."""
+async def members(network: MemoryNetwork | None = None) -> AsyncIterator[Members]:
+    """Run members, which end with the block; over sockets without a *network* in memory."""
     async with trio.open_nursery() as nursery:
-        made = Members()
+        made = Members(network)
         made._nursery = nursery
         yield made
         nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def line(*names: str, **options: Any) -> AsyncIterator[Members]:
+async def line(
+    *names: str, network: MemoryNetwork | None = None, **options: Any
+) -> AsyncIterator[Members]:
     """Run members, each of which dials the one before."""
-    async with members() as made:
+    async with members(network) as made:
         for at, name in enumerate(names):
             await made.start(name, *names[max(at - 1, 0) : at], **options)
         yield made
 
 
 @asynccontextmanager
-async def client(url: str, name: str = "client", **options: Any) -> AsyncIterator[Connection]:
+async def client(
+    url: str, name: str = "client", *, network: MemoryNetwork | None = None, **options: Any
+) -> AsyncIterator[Connection]:
     """Connect a plain client."""
     async with AsyncExitStack() as stack:
-        box = await stack.enter_async_context(Container(name))
+        box = await stack.enter_async_context(Container(name, network=network))
         yield await stack.enter_async_context(box.connect(url, reconnect=None, **options))
 
 

@@ -42,6 +42,7 @@ from .routed import Relayed, RoutedAddress
 from .routing import MeshRoute
 from .rules import MeshRule, MeshRules
 from .splices import Splice
+from .trees import RoutedTree
 from .ways import LegCount, Ways
 
 #: Seconds between two attempts to find another path for a link that a node on the way refused.
@@ -83,6 +84,7 @@ class MeshHost(BareHost):
         #: Members that are connected, by the engine of their connection.
         self.members: dict[object, Neighbour] = {}
         self._routed: dict[tuple[str, str], RoutedAddress] = {}
+        self._trees: dict[RoutedTree, None] = {}
         #: Links in search of a path.
         self._seeking: dict[Seeker, None] = {}
         self._remote = RemoteReplies(container.replies, ways)
@@ -286,13 +288,35 @@ class MeshHost(BareHost):
             or is_paired(link)
             or any(each.offer.flags & LINK_ROUTED for each in found)
         )
-        if not pinned:
+        distribution = found[0].offer.distribution if found else rule.distribution
+        if not pinned and distribution == "multicast":
+            self._grow(address, cast("ReceivingLink", link), rule)
+        elif not pinned:
             link = cast("ReceivingLink", link)
             self.routed(address, link.peer.user or "").fan.join(link, wait=rule.absent == "wait")
         elif len(self._seeking) >= _SEEKING_MAX:
             self._refuse(link, Error("amqp:resource-limit-exceeded", "too many links seek a path"))
         else:
             Seeker(self, address, link, trio.current_time() + ABSENT_S).attempt()
+
+    def _grow(self, address: str, link: ReceivingLink, rule: MeshRule) -> None:
+        tree = RoutedTree(
+            address,
+            link,
+            (link.peer.user or "") if rule.per_user else "",
+            wait=rule.absent == "wait",
+            ways=self._ways,
+            now=trio.current_time,
+            on_wait=self.wake,
+            on_ended=self._felled,
+        )
+        self._trees[tree] = None
+        tree.update()
+        self.wake()
+
+    def _felled(self, tree: RoutedTree) -> None:
+        self.dropped += tree.dropped
+        self._trees.pop(tree, None)
 
     def splice(
         self, link: ReceivingLink | SendingLink, path: tuple[str, ...], seeker: Seeker
@@ -364,6 +388,9 @@ class MeshHost(BareHost):
         """Return the endpoint for messages to *address* that come through an anonymous terminus."""
         if not self._is_routed(address, gives=False):
             return None
+        found = self._ways.destinations(address)
+        if found and found[0].offer.distribution == "multicast":
+            return Error("amqp:not-allowed", f"{address!r} has to be attached to")
         user = link.peer.user or ""
         return Relayed(lambda: self.routed(address, user))
 
@@ -428,6 +455,10 @@ class MeshHost(BareHost):
                     continue
             due = min(due, each.deadline)
         now = trio.current_time()
+        for tree in list(self._trees):
+            if changed or now >= tree.deadline:
+                tree.update()
+            due = min(due, tree.deadline)
         for seeker in list(self._seeking):
             if changed or now >= seeker.retry_at:
                 seeker.attempt()
@@ -438,6 +469,8 @@ class MeshHost(BareHost):
         """Retire all legs, which are detached when what is under way has been answered."""
         for each in self._routed.values():
             each.close()
+        for tree in self._trees:
+            tree.close()
 
     @property
     def placed(self) -> int:

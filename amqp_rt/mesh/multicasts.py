@@ -105,6 +105,8 @@ class BranchCopy:
         self.streamed = original.streamed
         self.complete = original.complete and not original.streamed
         self.context: Any = None
+        #: The branch on which it is sent.
+        self.branch: TreeBranch | None = None
         #: Parts of a streamed message that the branch has not sent on.
         self.chunks: list[bytes] = []
         #: The branch takes nothing more.
@@ -131,6 +133,13 @@ class BranchCopy:
             # Settled without a state counts as released, the least of the outcomes.
             self.local_state = outcome or RELEASED
             self._copies.decide()
+            self.done()
+
+    def done(self) -> None:
+        """Note that nothing more is expected of the branch for this copy."""
+        if self.branch is not None:
+            self.branch.unsettled.discard(self)
+            self.branch.check_retired()
 
     def update(self, state: Any) -> None:
         """Do nothing: only the outcome of all is passed on."""
@@ -143,6 +152,10 @@ class TreeBranch:
         self._multicast = multicast
         came = multicast.inlet
         self.over = False
+        #: Gets no new messages; detached when its messages are settled.
+        self.retiring = False
+        #: Copies without an outcome.
+        self.unsettled: set[BranchCopy] = set()
         #: CopiedMessage of streamed messages that have not been sent on completely.
         self.streams: list[BranchCopy] = []
         self.link: SendingLink = edge.opener.attach_sender(
@@ -169,7 +182,22 @@ class TreeBranch:
     def take(self, copies: list[Any]) -> None:
         """Send *copies* on, or let them wait."""
         self.streams += [each for each in copies if each.streamed]
+        for each in copies:
+            if not each.settled:
+                each.branch = self
+                self.unsettled.add(each)
         self.passing.add(copies)
+
+    def check_retired(self) -> None:
+        """Detach a branch that is replaced, once nothing of it is under way."""
+        if (
+            self.retiring
+            and not self.over
+            and not self.unsettled
+            and self.passing.idle
+            and (self.link.writable or not self.link.attached)
+        ):
+            self.link.detach()
 
     # --- events of the link -----------------------------------------------------------------
 
@@ -195,6 +223,7 @@ class TreeBranch:
         """Go on with the other branches; the last one ends the link that came."""
         self.over = True
         self.passing.end()
+        self.unsettled.clear()
         for copy in self.streams:
             copy.ended = True
             copy.chunks = []
@@ -219,6 +248,8 @@ class Multicast:
         limits: As for a splice.
         refuse: Called with the error instead of ``came.refuse``.
         on_ended: Called once, when all links have ended.
+        on_left: Called with each branch that has ended, if the link that came stays without branches; without it, that ends
+            with the last branch.
 
     Raises:
         LocalProtocolError: No link can be opened for the first edge. The peer has not been answered. Later edges that
@@ -235,8 +266,10 @@ class Multicast:
         limits: Limits = DEFAULT_LIMITS,
         refuse: Callable[[Error], None] | None = None,
         on_ended: Callable[[Multicast], None] = lambda multicast: None,
+        on_left: Callable[[TreeBranch], None] | None = None,
     ) -> None:
         self.inlet = came
+        self._on_left = on_left
         #: CopiedMessage that slow branches did not get.
         self.skipped = 0
         self._skips = skip_slow and came.snd_settle_mode == SND_SETTLED
@@ -261,6 +294,22 @@ class Multicast:
     def dropped(self) -> int:
         """Number of settled copies that were lost because a link ended."""
         return sum(each.passing.dropped for each in self.branches)
+
+    def add(self, edge: Edge) -> TreeBranch:
+        """Open a further branch, for the messages that arrive from now on.
+
+        Raises:
+            LocalProtocolError: No link can be opened.
+        """
+        branch = TreeBranch(self, edge, self._limits)
+        self.branches.append(branch)
+        return branch
+
+    def retire(self, branch: TreeBranch) -> None:
+        """Send nothing new to *branch*, and detach it when its messages are settled."""
+        branch.retiring = True
+        branch.check_retired()
+        self.advance(flowed=True)
 
     # --- attaching and ending ------------------------------------------------------------------
 
@@ -290,10 +339,15 @@ class Multicast:
         if all(each.over for each in self.branches):
             if self._inlet_over:
                 self._on_ended(self)
-            else:
+                return
+            if self._on_left is None:
                 self.inlet.detach(error, closed=closed)
-            return
+                return
         self.advance(flowed=True)
+        if self._on_left is not None:
+            for each in [each for each in self.branches if each.over]:
+                self.branches.remove(each)
+                self._on_left(each)
 
     def on_attached(self, link: ReceivingLink) -> None:
         """Give the first credit."""
@@ -313,7 +367,7 @@ class Multicast:
     def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Copy messages to all branches."""
         batches: dict[TreeBranch, list[BranchCopy]] = {
-            each: [] for each in self.branches if not each.over
+            each: [] for each in self.branches if not each.over and not each.retiring
         }
         for delivery in deliveries:
             if type(delivery.state) is TransactionalState and not delivery.settled:
@@ -349,6 +403,7 @@ class Multicast:
                     if sending is not None:
                         sending.context = None
                         sending.settle()
+                    copy.done()
 
     def on_flow(self, link: ReceivingLink) -> None:
         """Top up the credit, for example after a message that was aborted."""
@@ -377,7 +432,9 @@ class Multicast:
         inlet = self.inlet
         if not inlet.attached:
             return
-        credit_of = [each.credit for each in branches]
+        for branch in branches:
+            branch.check_retired()
+        credit_of = [each.credit for each in branches if not each.over and not each.retiring]
         target = (max if self._skips else min)(credit_of, default=0)
         target = max(0, min(target, room_for(self.held, self._limits)))
         credit = inlet.credit

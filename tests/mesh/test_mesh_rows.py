@@ -83,11 +83,13 @@ async def test_an_ended_client_takes_its_links_with_it(autojump_clock: MockClock
                 await trio.sleep(1)
 
         await made.meshes["A"].reachable("ticks")
-        async with client(made.urls["A"], network=network) as peer:
-            async with peer.receiver("ticks", credit=1) as source:
-                await source.receive()
-                assert made.meshes["B"]._host.hops == 1
-                assert made.meshes["C"]._host.placed == 1
+        async with (
+            client(made.urls["A"], network=network) as peer,
+            peer.receiver("ticks", credit=1) as source,
+        ):
+            await source.receive()
+            assert made.meshes["B"]._host.hops == 1
+            assert made.meshes["C"]._host.placed == 1
         await until(lambda: not made.meshes["B"]._host.hops and not made.meshes["C"]._host.placed)
 
 
@@ -262,3 +264,74 @@ async def test_a_refusal_is_that_of_the_destination(autojump_clock: MockClock) -
                 async with peer.sender("gone"):
                     pass
             assert "'B' has no node 'gone'" in str(refused.value)
+
+
+async def test_all_destinations_get_a_message_once_with_multicast(
+    autojump_clock: MockClock,
+) -> None:
+    """A – B – C and B – D; all but D serve the address, and D does later, when C leaves."""
+    network = MemoryNetwork()
+    rules = [MeshRule("news/*", "multicast")]
+    async with members(network) as made:
+        for name, *seeds in (("A",), ("B", "A"), ("C", "B"), ("D", "B")):
+            await made.start(name, *seeds, rules=rules)
+        got: list[str] = []
+        for name in ("A", "B", "C"):
+            made.boxes[name].node("news/{topic}")(_topic(got, name))
+        await until(lambda: len(made.meshes["A"].instances("news/x")) == 3)
+        async with client(made.urls["A"], network=network) as peer, peer.sender("news/x") as out:
+            await out.send("1")
+            assert sorted(got) == ["A", "B", "C"]
+            # One copy for each edge: C's passes B, which joins it with two.
+            assert made.meshes["B"]._host.hops == 1
+            made.boxes["D"].node("news/x")(_topic(got, "D"))
+            await until(lambda: "D" in [each.node for each in made.meshes["A"].instances("news/x")])
+            await trio.sleep(1)
+            got.clear()
+            await out.send("2")
+            assert got == ["D"], "literal addresses win over patterns"
+
+
+def _topic(got: list[str], name: str) -> Any:
+    async def take(text: str, topic: str = "") -> None:
+        got.append(name)
+
+    return take
+
+
+async def test_a_tree_follows_its_destinations(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork()
+    rules = [MeshRule("news", "multicast")]
+    async with members(network) as made:
+        for name, *seeds in (("A",), ("B", "A"), ("C", "B"), ("D", "B")):
+            await made.start(name, *seeds, rules=rules)
+        got: list[str] = []
+        for name in ("B", "C"):
+            made.boxes[name].node("news")(_of(got, name))
+        await until(lambda: len(made.meshes["A"].instances("news")) == 2)
+        async with client(made.urls["A"], network=network) as peer, peer.sender("news") as out:
+            sent = 0
+            stop = trio.Event()
+
+            async def produce() -> None:
+                nonlocal sent
+                while not stop.is_set():
+                    await out.send("x")
+                    sent += 1
+                    await trio.sleep(0.001)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(produce)
+                await trio.sleep(1)
+                made.boxes["D"].node("news")(_of(got, "D"))
+                await trio.sleep(1)
+                made.boxes["C"].stop()
+                await trio.sleep(1)
+                stop.set()
+            # B was a destination all the time: each message once, whichever tree it took.
+            assert got.count("B") == sent > 1_000
+            assert 0 < got.count("C") < sent
+            assert 0 < got.count("D") < sent
+            got.clear()
+            await out.send("last")
+            assert sorted(got) == ["B", "D"]

@@ -31,8 +31,10 @@ class RemoteReplies:
     def __init__(self, replies: Replies, ways: Ways) -> None:
         self._replies = replies
         self._ways = ways
-        #: By address, the least recently used first.
-        self._links: dict[str, ReplyLink] = {}
+        #: Links and their paths by address, the least recently used first.
+        self._links: dict[str, tuple[ReplyLink, tuple[str, ...]]] = {}
+        #: Links whose paths are not used any more; streams that have begun on them go on.
+        self._old: list[ReplyLink] = []
 
     def path(self, address: str) -> RemoteReply:
         """Return the path of the replies to one request."""
@@ -41,10 +43,15 @@ class RemoteReplies:
     def link_to(self, address: str) -> ReplyLink | None:
         """Return a link to *address*, which may not be attached yet; None if there is no way at present."""
         known = self._links.pop(address, None)
-        if known is not None and not known.over:
-            self._links[address] = known
-            return known
         ways = self._ways
+        if known is not None and not known[0].over:
+            if ways.stands(known[1]):
+                self._links[address] = known
+                return known[0]
+            self._old = [each for each in self._old if not each.over]
+            self._old.append(known[0])
+            if len(self._old) > _LINKS_MAX:
+                _detach(self._old.pop(0))
         path = ways.path_to(address.split("/", 2)[1])
         if path is None:
             return None
@@ -60,11 +67,14 @@ class RemoteReplies:
         except LocalProtocolError:
             return None
         while len(self._links) >= _LINKS_MAX:
-            oldest = self._links.pop(next(iter(self._links)))
-            if oldest.link is not None:
-                oldest.link.detach()
-        self._links[address] = link
+            _detach(self._links.pop(next(iter(self._links)))[0])
+        self._links[address] = link, path
         return link
+
+
+def _detach(link: ReplyLink) -> None:
+    if link.link is not None:
+        link.link.detach()
 
 
 class RemoteReply:

@@ -37,6 +37,7 @@ class Stepwise:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.all = ()
+        self.subscriptions = ()
         self.log: list[object] = []
         #: Makes the steps of each purge.
         self.steps: Callable[[], Steps] = self.waiting

@@ -205,7 +205,9 @@ class Passing:
 
         A message of which no octet can have arrived is released. Any other one may have been processed.
         """
-        self._open = None
+        if self._open is not None:
+            self._open[0].read_chunks()
+            self._open = None
         for sending in self.outlet.unsettled:
             give_up(sending.context, begun=sending.delivery_id >= 0)
         self.drop()
@@ -215,6 +217,9 @@ class Passing:
         waiting, self.waiting = self.waiting, deque()
         self.held = 0
         for delivery in waiting:
+            if delivery.streamed:
+                # What is not read stays in the window of the session, although the link ends.
+                delivery.read_chunks()
             if delivery.settled:
                 self.dropped += not delivery.aborted
             else:

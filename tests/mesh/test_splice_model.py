@@ -264,3 +264,17 @@ Conversation.TestCase.settings = settings(
 @pytest.mark.req("P3")
 class TestConversation(Conversation.TestCase):  # type: ignore[misc]
     """The machine, as a test."""
+
+
+@pytest.mark.req("P3")
+def test_a_message_that_waits_when_its_link_ends_leaves_the_window_of_the_session() -> None:
+    state = Conversation()
+    state.grant(credit=2, drain=False, pick=1)
+    state.settle_down()
+    state.attach(second=False, sends=False, settled=0)
+    state.send(more=False, number=2, pick=1, settled=False, size=400)
+    state.settle_at_source(every=True, pick=1)
+    state.attach(second=False, sends=False, settled=0)
+    state.cut(at=0)
+    state.travel(at=3, size=5_000)
+    state.teardown()

@@ -23,6 +23,8 @@ class Members:
         self.urls: dict[str, str] = {}
         #: End a container at once.
         self.kill: dict[str, Callable[[], None]] = {}
+        #: Set when a container has ended.
+        self.ended: dict[str, trio.Event] = {}
         self._nursery: trio.Nursery
 
     async def start(
@@ -43,6 +45,7 @@ class Members:
     ) -> None:
         with trio.CancelScope() as scope:
             self.kill[name] = scope.cancel
+            self.ended[name] = trio.Event()
             made = {"drain_s": 2.0, "network": self.network, **box_options}
             async with Container(name, **made) as box:
                 where = "amqp://127.0.0.1:0" if self.network is None else f"memory://{name}"
@@ -53,6 +56,7 @@ class Members:
                     self.boxes[name], self.meshes[name] = box, mesh
                     task_status.started()
                     await box.serve()
+        self.ended[name].set()
 
     def way(self, start: str, address: str) -> tuple[str, ...]:
         """Return the nodes from *start* to the nearest destination of *address*; none without one."""
@@ -63,11 +67,12 @@ class Members:
 @asynccontextmanager
 async def members(network: MemoryNetwork | None = None) -> AsyncIterator[Members]:
     """Run members, which end with the block; over sockets without a *network* in memory."""
-    async with trio.open_nursery() as nursery:
-        made = Members(network)
-        made._nursery = nursery
-        yield made
-        nursery.cancel_scope.cancel()
+    with trio.fail_after(300):
+        async with trio.open_nursery() as nursery:
+            made = Members(network)
+            made._nursery = nursery
+            yield made
+            nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

@@ -43,7 +43,7 @@ from .routing import MeshRoute
 from .rules import MeshRule, MeshRules
 from .splices import Splice
 from .trees import RoutedTree
-from .ways import LegCount, Ways
+from .ways import LegCount, Ways, node_of
 
 #: Seconds between two attempts to find another path for a link that a node on the way refused.
 RETRY_S: Final = 0.1
@@ -256,15 +256,9 @@ class MeshHost(BareHost):
             return None
         return terminus.address or None
 
-    def _node_of(self, address: str) -> str | None:
-        """Return the node that *address* names, such as ``$mesh/NODE/…``; None if it names none."""
-        if not address.startswith(f"{MESH}/"):
-            return None
-        return address.split("/", 2)[1]
-
     def _is_routed(self, address: str, *, gives: bool) -> bool:
         """Return whether other members serve *address*, so that the mesh decides about links to it."""
-        node = self._node_of(address)
+        node = node_of(address)
         if node is not None:
             return node != self._ways.node
         found = self._ways.destinations(address, gives=gives)
@@ -396,14 +390,14 @@ class MeshHost(BareHost):
 
     def is_dynamic(self, address: str, virtual_host: str) -> bool:
         """Return whether *address* was created for a link at another member, and cannot be guessed."""
-        node = self._node_of(address)
+        node = node_of(address)
         return node is not None and node != self._ways.node and address.count("/") >= 4
 
     # --- replies -------------------------------------------------------------------------------------
 
     def reply_path(self, address: str) -> RemoteReply | None:
         """Return the path of replies to an address that another member has created; None if it is none."""
-        node = self._node_of(address)
+        node = node_of(address)
         if node is None or node == self._ways.node:
             return None
         return self._remote.path(address)
@@ -430,7 +424,7 @@ class MeshHost(BareHost):
             if rotate:
                 rotate_at = now + _ROTATE_S
             due = await self._look_after(changed=changed, rotate=rotate)
-            if self._routed or self._seeking:
+            if self._routed or self._seeking or self._remote.leaving:
                 due = min(due, rotate_at)
             with trio.move_on_at(due):
                 await self._wakeup.wait()
@@ -439,6 +433,8 @@ class MeshHost(BareHost):
     async def _look_after(self, *, changed: bool, rotate: bool) -> float:
         """Call what is due; return when to call again."""
         due = math.inf
+        if changed or rotate:
+            self._remote.tend()
         for at, (key, each) in enumerate(list(self._routed.items())):
             if at % _TURN == _TURN - 1:
                 await trio.lowlevel.checkpoint()
@@ -471,6 +467,7 @@ class MeshHost(BareHost):
             each.close()
         for tree in self._trees:
             tree.close()
+        self._remote.tend(close=True)
 
     @property
     def placed(self) -> int:

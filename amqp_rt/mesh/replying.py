@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
+from weakref import WeakKeyDictionary, WeakSet
 
 import trio
 
@@ -35,6 +36,8 @@ class RemoteReplies:
         self._links: dict[str, tuple[ReplyLink, tuple[str, ...]]] = {}
         #: Links whose paths are not used any more; streams that have begun on them go on.
         self._old: list[ReplyLink] = []
+        #: Requests that are being answered, by the link of their replies.
+        self._users: WeakKeyDictionary[ReplyLink, WeakSet[RemoteReply]] = WeakKeyDictionary()
 
     def path(self, address: str) -> RemoteReply:
         """Return the path of the replies to one request."""
@@ -48,10 +51,7 @@ class RemoteReplies:
             if ways.stands(known[1]):
                 self._links[address] = known
                 return known[0]
-            self._old = [each for each in self._old if not each.over]
-            self._old.append(known[0])
-            if len(self._old) > _LINKS_MAX:
-                _detach(self._old.pop(0))
+            self._replace(known[0])
         path = ways.path_to(address.split("/", 2)[1])
         if path is None:
             return None
@@ -70,6 +70,36 @@ class RemoteReplies:
             _detach(self._links.pop(next(iter(self._links)))[0])
         self._links[address] = link, path
         return link
+
+    def use(self, link: ReplyLink, path: RemoteReply) -> None:
+        """Keep *link* as long as the request with *path* is being answered."""
+        self._users.setdefault(link, WeakSet()).add(path)
+
+    def _replace(self, link: ReplyLink) -> None:
+        self._old.append(link)
+        if len(self._old) > _LINKS_MAX:
+            _detach(self._old.pop(0))
+
+    @property
+    def leaving(self) -> bool:
+        """Whether links are kept for streams only, so that :meth:`tend` has to be called again."""
+        return bool(self._old)
+
+    def tend(self, *, close: bool = False) -> None:
+        """Detach links whose paths are not used any more, or all with *close*, once no request needs them."""
+        for address, (link, path) in list(self._links.items()):
+            if close or link.over or not self._ways.stands(path):
+                del self._links[address]
+                self._replace(link)
+        kept = []
+        for link in self._old:
+            if link.over:
+                continue
+            if self._users.get(link):
+                kept.append(link)
+            else:
+                _detach(link)
+        self._old = kept
 
 
 def _detach(link: ReplyLink) -> None:
@@ -106,6 +136,7 @@ class RemoteReply:
         while self._link is None:
             link = self._replies.link_to(self._address)
             if link is not None:
+                self._replies.use(link, self)
                 try:
                     await link.send(payload)
                 except LinkDetached:

@@ -10,8 +10,8 @@ from zlib import crc32
 from ..errors import LocalProtocolError
 from ..limits import Limits
 from .hops import LEG, ROUTE, LegUse, Route, write_leg
-from .neighbours import Neighbour, Sessions
-from .records import GIVES, TAKES
+from .neighbours import MESH, Neighbour, Sessions
+from .records import GIVES, TAKES, Offer
 from .routing import MeshRoute, RoutingEngine
 
 
@@ -37,9 +37,20 @@ class Ways:
         Nodes of equal cost come in an order that depends on this node, so that a few destinations of many get no
         more senders than others.
         """
+        node = node_of(address)
+        if node is not None:
+            return [] if gives else self._at(node)
         flag = GIVES if gives else TAKES
         found = [each for each in self.engine.lookup(address) if each.offer.flags & flag]
         return sorted(found, key=lambda each: (each.cost, weight_of(self.node, each.node)))
+
+    def _at(self, node: str) -> list[MeshRoute]:
+        """Return the way to an address that names its node, which no record lists."""
+        paths = self.engine.paths()
+        path = paths.path(node)
+        if path is None:
+            return []
+        return [MeshRoute(node, Offer(TAKES, "closest"), paths.costs[node], path, "")]
 
     def path_to(self, node: str) -> tuple[str, ...] | None:
         """Return the ids to pass to *node*; None if it is out of reach."""
@@ -96,6 +107,11 @@ class LegCount:
         neighbour, self._neighbour = self._neighbour, None
         if neighbour is not None:
             neighbour.gave_back(self._opener)
+
+
+def node_of(address: str) -> str | None:
+    """Return the node that *address* names, such as ``$mesh/NODE/…``; None if it names none."""
+    return address.split("/", 2)[1] if address.startswith(f"{MESH}/") else None
 
 
 def weight_of(one: str, other: str) -> int:

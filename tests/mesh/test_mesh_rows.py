@@ -335,3 +335,33 @@ async def test_a_tree_follows_its_destinations(autojump_clock: MockClock) -> Non
             got.clear()
             await out.send("last")
             assert sorted(got) == ["B", "D"]
+
+
+async def test_any_client_can_send_to_a_dynamic_address_of_another_member(
+    autojump_clock: MockClock,
+) -> None:
+    network = MemoryNetwork()
+    async with (
+        line("A", "B", "C", network=network) as made,
+        client(made.urls["A"], network=network) as asker,
+        client(made.urls["C"], "other", network=network) as answerer,
+    ):
+        await until(lambda: len(made.meshes["C"]._engine.paths().costs) == 3)
+        async with asker.receiver(dynamic=True, credit=5) as answers:
+            assert answers.address.startswith("$mesh/A/")
+            texts = []
+            async with (
+                answerer.sender(answers.address) as linked,
+                answerer.sender() as relayed,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(linked.send, "linked")
+                nursery.start_soon(relayed.send, Message("relayed", to=answers.address))
+                for _ in range(2):
+                    delivery = await answers.receive()
+                    texts.append(delivery.message.body)
+                    delivery.accept()
+            assert len(texts) == 2
+        with pytest.raises(LinkRefused):
+            async with answerer.sender(answers.address):
+                pass

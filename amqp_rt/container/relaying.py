@@ -29,10 +29,19 @@ class Forward:
     def __init__(self, home: Home, reply_link: ReplyLink, link: ReceivingLink) -> None:
         self._home = home
         self._reply_link = reply_link
+        self._link = link
         self._window = CreditWindow(link, messages=PREFETCH)
 
     def on_attached(self, link: ReceivingLink) -> None:
+        if self._reply_link.over:
+            self.address_ended()
+            return
+        self._reply_link.forwards[self] = None
         self._window.opened()
+
+    def address_ended(self) -> None:
+        """Detach: the address was deleted with its link, which messages that had arrived could not reach either."""
+        self._link.detach(Error("amqp:resource-deleted", f"{self._reply_link.address!r} is gone"))
 
     def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         self._window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
@@ -50,6 +59,7 @@ class Forward:
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         self._window.close()
+        self._reply_link.forwards.pop(self, None)
         self._home.attaching.forget(link)
 
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 from secrets import token_urlsafe
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import trio
 
@@ -96,6 +96,8 @@ class ReplyLink:
         self._pending: deque[_Pending] = deque()
         self._over = False
         self._flushed: trio.Event | None = None
+        #: Links on which other peers send to the address.
+        self.forwards: dict[_Follower, None] = {}
 
     def on_attached(self, link: SendingLink) -> None:
         self.link = link
@@ -131,6 +133,8 @@ class ReplyLink:
                 each.context.settle(RELEASED)
         link.unsettled = []
         self._replies.remove(self, link)
+        for forward in list(self.forwards):
+            forward.address_ended()
         self._replies.home.attaching.forget(link)
 
     @property
@@ -196,6 +200,13 @@ class ReplyLink:
 
     def __repr__(self) -> str:
         return f"<ReplyLink {self.address!r}, {len(self._pending)} waiting>"
+
+
+class _Follower(Protocol):
+    """Link to an address that we created."""
+
+    def address_ended(self) -> None:
+        """Detach the link: the address was deleted."""
 
 
 class _Pending:

@@ -34,6 +34,8 @@ log = logging.getLogger("amqp_rt.mesh")
 #: Property of an open: the member that its sender is.
 MEMBER: Final = Symbol("x-opt-mesh")
 VERSION: Final = 1
+#: Entry of an error: the incarnation of a node with the same id as the peer.
+_INCARNATION: Final = Symbol("x-opt-mesh-incarnation")
 #: Neighbours that a node dials, and of these in its own zone.
 DIALLED: Final = 4
 DIALLED_IN_ZONE: Final = 3
@@ -141,6 +143,8 @@ class Peers:
         #: Why a connection that named the mesh was not used, by its reason.
         self.refused: dict[str, int] = {}
         self.stopping = False
+        #: Connections that are or were lines to members.
+        self._joined: set[Connection] = set()
 
     # --- connections -----------------------------------------------------------------------------
 
@@ -153,6 +157,7 @@ class Peers:
         if connection.state == "open":
             self._join(connection)
         elif connection.state == "closed":
+            self._learn_of_namesake(connection)
             self._ended(connection)
 
     def _join(self, connection: Connection) -> None:
@@ -177,7 +182,7 @@ class Peers:
             if not newer and (old.connection.dialled == connection.dialled or not low_dialled):
                 connection.close(_DUPLICATE)
                 return
-            self._drop(old, _DUPLICATE)
+            self._drop(old, _replaced_by(member) if newer else _DUPLICATE)
         neighbour = Neighbour(
             member.node,
             member.incarnation,
@@ -188,6 +193,7 @@ class Peers:
         )
         self._ways.neighbours[member.node] = neighbour
         self._host.members[connection.engine] = neighbour
+        self._joined.add(connection)
         try:
             neighbour.start()
         except LocalProtocolError as fault:
@@ -250,6 +256,19 @@ class Peers:
                 del self._host.members[engine]
         neighbour.connection.close(error)
         self._look.set()
+
+    def _learn_of_namesake(self, connection: Connection) -> None:
+        """Leave if a neighbour has closed *connection* for another node with our id, whose incarnation is higher."""
+        error = connection.ended_with
+        if connection not in self._joined:
+            # A client that only claims to be a member.
+            return
+        self._joined.discard(connection)
+        if error is None:
+            return
+        other = (error.info or {}).get(_INCARNATION)
+        if isinstance(other, int) and other > self._member.incarnation:
+            self._on_left(f"another node of the mesh has the id {self._ways.node!r} as well")
 
     def _ended(self, connection: Connection) -> None:
         """Forget the member of *connection*, which has ended."""
@@ -416,6 +435,15 @@ class Peers:
             place.dialling = False
             place.dial_at = trio.current_time() + place.pause_s
             place.pause_s = min(2 * place.pause_s, REDIAL_MAX_S)
+
+
+def _replaced_by(member: MeshMember) -> Error:
+    """Return the error for the older connection of an id: a node that lives on has a namesake."""
+    return Error(
+        "amqp:not-allowed",
+        f"another node has the id {member.node!r:.100}",
+        {_INCARNATION: member.incarnation},
+    )
 
 
 def open_properties(member: MeshMember) -> dict[object, Any]:

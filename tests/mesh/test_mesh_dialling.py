@@ -1,0 +1,101 @@
+"""Whom members dial: from one seed, all find each other, and two members keep one connection; in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.lowlevel
+from meshed import Members, members, until
+from trio.testing import MockClock
+
+from amqp_rt import Container
+from amqp_rt.mesh.mesh import Mesh, MeshError
+from amqp_rt.net.memory import MemoryNetwork
+
+pytestmark = pytest.mark.req("P3")
+
+
+def connections(made: Members) -> list[tuple[str, str]]:
+    """Return the pairs of members with an open connection in which one of them is the member that dialled."""
+    return sorted(
+        (name, peer.node)
+        for name, mesh in made.meshes.items()
+        for peer in mesh._host._ways.neighbours.values()
+        if peer.connection.dialled and peer.usable and peer.node != name
+    )
+
+
+async def test_members_find_each_other_from_one_seed(autojump_clock: MockClock) -> None:
+    names = [f"n{at}" for at in range(5)]
+    async with members(MemoryNetwork()) as made:
+        for name in names:
+            await made.start(name, *names[:1], urls=None)
+        for name in names:
+            await until(lambda name=name: len(made.meshes[name]._engine.paths().costs) == 5)
+        await trio.sleep(20)
+        pairs = connections(made)
+        # Four are dialled by each: with five members, all.
+        assert len({frozenset(each) for each in pairs}) == len(pairs) == 10
+        lines = {name: dict(mesh._engine.lines) for name, mesh in made.meshes.items()}
+        assert all(len(each) == 4 for each in lines.values())
+        # Two that dialled each other at the same time may have replaced a line once.
+        assert all(line.flaps.count <= 1 for each in lines.values() for line in each.values())
+
+
+async def test_of_two_that_dial_each_other_the_connection_of_the_lower_id_stays(
+    autojump_clock: MockClock,
+) -> None:
+    async with members(MemoryNetwork()) as made:
+        made.urls["B"] = "memory://B"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.start, "A", "B")
+            await trio.lowlevel.checkpoint()
+            made.urls["A"] = "memory://A"
+            nursery.start_soon(made.start, "B", "A")
+        await trio.sleep(30)
+        assert connections(made) == [("A", "B")]
+        assert made.meshes["B"]._engine.lines["A"].state.value == "up"
+
+
+async def test_a_member_that_returns_is_dialled_again(autojump_clock: MockClock) -> None:
+    async with members(MemoryNetwork()) as made:
+        await made.start("A")
+        await made.start("B", "A")
+        await until(lambda: len(made.meshes["B"]._engine.paths().costs) == 2)
+        made.kill["A"]()
+        await made.ended["A"].wait()
+        await trio.sleep(60)
+        assert len(made.meshes["B"]._engine.paths().costs) == 1
+        await made.start("A")
+        since = trio.current_time()
+        await until(lambda: len(made.meshes["A"]._engine.paths().costs) == 2)
+        assert trio.current_time() - since < 12
+
+
+async def test_of_two_members_with_one_id_one_leaves(autojump_clock: MockClock) -> None:
+    """Both would otherwise replace each other's connections for ever."""
+    network = MemoryNetwork()
+    left = []
+
+    async def run(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        try:
+            async with (
+                Container("B", network=network, drain_s=1) as twin,
+                Mesh(twin, ["memory://A"], role="interior", urls=()) as mesh,
+            ):
+                await mesh.wait_ready()
+                task_status.started()
+                await trio.sleep_forever()
+        except MeshError as error:
+            left.append(str(error))
+
+    async with members(network) as made:
+        await made.start("A")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run)
+            nursery.start_soon(run)
+            await trio.sleep(60)
+            assert len(left) == 1
+            assert "has the id 'B' as well" in left[0]
+            assert made.meshes["A"]._engine.lines["B"].state.value == "up"
+            nursery.cancel_scope.cancel()

@@ -18,6 +18,7 @@ from ..container.connections import Connection
 from ..container.container import Container
 from ..errors import AmqpError
 from ..net.endpoints import is_loopback
+from ..net.tls import with_name
 from .discovery import Discovery, Found, Seed
 from .host import AbsentHost, MeshHost
 from .neighbours import Neighbour
@@ -104,6 +105,8 @@ class Mesh(TrioBlock):
         self._offered: dict[str, Offer] = {}
         self._health: dict[str, Callable[[], bool]] = {}
         self._failure: MeshError | None = None
+        #: Names among the seeds stand for no places until they are resolved.
+        self._seeded = bool(seeds)
         self._discovery = Discovery(seeds, self._look, container.log_limiter)
         self._peers: Peers | None = None
         self._engine: RoutingEngine
@@ -212,6 +215,8 @@ class Mesh(TrioBlock):
 
     def _dial(self, found: Found, properties: Mapping[object, Any]) -> Any:
         options = {"within": 5.0, "reconnect": None, **self._options}
+        if found.server_name is not None:
+            options["tls"] = with_name(options.get("tls"), found.server_name)
         assert self._peers is not None
         return self._container.connect(
             str(found.url), properties=properties, on_state=self._peers.changed, **options
@@ -272,7 +277,7 @@ class Mesh(TrioBlock):
         """Wait until this node is connected with another member; a mesh without seeds is ready at once."""
         await trio.lowlevel.checkpoint()
         assert self._peers is not None
-        while len(self._engine.paths().costs) < 2 and self._discovery.places:
+        while len(self._engine.paths().costs) < 2 and self._seeded:
             await self._peers.wait_changed()
 
     async def reachable(self, address: str) -> None:

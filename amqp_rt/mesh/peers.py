@@ -370,7 +370,8 @@ class Peers:
     def _dial_some(self) -> None:
         now = trio.current_time()
         for found in self._discovery.places:
-            self._places.setdefault(str(found.url), _Place(found))
+            # Another node may have named the URL before, without the name of its certificate.
+            self._places.setdefault(str(found.url), _Place(found)).found = found
         seeds = {str(found.url) for found in self._discovery.places}
         wanted = self._wanted()
         for key in list(self._places):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -178,6 +179,17 @@ class ClientTls:
 
     def __repr__(self) -> str:
         return f"ClientTls(server_name={self.server_name!r})"
+
+
+def with_name(tls: ClientTls | ssl.SSLContext | None, server_name: str) -> ClientTls:
+    """Return a copy of *tls* that requests and verifies *server_name*, unless it names another one itself."""
+    if isinstance(tls, ssl.SSLContext):
+        named = ClientTls.__new__(ClientTls)
+        named.context, named.server_name, named.has_certificate = tls, None, False
+    else:
+        named = copy(tls or ClientTls())
+    named.server_name = named.server_name or server_name
+    return named
 
 
 def client_layer(tls: ClientTls | ssl.SSLContext | None, host: str) -> TlsLayer:

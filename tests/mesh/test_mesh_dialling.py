@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+from typing import Any
+
 import pytest
 import trio
+import trio.abc
 import trio.lowlevel
+from certificates import certificates
 from meshed import Members, members, until
 from trio.testing import MockClock
 
 from amqp_rt import Container
+from amqp_rt.addresses import parse_url
 from amqp_rt.mesh.mesh import Mesh, MeshError
 from amqp_rt.net.memory import MemoryNetwork
+from amqp_rt.net.tls import ClientTls, ServerTls
 
 pytestmark = pytest.mark.req("P3")
 
@@ -99,3 +107,46 @@ async def test_of_two_members_with_one_id_one_leaves(autojump_clock: MockClock) 
             assert "has the id 'B' as well" in left[0]
             assert made.meshes["A"]._engine.lines["B"].state.value == "up"
             nursery.cancel_scope.cancel()
+
+
+class OneHost(trio.abc.HostnameResolver):
+    """Resolver that knows one name: this machine."""
+
+    async def getaddrinfo(self, host: Any, port: Any, *args: Any, **options: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        assert host in ("members.test", b"members.test")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("how", ["client-tls", "context"])
+@pytest.mark.parametrize("certified", ["members.test", "127.0.0.1"])
+async def test_members_found_by_a_name_have_certificates_for_it(certified: str, how: str) -> None:
+    """Their URLs have addresses, for which certificates are rarely issued."""
+    known = certificates()
+    trio.socket.set_custom_hostname_resolver(OneHost())
+    tls: ClientTls | ssl.SSLContext = ClientTls(known.ca)
+    if how == "context":
+        tls = ssl.create_default_context(cafile=str(known.ca))
+    with trio.fail_after(10):
+        async with (
+            Container("A", tls=ServerTls(known.issue(certified)), drain_s=0) as first,
+            Container("B", drain_s=0) as second,
+        ):
+            (url,) = await first.listen("amqps://127.0.0.1:0")
+            seed = f"dns+a://members.test:{parse_url(url).port}?scheme=amqps"
+            dial = {"tls": tls, "within": 1.0}
+            async with (
+                Mesh(first, role="interior", urls=()),
+                Mesh(second, [seed], role="interior", urls=(), dial=dial) as mesh,
+            ):
+                if certified == "members.test":
+                    await mesh.wait_ready()
+                    assert mesh._engine.lines["A"].state.value == "up"
+                else:
+                    await until(
+                        lambda: any(each.pause_s > 1 for each in mesh._peers._places.values())
+                    )
+                    assert not mesh._engine.lines

@@ -80,6 +80,13 @@ class Pattern:
             (part.before, bool(part.name), part.rest, part.after) for part in segments
         )
 
+    @property
+    def wild(self) -> str:
+        """The pattern with ``*`` for each capture: it matches these addresses, and more."""
+        return "/".join(
+            f"{part.before}*{part.after}" if part.name else part.before for part in self._segments
+        )
+
     def match(self, address: str) -> Mapping[str, str] | None:
         """Return the captures of *address* by name, or None if it does not match."""
         if self.literal is not None:

@@ -12,13 +12,14 @@ from typing import Any, Final, Literal, Self
 
 import trio
 
-from ..addresses import parse_url
+from ..addresses import Pattern, parse_url
 from ..container.blocks import TrioBlock
 from ..container.connections import Connection
 from ..container.container import Container
 from ..errors import AmqpError
 from ..net.endpoints import is_loopback
 from ..net.tls import with_name
+from ..security.access import Rights
 from .discovery import Discovery, Found, Seed
 from .host import AbsentHost, MeshHost
 from .neighbours import Neighbour
@@ -138,6 +139,8 @@ class Mesh(TrioBlock):
             zone=self._zone,
             urls=urls,
             limits=container.limits,
+            admit=self._admit,
+            admit_edge=self._admit_edge,
         )
         ways = Ways(engine, container.limits)
         host = self._host = MeshHost(
@@ -271,6 +274,19 @@ class Mesh(TrioBlock):
             offers[address] = Offer(flags, rule.distribution if rule is not None else "balanced")
         return offers
 
+    def _admit(self, origin: str, address: str, offer: Offer) -> bool:
+        # Links to addresses of replies go by the id of a node; no rule gives them.
+        return address.startswith("$mesh/") or self._rules.admit(origin, address, offer)
+
+    def _admit_edge(self, edge: str, address: str, offer: Offer) -> bool:
+        assert self._peers is not None
+        neighbour = self._peers.neighbour(edge)
+        if neighbour is None or address.startswith("$"):
+            return False
+        name = Pattern(address).wild if offer.flags & PATTERN else address
+        peer = neighbour.connection.peer
+        return self._container.permissions.decide(peer, Rights.LISTEN, name) is None
+
     # --- use -------------------------------------------------------------------------------------
 
     async def wait_ready(self) -> None:
@@ -290,6 +306,11 @@ class Mesh(TrioBlock):
     def instances(self, address: str) -> list[MeshRoute]:
         """Return the nodes that serve *address*, the nearest first."""
         return self._engine.lookup(address)
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Return counts of what was refused: ``offers`` dropped and ``members`` not accepted, each by its reason."""
+        assert self._peers is not None
+        return {"offers": self._engine.dropped(), "members": dict(self._peers.refused)}
 
     @property
     def connection(self) -> Connection:

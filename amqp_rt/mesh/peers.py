@@ -160,6 +160,10 @@ class Peers:
             self._learn_of_namesake(connection)
             self._ended(connection)
 
+    def neighbour(self, node: str) -> Neighbour | None:
+        """Return the neighbour of that id; None without one."""
+        return self._ways.neighbours.get(node)
+
     def _join(self, connection: Connection) -> None:
         """Begin the line of *connection*, if a member is at its other end."""
         peer = connection.peer

@@ -108,7 +108,8 @@ class RoutingEngine:
         wall_s: Seconds since 1970.
         now: Seconds of the monotonic clock that all other calls use.
         edge: The node only has uplinks, which offer its addresses as their own.
-        admit: Whether rules and rights let an origin, or an edge of this node, offer an address.
+        admit: Whether rules let an origin offer an address.
+        admit_edge: Whether its rights let an edge of this node offer an address.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class RoutingEngine:
         urls: tuple[str, ...] = (),
         limits: Limits = DEFAULT_LIMITS,
         admit: Callable[[str, str, Offer], bool] = admit_all,
+        admit_edge: Callable[[str, str, Offer], bool] = admit_all,
     ) -> None:
         self.node = node
         self.edge = edge
@@ -133,7 +135,7 @@ class RoutingEngine:
         self.database = MeshDatabase(limits, admit)
         self.database.set_reach({node}, now)
         #: Addresses of our edges.
-        self._edges = MeshDatabase(limits, admit)
+        self._edges = MeshDatabase(limits, admit_edge)
         self.lines: dict[str, Adjacency] = {}
         self._flaps: dict[str, Flaps] = {}
         self._offers: dict[str, Offer] = {}
@@ -258,6 +260,13 @@ class RoutingEngine:
         self.own.links_changed = True
         self._addresses_changed(now)
         return self._take()
+
+    def dropped(self) -> dict[str, int]:
+        """Return how many offers of other nodes, and of our edges, were dropped, by the reason."""
+        found = dict(self.database.directory.dropped)
+        for reason, count in self._edges.directory.dropped.items():
+            found[reason] = found.get(reason, 0) + count
+        return found
 
     def lookup(self, address: str) -> list[MeshRoute]:
         """Return the nodes within reach that serve *address*, the nearest first.

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from ..addresses import wild_match, wild_parts
-from .records import DISTRIBUTIONS
+from ..addresses import Pattern, wild_match, wild_parts
+from .records import DISTRIBUTIONS, PATTERN, Offer
 
 Distribution: TypeAlias = Literal["closest", "balanced", "multicast"]
 
@@ -27,6 +27,8 @@ class MeshRule(Struct, frozen=True, kw_only=False):
         absent: Without a destination, refuse links after 2 s, or let them wait without credit.
         ordered: Use one destination, and another one when all of its messages are settled.
         resend: Number of further destinations that get a message which one has released.
+        nodes: Ids of the nodes that may offer the address; empty for all. Offers of others are dropped here. An edge's
+            addresses are offered by its uplink.
         per_user: Use links of their own for each user, whose properties name the user.
 
     Raises:
@@ -40,6 +42,7 @@ class MeshRule(Struct, frozen=True, kw_only=False):
     ordered: bool = False
     resend: int = 0
     per_user: bool = False
+    nodes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -70,3 +73,31 @@ class MeshRules:
             if wild_match(parts, address):
                 return rule
         return None
+
+    def admit(self, origin: str, address: str, offer: Offer) -> bool:
+        """Return whether *origin* may offer *address*.
+
+        A pattern takes the right to each address that it can match: it would attract messages of other nodes.
+        """
+        if not offer.flags & PATTERN:
+            rule = self.find(address)
+            return rule is None or not rule.nodes or origin in rule.nodes
+        wild = Pattern(address).wild
+        for parts, rule in self._rules:
+            if rule.nodes and origin not in rule.nodes and _overlap(parts, wild_parts(wild)):
+                return False
+            if wild_match(parts, wild):
+                # Later rules hold for none of its addresses.
+                return True
+        return True
+
+
+def _overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Return whether some address matches both; what is between two wildcards can be anywhere in it."""
+    if len(one) == 1:
+        return wild_match(other, one[0])
+    if len(other) == 1:
+        return wild_match(one, other[0])
+    first = one[0].startswith(other[0]) or other[0].startswith(one[0])
+    last = one[-1].endswith(other[-1]) or other[-1].endswith(one[-1])
+    return first and last

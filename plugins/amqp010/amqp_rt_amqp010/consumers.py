@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, TypeVar
 
 from amqp_rt.fronts import Error, Source, Symbol
@@ -12,12 +13,15 @@ from amqp_rt.fronts.splicing import CONTENT_CLASS
 from .codec import write_command
 from .contexts import WAIT, Context, Steps
 from .faults import CommandFault
-from .layouts import Command, ErrorCode
+from .handlers import Answer
+from .layouts import Command, ErrorCode, FileConsume, StreamConsume
 from .limits import CONSUMERS_MAX
 from .links import SendingLink
 
+_EXCLUSIVE: Final = Symbol("exclusive")
 _NO_LOCAL: Final = Symbol("no-local")
 _CLASS_FILTER: Final = Symbol("amqp:message-annotations-filter")
+_DELETED: Final = Error("amqp:resource-deleted", "the queue of a consumer has been deleted")
 
 
 class ConsumerLink(SendingLink):
@@ -30,14 +34,29 @@ class ConsumerLink(SendingLink):
 Link = TypeVar("Link", bound=ConsumerLink)
 
 
-def attach_consumer(
+def start_consumer(
+    context: Context,
+    number: int,
+    command: FileConsume | StreamConsume,
+    link: Link,
+    consumers: dict[str, Link],
+    answer: Command,
+) -> Answer:
+    """Attach *link*, add it to *consumers*, and send *answer* unless it is not wanted; later commands wait for that.
+
+    The link leaves *consumers* when it ends, which ends the session.
+    """
+    if command.exclusive:
+        link.properties = {_EXCLUSIVE: True}
+    link.on_answer = partial(_note_answer, link, context)
+    link.on_end = partial(_end_session, link, context, consumers)
+    steps = _attach(context, link, consumers, None if command.nowait else answer)
+    return context.run(number, command, steps)
+
+
+def _attach(
     context: Context, link: Link, consumers: dict[str, Link], answer: Command | None
 ) -> Steps:
-    """Attach *link*, add it to *consumers*, and send *answer*; the commands of its session wait for that.
-
-    Raises:
-        CommandFault: The link was refused.
-    """
     context.report(context.anchor.request(link))
     while not link.answered:
         yield WAIT
@@ -51,6 +70,36 @@ def attach_consumer(
         link.started = True
         link.offer_credit()
     return None
+
+
+def _note_answer(link: SendingLink, context: Context, refused: Error | None) -> None:
+    """Note the container's answer to the attach request of *link*."""
+    link.answered = True
+    link.refusal = refused
+    context.wake()
+
+
+def _end_session(
+    link: SendingLink, context: Context, consumers: dict[str, Link], error: Error | None
+) -> None:
+    """End the session: a queue of it was deleted, or the right to receive was revoked."""
+    context.anchor.links.pop(link, None)
+    if consumers.get(link.destination) is link:
+        del consumers[link.destination]
+    context.session.fail(CommandFault.of(error or _DELETED))
+
+
+def take_consumer(consumers: dict[str, Link], tag: str | None) -> Link:
+    """Remove the consumer with *tag* from *consumers*, and return it.
+
+    Raises:
+        CommandFault: There is none (404).
+    """
+    link = consumers.pop(tag or "", None)
+    if link is None:
+        text = f"there is no consumer {tag or ''!r} in this session"
+        raise CommandFault(text, ErrorCode.NOT_FOUND, field_index=0)
+    return link
 
 
 def check_consume(
@@ -89,19 +138,6 @@ def source_of(queue: str, content_class: str, *, no_local: bool) -> Source:
     source = Source(address=queue, default_outcome=REQUEUED)
     source.filter = filters
     return source
-
-
-def note_answer(link: SendingLink, context: Context, refused: Error | None) -> None:
-    """Note the container's answer to the attach request of *link*."""
-    link.answered = True
-    link.refusal = refused
-    context.wake()
-
-
-def no_consumer(tag: str | None) -> CommandFault:
-    """Return the fault of a command for a consumer that there is not."""
-    text = f"there is no consumer {tag or ''!r} in this session"
-    return CommandFault(text, ErrorCode.NOT_FOUND, field_index=0)
 
 
 def no_global(index: int) -> CommandFault:

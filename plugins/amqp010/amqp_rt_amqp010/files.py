@@ -17,19 +17,17 @@ from amqp_rt.fronts import (
     Payload,
     Rejected,
     Source,
-    Symbol,
 )
 
 from .assembling import Assembly
 from .codec import write_command
 from .consumers import (
     ConsumerLink,
-    attach_consumer,
     check_consume,
-    no_consumer,
     no_global,
-    note_answer,
     source_of,
+    start_consumer,
+    take_consumer,
 )
 from .content_properties import FILE, from_payload
 from .contexts import Context
@@ -60,8 +58,6 @@ from .transactions import CurrentTransaction
 from .windows import Window
 
 _CREDIT: Final = 1 << 31
-_EXCLUSIVE: Final = Symbol("exclusive")
-_DELETED: Final = Error("amqp:resource-deleted", "the queue of a consumer has been deleted")
 _REJECTED: Final = Rejected(Error("amqp-0-10:rejected", "the client has rejected the file"))
 #: A requeued file does not come back to the consumer that has rejected it.
 _REQUEUED: Final = Modified(delivery_failed=True, undeliverable_here=True)
@@ -218,13 +214,8 @@ class Files:
             raise CommandFault(text, ErrorCode.RESOURCE_LIMIT_EXCEEDED)
         source = source_of(command.queue or "", FILE, no_local=command.no_local)
         link = FileLink(self, self._context, tag, source, acks=not command.no_ack)
-        if command.exclusive:
-            link.properties = {_EXCLUSIVE: True}
-        link.on_answer = partial(note_answer, link, self._context)
-        link.on_end = partial(self._ended, link)
-        answer = None if command.nowait else FileConsumeOk(consumer_tag=tag)
-        steps = attach_consumer(self._context, link, self._consumers, answer)
-        return self._context.run(number, command, steps)
+        answer = FileConsumeOk(consumer_tag=tag)
+        return start_consumer(self._context, number, command, link, self._consumers, answer)
 
     def cancel(self, number: int, command: FileCancel, assembly: Assembly) -> None:
         """End a consumer; the client can still settle files that were delivered, others go back.
@@ -232,9 +223,7 @@ class Files:
         Raises:
             CommandFault: There is no such consumer (404).
         """
-        link = self._consumers.pop(command.consumer_tag or "", None)
-        if link is None:
-            raise no_consumer(command.consumer_tag)
+        link = take_consumer(self._consumers, command.consumer_tag)
         link.idle = True
         self._cancelled[link] = None
         link.on_end = partial(self._forget, link)
@@ -344,13 +333,6 @@ class Files:
 
     def _forget(self, link: FileLink, error: Error | None) -> None:
         self._cancelled.pop(link, None)
-
-    def _ended(self, link: FileLink, error: Error | None) -> None:
-        """End the session: a queue of it was deleted, or the right to receive was revoked."""
-        self._context.anchor.links.pop(link, None)
-        if self._consumers.get(link.destination) is link:
-            del self._consumers[link.destination]
-        self._context.session.fail(CommandFault.of(error or _DELETED))
 
 
 def _unknown(tag: int) -> CommandFault:

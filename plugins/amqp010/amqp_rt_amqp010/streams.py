@@ -6,28 +6,25 @@ long as no packets of higher priority, or newer ones of its own, need the place.
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from amqp_rt.fronts import Error, LocalProtocolError, Payload, Source, Symbol
+from amqp_rt.fronts import LocalProtocolError, Payload, Source
 
 from .assembling import Assembly
 from .codec import write_command
 from .consumers import (
     ConsumerLink,
-    attach_consumer,
     check_consume,
-    no_consumer,
     no_global,
-    note_answer,
     source_of,
+    start_consumer,
+    take_consumer,
 )
 from .content_properties import STREAM, from_payload, to_content
 from .content_transfers import ContentTransfer
 from .contexts import Context
 from .deliveries import Deliveries, OutgoingDelivery
-from .faults import CommandFault
 from .handlers import Answer, Method
 from .layouts import (
     AcceptMode,
@@ -51,8 +48,6 @@ from .windows import Window
 #: Priorities of packets, from 0.
 _PRIORITIES: Final = 10
 _CREDIT: Final = 1 << 31
-_EXCLUSIVE: Final = Symbol("exclusive")
-_DELETED: Final = Error("amqp:resource-deleted", "the queue of a consumer has been deleted")
 
 
 class Packet(NamedTuple):
@@ -295,13 +290,8 @@ class Streams:
             self._window,
             self._tags,
         )
-        if command.exclusive:
-            link.properties = {_EXCLUSIVE: True}
-        link.on_answer = partial(note_answer, link, self._context)
-        link.on_end = partial(self._ended, link)
-        answer = None if command.nowait else StreamConsumeOk(consumer_tag=tag)
-        steps = attach_consumer(self._context, link, self._consumers, answer)
-        return self._context.run(number, command, steps)
+        answer = StreamConsumeOk(consumer_tag=tag)
+        return start_consumer(self._context, number, command, link, self._consumers, answer)
 
     def cancel(self, number: int, command: StreamCancel, assembly: Assembly) -> None:
         """End a consumer; packets that wait for room are dropped.
@@ -309,9 +299,7 @@ class Streams:
         Raises:
             CommandFault: There is no such consumer (404).
         """
-        link = self._consumers.pop(command.consumer_tag or "", None)
-        if link is None:
-            raise no_consumer(command.consumer_tag)
+        link = take_consumer(self._consumers, command.consumer_tag)
         self._context.anchor.drop(link)
 
     def publish(self, number: int, command: StreamPublish, assembly: Assembly) -> Answer:
@@ -368,13 +356,6 @@ class Streams:
     def _offer(self) -> None:
         for link in list(self._consumers.values()):
             link.offer_credit()
-
-    def _ended(self, link: StreamLink, error: Error | None) -> None:
-        """End the session: a queue of it was deleted, or the right to receive was revoked."""
-        self._context.anchor.links.pop(link, None)
-        if self._consumers.get(link.destination) is link:
-            del self._consumers[link.destination]
-        self._context.session.fail(CommandFault.of(error or _DELETED))
 
 
 def _nothing() -> None:

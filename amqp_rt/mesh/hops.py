@@ -88,13 +88,6 @@ def branches_of(rest: Route) -> list[Route] | None:
     return None
 
 
-def next_of(route: Route) -> str:
-    """Return the id with which *route* begins."""
-    first = route[0]
-    assert isinstance(first, str)
-    return first
-
-
 def route_of(tree: Tree, destinations: Collection[str]) -> Route:
     """Return the route that leads from the root of *tree*, which it begins with, to all *destinations* in it."""
     node, below = tree

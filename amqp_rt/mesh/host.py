@@ -89,7 +89,6 @@ class MeshHost(BareHost):
         self._seeking: dict[Seeker, None] = {}
         self._remote = RemoteReplies(container.replies, ways)
         self._wakeup = trio.Event()
-        self._wake_at = -math.inf
         self._changed = False
         #: Settled messages that were lost with a link of a hop.
         self.dropped = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from random import SystemRandom
@@ -31,6 +31,8 @@ from .ways import Ways
 
 log = logging.getLogger("amqp_rt.mesh")
 
+#: Seconds for one attempt to connect with a member.
+_DIALLED_WITHIN_S: Final = 5.0
 #: Seconds between two looks at whether a drain is complete.
 _DRAIN_LOOK_S: Final = 0.02
 _FLAGS: Final[Mapping[str, int]] = {
@@ -104,7 +106,6 @@ class Mesh(TrioBlock):
         self._cost = cost
         self._options = dict(dial or {})
         self._offered: dict[str, Offer] = {}
-        self._health: dict[str, Callable[[], bool]] = {}
         self._failure: MeshError | None = None
         #: Names among the seeds stand for no places until they are resolved.
         self._seeded = bool(seeds)
@@ -217,7 +218,7 @@ class Mesh(TrioBlock):
         self._peers.record(neighbour, data)
 
     def _dial(self, found: Found, properties: Mapping[object, Any]) -> Any:
-        options = {"within": 5.0, "reconnect": None, **self._options}
+        options = {"within": _DIALLED_WITHIN_S, "reconnect": None, **self._options}
         if found.server_name is not None:
             options["tls"] = with_name(options.get("tls"), found.server_name)
         assert self._peers is not None

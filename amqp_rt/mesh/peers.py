@@ -43,8 +43,6 @@ DIALLED_IN_ZONE: Final = 3
 LOOK_S: Final = 1.0
 REDIAL_S: Final = 1.0
 REDIAL_MAX_S: Final = 10.0
-#: Seconds for one attempt.
-_WITHIN_S: Final = 5.0
 _DUPLICATE: Final = Error("amqp:connection:forced", "another connection of the two members stays")
 
 

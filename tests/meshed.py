@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from amqp_rt import Connection, Container
-from amqp_rt.mesh.mesh import Mesh
+from amqp_rt.mesh import Mesh
 from amqp_rt.net.memory import MemoryNetwork
 
 

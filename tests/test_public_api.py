@@ -124,6 +124,7 @@ PUBLIC: dict[str, set[str]] = {
         "record",
         "replay",
     },
+    "amqp_rt.mesh": {"Mesh", "MeshError", "MeshRule"},
     "amqp_rt.broker": {"AddOn", "Broker", "LifeCycles", "Log", "Queue", "Topic"},
 }
 

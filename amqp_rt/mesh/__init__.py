@@ -1,1 +1,8 @@
 """Routes over several containers: links joined end to end along a path that the first node chooses."""
+
+from __future__ import annotations
+
+from .mesh import Mesh, MeshError
+from .rules import MeshRule
+
+__all__ = ["Mesh", "MeshError", "MeshRule"]

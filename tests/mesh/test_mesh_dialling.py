@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 from amqp_rt import Container
 from amqp_rt.addresses import parse_url
-from amqp_rt.mesh.mesh import Mesh, MeshError
+from amqp_rt.mesh import Mesh, MeshError
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.net.tls import ClientTls, ServerTls
 

@@ -13,8 +13,8 @@ from trio.testing import MockClock
 from amqp_rt import Message, Plain
 from amqp_rt.errors import DeliveryNotAccepted, LinkDetached, LinkRefused
 from amqp_rt.limits import KIB, MIB
+from amqp_rt.mesh import MeshRule
 from amqp_rt.mesh.records import Offer
-from amqp_rt.mesh.rules import MeshRule
 from amqp_rt.net.memory import MemoryNetwork
 
 pytestmark = pytest.mark.req("P3")

@@ -77,13 +77,15 @@ LAYERS: dict[str, set[str]] = {
     "container": COMMON | {"fronts", "fronts.base", "fronts.amqp10", "net", "security"},
     "outbox": COMMON | {"container", "fronts.base"},
     "mesh": COMMON
-    | {"container", "fronts", "fronts.base", "net", "security"}
+    | {"container", "fronts", "fronts.base", "management.answering", "net", "security"}
     | MESH_PARTS
     | ROUTING,
     **dict.fromkeys(MESH_PARTS, COMMON | {"container.credit", "fronts.base"} | MESH_PARTS),
     **dict.fromkeys(ROUTING, COMMON | ROUTING),
     "broker": COMMON | {"fronts.base", "stores", "security"},
-    "management": COMMON | {"broker", "container", "fronts.base", "security"},
+    "management": COMMON
+    | {"broker", "container", "fronts.base", "management.answering", "security"},
+    "management.answering": COMMON | {"security"},
 }
 #: Modules that connect all parts, and may import any module.
 COMPOSERS = {
@@ -130,7 +132,7 @@ PLUGINS_MAY_IMPORT = {
     # For nodes of their own: what they are built of, limits, and the codec of the sections that they rewrite.
     *("amqp_rt.broker.building", "amqp_rt.fronts.base", "amqp_rt.limits", "amqp_rt.codec.sections"),
     # For hosts and operations of their own.
-    *("amqp_rt.fronts.hosts", "amqp_rt.management.node.reply_of"),
+    *("amqp_rt.fronts.hosts", "amqp_rt.management.answering.reply_of"),
     # For protocols with exchanges and channels: bases of engines and links, and octets of 1.0.
     *("amqp_rt.fronts.anchors", "amqp_rt.fronts.engines", "amqp_rt.fronts.links"),
     *("amqp_rt.fronts.recent", "amqp_rt.fronts.splicing", "amqp_rt.fronts.headers"),

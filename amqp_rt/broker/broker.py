@@ -27,10 +27,11 @@ from ..errors import AmqpError
 from ..fronts import amqp10
 from ..fronts.base import Front
 from ..limits import DEFAULT_LIMITS, Limits
+from ..management.answering import ADDRESS
 from ..management.entities import collections_of
 from ..management.epochs import add_epochs
 from ..management.leases import add_leases
-from ..management.node import ADDRESS, Management
+from ..management.node import Management
 from ..message import Message
 from ..net.memory import MemoryNetwork
 from ..net.tls import ServerTls

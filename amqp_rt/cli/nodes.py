@@ -10,7 +10,8 @@ import click
 from ..broker.nodes import LOG
 from ..container.container import Container
 from ..errors import AmqpError, printable
-from ..management.node import ADDRESS, NODE_TYPE, SELF_TYPE, VIRTUAL_HOST_TYPE
+from ..management.answering import ADDRESS, SELF_TYPE
+from ..management.node import NODE_TYPE, VIRTUAL_HOST_TYPE
 from ..message import Message
 from ..values import Described, Symbol
 from .messages import for_stdout, shown

@@ -21,7 +21,7 @@ from ..broker.branches.states import State
 from ..errors import AmqpError
 from ..message import Message
 from ..transactions import XaStatus
-from .node import attributes, text_of
+from .answering import attributes, text_of
 
 RESOLVE_BRANCH: Final = "RESOLVE-BRANCH"
 

@@ -25,8 +25,8 @@ from ..fronts.base import SENDER
 from ..message import Message
 from ..outcomes import Error
 from ..termini import Source, Target
+from .answering import Collection, attributes
 from .branches import BranchCollection
-from .node import Collection, attributes
 
 
 class ContainerEntity(Struct, frozen=True, kw_only=True):

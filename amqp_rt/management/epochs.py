@@ -24,7 +24,8 @@ from ..broker.staging.staging import Staging
 from ..errors import AmqpError
 from ..message import Message
 from ..security.access import Rights
-from .node import Management, text_of
+from .answering import text_of
+from .node import Management
 
 __all__ = ["COMMIT_EPOCH", "READ_EPOCH", "READ_STAGE", "add_epochs"]
 

@@ -20,7 +20,8 @@ from ..broker.leases import Leases, LeaseState
 from ..errors import AmqpError
 from ..message import Message
 from ..security.access import Rights
-from .node import Management, text_of, whole_of
+from .answering import text_of, whole_of
+from .node import Management
 
 __all__ = [
     "ACCEPT_LEASE",

@@ -19,7 +19,7 @@ from amqp_rt.broker.building import Subscription
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts import Peer
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
-from amqp_rt.management.node import reply_of
+from amqp_rt.management.answering import reply_of
 from amqp_rt.message import Message
 from amqp_rt.values import Array, Int, Map, Timestamp
 

@@ -20,7 +20,8 @@ from amqp_rt_spark.wire import Wire
 
 from amqp_rt import Message
 from amqp_rt.errors import AmqpError
-from amqp_rt.management.node import Management, attributes, reply_of
+from amqp_rt.management.answering import attributes, reply_of
+from amqp_rt.management.node import Management
 from amqp_rt.values import Int, Symbol, Timestamp
 
 pytestmark = pytest.mark.req("K2", "K4")

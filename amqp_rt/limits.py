@@ -232,6 +232,9 @@ class Limits(Struct, frozen=True, gc=False):
     #: further failure up to the maximum. 0 retries at once, however often it fails.
     retry_pause_s: float = 0.1
     retry_pause_max_s: float = 10.0
+    #: Seconds for which a container holds a failed message itself, where the peer does not keep it for the
+    #: pause that ``retry`` or ``delay_s`` requests. The message uses credit meanwhile.
+    retry_held_max_s: float = 30.0
     #: Log lines about one subject per period, the period in seconds, and the number of subjects
     #: distinguished: peers and failing handlers can repeat the events that are logged.
     log_lines_max: int = 5

@@ -13,6 +13,8 @@ from __future__ import annotations
 import hmac
 import reprlib
 from collections.abc import Mapping
+from datetime import datetime
+from math import inf
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast, overload
 from uuid import UUID
@@ -51,7 +53,7 @@ from .codec.sections import (
 from .errors import DecodeError, EncodeError, LocalProtocolError
 from .limits import DEFAULT_LIMITS, Limits
 from .outcomes import Error
-from .values import Map, Symbol
+from .values import Map, Symbol, Timestamp
 
 __all__ = [
     "JOIN_MAX",
@@ -77,6 +79,10 @@ __all__ = [
     "write_data",
     "write_header",
 ]
+
+#: Message annotations with which a sender requests a later delivery, as Artemis and this broker read them.
+_DELAY: Final = Symbol("x-opt-delivery-delay")
+_TIME: Final = Symbol("x-opt-delivery-time")
 
 T = TypeVar("T")
 
@@ -153,7 +159,8 @@ class Message:
     *body* is sent as a data section if it is bytes, as an amqp-sequence section if it is a
     :class:`Sequence`, and as one amqp-value otherwise. *body_kind* selects explicitly: ``"data"``
     takes bytes, or a list of them for several data sections, ``"sequence"`` any list, and
-    ``"value"`` anything, bytes too. *ttl_s* is *ttl_ms* in seconds.
+    ``"value"`` anything, bytes too. *ttl_s* is *ttl_ms* in seconds. *delay_s* and *deliver_at* are message
+    annotations that ask a queue for a later delivery.
 
     A message made by :meth:`decode` keeps its bytes, and its bare message (properties,
     application-properties and body) is immutable as the standard demands: assigning to any of it
@@ -225,6 +232,8 @@ class Message:
         priority: int = 4,
         ttl_ms: int | None = None,
         ttl_s: float | None = None,
+        delay_s: float | None = None,
+        deliver_at: datetime | None = None,
         first_acquirer: bool = False,
         delivery_count: int = 0,
         delivery_annotations: Mapping[Any, Any] | None = None,
@@ -277,6 +286,10 @@ class Message:
         self._message_annotations = message_annotations
         self._application_properties = application_properties
         self._footer = footer
+        if delay_s is not None:
+            self.delay_s = delay_s
+        if deliver_at is not None:
+            self.deliver_at = deliver_at
         if type(body) is bytes and body_kind is None:
             self._body = body
             self._chunks = (body,)
@@ -464,6 +477,46 @@ class Message:
     @ttl_s.setter
     def ttl_s(self, seconds: float | None) -> None:
         self.ttl_ms = None if seconds is None else _milliseconds(seconds)
+
+    @property
+    def delay_s(self) -> float | None:
+        """Seconds after its arrival before which a queue does not deliver the message; None for none.
+
+        It is the message annotation ``x-opt-delivery-delay``, which this broker and Artemis honour.
+        """
+        delay = (self.message_annotations or {}).get(_DELAY)
+        return delay / 1000 if isinstance(delay, int) else None
+
+    @delay_s.setter
+    def delay_s(self, seconds: float | None) -> None:
+        if seconds is not None and not 0 <= seconds < inf:
+            raise ValueError(f"a delay is a number of seconds, 0 or more, not {seconds!r}")
+        self._annotate(_DELAY, None if seconds is None else round(seconds * 1000))
+
+    @property
+    def deliver_at(self) -> datetime | None:
+        """Time before which a queue does not deliver the message; None for none.
+
+        It is the message annotation ``x-opt-delivery-time``, which this broker and Artemis honour.
+
+        Raises:
+            ValueError: The time assigned has no time zone.
+        """
+        at = (self.message_annotations or {}).get(_TIME)
+        return at.datetime if isinstance(at, Timestamp) else None
+
+    @deliver_at.setter
+    def deliver_at(self, time: datetime | None) -> None:
+        self._annotate(_TIME, None if time is None else Timestamp.from_datetime(time))
+
+    def _annotate(self, key: Symbol, value: object) -> None:
+        """Set the message annotation *key*; None removes it."""
+        rest = {
+            name: each for name, each in (self.message_annotations or {}).items() if name != key
+        }
+        if value is not None:
+            rest[key] = value
+        self.message_annotations = rest or None
 
     @property
     def bare(self) -> bytes:
@@ -778,6 +831,7 @@ _KINDS: Final[dict[int, BodyKind | None]] = {
 _SETTABLE: Final = frozenset(
     {field.attribute for field in fields_of(Properties)}
     | {"durable", "priority", "ttl_ms", "ttl_s", "first_acquirer", "delivery_count"}
+    | {"delay_s", "deliver_at"}
     | {"delivery_annotations", "message_annotations", "application_properties", "footer"}
     | {"header", "properties"}
 )

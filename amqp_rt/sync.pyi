@@ -38,7 +38,7 @@ from amqp_rt.net.dial import Transport
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.net.tls import ClientTls, ServerTls
 from amqp_rt.outcomes import Error, Outcome
-from amqp_rt.policies import Policy
+from amqp_rt.policies import Policy, Retry
 from amqp_rt.security.access import Access
 from amqp_rt.security.bearer import VerifyToken
 from amqp_rt.security.identities import Users
@@ -84,6 +84,7 @@ class Container(TrioBlock):
         settle_second: bool = ...,
         limits: Limits = ...,
         on_error: OnError = ...,
+        retry: Retry | None = ...,
         drain_s: float = ...,
         network: MemoryNetwork | None = ...,
         fronts: Sequence[Front] = ...,
@@ -294,6 +295,7 @@ class Delivery:
         failed: bool = ...,
         undeliverable_here: bool = ...,
         annotations: Mapping[object, object] | None = ...,
+        delay_s: float | None = ...,
         transaction: Transaction | None = ...,
     ) -> None: ...
     def reject(

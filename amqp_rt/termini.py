@@ -18,7 +18,7 @@ from .codec.composites import (
     composite,
 )
 from .outcomes import Accepted, Modified, Outcome, Received, Rejected, Released
-from .values import Described
+from .values import Described, Symbol
 
 #: Terminus durability (§3.5.5).
 DURABLE_NONE, DURABLE_CONFIGURATION, DURABLE_UNSETTLED = 0, 1, 2
@@ -38,6 +38,8 @@ STANDARD_OUTCOMES = (
 ANONYMOUS_RELAY = "ANONYMOUS-RELAY"
 #: Open capability: subscriptions shared by several links (JMS mapping).
 SHARED_SUBS = "SHARED-SUBS"
+#: Source capability: its node keeps a failed message for the pause that its outcome requests.
+PAUSES = Symbol("amqp_rt:pauses")
 
 
 @composite(0x2B)

@@ -316,6 +316,8 @@ class LinkAcceptor:
     ) -> None:
         properties = {**(terms.properties or {}), **node.properties(terms)}
         options: dict[str, Any] = {"properties": properties} if properties else {}
+        if node.capabilities:
+            options["offered_capabilities"] = node.capabilities
         if kept is not None:
             if node.on_consumer_detached is not None:
                 kept.on_end.append(partial(node.on_consumer_detached, link))
@@ -323,7 +325,7 @@ class LinkAcceptor:
             return
         batches = node.sends_batches(link)
         if batches:
-            options["offered_capabilities"] = (RECORD_BATCHES,)
+            options["offered_capabilities"] = (*node.capabilities, RECORD_BATCHES)
         endpoint = node.consume(terms, batches=batches)
         node.watch_link(endpoint, on_end)
         if node.on_consumer_detached is not None:

@@ -245,6 +245,12 @@ class Queue(Addressed, frozen=True, kw_only=True):
         browse_only: Whether receivers get copies, and the messages stay until they expire, overflow or
             are purged.
         selector: Selector of JMS: messages that it does not match are accepted and dropped on arrival.
+        redelivery_delay_s: Seconds between the first failure of a message and its next delivery, for
+            consumers that request no pause of their own; 0 for none. By default the first failure is retried
+            at once, and pauses begin with ``Limits.retry_pause_s`` at the second one.
+        redelivery_delay_max_s: Longest such pause in seconds; by default ``Limits.retry_pause_max_s``.
+        redelivery_growth: ``"exponential"`` doubles the pause with each failure; ``"linear"`` adds the first
+            pause to it.
     """
 
     max_deliveries: int | None = None
@@ -269,9 +275,20 @@ class Queue(Addressed, frozen=True, kw_only=True):
     browse_only: bool = False
     group_key: str | None = None
     selector: str | None = None
+    redelivery_delay_s: float | None = None
+    redelivery_delay_max_s: float | None = None
+    redelivery_growth: Literal["exponential", "linear"] = "exponential"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.redelivery_growth not in ("exponential", "linear"):
+            raise ValueError(
+                f"redelivery_growth is exponential or linear, not {self.redelivery_growth!r:.50}"
+            )
+        _at_least("redelivery_delay_s", self.redelivery_delay_s, 0)
+        _at_least(
+            "redelivery_delay_max_s", self.redelivery_delay_max_s, self.redelivery_delay_s or 0
+        )
         if self.overflow not in (BLOCK, REJECT, DROP_HEAD):
             raise ValueError(f"overflow is block, reject or drop-head, not {self.overflow!r}")
         if not 1 <= self.priorities <= PRIORITIES_MAX:

@@ -42,6 +42,7 @@ from ..net.reactor import Reactor, open_reactor
 from ..net.tls import ServerTls
 from ..net.traces.recording import Traces
 from ..outcomes import MODIFIED_FAILED, Error
+from ..policies import Retry
 from ..security.access import (
     CBS,
     Access,
@@ -126,6 +127,8 @@ class Container(TrioBlock):
             until we settle.
         limits: Limits of the container and its connections.
         on_error: The outcome for a message whose handler raised, or a function of the exception.
+        retry: Attempts and pauses of messages whose handler raised, for nodes that declare neither
+            ``retry`` nor ``on_error``. It goes before *on_error* here.
         drain_s: Seconds that handlers have to finish when the block is left.
         network: Namespace of ``memory://`` addresses; share one between containers that connect to
             each other.
@@ -157,6 +160,7 @@ class Container(TrioBlock):
         settle_second: bool = True,
         limits: Limits = DEFAULT_LIMITS,
         on_error: OnError = MODIFIED_FAILED,
+        retry: Retry | None = None,
         drain_s: float = 10.0,
         network: MemoryNetwork | None = None,
         fronts: Sequence[Front] = (),
@@ -166,6 +170,7 @@ class Container(TrioBlock):
         self.name = name
         self.limits = limits
         self.on_error = on_error
+        self.retry = retry
         self.log_limiter = LogLimiter(limits)
         check_seconds("drain_s", drain_s, most=inf)
         self.drain_s = drain_s

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from ..addresses import Pattern
+from ..policies import Retry
 from .raising import OnError
 from .routes import PREFETCH, HandlerDeclaration, Kind, Middleware, check_form
 
@@ -37,6 +38,7 @@ def _declare(
     mode: Literal["copy", "move"] = "copy",
     filters: Collection[str] = (),
     on_error: OnError | None = None,
+    retry: Retry | None = None,
     middleware: Sequence[Middleware] = (),
 ) -> HandlerDeclaration:
     if not isinstance(address, str):
@@ -49,6 +51,8 @@ def _declare(
         raise ValueError(f"{address!r}: slots must be at least 1, not {slots}")
     if prefetch < 0:
         raise ValueError(f"{address!r}: prefetch must not be negative, it is {prefetch}")
+    if retry is not None and on_error is not None:
+        raise ValueError(f"{address!r}: give retry or on_error, not both")
     if mode not in ("copy", "move"):
         raise ValueError(f"{address!r}: mode is 'copy' or 'move', not {mode!r}")
     Pattern(address)  # A malformed address is refused where it is written
@@ -61,6 +65,7 @@ def _declare(
         mode=mode,
         filters=tuple(filters),
         on_error=on_error,
+        retry=retry,
         middleware=tuple(middleware),
     )
 
@@ -96,6 +101,7 @@ class NodeDecorator(_Decorators):
         prefetch: int | None = None,
         streaming: bool = False,
         on_error: OnError | None = None,
+        retry: Retry | None = None,
         middleware: Sequence[Middleware] = (),
     ) -> Callable[[F], F]:
         """Declare the decorated function as the node at *address*.
@@ -108,6 +114,8 @@ class NodeDecorator(_Decorators):
             streaming: The handler reads the body while it arrives, in bounded memory, from a
                 parameter ``AsyncIterator[bytes]``.
             on_error: The outcome after an exception, instead of *modified, delivery-failed*.
+            retry: Attempts and pauses after exceptions, counted in the message by its queue, for all
+                workers and over restarts. Its ``budget`` and ``attempt_s`` are for calls only.
             middleware: Wrapped around the handler, the first outermost.
         """
         return self._decorator(
@@ -118,6 +126,7 @@ class NodeDecorator(_Decorators):
                 prefetch=prefetch,
                 streaming=streaming,
                 on_error=on_error,
+                retry=retry,
                 middleware=middleware,
             )
         )

@@ -16,7 +16,7 @@ from ..outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, Modified, Out
 from ..transactions import TransactionalState
 from ..values import Symbol
 from .payloads import decode_payload
-from .raising import RaisedOutcome
+from .raising import RaisedOutcome, with_pause
 from .streams import ByteStream
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ class Delivery:
         failed: bool = True,
         undeliverable_here: bool = False,
         annotations: Mapping[object, object] | None = None,
+        delay_s: float | None = None,
         transaction: Transaction | None = None,
     ) -> None:
         """Set the outcome *modified*: not processed, and changed as given (Part 3 §3.4.5).
@@ -173,11 +174,15 @@ class Delivery:
             failed: The attempt counts: ``delivery-count`` is increased.
             undeliverable_here: The message is not to be sent to this link again.
             annotations: Entries to merge into the message annotations.
+            delay_s: Seconds for which a queue of this broker keeps the message before it delivers it again. It is
+                the annotation ``x-opt-delivery-delay`` of the outcome; other brokers may only store it.
             transaction: As for :meth:`settle`.
+
+        Raises:
+            ValueError: *delay_s* is negative or not finite, or *failed* is False.
         """
-        self.settle(
-            Modified(failed, undeliverable_here or None, annotations), transaction=transaction
-        )
+        changes = with_pause(annotations, delay_s, failed=failed)
+        self.settle(Modified(failed, undeliverable_here or None, changes), transaction=transaction)
 
     def reject(
         self,

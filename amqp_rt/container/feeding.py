@@ -16,12 +16,13 @@ from ..message import Message
 from ..outcomes import ACCEPTED, Error, Received
 from ..termini import Source
 from ..transactions import DeliveryState
+from .failures import log_failure, only_cancelled
 from .links import LinkHandle, Member
 from .raising import RaisedOutcome
 from .receiving import Receiver
 from .routes import RouteBinding
 from .sending import Sender, make_message
-from .serving import TURN_MESSAGES, TURN_S, log_failure, only_cancelled
+from .serving import TURN_MESSAGES, TURN_S
 
 #: Seconds that a generator has to yield more before a drain is answered.
 _DRAIN_PATIENCE_S: Final = 0.01

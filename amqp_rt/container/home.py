@@ -18,6 +18,7 @@ from ..loglimit import LogLimiter
 from ..net.memory import MemoryNetwork
 from ..net.reactor import Reactor
 from ..net.traces.recording import Traces
+from ..policies import Retry
 from .permissions import Permissions
 from .raising import OnError
 
@@ -54,6 +55,10 @@ class Home(Protocol):
     @property
     def on_error(self) -> OnError:
         """Outcome for a message whose handler raised."""
+
+    @property
+    def retry(self) -> Retry | None:
+        """Attempts and pauses of a message whose handler raised; None to leave them to its queue."""
 
     @property
     def log_limiter(self) -> LogLimiter:

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from math import inf
+from typing import Final, TypeAlias
 
 from ..errors import AmqpError
 from ..outcomes import RELEASED, Error, Modified, Outcome, Rejected
+from ..values import Symbol
 
 #: Outcome of a message whose handler raised, or a function from the exception to it.
 OnError: TypeAlias = Outcome | Callable[[Exception], Outcome]
+
+
+#: Message annotation of an outcome that requests a pause before the next delivery, in milliseconds.
+PAUSE: Final = Symbol("x-opt-delivery-delay")
+
+
+def with_pause(
+    annotations: Mapping[object, object] | None, delay_s: float | None, *, failed: bool
+) -> Mapping[object, object] | None:
+    """Return *annotations* of an outcome with the request for a pause of *delay_s* seconds.
+
+    Raises:
+        ValueError: *delay_s* is negative or not finite, or *failed* is False.
+    """
+    if delay_s is None:
+        return annotations
+    if not 0 <= delay_s < inf:
+        raise ValueError(f"delay_s is a number of seconds, 0 or more, not {delay_s!r}")
+    if not failed:
+        raise ValueError("delay_s is for failed messages: released ones are available at once")
+    return {**(annotations or {}), PAUSE: round(delay_s * 1000)}
 
 
 class RaisedOutcome(AmqpError):
@@ -54,6 +77,11 @@ class Modify(RaisedOutcome):
         failed: The attempt counts: ``delivery-count`` is increased.
         undeliverable_here: The message is not to be sent to this link again.
         annotations: Entries to merge into the message annotations.
+        delay_s: Seconds before the message is delivered again. A queue of this broker keeps it for that time, over
+            restarts; for other peers the container holds it, for at most ``Limits.retry_held_max_s``.
+
+    Raises:
+        ValueError: *delay_s* is negative or not finite, or *failed* is False: only failed messages wait.
     """
 
     default_condition = "amqp:not-allowed"
@@ -65,11 +93,12 @@ class Modify(RaisedOutcome):
         failed: bool = True,
         undeliverable_here: bool = False,
         annotations: Mapping[object, object] | None = None,
+        delay_s: float | None = None,
     ) -> None:
         super().__init__(description)
         self.failed = failed
         self.undeliverable_here = undeliverable_here
-        self.annotations = annotations
+        self.annotations = with_pause(annotations, delay_s, failed=failed)
 
     @property
     def outcome(self) -> Outcome:

@@ -40,6 +40,7 @@ from ..transactions import DeliveryState
 from ..values import Int, Symbol
 from .callers import CALLER, TRACE_OCTETS, caller_of
 from .credit import CreditWindow
+from .failures import log_failure, only_cancelled
 from .home import Home
 from .payloads import encode_payload
 from .permissions import Permissions
@@ -54,8 +55,6 @@ from .serving import (
     Inbox,
     Worker,
     count,
-    log_failure,
-    only_cancelled,
     read_message,
     settle_if_open,
 )

@@ -44,6 +44,7 @@ from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink, SendingLink
 from ..message import Message
 from ..outcomes import MODIFIED_FAILED, Outcome
+from ..policies import Retry
 from ..termini import Source, Target
 from .connections import Connection
 from .deliveries import Delivery
@@ -206,6 +207,7 @@ class HandlerDeclaration(Struct, kw_only=True):
     mode: Literal["copy", "move"] = "copy"
     filters: tuple[str, ...] = ()
     on_error: OnError | None = None
+    retry: Retry | None = None
     middleware: tuple[Middleware, ...] = ()
     #: Local names of the enclosing function that the annotations mention.
     names: dict[str, Any] = {}
@@ -355,6 +357,7 @@ class Route:
         self.filters = declaration.filters
         self.middleware = declaration.middleware
         self.on_error = declaration.on_error
+        self.retry = declaration.retry
         self.name: str = getattr(function, "__qualname__", type(function).__name__)
         self.stats = Stats()
         #: Type of the payload, ``Any`` if it is not annotated; None if the handler takes no

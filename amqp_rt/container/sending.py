@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
 
 import trio
@@ -64,6 +65,8 @@ class MessageProperties(TypedDict, total=False):
     priority: int
     ttl_ms: int | None
     ttl_s: float | None
+    delay_s: float | None
+    deliver_at: datetime | None
     first_acquirer: bool
     delivery_count: int
     delivery_annotations: Mapping[Any, Any] | None

@@ -22,12 +22,11 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-from ..errors import DecodeError, LocalProtocolError
+from ..errors import LocalProtocolError
 from ..fronts.base import (
     IncomingDelivery,
     ReceivingLink,
 )
-from ..loglimit import log_loss
 from ..message import MESSAGE_FORMAT, Message, read_data
 from ..outcomes import (
     ACCEPTED,
@@ -39,11 +38,17 @@ from ..outcomes import (
     Outcome,
     Rejected,
     Released,
-    rejected,
 )
 from ..transactions import TransactionalState
 from .callers import CALLER, TRACE_OCTETS, caller_of
 from .credit import CreditWindow, SharedSlots
+from .failures import (
+    keeps_paused,
+    only_cancelled,
+    outcome_of_error,
+    requested_pause_s,
+    without_pause,
+)
 from .home import Home
 from .raising import RaisedOutcome, Reject
 from .routes import Route, RouteBinding, Stats
@@ -277,6 +282,10 @@ class Inbox:
         self.queued = False
         #: Workers that process a request of this link.
         self.calls: set[Worker] = set()
+        #: Failed messages that are held for the pause before their outcome.
+        self.held: set[IncomingDelivery] = set()
+        #: Set when the messages that are held get their outcomes, because no more are taken.
+        self._unheld: trio.Event | None = None
         self._open = True
         self._owns_credit = window is None
         if window is None and workers.shared is None:
@@ -349,6 +358,7 @@ class Inbox:
         self.waiting += kept
         for worker in self.calls:
             worker.cancel()
+        self._end_holds()
         if self._window is not None:
             self._window.close()
         elif self.workers.shared is not None:
@@ -362,8 +372,44 @@ class Inbox:
         """Whether the inbox is closed: it releases unsettled messages that still arrive."""
         return not self._open
 
+    def hold(self, delivery: IncomingDelivery, outcome: Outcome) -> bool:
+        """Hold a failed *delivery* for the pause that *outcome* requests; return whether that is done.
+
+        It is not where the peer keeps the message for that time, requests none, or has its outcome.
+        The slot is free meanwhile, and the room is not. The end of the inbox ends the pause.
+        """
+        pause_s = requested_pause_s(outcome)
+        if not pause_s or not self._open or keeps_paused(delivery.link):
+            return False
+        if delivery.settled or delivery.local_state is not None:
+            return False
+        self.held.add(delivery)
+        container = self.workers.container
+        longest_s = container.limits.retry_held_max_s
+        if container.start_handler(self._hold, delivery, outcome, min(pause_s, longest_s)):
+            return True
+        self.held.remove(delivery)
+        return False
+
+    async def _hold(self, delivery: IncomingDelivery, outcome: Outcome, pause_s: float) -> None:
+        if self._unheld is None:
+            self._unheld = trio.Event()
+        try:
+            with trio.move_on_after(pause_s):
+                await self._unheld.wait()
+        finally:
+            self.held.remove(delivery)
+            settle_if_open(delivery, without_pause(outcome))
+            self.finished(delivery)
+
+    def _end_holds(self) -> None:
+        if self._unheld is not None:
+            self._unheld.set()
+
     def finished(self, delivery: IncomingDelivery) -> None:
-        """Give back the room of *delivery*, which a worker has finished."""
+        """Give back the room of *delivery*, which a worker has finished, unless it is held."""
+        if self.held and delivery in self.held:
+            return
         if self._window is not None:
             self._window.freed(1, len(delivery.payload))
         elif self.workers.shared is not None:
@@ -375,6 +421,7 @@ class Inbox:
         Messages that the sender has settled exist only here: they are still handled.
         """
         self._open = False
+        self._end_holds()
         if self._window is not None and self._owns_credit:
             self._window.close()
         self._give_back()
@@ -465,7 +512,8 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
     finally:
         CALLER.set(None)
     count(stats, outcome)
-    settle_if_open(delivery, outcome)
+    if outcome is ACCEPTED or not inbox.hold(delivery, outcome):
+        settle_if_open(delivery, outcome)
 
 
 async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
@@ -475,6 +523,7 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
     stream = ByteStream(delivery, inbox.binding.container.limits)
     delivery.context = stream
     outcome: Outcome
+    message: Message | None = None
     try:
         message = await stream.head()
         CALLER.set(caller_of(message))
@@ -493,7 +542,8 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
             stats.cancelled += 1
             log.info("%s: a message was not finished by its sender: %s", route.name, error)
             return
-        outcome = outcome_of_error(inbox, delivery, error)
+        attempts = None if message is None else message.delivery_count
+        outcome = outcome_of_error(inbox, delivery, error, count=attempts)
     except BaseExceptionGroup as group:
         stats.released += 1
         settle_if_open(delivery, RELEASED)
@@ -502,7 +552,8 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
         CALLER.set(None)
         stream.close()
     count(stats, outcome)
-    settle_if_open(delivery, outcome)
+    if outcome is ACCEPTED or not inbox.hold(delivery, outcome):
+        settle_if_open(delivery, outcome)
 
 
 def read_message(delivery: IncomingDelivery) -> Message:
@@ -518,66 +569,6 @@ def read_message(delivery: IncomingDelivery) -> Message:
             condition="amqp:not-implemented",
         )
     return Message.decode(delivery.payload)
-
-
-def outcome_of_error(inbox: Inbox, delivery: IncomingDelivery, error: Exception) -> Outcome:
-    """Return the outcome of *delivery*, whose handler ended with *error*, and log the error.
-
-    An outcome that the handler raised is returned as it is, and logged only if the sender cannot
-    get it.
-    """
-    route = inbox.route
-    if isinstance(error, RaisedOutcome):
-        outcome = error.outcome
-        if delivery.settled and isinstance(outcome, Rejected):
-            why = f"rejected by {route.name}, and settled by its sender"
-            log_rejection(inbox, delivery, why, outcome.error)
-        return outcome
-    if isinstance(error, DecodeError):
-        log_rejection(inbox, delivery, f"it cannot be decoded for {route.name}", Error.of(error))
-        return rejected("amqp:decode-error", error.description)
-    route.stats.failed += 1
-    container = inbox.binding.container
-    log_failure(container, route, f"on a message to {inbox.binding.address!r}", error)
-    return route.outcome_of(error, container.on_error)
-
-
-def log_failure(container: Home, route: Route, where: str, error: BaseException | None) -> None:
-    """Log that the handler of *route* failed. Lines are limited, since every message may cause one."""
-    left_out = container.log_limiter.admit((route.name, type(error)), trio.current_time())
-    if left_out is not None:
-        log.error("handler failed: %s %s%s", route.name, where, left_out, exc_info=error)
-
-
-def log_rejection(inbox: Inbox, delivery: IncomingDelivery, why: str, error: Error | None) -> None:
-    """Warn of a message that no handler has processed and that may be lost."""
-    binding = inbox.binding
-    log_loss(
-        log,
-        binding.container.log_limiter,
-        trio.current_time(),
-        event="message rejected: to",
-        address=binding.address,
-        payload=delivery.payload,
-        message_format=delivery.message_format,
-        why=why,
-        error=error,
-    )
-
-
-def only_cancelled(route: Route, group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the part of a handler's *group* to raise: its cancellation. The rest is logged.
-
-    A handler with its own nursery may raise both at once. A group with a request to end the process, such
-    as KeyboardInterrupt, is returned whole.
-    """
-    cancelled, rest = group.split(trio.Cancelled)
-    if rest is not None and not isinstance(rest, ExceptionGroup):
-        return group
-    if rest is not None:
-        route.stats.failed += 1
-        log.error("handler failed: %s when it was cancelled", route.name, exc_info=rest)
-    return group if cancelled is None else cancelled
 
 
 def count(stats: Stats, outcome: Outcome) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import random as random_share
 
 from ..errors import (
@@ -19,7 +20,10 @@ from .states import ADDRESSES_MAX, ByAddress, check_least
 
 
 class Retry:
-    """Repeat calls that were not processed, within a budget.
+    """Repeat calls that were not processed, within a budget; or messages whose handler has failed.
+
+    A node with ``retry=Retry(...)`` gives a failed message back with the pause before its next attempt. Its queue
+    counts the attempts, and rejects it after the last one, which dead-letters it. The rest concerns calls.
 
     Repeated are requests that the node released, and requests that had not left when their link,
     session or connection ended. ``peer.calling(..., idempotent=True)`` adds requests in doubt: modified,
@@ -32,11 +36,12 @@ class Retry:
     *budget* of the calls of the last 10 seconds, and *reserve_per_s* a second.
 
     Args:
-        attempts: Most attempts of a call, including the first.
+        attempts: Most attempts of a call or a message, including the first; None for any number.
         first_s: Seconds before the second attempt.
         factor: Growth of the pause.
         most_s: Longest pause in seconds, before the jitter.
         jitter: Share from 0 to 1 by which a pause may be shorter or longer.
+        never: Exceptions after which a message is rejected at once, and a call is not repeated.
         attempt_s: Seconds that each attempt may take; None for the time of the whole call.
         budget: Repetitions for each call.
         reserve_per_s: Repetitions a second that are allowed without regard to *budget*.
@@ -48,18 +53,19 @@ class Retry:
 
     def __init__(
         self,
-        attempts: int = 3,
+        attempts: int | None = 3,
         *,
         first_s: float = 0.05,
         factor: float = 2.0,
         most_s: float = 1.0,
         jitter: float = 0.2,
+        never: tuple[type[Exception], ...] = (),
         attempt_s: float | None = None,
         budget: float = 0.2,
         reserve_per_s: float = 10.0,
         addresses: int = ADDRESSES_MAX,
     ) -> None:
-        check_least("Retry", "attempts", attempts, 1)
+        check_least("Retry", "attempts", inf if attempts is None else attempts, 1)
         check_least("Retry", "first_s", first_s, 0)
         check_least("Retry", "factor", factor, 1)
         check_least("Retry", "most_s", most_s, 0)
@@ -68,7 +74,9 @@ class Retry:
         check_least("Retry", "reserve_per_s", reserve_per_s, 0)
         if attempt_s is not None and not attempt_s > 0:
             raise ValueError(f"Retry: attempt_s must be more than 0, got {attempt_s!r}")
-        self.attempts = attempts
+        #: Most attempts, infinite for any number.
+        self.attempts: float = inf if attempts is None else attempts
+        self.never = never
         self.first_s = first_s
         self.factor = factor
         self.most_s = most_s
@@ -105,6 +113,8 @@ class Retry:
             left: Whether octets of the request may have reached the peer.
             idempotent: Whether processing a request twice does no harm.
         """
+        if isinstance(error, self.never):
+            return False
         if isinstance(error, DeliveryNotAccepted):
             outcome = error.info.get("outcome")
             if isinstance(outcome, Released):

@@ -299,6 +299,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "retry_pause_max_s": (
         "broker/test_pauses.py::test_pauses_double_from_the_second_failure_up_to_a_maximum",
     ),
+    "retry_held_max_s": (
+        "container/test_retrying.py::test_another_broker_gets_a_failed_message_back_after_a_bounded_pause",
+    ),
     "log_lines_max": (
         "test_loglimit.py::test_a_period_has_so_many_lines_and_the_next_one_says_what_was_left_out",
     ),

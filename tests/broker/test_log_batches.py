@@ -14,6 +14,7 @@ from amqp_rt.fronts.base import SND_SETTLED
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import RELEASED
+from amqp_rt.termini import PAUSES
 from amqp_rt.values import Described, Symbol, Timestamp
 
 pytestmark = pytest.mark.req("K4")
@@ -148,6 +149,6 @@ def test_a_record_of_another_format_is_not_looked_into() -> None:
 def test_other_nodes_offer_no_batches(declared: Any) -> None:
     world = World(declared)
     found = reader(world, "node", filter=None)
-    assert found.link.offered_capabilities == ()
+    assert found.link.offered_capabilities == (PAUSES,)
     world.client().sender("node").send("a")
     assert found.bodies == ["a"]

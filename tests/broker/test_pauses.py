@@ -10,7 +10,7 @@ from amqp_rt.broker.topology.topologies import Topologies
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Modified, Outcome
-from amqp_rt.values import Symbol
+from amqp_rt.values import Symbol, Timestamp
 
 
 def counts(world: World, address: str = "q") -> tuple[int, int, int]:
@@ -285,3 +285,139 @@ def test_a_peer_cannot_hide_its_consumer() -> None:
     asked: dict[object, object] = {Symbol("x-opt-idle"): True}
     world.client().receiver("q", credit=1, properties=asked)
     assert topologies.space("").consumers("q") == 1
+
+
+def later(seconds: float, **others: object) -> Modified:
+    """Outcome of a failed message whose consumer asks for a pause."""
+    changes = {Symbol("x-opt-delivery-delay"): int(seconds * 1000)}
+    return Modified(delivery_failed=True, message_annotations={**changes, **others})
+
+
+@pytest.mark.req("B16")
+def test_a_consumer_asks_for_the_pause_of_a_failed_message() -> None:
+    world = World(Queue("q"))
+    sender = world.client().sender("q")
+    sender.send("m", "n")
+    receiver = world.client().receiver("q", credit=1)
+    fail(receiver, outcome=later(3600))
+    receiver.grant(5)
+    assert receiver.bodies == ["m", "n"], "others pass it"
+    assert counts(world) == (0, 1, 1)
+    advance(world, 3599.9)
+    assert len(receiver.messages) == 2
+    advance(world, 0.1)
+    assert receiver.bodies == ["m", "n", "m"]
+    again = receiver.messages[-1]
+    assert again.delivery_count == 1
+    assert not again.message_annotations, "the request is not part of the message"
+    receiver.settle(ACCEPTED, 1, 2)
+    assert counts(world) == (0, 0, 0)
+    assert world.host.memory.held == 0
+
+
+def test_a_pause_may_end_at_a_time_and_other_annotations_stay() -> None:
+    world = World(Queue("q"))
+    world.client().sender("q").send("m")
+    receiver = world.client().receiver("q", credit=2)
+    at = Timestamp(int((world.time.now + 60) * 1000))
+    why = {Symbol("x-opt-delivery-time"): at, Symbol("x-opt-why"): "closed"}
+    fail(receiver, outcome=Modified(delivery_failed=True, message_annotations=why))
+    advance(world, 59)
+    assert len(receiver.messages) == 1
+    advance(world, 1)
+    assert receiver.messages[-1].message_annotations == {"x-opt-why": "closed"}
+
+
+@pytest.mark.parametrize("value", [True, "soon", -5, 0])
+def test_a_pause_that_is_none_leaves_that_of_the_queue(value: object) -> None:
+    world = World(Queue("q"))
+    world.client().sender("q").send("m")
+    receiver = world.client().receiver("q", credit=2)
+    changes = {Symbol("x-opt-delivery-delay"): value}
+    fail(receiver, outcome=Modified(delivery_failed=True, message_annotations=changes))
+    assert len(receiver.messages) == 2, "the first retry is immediate"
+    assert not receiver.messages[-1].message_annotations
+
+
+def test_what_has_not_failed_is_not_paused() -> None:
+    world = World(Queue("q"))
+    world.client().sender("q").send("m")
+    receiver = world.client().receiver("q", credit=2)
+    changes = {Symbol("x-opt-delivery-delay"): 60_000}
+    fail(receiver, outcome=Modified(message_annotations=changes))
+    assert len(receiver.messages) == 2
+
+
+def test_a_message_expires_in_a_pause_that_would_be_longer() -> None:
+    world = World(Queue("q", dead_letter="dead"))
+    world.client().sender("q").send("m", ttl_s=5)
+    receiver = world.client().receiver("q", credit=10)
+    fail(receiver, outcome=later(3600))
+    advance(world, 5)
+    assert len(receiver.messages) == 1
+    assert counts(world, "dead") == (1, 0, 0)
+
+
+@pytest.mark.req("B23")
+def test_a_group_waits_for_the_pause_that_its_consumer_asked_for() -> None:
+    world = World(Queue("q", groups=64))
+    sender = world.client().sender("q")
+    receiver = world.client().receiver("q", credit=10)
+    sender.send("poison", group_id="g")
+    fail(receiver, outcome=later(60))
+    sender.send("second", group_id="g")
+    sender.send("other", group_id="h")
+    assert receiver.bodies == ["poison", "other"]
+    advance(world, 60)
+    assert receiver.bodies == ["poison", "other", "poison", "second"]
+
+
+def test_operators_move_a_message_out_of_the_pause_that_its_consumer_asked_for() -> None:
+    world = World(Queue("q"), Queue("r"))
+    world.client().sender("q").send("m")
+    receiver = world.client().receiver("q", credit=2)
+    fail(receiver, outcome=later(3600))
+    assert world.move("q", "r", 1) == 1
+    assert world.client().receiver("r", credit=1).bodies == ["m"]
+    advance(world, 3600)
+    assert len(receiver.messages) == 1
+    assert counts(world) == (0, 0, 0)
+
+
+def test_a_last_message_that_is_dead_lettered_is_not_delayed_there() -> None:
+    world = World(Queue("q", dead_letter="dead", max_deliveries=1))
+    world.client().sender("q").send("m")
+    fail(world.client().receiver("q", credit=1), outcome=later(3600))
+    assert counts(world, "dead") == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("growth", "pauses"), [("exponential", (2, 4, 8, 10, 10)), ("linear", (2, 4, 6, 8, 10))]
+)
+def test_a_queue_declares_its_pauses(growth: str, pauses: tuple[int, ...]) -> None:
+    declared = {"redelivery_delay_s": 2, "redelivery_delay_max_s": 10, "redelivery_growth": growth}
+    world = World(Queue("q", **declared))
+    world.client().sender("q").send("m")
+    receiver = world.client().receiver("q", credit=50)
+    for number, pause_s in enumerate(pauses, start=1):
+        fail(receiver)
+        advance(world, pause_s - 0.01)
+        assert len(receiver.messages) == number
+        advance(world, 0.01)
+        assert len(receiver.messages) == number + 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"redelivery_growth": "cubic"}, "exponential or linear"),
+        ({"redelivery_delay_s": -1}, "redelivery_delay_s is at least 0"),
+        (
+            {"redelivery_delay_s": 5, "redelivery_delay_max_s": 4},
+            "redelivery_delay_max_s is at least 5",
+        ),
+    ],
+)
+def test_pauses_that_cannot_be_are_refused(wrong: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Queue("q", **wrong)

@@ -17,7 +17,13 @@ from ...errors import AmqpError
 from ...fronts.base import LinkConnection, SendingEndpoint, SendingLink
 from ...limits import Limits
 from ...outcomes import Error
-from ...termini import DeleteOnClose, DeleteOnNoLinksOrMessages, DeleteOnNoMessages
+from ...termini import (
+    PAUSES,
+    DeleteOnClose,
+    DeleteOnNoLinksOrMessages,
+    DeleteOnNoMessages,
+)
+from ...values import Symbol
 from ..dead_letters import DeadLetters
 from ..durable import facts
 from ..durable.facts import FactKind
@@ -149,6 +155,8 @@ class Node:
     declaration: ClassVar[type[Declaration]]
     #: Whether the node uses fields of messages' headers, such as the priority.
     uses_headers: ClassVar[bool] = True
+    #: Capabilities that are offered to consumers.
+    capabilities: ClassVar[tuple[Symbol, ...]] = (PAUSES,)
     #: Kinds of facts in the store that this kind of node restores. Their keys begin with the node's number.
     fact_kinds: ClassVar[tuple[FactKind[Any], ...]] = ()
 

@@ -41,6 +41,7 @@ class LogNode(Node):
     kind = LOG
     declaration = Log
     uses_headers = False
+    capabilities = ()
     fact_kinds = (facts.INCARNATIONS, facts.CURSORS, facts.HOLDS, facts.ERAS)
     declared: Log
     held: MessageLog

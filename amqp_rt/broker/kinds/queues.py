@@ -122,6 +122,11 @@ class QueueNode(Node):
         queue.single_active = declared.single_active
         queue.exclusive = declared.exclusive
         queue.lock(declared.lock_s or 0.0)
+        queue.timing.declare_pauses(
+            declared.redelivery_delay_s,
+            declared.redelivery_delay_max_s,
+            doubles=declared.redelivery_growth == "exponential",
+        )
         self._remember_ids()
         self.inlet.check = self._check()
         self.inlet.ttl_s = declared.ttl_s

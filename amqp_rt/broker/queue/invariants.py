@@ -134,7 +134,11 @@ def _check_counts(
     waiting = list(queue.timing.paused.values())
     if queue.timing.schedule is not None:
         for scheduled in queue.timing.schedule.heaps():
-            waiting += [entry for _, _, entry in scheduled if entry.due is not None]
+            waiting += [
+                entry
+                for _, _, entry in scheduled
+                if entry.due is not None and entry.sequence not in queue.timing.paused
+            ]
     if len(waiting) != queue.delayed:
         broken.append(f"{len(waiting)} messages wait for a time, {queue.delayed} are counted")
     if queue.delayed and queue.alarm == inf:

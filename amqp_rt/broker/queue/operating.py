@@ -75,6 +75,8 @@ def remove(queue: MessageQueue, entries: list[Entry]) -> None:
             queue.shelf.remove(entry.sequence)
         else:
             queue.delayed -= 1
+            # Its schedule still has it, and finds that it is not paused any more.
+            entry.due = None
             queue.timing.resume_behind(entry)
     if queue.shelf.head in gone:
         queue.shelf.step()

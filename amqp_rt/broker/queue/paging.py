@@ -384,7 +384,7 @@ class Paging:
         self.out[entry.sequence] = entry
         if due is not None:
             entry.due = due
-            if self._queue.timing.delays(entry):
+            if self._queue.timing.restore(entry):
                 return
         self._queue.shelf.place_early(entry)
 

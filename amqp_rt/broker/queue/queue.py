@@ -37,6 +37,7 @@ from .keyed import Marks
 from .large import LargeMessages
 from .operating import peek, remove
 from .paging import NOWHERE_PAGED, Paging
+from .schedule import requested_pause
 from .shelf import Shelf
 from .subscriptions import Browser, DistributionNode, Subscription
 from .timing import SWEPT, Timing
@@ -301,7 +302,7 @@ class MessageQueue(DistributionNode):
         self.bytes += size + entry.rest
         self.beyond += entry.rest
         self.memory.held += size
-        if (entry.due is None or not self.timing.delays(entry)) and self.mark(entry):
+        if not self.timing.restore(entry) and self.mark(entry):
             self.shelf.append(entry, entry.sequence)
 
     def put(self, entry: Entry) -> None:
@@ -636,9 +637,12 @@ class MessageQueue(DistributionNode):
             if outcome.delivery_failed:
                 entry.delivery_count = min(entry.delivery_count + 1, _COUNT_MAX)
                 entry.altered = True
-            if outcome.message_annotations:
+            changes = outcome.message_annotations
+            if changes and outcome.delivery_failed and subscription.pauses:
+                changes, entry.due = requested_pause(changes, self.wall(), entry.expires_at)
+            if changes:
                 size = len(entry.payload)
-                annotate(entry, outcome.message_annotations, self.limits)
+                annotate(entry, changes, self.limits)
                 self._grow(len(entry.payload) - size)
                 rewritten = True
             if outcome.undeliverable_here:
@@ -657,6 +661,7 @@ class MessageQueue(DistributionNode):
                 if type(outcome) is Modified and outcome.delivery_failed and subscription.pauses:
                     return _FAILED
                 return _REQUEUED
+        entry.due = None
         # The dead letter is written before the message is removed, in the same commit.
         self.memory.work -= WORK_OF_AN_END
         result = DEAD_LETTERED if self.dead_letter(entry, reason, error) else DROPPED
@@ -695,6 +700,7 @@ class MessageQueue(DistributionNode):
         entry.delivery_count = before.delivery_count
         entry.altered = before.altered
         entry.avoid = before.avoid
+        entry.due = before.due
         entry.stored = before.stored
 
     def _grow(self, size: int) -> None:

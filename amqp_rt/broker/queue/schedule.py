@@ -61,6 +61,37 @@ def due_of(annotations: Mapping[Any, object], now: float) -> Due | None:
     return found
 
 
+def requested_pause(
+    changes: Mapping[object, object], now: float, expires_at: float
+) -> tuple[Mapping[object, object], Due | None]:
+    """Return the changes of an outcome without a requested pause, and the end of that pause.
+
+    A consumer that modifies a failed message requests the pause with the annotations with which a sender
+    requests a delay: a delay in milliseconds, or a time. Values of other types request none. The message
+    expires at its time.
+
+    Args:
+        changes: The message annotations of the outcome (Part 3 §3.4.5).
+        now: Wall-clock time.
+        expires_at: Wall-clock time at which the message expires.
+    """
+    found: Due | None = None
+    rest = changes
+    for key in (DELAY, TIME, ENQUEUE_TIME):
+        if key not in changes:
+            continue
+        value = changes[key]
+        rest = {name: each for name, each in rest.items() if name != key}
+        if not isinstance(value, int) or isinstance(value, bool):
+            continue
+        due = Due(now + value / 1000, value / 1000) if key == DELAY else Due(value / 1000)
+        if due.at > expires_at:
+            due = Due(expires_at)
+        if due.at > now and (found is None or due.at > found.at):
+            found = due
+    return rest, found
+
+
 class Schedule:
     """Messages of one queue that are not due yet.
 

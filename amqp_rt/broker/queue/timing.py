@@ -34,6 +34,13 @@ class Timing:
         self._queue = queue
         self.schedule: Schedule | None = None
         self.locks: Locks | None = None
+        #: Pauses after failures: the shortest and the longest, in seconds, and whether they grow by a
+        #: factor of two or by the shortest pause.
+        self.pause_s: float = queue.limits.retry_pause_s
+        self.pause_max_s: float = queue.limits.retry_pause_max_s
+        self.doubles: bool = True
+        #: Number of failures that are retried at once.
+        self.unpaused: int = 1
         #: Paused messages by their sequence numbers; they are in the schedule too. And a heap of
         #: their ranks, which may contain ranks of messages no longer paused.
         self.paused: dict[int, Entry] = {}
@@ -45,6 +52,24 @@ class Timing:
         self._expiry_alarm: float = inf
         #: Whether :meth:`sweep` has left no work for ``MessageQueue.resume``.
         self.sweep_done: bool = True
+
+    def declare_pauses(
+        self, first_s: float | None, longest_s: float | None, *, doubles: bool
+    ) -> None:
+        """Pause failed messages as their queue declares.
+
+        Args:
+            first_s: Seconds after the first failure; None for those of the limits, from the second one.
+            longest_s: The longest pause in seconds; None for that of the limits, or *first_s* if that is longer.
+            doubles: Whether pauses double with each failure, or grow by the first one.
+        """
+        limits = self._queue.limits
+        self.doubles = doubles
+        self.unpaused = 1 if first_s is None else 0
+        self.pause_s = limits.retry_pause_s if first_s is None else first_s
+        self.pause_max_s = (
+            max(limits.retry_pause_max_s, self.pause_s) if longest_s is None else longest_s
+        )
 
     def heaps(self) -> list[Any]:
         """Return the collections of messages that wait, for a caller that removes them."""
@@ -111,30 +136,68 @@ class Timing:
             queue.make_available(entry)
 
     def pause(self, entry: Entry) -> None:
-        """Requeue a failed *entry*, at its original place, after a pause that grows with each failure.
+        """Requeue a failed *entry*, at its original place, after a pause.
 
-        The first failure is retried at once: most are transient, and a lost connection counts as
-        one. The pause is not kept in the store; after a restart the message is available.
+        A pause that its consumer requested is ``entry.due``, and is kept in the store. Without one the pause
+        grows with each failure, and a restart ends it. The first failure is then retried at once unless the
+        queue declares pauses: most are transient, and a lost connection counts as one.
         Where order is promised, the messages behind it wait with it: all of the queue with a
         single active consumer, those of its group with groups.
         """
         queue = self._queue
-        # A sender may claim any delivery-count; attempts are counted here.
-        failures = min(entry.delivery_count, entry.attempts)
-        limits = queue.limits
-        pause_s = 0.0
-        if failures > 1:
-            pause_s = min(
-                limits.retry_pause_s * 2.0 ** min(failures - 2, 60), limits.retry_pause_max_s
-            )
-        if entry.expires_at != NEVER:
-            pause_s = min(pause_s, entry.expires_at - queue.wall())
-        if pause_s <= 0:
-            queue.put_back(entry)
-            return
         if self.schedule is None:
             self.schedule = Schedule(queue.wall, queue.monotonic)
-        self.schedule.pause(entry, pause_s)
+        if entry.due is None:
+            pause_s = self._pause_after_failures(entry)
+            if pause_s <= 0:
+                queue.put_back(entry)
+                return
+            self.schedule.pause(entry, pause_s)
+        elif not self.schedule.add(entry):
+            entry.due = None
+            queue.put_back(entry)
+            return
+        self._hold_paused(entry)
+
+    def _pause_after_failures(self, entry: Entry) -> float:
+        """Return the seconds for which the failed *entry* pauses."""
+        # A sender may claim any delivery-count; attempts are counted here.
+        paused = min(entry.delivery_count, entry.attempts) - self.unpaused
+        if paused <= 0:
+            return 0.0
+        factor = 2.0 ** min(paused - 1, 60) if self.doubles else float(paused)
+        pause_s = min(self.pause_s * factor, self.pause_max_s)
+        if entry.expires_at != NEVER:
+            pause_s = min(pause_s, entry.expires_at - self._queue.wall())
+        return pause_s
+
+    def restore(self, entry: Entry) -> bool:
+        """Hold *entry* of the store until it is due, if it is not; return whether that is so.
+
+        One that was delivered before had failed, and keeps its place before those that wait with it.
+        """
+        queue = self._queue
+        if entry.due is None:
+            return False
+        if not entry.attempts:
+            return self.delays(entry)
+        if self.schedule is None:
+            self.schedule = Schedule(queue.wall, queue.monotonic)
+        if not self.schedule.add(entry):
+            entry.due = None
+            return False
+        if not queue.mark(entry):
+            # Its schedule finds nothing to end then.
+            entry.due = None
+            return True
+        if entry.sequence >= queue.paging.first:
+            queue.paging.out[entry.sequence] = entry
+        self._hold_paused(entry)
+        return True
+
+    def _hold_paused(self, entry: Entry) -> None:
+        """Count *entry*, which is in the schedule, as paused, and hold those that must not pass it."""
+        queue = self._queue
         queue.delayed += 1
         self.paused[entry.sequence] = entry
         heapq.heappush(self.paused_ranks, queue.shelf.rank(entry))
@@ -154,6 +217,7 @@ class Timing:
         if self.paused.pop(entry.sequence, None) is None:
             return
         queue.delayed -= 1
+        entry.due = None
         queue.put_back(entry)
         self.resume_behind(entry)
 
@@ -184,7 +248,7 @@ class Timing:
             due = self.schedule.due(_DUE)
             queue.memory.work -= 2 * len(due)
             for entry in due:
-                if entry.due is None:
+                if entry.due is None or entry.sequence in self.paused:
                     self._end_pause(entry)
                 else:
                     self._end_delay(entry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
@@ -13,6 +12,7 @@ from typing import Any, Final, Literal, Self
 import trio
 
 from ..addresses import Pattern, parse_url
+from ..clock import Clock, SystemClock
 from ..container.blocks import TrioBlock
 from ..container.connections import Connection
 from ..container.container import Container
@@ -68,6 +68,7 @@ class Mesh(TrioBlock):
         urls: Where others can dial this node, by default where it listens.
         cost: Cost of the connections of this node.
         dial: Options of :func:`amqp_rt.connect` for connections to other members, such as ``auth`` and ``tls``.
+        clock: Its wall time numbers the starts of this node; by default the clock of the system.
 
     Raises:
         ValueError: An argument cannot be used.
@@ -88,6 +89,7 @@ class Mesh(TrioBlock):
         urls: Sequence[str] | None = None,
         cost: int = 1,
         dial: Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         super().__init__()
         if not container.name or "/" in container.name:
@@ -105,6 +107,7 @@ class Mesh(TrioBlock):
         self._urls = urls
         self._cost = cost
         self._options = dict(dial or {})
+        self._clock = clock or SystemClock()
         self._offered: dict[str, Offer] = {}
         self._failure: MeshError | None = None
         #: Names among the seeds stand for no places until they are resolved.
@@ -134,7 +137,7 @@ class Mesh(TrioBlock):
         engine = self._engine = RoutingEngine(
             container.name,
             incarnation,
-            wall_s=int(time.time()),
+            wall_s=int(self._clock.wall()),
             now=trio.current_time(),
             edge=role == "edge",
             zone=self._zone,

@@ -107,6 +107,8 @@ class Workers:
         self.shared = None if route.prefetch else SharedSlots(route.slots)
         self.inboxes: set[Inbox] = set()
         self.running = 0
+        #: Messages that wait or are processed, of all links.
+        self.load = 0
         self._run = run
         self._ring: deque[Inbox] = deque()
         self._parked: list[Worker] = []
@@ -312,6 +314,7 @@ class Inbox:
                 return
         stats = self.route.stats
         stats.received += len(deliveries)
+        self.workers.load += len(deliveries)
         if self._window is not None:
             self._window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
         elif self.workers.shared is not None:
@@ -354,6 +357,7 @@ class Inbox:
         calls = self.route.kind == "rpc"
         kept = [each for each in self.waiting if each.settled and each.complete and not calls]
         dropped = len(self.waiting) - len(kept)
+        self.workers.load -= dropped
         self.waiting.clear()
         self.waiting += kept
         for worker in self.calls:
@@ -410,6 +414,7 @@ class Inbox:
         """Give back the room of *delivery*, which a worker has finished, unless it is held."""
         if self.held and delivery in self.held:
             return
+        self.workers.load -= 1
         if self._window is not None:
             self._window.freed(1, len(delivery.payload))
         elif self.workers.shared is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import LocalProtocolError
@@ -175,6 +175,7 @@ class ReceiverLink(Link):
         self.has_streamed: bool = False
         #: Work of the endpoint for each delivery, beside that of its frames; see ``Engine.spent``.
         self.delivery_work: int = 0
+        self.flow_report: Callable[[], Mapping[object, object]] | None = None
         self.draining: bool = False
         #: Deliveries beyond the credit that the peer may still send, because it may not have seen
         #: the flow that reduced the credit.
@@ -300,6 +301,11 @@ class ReceiverLink(Link):
             return
         self.draining = True
         self.flow_due()
+
+    def report(self) -> None:
+        """Send a flow with the present credit, for the properties that ``flow_report`` gives it."""
+        if not self._ended:
+            self.flow_due()
 
     def on_attach(self, attach: Attach) -> None:
         super().on_attach(attach)
@@ -842,6 +848,8 @@ class ReceiverLink(Link):
         if self._flow_properties is not None:
             flow.properties = self._flow_properties
             self._flow_properties = None
+        elif self.flow_report is not None:
+            flow.properties = self.flow_report()
         return flow
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Flow property that acquires messages in a transaction (Part 4 §4.4.3).
 _TXN_ID: Final = "txn-id"
+#: How busy the node is, as nodes of a mesh tell each other: two numbers.
+_LOAD: Final = "x-opt-load"
 
 
 class Sending:
@@ -665,7 +667,9 @@ class SenderLink(Link):
         if flow.properties is not None:
             # Flows, unlike attaches, do not count as memory; so other properties are not kept.
             self.flow_properties = {
-                name: value for name, value in flow.properties.items() if name == _TXN_ID
+                name: value
+                for name, value in flow.properties.items()
+                if name == _TXN_ID or (name == _LOAD and _is_load(value))
             }
         self._credited = True
         super().on_flow(flow)
@@ -739,3 +743,12 @@ class SenderLink(Link):
             available=self.available + self._unsent,
             drain=self.draining,
         )
+
+
+def _is_load(value: object) -> bool:
+    """Return whether *value* is a list of two numbers, which takes little memory."""
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(each, int) and 0 <= each <= 0xFFFFFFFF for each in value)
+    )

@@ -148,15 +148,13 @@ class Link(Protocol):
     remote_unsettled: Mapping[bytes, Any] | None
     #: The peer's map is incomplete, because it did not fit its frame.
     remote_incomplete: bool
-    #: Both sides have attached with an unsettled map: the link continues an earlier one (Part 2
-    #: §2.6.13).
+    #: Both sides have attached with an unsettled map: the link continues an earlier one (Part 2 §2.6.13).
     resumed: bool
-    #: Deliveries that were passed to the attach and are not in the peer's map. On a sending link
-    #: they have to be sent as new, if at all; on a receiving link they count as settled. Unless the
-    #: link was resumed, their absence means nothing.
+    #: Deliveries that were passed to the attach and are not in the peer's map. On a sending link they have to be sent as
+    #: new, if at all; on a receiving link they count as settled. Unless the link was resumed, their absence means nothing.
     unknown: list[Unsettled]
-    #: One of the maps did not fit its frame: no new delivery can be sent on this link. It is
-    #: suspended when all deliveries that can be resumed have been, and has to be attached again.
+    #: One of the maps did not fit its frame: no new delivery can be sent on this link. It is suspended
+    #: when all deliveries that can be resumed have been, and has to be attached again.
     incomplete: bool
     #: Free for use by the link's owner.
     context: Any
@@ -199,14 +197,14 @@ class ReceivingLink(Link, Protocol):
     credit: int
     #: Deliveries that the peer could send at once, according to its last flow.
     available: int
-    #: Messages larger than this are streamed although the others are not, 0 for none; and whether
-    #: any message was larger.
+    #: Messages larger than this are streamed although the others are not, 0 for none; and whether any was.
     stream_above: int
     has_streamed: bool
-    #: Work of the endpoint for each delivery beside that of its frames, in frames (``work_max`` of the
-    #: engine). An endpoint that does much for a message sets it, and AMQP 1.0 then reads fewer frames
-    #: at a time, so that one connection does not hold up the others.
+    #: Work of the endpoint for each delivery beside that of its frames, in frames (``work_max`` of the engine). AMQP 1.0
+    #: then reads fewer frames at a time, so that one connection does not hold up the others.
     delivery_work: int
+    #: Returns the properties of each flow that has no others, in AMQP 1.0; None for none.
+    flow_report: Callable[[], Mapping[object, object]] | None
 
     def accept(
         self,
@@ -238,6 +236,9 @@ class ReceivingLink(Link, Protocol):
     def drain(self) -> None:
         """Ask the peer to use the credit now or give it back; ``on_flow`` follows."""
 
+    def report(self) -> None:
+        """Send a flow with the present credit, for the properties of ``flow_report``."""
+
 
 class SendingLink(Link, Protocol):
     """Link on which we send to the peer."""
@@ -249,8 +250,7 @@ class SendingLink(Link, Protocol):
     #: False while the session window or the output buffer is full. ``send`` still works then and
     #: queues the message; well-behaved endpoints wait for ``on_credit`` instead.
     writable: bool
-    #: ``properties`` of the latest flow that had some, reduced to the one that is kept: the
-    #: ``txn-id`` of an acquisition.
+    #: ``properties`` of the latest flow that had some: the ``txn-id`` of an acquisition, the load of a node of a mesh.
     flow_properties: Mapping[object, object] | None
     # Fronts set the next two. They are attributes and not link properties, which a peer could send.
     #: The link takes no more messages and does not count as a consumer, although some of its

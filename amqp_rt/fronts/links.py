@@ -244,6 +244,7 @@ class FrontReceivingLink(FrontLink):
         self.stream_above = 0
         self.has_streamed = False
         self.delivery_work = 0
+        self.flow_report: Callable[[], Mapping[object, object]] | None = None
         #: Deliveries that wait for credit or for the answer to the attach, and their octets.
         self._waiting: deque[FrontDelivery] = deque()
         self._waiting_size = 0
@@ -332,6 +333,9 @@ class FrontReceivingLink(FrontLink):
         if self.attached:
             self.credit = 0
             self.endpoint.on_flow(self)
+
+    def report(self) -> None:
+        """Do nothing: only flows of AMQP 1.0 have properties."""
 
     def put(self, deliveries: list[FrontDelivery]) -> None:
         """Deliver, or keep deliveries without credit; reject those beyond ``session_window``."""

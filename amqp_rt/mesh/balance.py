@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ..outcomes import Modified, Rejected
+from ..outcomes import Modified, Rejected, Released
 
 #: Seconds in which an observation loses about two thirds of its weight.
 DECAY_S = 10.0
 #: Latency of a leg that has not answered yet: every leg is tried before a second message waits for the first answer.
 FIRST_S = 0.001
-#: *rejected* and *modified* count as if they had taken this many times the usual latency: failing is fast, and would
-#: otherwise attract messages.
+#: *rejected*, *modified* and *released* count as if they had taken this many times the usual latency: failing is fast, and
+#: would otherwise attract messages.
 FAILURE_FACTOR = 10.0
 #: Failures in a row that eject a leg, for this long at first; the time doubles with each ejection in a row.
 FAILURES_MAX = 5
@@ -34,6 +34,7 @@ class Standing:
         cost: Cost of the path.
         zone: Zone of the destination.
         slots: Messages that the destination handles at a time; 0 if that is unknown.
+        weight: Share of the messages that it wants, relative to others; at least 1.
     """
 
     __slots__ = (
@@ -46,30 +47,45 @@ class Standing:
         "load",
         "outstanding",
         "slots",
+        "usual",
+        "weight",
         "zone",
     )
 
-    def __init__(self, *, cost: int = 1, zone: str = "", slots: int = 0) -> None:
+    def __init__(self, *, cost: int = 1, zone: str = "", slots: int = 0, weight: int = 1) -> None:
         self.cost = cost
         self.zone = zone
         self.slots = slots
+        self.weight = weight
         #: Messages waiting and running there, as the destination reports.
         self.load = 0
         #: Unsettled messages that we have sent there.
         self.outstanding = 0
         #: Seconds that an answer takes; 0 until there is one.
         self.latency = 0.0
+        #: The same of messages that were accepted.
+        self.usual = 0.0
         self._updated = 0.0
         self._failures = 0
         self.ejected_s = 0.0
         self.ejected_until = -math.inf
 
-    def answered(self, outcome: object, took_s: float, now: float) -> None:
-        """Count an answer that took *took_s* seconds."""
+    def answered(self, outcome: object, took_s: float, now: float, *, usual_s: float = 0.0) -> None:
+        """Count an answer that took *took_s* seconds, where one of any leg usually takes *usual_s*.
+
+        A failure counts as slow in comparison with the usual latency, and not with that of the failures before: it would
+        grow with each of them, and some messages fail everywhere.
+        """
         failed = type(outcome) is Rejected or type(outcome) is Modified
-        if failed:
-            took_s = FAILURE_FACTOR * max(took_s, self.latency)
-        self._observe(took_s, now)
+        if failed or type(outcome) is Released:
+            took_s = FAILURE_FACTOR * max(took_s, self.usual, usual_s)
+        else:
+            self.usual = self._averaged(self.usual, took_s, now)
+        self.latency = self._averaged(self.latency, took_s, now)
+        self._updated = now
+        if type(outcome) is Released:
+            # Nothing failed, and nothing shows that the next message will not.
+            return
         if not failed:
             self._failures = 0
             if now >= self.ejected_until:
@@ -82,13 +98,11 @@ class Standing:
             self.ejected_s = min(2 * self.ejected_s or EJECTED_S, EJECTED_MAX_S)
             self.ejected_until = now + self.ejected_s
 
-    def _observe(self, took_s: float, now: float) -> None:
-        if took_s >= self.latency:
-            self.latency = took_s
-        else:
-            keep = math.exp(-max(0.0, now - self._updated) / DECAY_S)
-            self.latency = took_s + (self.latency - took_s) * keep
-        self._updated = now
+    def _averaged(self, before: float, took_s: float, now: float) -> float:
+        if took_s >= before:
+            return took_s
+        keep = math.exp(-max(0.0, now - self._updated) / DECAY_S)
+        return took_s + (before - took_s) * keep
 
     def score(self, now: float) -> float:
         """Return the expected time until a further message is answered; the least is the best."""
@@ -96,7 +110,7 @@ class Standing:
         if not self.outstanding and self.latency:
             # Without messages there are no answers that could show an improvement.
             latency *= math.exp(-max(0.0, now - self._updated) / DECAY_S)
-        return latency * (max(self.outstanding, self.load) + 1) / (self.slots or 1)
+        return latency * (max(self.outstanding, self.load) + 1) / ((self.slots or 1) * self.weight)
 
     @property
     def busy(self) -> bool:

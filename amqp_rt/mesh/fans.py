@@ -23,8 +23,9 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..limits import DEFAULT_LIMITS, KIB, Limits
-from ..outcomes import RELEASED, Error, Rejected, Released
+from ..outcomes import RELEASED, Accepted, Error, Rejected, Released
 from . import balance
+from .loads import read_load
 from .passing import FINAL, Opener, give_up, pass_outcome, room_for
 
 #: Priorities from here on have legs of their own, where the host opens such (Part 3 §3.2.1).
@@ -174,7 +175,8 @@ class Leg:
         self.standing.outstanding -= 1
         if outcome is not None:
             now = self.fan.now()
-            self.standing.answered(outcome, now - handover.since, now)
+            usual_s = self.fan.usual_s if type(outcome) is not Accepted else 0.0
+            self.standing.answered(outcome, now - handover.since, now, usual_s=usual_s)
 
     # --- events of the link -----------------------------------------------------------------
 
@@ -186,6 +188,9 @@ class Leg:
 
     def on_credit(self, link: SendingLink) -> None:
         """Send what waits, and give the senders the new credit; a drain is answered when nothing waits."""
+        load = read_load(link.flow_properties)
+        if load is not None:
+            self.standing.load, self.standing.slots = load
         self.pump()
         self.fan.pump()
         if link.draining and self.open is None and link.writable:
@@ -370,6 +375,12 @@ class Fan:
     def waiting(self) -> int:
         """Number of messages that wait."""
         return sum(map(len, self._waiting.values())) + len(self._again)
+
+    @property
+    def usual_s(self) -> float:
+        """Mean time in which the legs answer messages that are accepted; 0 if none has been."""
+        found = [each.standing.usual for each in self.legs if each.standing.usual]
+        return sum(found) / len(found) if found else 0.0
 
     @property
     def reachable(self) -> bool:

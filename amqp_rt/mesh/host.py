@@ -36,6 +36,7 @@ from .hops import (
 )
 from .multicasts import Edge, Multicast
 from .neighbours import MESH, Neighbour
+from .placed import LoadReports
 from .records import LINK_ROUTED
 from .replying import RemoteReplies, RemoteReply
 from .routed import Relayed, RoutedAddress
@@ -92,8 +93,7 @@ class MeshHost(BareHost):
         self._changed = False
         #: Settled messages that were lost with a link of a hop.
         self.dropped = 0
-        #: Links of others that end here.
-        self._placed: list[ReceivingLink | SendingLink] = []
+        self._reports = LoadReports()
         #: Hops of others, and legs refused because of their routes.
         self.hops = 0
         self.refused = 0
@@ -107,7 +107,7 @@ class MeshHost(BareHost):
             member = self.members.get(connection.engine)
             if member is None:
                 self._refuse(link, Error("amqp:not-allowed", "routes are for members of the mesh"))
-            elif member.accepted >= self._ways.limits.mesh_legs_max:
+            elif not self._has_room(member):
                 self._refuse(link, Error("amqp:resource-limit-exceeded", "mesh_legs_max links"))
             else:
                 self._hop(connection, member, link, value)
@@ -121,6 +121,14 @@ class MeshHost(BareHost):
         else:
             member.receive_from(cast("ReceivingLink", link), self._on_record)
         return True
+
+    def _has_room(self, member: Neighbour) -> bool:
+        """Return whether *member* may have a further link here."""
+        most = self._ways.limits.mesh_legs_max
+        return (
+            member.accepted + len(member.placed) < most
+            or member.accepted + member.placed.sweep(trio.current_time()) < most
+        )
 
     def _refuse(self, link: ReceivingLink | SendingLink, error: Error) -> None:
         self.refused += 1
@@ -139,11 +147,13 @@ class MeshHost(BareHost):
         except RouteRefused as fault:
             self._refuse(link, Error.of(fault))
             return
+        leg = read_leg(link.properties)
         if not rest:
-            self._placed.append(link)
+            member.placed.add(link, trio.current_time())
+            if link.role == RECEIVER and leg.band != PINNED:
+                self._report_load(cast("ReceivingLink", link))
             self._container.attaching.place(connection, link)
             return
-        leg = read_leg(link.properties)
         branches = branches_of(rest)
         try:
             if branches is None:
@@ -154,6 +164,19 @@ class MeshHost(BareHost):
                 self._refuse(link, Error("amqp:invalid-field", "links of receivers do not branch"))
         except LocalProtocolError as fault:
             self._refuse(link, Error("amqp:not-found", fault.description))
+
+    def _report_load(self, link: ReceivingLink) -> None:
+        """Let the flows of *link* say how busy the node is to which it leads, if it is one of the container's."""
+        target = link.target
+        if isinstance(target, Target) and target.address:
+            try:
+                found = self._container.nodes.find(target.address)
+            except ValueError:
+                # The link will be refused: a capture cannot be converted.
+                return
+            if found is not None:
+                self._reports.follow(found[0], link)
+                self.wake()
 
     def _pass_on(
         self, member: Neighbour, link: ReceivingLink | SendingLink, rest: Route, leg: LegUse
@@ -423,7 +446,7 @@ class MeshHost(BareHost):
             if rotate:
                 rotate_at = now + _ROTATE_S
             due = await self._look_after(changed=changed, rotate=rotate)
-            if self._routed or self._seeking or self._remote.leaving:
+            if self._routed or self._seeking or self._remote.leaving or self._reports:
                 due = min(due, rotate_at)
             with trio.move_on_at(due):
                 await self._wakeup.wait()
@@ -432,6 +455,8 @@ class MeshHost(BareHost):
     async def _look_after(self, *, changed: bool, rotate: bool) -> float:
         """Call what is due; return when to call again."""
         due = math.inf
+        if rotate:
+            await self._reports.tell()
         if changed or rotate:
             self._remote.tend()
         for at, (key, each) in enumerate(list(self._routed.items())):
@@ -470,9 +495,8 @@ class MeshHost(BareHost):
 
     @property
     def placed(self) -> int:
-        """Number of links of others that end here."""
-        self._placed = [each for each in self._placed if each.attached]
-        return len(self._placed)
+        """Number of attached links that end here, those of our own clients through the mesh included."""
+        return sum(each.placed.attached() for each in self.members.values())
 
     @property
     def busy(self) -> bool:

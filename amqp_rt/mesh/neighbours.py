@@ -19,6 +19,7 @@ from ..fronts.base import (
 from ..limits import Limits
 from ..outcomes import Error
 from ..termini import Source, Target
+from .placed import PlacedLinks
 
 #: Address of the links of records, and beginning of addresses that name a node.
 MESH: Final = "$mesh"
@@ -211,6 +212,8 @@ class Neighbour:
         #: Links that we opened, and links that it opened, which have not ended.
         self.opened = 0
         self.accepted = 0
+        #: Links that it opened, and that end here.
+        self.placed = PlacedLinks()
 
     @property
     def usable(self) -> bool:

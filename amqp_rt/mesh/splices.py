@@ -95,6 +95,8 @@ class Splice:
                 name, self, max_message_size=came.max_message_size, **common
             )
             self.inlet.stream_above = STREAM_ABOVE
+        #: Properties of flows that were passed on last.
+        self._told: Mapping[object, object] | None = None
         self._passing = Passing(self.outlet, frame_max=limits.frame_size_max, keep_tags=True)
 
     @property
@@ -238,8 +240,11 @@ class Splice:
         granted = target < credit or (
             target > credit and (flowed or 2 * (target - credit) >= target)
         )
+        if flowed and outlet.flow_properties != self._told:
+            granted = True
         if granted:
-            inlet.grant(target, properties=outlet.flow_properties)
+            self._told = outlet.flow_properties
+            inlet.grant(target, properties=self._told)
         if self._draining and (granted or started):
             inlet.drain()
             self._short = inlet.credit < outlet.credit - len(passing.waiting)

@@ -887,28 +887,41 @@ def test_attach_bytes_max_counts_begins() -> None:
     assert closed_with(engine) == "amqp:resource-limit-exceeded"
 
 
-def test_a_flow_leaves_nothing_but_its_transaction() -> None:
+@pytest.mark.parametrize(
+    ("properties", "kept"),
+    [
+        ({"p": "x" * 5_000}, {}),
+        ({"txn-id": b"t", "p": "x" * 5_000}, {"txn-id": b"t"}),
+        ({"x-opt-load": [3, 4]}, {"x-opt-load": [3, 4]}),
+        ({"x-opt-load": [3, 4, "x" * 5_000]}, {}),
+        ({"x-opt-load": ["x" * 5_000, 4]}, {}),
+        ({"x-opt-load": [2**32, 4]}, {}),
+        ({"x-opt-load": "x" * 5_000}, {}),
+    ],
+)
+def test_a_flow_leaves_nothing_but_its_transaction_and_load(
+    properties: dict[str, Any], kept: dict[str, Any]
+) -> None:
     engine = begun()
     (event,) = engine.receive(attach(sender=False), 0.0)
     link: Any = event.link  # type: ignore[union-attr]
     link.accept(Recorder())
-    for properties in ({"p": "x" * 5_000}, {"txn-id": b"t", "p": "x" * 5_000}):
-        engine.receive(
-            frame(
-                Flow(
-                    next_incoming_id=0,
-                    incoming_window=9,
-                    next_outgoing_id=0,
-                    outgoing_window=9,
-                    handle=0,
-                    delivery_count=0,
-                    link_credit=1,
-                    properties=properties,
-                )
-            ),
-            0.0,
-        )
-        assert link.flow_properties == {k: v for k, v in properties.items() if k == "txn-id"}
+    engine.receive(
+        frame(
+            Flow(
+                next_incoming_id=0,
+                incoming_window=9,
+                next_outgoing_id=0,
+                outgoing_window=9,
+                handle=0,
+                delivery_count=0,
+                link_credit=1,
+                properties=properties,
+            )
+        ),
+        0.0,
+    )
+    assert link.flow_properties == kept
 
 
 # --- messages ----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from amqp_rt.mesh.balance import (
     eligible,
     nearest,
 )
+from amqp_rt.mesh.loads import LOAD, Load, read_load, write_load
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, rejected
 
 pytestmark = pytest.mark.req("P2")
@@ -117,9 +118,36 @@ def test_a_success_between_failures_prevents_the_ejection() -> None:
     standing = Standing()
     for _ in range(FAILURES_MAX - 1):
         standing.answered(REJECTED, 0.01, 0)
-    standing.answered(RELEASED, 0.01, 0)
+    standing.answered(ACCEPTED, 0.01, 0)
     standing.answered(REJECTED, 0.01, 0)
     assert standing.ejected_until < 0
+
+
+def test_a_failure_counts_by_the_usual_latency_and_not_by_earlier_failures() -> None:
+    standing = Standing()
+    standing.answered(ACCEPTED, 0.1, 0)
+    for _ in range(3):
+        standing.answered(REJECTED, 0.001, 0)
+        assert standing.latency == pytest.approx(1.0)
+    # One that never succeeds is judged by the others.
+    failing = Standing()
+    failing.answered(REJECTED, 0.001, 0, usual_s=0.2)
+    assert failing.latency == pytest.approx(2.0)
+    assert failing.usual == 0
+
+
+def test_messages_that_are_released_fast_do_not_attract_others_or_eject() -> None:
+    standing = Standing()
+    for _ in range(3 * FAILURES_MAX):
+        standing.answered(RELEASED, 0.001, 0, usual_s=0.1)
+    assert standing.latency == pytest.approx(1.0)
+    assert standing.ejected_until < 0
+
+
+def test_weights_divide_the_messages() -> None:
+    standings = [Standing(weight=1), Standing(weight=3)]
+    counts = served(standings, 4_000, lambda number: (0.2, ACCEPTED))
+    assert 2 * counts[0] < counts[1] < 4 * counts[0]
 
 
 @pytest.mark.parametrize(
@@ -198,3 +226,15 @@ def test_the_outcome_of_all(outcomes: list[object], wanted: object, worst: objec
     assert combined(outcomes) == wanted
     assert combined(outcomes, worst=True) == worst
     assert combined(outcomes[::-1]) == wanted
+
+
+def test_a_load_is_read_as_it_was_written() -> None:
+    assert read_load(write_load(Load(7, 4))) == Load(7, 4)
+    assert read_load(write_load(Load(2**40, 4))) == Load(2**32 - 1, 4)
+
+
+@pytest.mark.parametrize(
+    "properties", [None, {}, {LOAD: 3}, {LOAD: [1]}, {LOAD: ["a", 1]}, {LOAD: [-1, 1]}]
+)
+def test_a_malformed_load_is_none(properties: Any) -> None:
+    assert read_load(properties) is None

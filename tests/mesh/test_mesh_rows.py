@@ -248,7 +248,8 @@ async def test_users_have_links_of_their_own_if_a_rule_says_so(autojump_clock: M
             ):
                 await out.send("x")
         assert {user for _, user in made.meshes["A"]._host._routed} == {"ann", "bob"}
-        placed = made.meshes["B"]._host._placed
+        joined = made.meshes["B"]._host.members.values()
+        placed = [link for member in joined for link in member.placed._links]
         assert {each.properties["x-opt-mesh-leg"]["user"] for each in placed} == {"ann", "bob"}
 
 

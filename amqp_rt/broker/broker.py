@@ -220,6 +220,7 @@ class Broker(TrioBlock):
             )
             add_epochs(self.management, self.host.staging)
             add_leases(self.management, self.host.leases)
+            self.container.management = self.management
             self.container.rpc(ADDRESS)(self._answer)
         for each in addons:
             (addon_of(each) if isinstance(each, str) else each).install(self)

@@ -184,6 +184,8 @@ class Container(TrioBlock):
         #: Waits for the sockets of all connections in one task, on systems that support it.
         self.reactor: Reactor | None = None
         self.hosts: list[Host] = []
+        #: Answers at ``$management``, if a broker does; a member of a mesh adds its entities there.
+        self.management: object | None = None
         self.feeds: set[Feed] = set()
         self.replies = Replies(self)
         self._resources = Resources(resources)

@@ -44,6 +44,18 @@ class Directory:
         """Return the offers of *origin*."""
         return self._by_origin.get(origin, {})
 
+    def of_pattern(self, pattern: str) -> Mapping[str, Offer]:
+        """Return the offers of a pattern, given as its text, by origin."""
+        known = self._patterns.get(pattern)
+        return {} if known is None else known[1]
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return all addresses and the texts of all patterns, each with 0 or ``PATTERN``."""
+        return [
+            *((address, 0) for address in self._literals),
+            *((pattern, PATTERN) for pattern in self._patterns),
+        ]
+
     def replace(self, origin: str, offers: Mapping[str, Offer]) -> None:
         """Make *offers* those of *origin*; what is equal before and after stays in place."""
         for address in [known for known in self.of(origin) if known not in offers]:

@@ -101,6 +101,19 @@ def route_of(tree: Tree, destinations: Collection[str]) -> Route:
     return [node, routes]
 
 
+def nodes_in(route: Route) -> list[str]:
+    """Return the ids in *route*, the first one before those to which it leads."""
+    found: list[str] = []
+    todo: list[str | list[Route]] = list(reversed(route))
+    while todo:
+        step = todo.pop()
+        if isinstance(step, str):
+            found.append(step)
+        else:
+            todo.extend(each for branch in reversed(step) for each in reversed(branch))
+    return found
+
+
 def write_leg(leg: LegUse) -> dict[str, str]:
     """Return the value of the property."""
     value = {"from": leg.origin, "band": leg.band}

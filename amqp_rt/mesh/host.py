@@ -21,6 +21,7 @@ from ..fronts.base import (
 )
 from ..fronts.hosts import BareHost
 from ..outcomes import Error
+from ..security.access import CBS, MANAGEMENT
 from ..termini import Source, Target
 from .fans import ABSENT_S
 from .hops import (
@@ -97,6 +98,14 @@ class MeshHost(BareHost):
         #: Hops of others, and legs refused because of their routes.
         self.hops = 0
         self.refused = 0
+
+    def routed_addresses(self) -> list[RoutedAddress]:
+        """Return the addresses to which messages of our clients are routed."""
+        return list(self._routed.values())
+
+    def trees(self) -> list[RoutedTree]:
+        """Return the links of our clients whose messages go to several destinations."""
+        return list(self._trees)
 
     # --- links of members ------------------------------------------------------------------------
 
@@ -261,6 +270,7 @@ class MeshHost(BareHost):
         if (
             address is None
             or ROUTE in link.properties
+            or _is_ours(address)
             or address in self._container.replies.dynamic
         ):
             return False
@@ -283,6 +293,8 @@ class MeshHost(BareHost):
         node = node_of(address)
         if node is not None:
             return node != self._ways.node
+        if _is_ours(address):
+            return False
         found = self._ways.destinations(address, gives=gives)
         if all(each.node == self._ways.node for each in found):
             return False
@@ -502,6 +514,11 @@ class MeshHost(BareHost):
     def busy(self) -> bool:
         """Whether messages of our clients are under way."""
         return any(each.fan.waiting or each.fan.legs for each in self._routed.values())
+
+
+def _is_ours(address: str) -> bool:
+    """Return whether requests to *address* are for this container alone: a pattern of another node must not attract them."""
+    return address in (CBS, MANAGEMENT) or address.endswith(f"/{MANAGEMENT}")
 
 
 class Seeker:

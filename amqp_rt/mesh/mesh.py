@@ -22,6 +22,7 @@ from ..net.tls import with_name
 from ..security.access import Rights
 from .discovery import Discovery, Found, Seed
 from .host import AbsentHost, MeshHost
+from .managing import MeshStatus, managed
 from .neighbours import Neighbour
 from .peers import MeshMember, Peers, open_properties
 from .records import GIVES, LINK_ROUTED, NUMBER_MAX, PATTERN, TAKES, Offer
@@ -163,6 +164,16 @@ class Mesh(TrioBlock):
             dial=lambda found: self._dial(found, properties),
             on_left=self._leave,
         )
+        status = MeshStatus(
+            member,
+            engine=engine,
+            ways=ways,
+            host=host,
+            peers=peers,
+            joined=lambda: self.joined,
+            drain=self.drain,
+            now=trio.current_time,
+        )
         failure: BaseException | None = None
         async with container.local() as local, trio.open_nursery() as nursery:
             self._local = local
@@ -186,7 +197,7 @@ class Mesh(TrioBlock):
             nursery.start_soon(peers.run)
             nursery.start_soon(host.run)
             try:
-                with self._scope:
+                with self._scope, managed(container, status):
                     yield self
             except BaseException as error:
                 # Raised again below: the nursery would wrap the exception in a group.
@@ -293,11 +304,16 @@ class Mesh(TrioBlock):
 
     # --- use -------------------------------------------------------------------------------------
 
+    @property
+    def joined(self) -> bool:
+        """Whether this node is connected with another member; without seeds it is from the start."""
+        return not self._seeded or len(self._engine.paths().costs) >= 2
+
     async def wait_ready(self) -> None:
         """Wait until this node is connected with another member; a mesh without seeds is ready at once."""
         await trio.lowlevel.checkpoint()
         assert self._peers is not None
-        while len(self._engine.paths().costs) < 2 and self._seeded:
+        while not self.joined:
             await self._peers.wait_changed()
 
     async def reachable(self, address: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
@@ -59,7 +59,7 @@ class RoutedAddress:
         on_wait: Callable[[], None],
     ) -> None:
         self.address = address
-        self._user = user
+        self.user = user
         self._ways = ways
         self._now = now
         self._on_wait = on_wait
@@ -80,6 +80,11 @@ class RoutedAddress:
         self._retry_s = _RETRY_S
         self._used_at = now()
         self._closing = False
+
+    def open_legs(self) -> Iterator[tuple[str, tuple[str, ...], Leg]]:
+        """Yield the legs in use, each with its destination and the path to it, which is empty for this node."""
+        for node, each in self._legs.items():
+            yield node, each.path, each.leg
 
     def touch(self) -> None:
         """Keep the legs for another while."""
@@ -134,7 +139,7 @@ class RoutedAddress:
                 opener,
                 ways.new_name(),
                 standing,
-                properties=ways.properties(route, LegUse(ways.node, user=self._user)),
+                properties=ways.properties(route, LegUse(ways.node, user=self.user)),
                 source=Source(),
                 target=Target(address=self.address),
             )

@@ -6,7 +6,7 @@ Time is an argument, and what is to be sent is a result. A host passes each mess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from math import inf
 from typing import Final
@@ -261,6 +261,15 @@ class RoutingEngine:
         self._addresses_changed(now)
         return self._take()
 
+    @property
+    def draining(self) -> bool:
+        """Whether this node drains."""
+        return self._draining
+
+    def edge_addresses(self, edge: str) -> int:
+        """Return how many addresses an edge of this node offers."""
+        return len(self._edges.directory.of(edge))
+
     def dropped(self) -> dict[str, int]:
         """Return how many offers of other nodes, and of our edges, were dropped, by the reason."""
         found = dict(self.database.directory.dropped)
@@ -273,7 +282,13 @@ class RoutingEngine:
 
         If they differ about the distribution, that of the lowest id holds for all.
         """
-        offers = self.database.directory.find(address)
+        return self._reached(self.database.directory.find(address))
+
+    def lookup_pattern(self, pattern: str) -> list[MeshRoute]:
+        """Return the nodes within reach that offer *pattern*, given as its text."""
+        return self._reached(self.database.directory.of_pattern(pattern))
+
+    def _reached(self, offers: Mapping[str, Offer]) -> list[MeshRoute]:
         paths = self.paths()
         found = []
         for node in sorted(offers):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..errors import LocalProtocolError
 from ..fronts.base import ReceivingLink
 from ..outcomes import Error
 from .fans import ABSENT_S
-from .hops import LegUse, Route, route_of
+from .hops import LegUse, Route, nodes_in, route_of
 from .multicasts import Edge, Multicast, TreeBranch
 from .ways import LegCount, Ways
 
@@ -47,9 +47,9 @@ class RoutedTree:
         on_wait: Callable[[], None],
         on_ended: Callable[[RoutedTree], None],
     ) -> None:
-        self._address = address
+        self.address = address
         self._link = link
-        self._user = user
+        self.user = user
         self._ways = ways
         self._now = now
         self._on_wait = on_wait
@@ -66,6 +66,11 @@ class RoutedTree:
     def deadline(self) -> float:
         """Time at which ``update`` has to be called."""
         return min(self._retry_at, math.inf if self._multicast is not None else self._until)
+
+    def open_branches(self) -> Iterator[tuple[str, list[str], TreeBranch]]:
+        """Yield the branches in use, each with the next node, and the nodes that its part of the tree has."""
+        for head, (branch, route, _) in self._branches.items():
+            yield head, nodes_in(route), branch
 
     def update(self) -> None:
         """Open branches to the destinations that there are now, and retire those that lead elsewhere."""
@@ -88,7 +93,7 @@ class RoutedTree:
     def _routes(self) -> dict[str, Route]:
         """Return the routes of a tree to all destinations, by the ids with which they begin."""
         ways = self._ways
-        nodes = {each.node for each in ways.destinations(self._address)}
+        nodes = {each.node for each in ways.destinations(self.address)}
         trees, _ = ways.engine.paths().tree(nodes - {ways.node})
         routes = {tree[0]: route_of(tree, nodes) for tree in trees}
         if ways.node in nodes:
@@ -103,7 +108,7 @@ class RoutedTree:
             edge = Edge(
                 opener,
                 ways.new_name(),
-                ways.properties(route, LegUse(ways.node, user=self._user)),
+                ways.properties(route, LegUse(ways.node, user=self.user)),
             )
             if self._multicast is None:
                 if self._link.session.ended:

@@ -296,6 +296,9 @@ class MeshHost(BareHost):
         if _is_ours(address):
             return False
         found = self._ways.destinations(address, gives=gives)
+        if not found:
+            # Nothing new comes to our own node if that is not alive.
+            return self._ways.ails(address)
         if all(each.node == self._ways.node for each in found):
             return False
         # The nearest destination is this node: its links are served as without a mesh.

@@ -21,6 +21,7 @@ from ..net.endpoints import is_loopback
 from ..net.tls import with_name
 from ..security.access import Rights
 from .discovery import Discovery, Found, Seed
+from .health import Alive, Health
 from .host import AbsentHost, MeshHost
 from .managing import MeshStatus, managed
 from .neighbours import Neighbour
@@ -115,6 +116,7 @@ class Mesh(TrioBlock):
         self._seeded = bool(seeds)
         self._discovery = Discovery(seeds, self._look, container.log_limiter)
         self._peers: Peers | None = None
+        self._health = Health(self._health_changed)
         self._engine: RoutingEngine
         self._host: MeshHost
         self._local: Connection
@@ -196,6 +198,7 @@ class Mesh(TrioBlock):
             self._nodes_changed()
             nursery.start_soon(peers.run)
             nursery.start_soon(host.run)
+            await nursery.start(self._health.run)
             try:
                 with self._scope, managed(container, status):
                     yield self
@@ -289,6 +292,26 @@ class Mesh(TrioBlock):
             offers[address] = Offer(flags, rule.distribution if rule is not None else "balanced")
         return offers
 
+    def health(self, address: str, alive: Alive) -> None:
+        """State whether the container's own instance of *address* is alive, or how to find out.
+
+        While it is not, nothing new comes to it: members send to other instances, and what is under way is answered.
+        Without another instance, clients wait as without any. Links that its own clients have opened while this node
+        alone served the address, without a rule for it, stay.
+
+        Args:
+            address: An address of this container, as it was declared.
+            alive: True or False; or a function that returns it, at once or when awaited, which is called once a second from
+                now on. A function that raises, or takes more than five seconds, counts as False.
+        """
+        self._health.set(address, alive)
+
+    def _health_changed(self, address: str, alive: bool) -> None:
+        assert self._peers is not None
+        self._peers.carry_out(
+            self._engine.set_health(address, alive=alive, now=trio.current_time())
+        )
+
     def _admit(self, origin: str, address: str, offer: Offer) -> bool:
         # Links to addresses of replies go by the id of a node; no rule gives them.
         return address.startswith("$mesh/") or self._rules.admit(origin, address, offer)
@@ -320,7 +343,7 @@ class Mesh(TrioBlock):
         """Wait until some node within reach serves *address*."""
         await trio.lowlevel.checkpoint()
         assert self._peers is not None
-        while not self._engine.lookup(address):
+        while not any(each.offer.weight for each in self._engine.lookup(address)):
             await self._peers.wait_changed()
 
     def instances(self, address: str) -> list[MeshRoute]:

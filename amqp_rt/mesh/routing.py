@@ -139,6 +139,8 @@ class RoutingEngine:
         self.lines: dict[str, Adjacency] = {}
         self._flaps: dict[str, Flaps] = {}
         self._offers: dict[str, Offer] = {}
+        #: Our addresses to which nothing new is to come.
+        self._ailing: set[str] = set()
         self._draining = False
         self._left = False
         #: Messages that were malformed, or that a neighbour had no right to send.
@@ -251,6 +253,13 @@ class RoutingEngine:
     def withdraw(self, address: str, *, now: float) -> list[Effect]:
         """Offer *address* no longer."""
         if self._offers.pop(address, None) is not None:
+            self._addresses_changed(now)
+        return self._take()
+
+    def set_health(self, address: str, *, alive: bool, now: float) -> list[Effect]:
+        """Offer *address* with its weight, or with weight 0: then other nodes know it and use it no longer."""
+        if alive == (address in self._ailing):
+            (self._ailing.discard if alive else self._ailing.add)(address)
             self._addresses_changed(now)
         return self._take()
 
@@ -594,7 +603,10 @@ class RoutingEngine:
         for address, each in self._offers.items():
             other = offers.get(address)
             flags = each.flags | (other.flags if other else 0)
-            offers[address] = Offer(flags, each.distribution, each.weight)
+            weight = 0 if address in self._ailing else each.weight
+            if other is not None and not weight:
+                weight = other.weight
+            offers[address] = Offer(flags, each.distribution, weight)
         return offers
 
     def _graph_changed(self, now: float) -> None:

@@ -34,6 +34,8 @@ class Ways:
     def destinations(self, address: str, *, gives: bool = False) -> list[MeshRoute]:
         """Return the nodes to which messages for *address* can be sent, or which give some; the best first.
 
+        Those that offer it with weight 0, as they are not alive or drain, are left out.
+
         Nodes of equal cost come in an order that depends on this node, so that a few destinations of many get no
         more senders than others.
         """
@@ -41,7 +43,11 @@ class Ways:
         if node is not None:
             return [] if gives else self._at(node)
         flag = GIVES if gives else TAKES
-        found = [each for each in self.engine.lookup(address) if each.offer.flags & flag]
+        found = [
+            each
+            for each in self.engine.lookup(address)
+            if each.offer.flags & flag and each.offer.weight
+        ]
         return sorted(found, key=lambda each: (each.cost, weight_of(self.node, each.node)))
 
     def _at(self, node: str) -> list[MeshRoute]:
@@ -51,6 +57,11 @@ class Ways:
         if path is None:
             return []
         return [MeshRoute(node, Offer(TAKES, "closest"), paths.costs[node], path, "")]
+
+    def ails(self, address: str) -> bool:
+        """Return whether this node has *address* and offers it with weight 0."""
+        found = self.engine.lookup(address)
+        return any(each.node == self.node and not each.offer.weight for each in found)
 
     def path_to(self, node: str) -> tuple[str, ...] | None:
         """Return the ids to pass to *node*; None if it is out of reach."""

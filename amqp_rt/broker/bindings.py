@@ -18,8 +18,9 @@ from .queue.accounts import Memory
 
 #: Prefix of names that only the broker may declare.
 RESERVED: Final = "amq."
-#: Octets of an exchange's name in 0-9-1; 0-10 allows 255.
+#: Characters of an exchange's name in 0-9-1, and in 0-10, which has no limit but that of its type ``str8``.
 NAME_MAX: Final = 127
+LONG_NAME_MAX: Final = 255
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]+")
 #: Lookups (trie nodes and bindings examined) between two yields of :meth:`Exchanges.routing`: about
@@ -503,6 +504,9 @@ class Exchanges:
             return False
         if name.startswith(RESERVED):
             raise _refused(f"names that begin with {RESERVED!r} are the broker's, such as {name!r}")
+        if restored:
+            # It had the name that its protocol allows.
+            name_max = LONG_NAME_MAX
         if not is_exchange_name(name, name_max):
             raise AmqpError(
                 f"an exchange is named by 1 to {name_max} letters, digits, '-', '_', '.' or ':', "

@@ -530,12 +530,14 @@ class Topology(Protocol):
         Return False, without a call, if there are none.
         """
 
-    def declare_exchange(self, wanted: Exchange, *, sticky: bool = False) -> None:
+    def declare_exchange(
+        self, wanted: Exchange, *, sticky: bool = False, name_max: int = 127
+    ) -> None:
         """Create an exchange, or find an existing one with the same declaration.
 
-        With *sticky* one that exists is found whatever its declaration, unless its type, or the
-        alternate exchange if *wanted* has one, is another (``amqp:not-allowed``). A new one is then
-        created only if its alternate exchange exists.
+        With *sticky* one that exists is found whatever its declaration, unless its type, or the alternate
+        exchange if *wanted* has one, is another (``amqp:not-allowed``). A new one, of a name of up to
+        *name_max* characters, is then created only if its alternate exchange exists.
         """
 
     def exchange(self, name: str) -> Exchange:
@@ -546,8 +548,7 @@ class Topology(Protocol):
     ) -> None:
         """Delete an exchange with its bindings.
 
-        With *unless_alternate* the alternate of a queue, or of another exchange, is not deleted
-        (``amqp:not-allowed``).
+        With *unless_alternate* not the alternate of a queue or of another exchange (``amqp:not-allowed``).
         """
 
     def bind_queue(
@@ -620,10 +621,8 @@ class Topology(Protocol):
         """Add to *found* the queues to which a named exchange routes a message with *keys*.
 
         Without *alternate*, a message that it cannot route does not go to its alternate exchange; unless
-        *chained*, an alternate exchange that cannot route the message drops it.
-
-        The generator yields the work done since its last step, in frames, so that a front can
-        interrupt it and continue in a later turn.
+        *chained*, an alternate exchange that cannot route the message drops it. The generator yields the
+        work done since its last step, in frames, so that a front can continue it in a later turn.
         """
 
     def deletions(self) -> AbstractContextManager[Container[str]]:

@@ -521,7 +521,7 @@ def test_rights_are_those_of_the_connection_that_has_the_session_now() -> None:
     assert other.recovered() == [XID]
 
 
-@pytest.mark.req("R13", "N19")
+@pytest.mark.req("R13")
 def test_there_are_so_many_branches_and_no_more() -> None:
     scene = Scene(limits=Limits(branches_max=3))
     for number in (1, 2, 3):
@@ -540,7 +540,7 @@ def test_there_are_so_many_branches_and_no_more() -> None:
     assert scene.session.now("commit", xid_of(4), one_phase=True) is OK
 
 
-@pytest.mark.req("R13", "N19")
+@pytest.mark.req("R13")
 def test_one_user_leaves_places_to_others() -> None:
     scene = Scene(limits=Limits(branches_max=3, branches_user_max=2))
     for number in (1, 2):
@@ -554,7 +554,7 @@ def test_one_user_leaves_places_to_others() -> None:
     assert scene.session.now("commit", xid_of(2)) is OK
 
 
-@pytest.mark.req("R13", "N19")
+@pytest.mark.req("R13")
 def test_the_work_of_a_branch_is_bounded() -> None:
     scene = Scene(limits=Limits(transaction_work_max=2))
     scene.session.branches.start(XID)

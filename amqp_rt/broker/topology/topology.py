@@ -23,7 +23,7 @@ from ...fronts.base import (
 )
 from ...outcomes import Error
 from ...security.access import Passage, Rights, decide_passages
-from ..bindings import RESERVED, SYSTEM, Binding, Destination, size_of
+from ..bindings import NAME_MAX, RESERVED, SYSTEM, Binding, Destination, size_of
 from ..kinds.queues import QueueNode
 from ..nodes import Declaration, passages_of
 from ..spaces import VirtualHost
@@ -314,7 +314,9 @@ class Topology:
 
     # --- exchanges and bindings ---
 
-    def declare_exchange(self, wanted: Exchange, *, sticky: bool = False) -> None:
+    def declare_exchange(
+        self, wanted: Exchange, *, sticky: bool = False, name_max: int = NAME_MAX
+    ) -> None:
         """Create an exchange, or find an existing one with an equal declaration."""
         check_texts(wanted.name, wanted.arguments, self._host.limits)
         own = exchange_address(wanted.name)
@@ -331,7 +333,7 @@ class Topology:
             self._authorize_passages([Passage(own, alternate, Rights.MANAGE)])
         if wanted.durable:
             self._check_store(f"exchange {wanted.name!r:.100}")
-        if self._space.exchanges.declare(wanted):
+        if self._space.exchanges.declare(wanted, name_max=name_max):
             self._all.records.keep_exchange(self._space, wanted)
 
     def _find_exchange_again(self, wanted: Exchange) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from amqp_rt.broker.bindings import NAME_MAX, is_exchange_name
+from amqp_rt.broker.bindings import LONG_NAME_MAX, is_exchange_name
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts import Exchange, QueueDeclaration, QueueState, Topology
 
@@ -40,6 +41,8 @@ _ALTERNATE: Final = "alternate-exchange"
 #: Field of the commands that names it.
 _ALTERNATE_FIELD: Final = "alternate_exchange"
 _RESERVED_NAME: Final = f"names that begin with {_RESERVED!r} are the broker's"
+#: What the name of a queue begins with (0-10 §queue, domain ``name``).
+_FIRST: Final = re.compile(r"[A-Za-z0-9_]")
 #: Work of one step of a purge, in frames.
 _PURGE_WORK: Final = 200
 
@@ -88,9 +91,9 @@ class Declarations:
         """
         name = _required(command.exchange, "exchange")
         wanted, alternate = command.type or "", command.alternate_exchange or ""
-        if not is_exchange_name(name):
+        if not is_exchange_name(name, LONG_NAME_MAX):
             raise CommandFault(
-                f"no exchange can be named {name!r:.80}: names have up to {NAME_MAX} letters, digits,"
+                f"no exchange can be named {name!r:.80}: names have up to {LONG_NAME_MAX} letters, digits,"
                 " '-', '_', '.' and ':'",
                 ErrorCode.INVALID_ARGUMENT,
                 field="exchange",
@@ -119,7 +122,7 @@ class Declarations:
         )
         try:
             with _blaming(not_found=_ALTERNATE_FIELD):
-                self._topology.declare_exchange(declared, sticky=True)
+                self._topology.declare_exchange(declared, sticky=True, name_max=LONG_NAME_MAX)
         except AmqpError as error:
             fault = CommandFault.of(error)
             if error.condition == "amqp:not-implemented":
@@ -278,6 +281,13 @@ class Declarations:
             return None
         if name.startswith(_RESERVED):
             raise _not_allowed(_RESERVED_NAME, "queue")
+        if not _FIRST.match(name) and self._find_queue(name) is None:
+            # Queues of other protocols may have such names, and are found.
+            raise CommandFault(
+                f"no queue can be named {name!r:.80}: names begin with a letter, a digit or '_'",
+                ErrorCode.INVALID_ARGUMENT,
+                field="queue",
+            )
         arguments = QueueArguments(command.arguments)
         auto_delete = command.auto_delete
         if arguments.auto_delete is not None:

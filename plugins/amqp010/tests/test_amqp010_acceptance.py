@@ -18,7 +18,7 @@ def subscribed(world: World, count: int) -> Attached:
     return session
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_accepted_messages_are_gone_with_the_commit() -> None:
     world = World("q")
     session = subscribed(world, 3)
@@ -32,7 +32,7 @@ def test_accepted_messages_are_gone_with_the_commit() -> None:
     assert world.stats("q").acquired == 0
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_after_a_rollback_messages_stay_acquired_and_can_be_accepted_again() -> None:
     world = World("q")
     session = subscribed(world, 2)
@@ -49,7 +49,7 @@ def test_after_a_rollback_messages_stay_acquired_and_can_be_accepted_again() -> 
     assert world.stats("q").acquired == 0
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_release_and_reject_act_at_once_and_are_not_rolled_back() -> None:
     world = World("q")
     session = subscribed(world, 2)
@@ -63,7 +63,7 @@ def test_release_and_reject_act_at_once_and_are_not_rolled_back() -> None:
     assert world.stats("q").acquired == 0
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 @pytest.mark.parametrize("command", ["release", "reject"])
 @pytest.mark.parametrize("end", ["tx.commit", "tx.rollback"])
 def test_an_accepted_message_is_released_or_rejected_by_a_rollback(command: str, end: str) -> None:
@@ -84,7 +84,7 @@ def test_an_accepted_message_is_released_or_rejected_by_a_rollback(command: str,
     assert len(session.messages()) == comes_back
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_what_was_to_follow_a_rollback_is_forgotten_by_it() -> None:
     world = World("q")
     session = subscribed(world, 1)
@@ -99,7 +99,7 @@ def test_what_was_to_follow_a_rollback_is_forgotten_by_it() -> None:
     assert world.stats("q").acquired == 1
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_the_end_of_the_session_requeues_what_was_accepted() -> None:
     world = World("q")
     session = subscribed(world, 2)
@@ -109,7 +109,7 @@ def test_the_end_of_the_session_requeues_what_was_accepted() -> None:
     assert world.stats("q").available == 2
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_many_messages_are_accepted_in_steps() -> None:
     world = World("q")
     session = subscribed(world, 1_000)
@@ -119,7 +119,7 @@ def test_many_messages_are_accepted_in_steps() -> None:
     assert world.stats("q").acquired == world.stats("q").available == 0
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_transfers_and_accepts_are_one_transaction() -> None:
     world = World("q", "r")
     session = subscribed(world, 1)
@@ -132,7 +132,7 @@ def test_transfers_and_accepts_are_one_transaction() -> None:
         assert world.stats("r").available == made
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_transactions_take_explicit_accepts() -> None:
     world = World("q")
     session = world.client().attach()

@@ -392,7 +392,7 @@ def test_a_timeout_that_is_refused_is_told_in_whole_seconds(scene: Scene) -> Non
     assert "at most 86400 seconds, not 4294967295" in scene.session.exception.description
 
 
-@pytest.mark.req("R13", "N19")
+@pytest.mark.req("R13")
 def test_there_are_so_many_branches_and_no_more() -> None:
     scene = Scene(Limits(branches_max=2))
     for number in range(2):

@@ -29,6 +29,7 @@ from amqp_rt_amqp010.layouts import (
 from declaring010 import DeclaringSession
 
 from amqp_rt import Broker
+from amqp_rt.broker import Queue
 from amqp_rt.fronts import AmqpError, Limits, Peer, QueueDeclaration
 from amqp_rt.message import Message
 from amqp_rt.outcomes import Error
@@ -501,17 +502,42 @@ async def test_a_queue_of_other_protocols_is_found() -> None:
         )
 
 
-@pytest.mark.req("D4", "D5")
-async def test_names_of_queues_and_exchanges() -> None:
-    async with session() as here:
-        here.execute(ExchangeDeclare(exchange="a_Z.0-9:" + "x" * 119, type="direct"))
-        too_long = ExchangeDeclare(exchange="x" * 128, type="direct")
-        assert here.refusal(too_long) == 542
-        for name in ("x" * 255, "_ü/ß", "0"):
+@pytest.mark.req("D4")
+async def test_names_of_exchanges(tmp_path: Path) -> None:
+    """Letters, digits and what names such as amq.direct have; as long as a str8, of a stored exchange too."""
+    longest = "a_Z.0-9:" + "x" * 247
+    store = f"sqlite:{tmp_path / 'broker.db'}"
+    async with session(store=store) as here:
+        for name in ("0", "_", "x" * 128):
+            here.execute(ExchangeDeclare(exchange=name, type="direct"))
+        here.execute(ExchangeDeclare(exchange=longest, type="topic", durable=True))
+        for name in ("x" * 256, "a b", "a/b", "ü", "a\n"):
+            refused = here.fault(ExchangeDeclare(exchange=name, type="direct"))
+            assert (refused.code, refused.field_index) == (542, 0)
+    async with Broker(store=store) as broker:
+        found = DeclaringSession(broker).execute(ExchangeQuery(name=longest))
+        assert found == ExchangeQueryResult(type="topic", durable=True)
+
+
+@pytest.mark.req("D5")
+async def test_names_of_queues() -> None:
+    """They begin with a letter, a digit or an underscore, and go on with any text."""
+    async with Broker() as broker:
+        await broker.declare(Queue("-old"))
+        here = DeclaringSession(broker)
+        for name in ("x" * 255, "_ü/ß", "0", "Z", "a b\n"):
             here.execute(QueueDeclare(queue=name))
             found = here.execute(QueueQuery(queue=name))
             assert isinstance(found, QueueQueryResult)
             assert found.queue == name
+        for name in ("-x", ".x", " x", "ü", "/exchanges/amq.direct/k", "$management", "#"):
+            refused = here.fault(QueueDeclare(queue=name))
+            assert (refused.code, refused.field_index) == (542, 0)
+            assert here.execute(QueueQuery(queue=name)) == QueueQueryResult()
+        # One of another protocol is there for clients of this one, too.
+        here.execute(QueueDeclare(queue="-old"))
+        here.execute(QueueDeclare(queue="-old", passive=True))
+        assert here.refusal(QueueDeclare(queue="-new", passive=True)) == 404
 
 
 #: Command, and a right without which it is refused.

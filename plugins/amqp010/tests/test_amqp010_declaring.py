@@ -150,6 +150,38 @@ async def test_0_10_uses_what_other_protocols_declare() -> None:
         assert found.fields["auto-delete"]
 
 
+@pytest.mark.req("D6")
+async def test_messages_are_routed_to_other_exchanges() -> None:
+    """By bindings between exchanges, which 0-10 has no command for, and by alternate exchanges."""
+    async with crossing() as served, served.client() as client:
+        session = await client.session(b"s")
+        await session.call("exchange.declare", exchange="rest", type="fanout")
+        for name in ("first", "second"):
+            await session.call(
+                "exchange.declare", exchange=name, type="direct", alternate_exchange="rest"
+            )
+            await session.call("queue.declare", queue=name)
+            await session.call("exchange.bind", queue=name, exchange=name, binding_key="k")
+        await session.call("queue.declare", queue="unrouted")
+        await session.call("exchange.bind", queue="unrouted", exchange="rest")
+        async with connect091(served.url) as peer, peer.channel() as channel:
+            await channel.bind_exchange("second", "first", "k")
+        for key, body in (("k", b"through both"), ("other", b"to no queue")):
+            session.transfer("first", body, key=key, accept_mode=None)
+        await session.sync()
+        for queue, body in (
+            ("first", b"through both"),
+            ("second", b"through both"),
+            ("unrouted", b"to no queue"),
+        ):
+            await session.subscribe(queue, queue)
+            message = await session.message()
+            assert (message.body, message.destination) == (body, queue)
+            found = await session.call("queue.query", queue=queue)
+            assert found is not None
+            assert found.fields["message-count"] == 0
+
+
 async def test_messages_of_a_browse_only_queue_stay() -> None:
     async with serving() as served, served.client() as client:
         session = await client.session(b"s")

@@ -329,7 +329,6 @@ def test_a_file_that_waits_is_published_once() -> None:
 
 
 @pytest.mark.parametrize(("exchange", "code"), [("none", 404), ("", 403)], ids=["none", "right"])
-@pytest.mark.req("R12")
 def test_a_refused_publish_keeps_the_file(exchange: str, code: int) -> None:
     world = World("q", "r")
     world.denied.add((Rights.SEND, "q"))

@@ -534,7 +534,6 @@ def test_consumers_end_with_their_queue() -> None:
 # --- sockets -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("R12", "D2")
 async def test_files_pass_with_rights_as_messages_do() -> None:
     access = Access(
         [
@@ -571,7 +570,7 @@ async def test_files_pass_with_rights_as_messages_do() -> None:
         await session.sync()
 
 
-@pytest.mark.req("X2")
+@pytest.mark.req("N19")
 async def test_files_pass_between_three_protocols() -> None:
     async with Broker(fronts=[Front(), "amqp091"], volatile=True) as broker:
         await broker.declare(Queue("q"))
@@ -621,7 +620,7 @@ async def test_files_pass_between_three_protocols() -> None:
             await session.call("file.ack", delivery_tag=others[-1].delivery_tag)
 
 
-@pytest.mark.req("X2", "D18")
+@pytest.mark.req("N19")
 async def test_a_header_of_091_marks_no_file_and_comes_back_as_it_was() -> None:
     async with Broker(fronts=[Front(), "amqp091"], volatile=True) as broker:
         await broker.declare(Queue("q"))

@@ -74,7 +74,6 @@ def offset_of(session: Publishing, resume_id: str | None, destination: str | Non
     return result.value.offset
 
 
-@pytest.mark.req("D12")
 def test_fragments_are_one_message(world: World, session: Publishing) -> None:
     assert session.send(b"one", key="q", fragment=FIRST) == [completed(0)]
     assert session.send(b"-two", fragment=MIDDLE) == [completed(1)]
@@ -84,7 +83,6 @@ def test_fragments_are_one_message(world: World, session: Publishing) -> None:
     assert len(world.partials) == world.partials.octets == 0
 
 
-@pytest.mark.req("D12")
 @given(st.binary(min_size=1, max_size=200), st.data())
 def test_a_message_is_the_same_however_it_is_cut(body: bytes, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(body)), max_size=5)))
@@ -98,7 +96,6 @@ def test_a_message_is_the_same_however_it_is_cut(body: bytes, data: st.DataObjec
     assert bodies(world) == [body]
 
 
-@pytest.mark.req("D12")
 def test_all_fragments_are_accepted_with_the_last(world: World, session: Publishing) -> None:
     session.send(b"1", key="q", fragment=FIRST, accept=EXPLICIT)
     session.send(b"whole", key="q", to="amq.fanout")
@@ -106,7 +103,6 @@ def test_all_fragments_are_accepted_with_the_last(world: World, session: Publish
     assert sent == [MessageAccept(transfers=ranges((0, 0), (2, 2))), completed(2)]
 
 
-@pytest.mark.req("D12")
 def test_all_fragments_of_an_unroutable_message_are_rejected(session: Publishing) -> None:
     session.send(b"1", key="nowhere", fragment=FIRST, accept=EXPLICIT)
     sent = session.send(b"2", fragment=LAST, accept=EXPLICIT)
@@ -114,7 +110,6 @@ def test_all_fragments_of_an_unroutable_message_are_rejected(session: Publishing
     assert sent[0].transfers == ranges((0, 1))
 
 
-@pytest.mark.req("D12")
 def test_messages_to_several_destinations_may_alternate(world: World, session: Publishing) -> None:
     session.context.topology.bind_queue("q", "amq.fanout", "", {})
     session.send(b"a1", key="q", fragment=FIRST)
@@ -124,7 +119,6 @@ def test_messages_to_several_destinations_may_alternate(world: World, session: P
     assert bodies(world) == [b"a1a2", b"b1b2"]
 
 
-@pytest.mark.req("D12")
 @pytest.mark.parametrize(
     ("fragments", "code"),
     [
@@ -143,7 +137,6 @@ def test_fragments_have_their_order_and_size(
     assert len(world.partials) == 0
 
 
-@pytest.mark.req("D12")
 def test_a_message_in_fragments_is_no_larger_than_others() -> None:
     world = World(replace(DEFAULT_LIMITS, message_size_max=10))
     session = opened(world)
@@ -156,7 +149,6 @@ def test_a_message_in_fragments_is_no_larger_than_others() -> None:
 # --- resumption --------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("D12")
 def test_another_session_resumes_a_message(world: World, session: Publishing) -> None:
     session.send(b"one", key="q", fragment=FIRST, resume_id="r", accept=EXPLICIT)
     session.channel.attachment.lose(world.now)
@@ -168,7 +160,6 @@ def test_another_session_resumes_a_message(world: World, session: Publishing) ->
     assert bodies(world) == [b"one-two"]
 
 
-@pytest.mark.req("D12")
 @pytest.mark.parametrize("resume_id", ["other", None])
 def test_an_unknown_message_is_resumed_from_its_beginning(
     world: World, session: Publishing, resume_id: str | None
@@ -181,14 +172,12 @@ def test_an_unknown_message_is_resumed_from_its_beginning(
     assert again.channel.failure().error_code == ErrorCode.ILLEGAL_STATE
 
 
-@pytest.mark.req("D12")
 def test_a_message_without_a_name_ends_with_its_session(world: World, session: Publishing) -> None:
     session.send(b"one", key="q", fragment=FIRST)
     session.channel.attachment.lose(world.now)
     assert len(world.partials) == world.partials.octets == 0
 
 
-@pytest.mark.req("D12", "D14")
 def test_names_are_those_of_a_user(world: World, session: Publishing) -> None:
     session.send(b"one", key="q", fragment=FIRST, resume_id="r")
     (message,) = world.partials._named.values()
@@ -197,7 +186,6 @@ def test_names_are_those_of_a_user(world: World, session: Publishing) -> None:
     assert world.partials.find(("i", "u"), "r") is None
 
 
-@pytest.mark.req("D12")
 def test_a_session_loses_a_message_that_another_one_resumes(
     world: World, session: Publishing
 ) -> None:
@@ -210,7 +198,6 @@ def test_a_session_loses_a_message_that_another_one_resumes(
     assert bodies(world) == [b"one-two"]
 
 
-@pytest.mark.req("D12")
 def test_a_message_begins_anew_with_its_name(world: World, session: Publishing) -> None:
     session.send(b"one", key="q", fragment=FIRST, resume_id="r")
     session.channel.attachment.lose(world.now)
@@ -221,7 +208,6 @@ def test_a_message_begins_anew_with_its_name(world: World, session: Publishing) 
     assert len(world.partials) == world.partials.octets == 0
 
 
-@pytest.mark.req("D12")
 def test_a_message_may_move_to_another_destination(world: World, session: Publishing) -> None:
     session.context.topology.bind_queue("q", "amq.fanout", "", {})
     session.send(b"one", key="nowhere", fragment=FIRST, resume_id="r")
@@ -230,13 +216,11 @@ def test_a_message_may_move_to_another_destination(world: World, session: Publis
     assert bodies(world) == [b"one-two"]
 
 
-@pytest.mark.req("D12")
 def test_resume_takes_a_destination(session: Publishing) -> None:
     session.command(MessageResume(destination="nowhere", resume_id="r"))
     assert session.session.ended
 
 
-@pytest.mark.req("D12")
 def test_resume_does_not_replace_an_incomplete_message(world: World, session: Publishing) -> None:
     session.context.topology.bind_queue("q", "amq.fanout", "", {})
     session.send(b"1", key="q", fragment=FIRST, resume_id="r")
@@ -248,7 +232,6 @@ def test_resume_does_not_replace_an_incomplete_message(world: World, session: Pu
 # --- time and room -----------------------------------------------------------------------------------
 
 
-@pytest.mark.req("D12")
 @pytest.mark.parametrize(
     ("ttl_ms", "kept_s"),
     [(None, RESUME_TTL_MAX), (5_000, 5), (2**63, RESUME_TTL_MAX), (0, 0)],
@@ -273,7 +256,6 @@ def test_a_message_is_kept_for_its_time(world: World, ttl_ms: int | None, kept_s
     assert partials.deadline == inf
 
 
-@pytest.mark.req("D12")
 def test_a_message_that_is_sent_on_has_no_time(world: World, session: Publishing) -> None:
     session.send(b"one", key="q", fragment=FIRST, resume_id="r")
     session.channel.attachment.lose(world.now)
@@ -292,7 +274,6 @@ def begun(partials: PartialMessages, user: str, name: str | None = None) -> Part
     return made
 
 
-@pytest.mark.req("D12", "N19")
 def test_messages_of_one_user_are_bounded_and_of_all() -> None:
     partials = PartialMessages()
     for _ in range(FRAGMENTED_USER_MAX):
@@ -309,7 +290,6 @@ def test_messages_of_one_user_are_bounded_and_of_all() -> None:
         begun(partials, "another")
 
 
-@pytest.mark.req("D12", "N19")
 def test_octets_of_one_user_are_bounded_and_of_all() -> None:
     partials = PartialMessages()
     piece = bytes(16 * 1024 * 1024 - CHUNK_COST)
@@ -329,7 +309,6 @@ def test_octets_of_one_user_are_bounded_and_of_all() -> None:
     assert len(partials) == users
 
 
-@pytest.mark.req("D12")
 def test_a_front_keeps_them_until_it_closes() -> None:
     front = Front()
     partials = front._partials

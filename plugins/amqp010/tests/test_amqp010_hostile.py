@@ -13,7 +13,7 @@ from protocol010 import xid
 from subscribers010 import World
 from tables010 import OPERATIONS, STRUCTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.req("D19", "N7", "N19")]
+pytestmark = [pytest.mark.slow, pytest.mark.req("D15", "D19")]
 
 
 def world_with_bystander() -> tuple[World, Bystander]:

@@ -37,7 +37,7 @@ async def bodies(url: str, queue: str) -> list[bytes]:
     return found
 
 
-@pytest.mark.req("D12", "R12")
+@pytest.mark.req("D2", "N19")
 async def test_messages_reach_consumers_of_1_0() -> None:
     async with serving() as served, served.client() as client:
         session = await client.session(b"s")
@@ -68,7 +68,6 @@ async def test_answers_come_before_the_completion() -> None:
         ]
 
 
-@pytest.mark.req("D12")
 async def test_a_message_that_is_too_large_ends_the_session() -> None:
     limits = replace(DEFAULT_LIMITS, message_size_max=10_000)
     async with serving(limits=limits) as served, served.client() as client:
@@ -79,7 +78,7 @@ async def test_a_message_that_is_too_large_ends_the_session() -> None:
         assert caught.value.code == 506
 
 
-@pytest.mark.req("D12", "D11")
+@pytest.mark.req("D10", "D11")
 async def test_a_replayed_transfer_is_not_executed_twice() -> None:
     async with serving() as served:
         async with served.client() as client:
@@ -146,7 +145,7 @@ async def test_an_exchange_numbers_the_messages_of_all_sessions(tmp_path: Path) 
         assert number_of(await session.message()) == 1
 
 
-@pytest.mark.req("D3")
+@pytest.mark.req("D2")
 async def test_only_selected_messages_stay_in_a_queue_with_a_filter(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path}/m.db"
     async with serving(store=store) as served, served.client() as client:
@@ -203,7 +202,7 @@ async def test_the_broker_assigns_the_expiration() -> None:
 # --- qpid-python -------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("D12", "D15")
+@pytest.mark.req("D2", "D12")
 async def test_qpid_messaging_sends(messaging: Driven) -> None:
     async with serving() as served:
         await messaging.step("connect", "c", f"127.0.0.1:{served.port}")
@@ -215,7 +214,7 @@ async def test_qpid_messaging_sends(messaging: Driven) -> None:
         assert await bodies(served.url, "q") == [bytes([number]) for number in range(10)]
 
 
-@pytest.mark.req("D13", "D15")
+@pytest.mark.req("R12")
 async def test_qpid_messaging_commits_and_rolls_back(messaging: Driven) -> None:
     async with serving() as served:
         await messaging.step("connect", "c", f"127.0.0.1:{served.port}")

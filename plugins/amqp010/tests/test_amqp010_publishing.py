@@ -63,7 +63,7 @@ def publisher(world: World) -> Publishing:
 # --- routes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 @pytest.mark.parametrize("destination", [None, ""])
 def test_a_blank_destination_is_the_default_exchange(
     world: World, publisher: Publishing, destination: str | None
@@ -72,7 +72,7 @@ def test_a_blank_destination_is_the_default_exchange(
     assert world.available("q") == 1
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 def test_an_exchange_routes_to_its_queues(world: World, publisher: Publishing) -> None:
     declare(publisher, "r", "s")
     bind(publisher, "q", "amq.topic", "a.*")
@@ -82,7 +82,7 @@ def test_an_exchange_routes_to_its_queues(world: World, publisher: Publishing) -
     assert [world.available(name) for name in "qrs"] == [1, 1, 0]
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 def test_headers_route_too(world: World, publisher: Publishing) -> None:
     bind(publisher, "q", "amq.headers", "", **{"x-match": "all", "a": 1})
     publisher.send(to="amq.headers", headers={"a": 1})
@@ -90,7 +90,7 @@ def test_headers_route_too(world: World, publisher: Publishing) -> None:
     assert world.available("q") == 1
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 def test_an_unknown_exchange_is_not_found(publisher: Publishing) -> None:
     publisher.feed(transfer(to="nowhere", key="q"))
     failure = publisher.channel.failure()
@@ -99,7 +99,7 @@ def test_an_unknown_exchange_is_not_found(publisher: Publishing) -> None:
     assert failure.field_index == 0
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D12", "D15")
 def test_a_fault_leaves_the_transfers_before_it(world: World, publisher: Publishing) -> None:
     publisher.feed(transfer(key="q"), transfer(to="nowhere"), transfer(key="q"))
     sent = publisher.channel.taken()
@@ -108,14 +108,13 @@ def test_a_fault_leaves_the_transfers_before_it(world: World, publisher: Publish
     assert world.available("q") == 1
 
 
-@pytest.mark.req("D12")
 @pytest.mark.parametrize("field", ["accept", "acquire"])
 def test_modes_are_those_of_the_specification(publisher: Publishing, field: str) -> None:
     publisher.feed(transfer(key="q", **{field: 2}))
     assert publisher.channel.failure().error_code == ErrorCode.INVALID_ARGUMENT
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 def test_a_transfer_without_header_has_no_key(publisher: Publishing) -> None:
     made = transfer(accept=EXPLICIT)
     made.header = None
@@ -126,7 +125,7 @@ def test_a_transfer_without_header_has_no_key(publisher: Publishing) -> None:
 # --- completion --------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2", "D12")
 @pytest.mark.parametrize("accept", [None, NONE])
 def test_unless_explicit_is_stated_completion_is_all(
     publisher: Publishing, accept: int | None
@@ -156,7 +155,7 @@ def test_explicit_transfers_of_a_chunk_are_accepted_together(publisher: Publishi
     assert done == SessionCompleted(commands=ranges((0, 4)))
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D10", "D12")
 def test_an_accept_comes_even_if_a_duplicate_is_asked_for_again(
     world: World, publisher: Publishing
 ) -> None:
@@ -184,7 +183,7 @@ def alternate(publisher: Publishing) -> None:
     bind(publisher, "spare", "spares")
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 @pytest.mark.parametrize(
     ("accept", "discard", "kept", "rejected"),
     [
@@ -210,7 +209,7 @@ def test_an_unroutable_message(
     assert [type(each) for each in sent[:-1]] == [MessageReject] * rejected
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 def test_alternates_in_a_ring_end(world: World, publisher: Publishing) -> None:
     topology = publisher.context.topology
     for name, other in (("a", "b"), ("b", "a")):
@@ -220,7 +219,7 @@ def test_alternates_in_a_ring_end(world: World, publisher: Publishing) -> None:
     assert publisher.send(to="a", key="k") == [completed(0)]
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 def test_immediate_takes_a_subscriber_for_every_queue(world: World, publisher: Publishing) -> None:
     declare(publisher, "r")
     bind(publisher, "q", "amq.fanout")
@@ -235,7 +234,7 @@ def test_immediate_takes_a_subscriber_for_every_queue(world: World, publisher: P
     assert len(reader.contents()) == 1
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 def test_immediate_counts_the_credit_that_earlier_messages_use(
     world: World, publisher: Publishing
 ) -> None:
@@ -250,7 +249,7 @@ def test_immediate_counts_the_credit_that_earlier_messages_use(
 # --- refusals ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 def test_a_queue_without_room_is_resource_limit_exceeded(
     world: World, publisher: Publishing
 ) -> None:
@@ -262,7 +261,7 @@ def test_a_queue_without_room_is_resource_limit_exceeded(
     assert failure.command_id == 1
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 def test_durable_messages_take_a_store() -> None:
     world = World(volatile=False)
     world.host.space().declare(Queue("q"))
@@ -271,7 +270,7 @@ def test_durable_messages_take_a_store() -> None:
     assert publisher.channel.failure().error_code == ErrorCode.PRECONDITION_FAILED
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 @pytest.mark.parametrize(
     ("right", "options"),
     [
@@ -289,7 +288,6 @@ def test_a_right_that_is_missing_ends_the_session(
     assert world.available("q") == 0
 
 
-@pytest.mark.req("D12")
 @pytest.mark.parametrize(("user_id", "fails"), [(b"u", False), (b"v", True), (b"", True)])
 def test_user_id_is_that_of_the_connection(
     publisher: Publishing, user_id: bytes, fails: bool
@@ -301,7 +299,7 @@ def test_user_id_is_that_of_the_connection(
         assert publisher.channel.taken() == [completed(0)]
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D12", "D15")
 def test_a_failed_transfer_never_completes(world: World, publisher: Publishing) -> None:
     """One queue takes the message and another has no room, in both orders."""
     declare(publisher, "one", options={"length_max": 1, "overflow": "reject"})
@@ -320,7 +318,6 @@ def test_a_failed_transfer_never_completes(world: World, publisher: Publishing) 
 # --- links to nodes without an inlet -----------------------------------------------------------------
 
 
-@pytest.mark.req("D12")
 def test_a_transfer_waits_for_the_right_to_send() -> None:
     world = World(asks=True)
     publisher = world.publisher()
@@ -333,7 +330,6 @@ def test_a_transfer_waits_for_the_right_to_send() -> None:
     assert world.available("q") == 1
 
 
-@pytest.mark.req("D12")
 def test_a_right_that_is_refused_later_ends_the_session() -> None:
     world = World(asks=True)
     publisher = world.publisher()
@@ -344,7 +340,6 @@ def test_a_right_that_is_refused_later_ends_the_session() -> None:
     assert publisher.channel.failure().error_code == ErrorCode.UNAUTHORIZED_ACCESS
 
 
-@pytest.mark.req("D12")
 def test_links_are_bounded_and_those_with_messages_stay() -> None:
     world = World(asks=True)
     publisher = world.publisher()
@@ -362,7 +357,7 @@ def test_links_are_bounded_and_those_with_messages_stay() -> None:
 # --- many queues -------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 def test_a_message_to_many_queues_goes_out_in_steps(world: World, publisher: Publishing) -> None:
     names = [f"n{at}" for at in range(55)]
     declare(publisher, *names)
@@ -378,7 +373,7 @@ def test_a_message_to_many_queues_goes_out_in_steps(world: World, publisher: Pub
     assert publisher.context.work >= 50
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 @pytest.mark.parametrize("again", [False, True])
 def test_a_queue_deleted_between_two_steps_gets_nothing(
     world: World, publisher: Publishing, again: bool
@@ -401,7 +396,7 @@ def test_a_queue_deleted_between_two_steps_gets_nothing(
         assert world.available("n29") == 0
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 def test_a_queue_deleted_before_its_messages_arrive_leaves_them_unroutable(
     world: World, publisher: Publishing
 ) -> None:
@@ -414,7 +409,7 @@ def test_a_queue_deleted_before_its_messages_arrive_leaves_them_unroutable(
     assert sent[1] == completed(0)
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D2")
 @pytest.mark.slow
 def test_a_hundred_thousand_bindings_are_examined_in_steps(world: World) -> None:
     limits = DEFAULT_LIMITS
@@ -435,7 +430,6 @@ def test_a_hundred_thousand_bindings_are_examined_in_steps(world: World) -> None
     assert world.available("q") == 1
 
 
-@pytest.mark.req("D12")
 def test_routes_are_found_once_a_chunk(world: World, publisher: Publishing) -> None:
     bind(publisher, "q", "amq.direct", "k")
     looked: list[object] = []
@@ -459,7 +453,7 @@ def test_routes_are_found_once_a_chunk(world: World, publisher: Publishing) -> N
 # --- scarce memory -----------------------------------------------------------------------------------
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D7", "D12")
 def test_completions_wait_while_memory_is_scarce(world: World, publisher: Publishing) -> None:
     memory = world.host.memory
     memory.held = memory.limit * 7 // 8 + 1
@@ -476,7 +470,7 @@ def test_completions_wait_while_memory_is_scarce(world: World, publisher: Publis
     ]
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D7", "D12")
 def test_reading_stops_when_too_many_completions_wait(world: World, publisher: Publishing) -> None:
     memory = world.host.memory
     memory.held = memory.limit * 7 // 8 + 1
@@ -536,7 +530,7 @@ async def test_a_durable_transfer_completes_when_it_is_on_disk() -> None:
 # --- sessions that move ------------------------------------------------------------------------------
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D10")
 def test_outcomes_that_come_while_detached_are_told_later() -> None:
     world = World(asks=True)
     publisher = world.publisher(timeout=60)
@@ -552,7 +546,6 @@ def test_outcomes_that_come_while_detached_are_told_later() -> None:
     assert world.available("q") == 1
 
 
-@pytest.mark.req("D12")
 def test_fragments_alone_are_whole_messages(world: World, publisher: Publishing) -> None:
     whole = FragmentProperties(first=True, last=True)
     assert publisher.send(key="q", fragment=whole) == [completed(0)]

@@ -32,7 +32,7 @@ async def send(served: Served, *texts: str) -> None:
 # --- the project's own client ------------------------------------------------------------------------
 
 
-@pytest.mark.req("D1", "D7")
+@pytest.mark.req("D7")
 async def test_messages_are_received_and_accepted() -> None:
     async with serving() as served, served.client() as client:
         session = await client.session(b"s")

@@ -110,7 +110,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 # --- limits -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("D13", "R8")
+@pytest.mark.req("R12", "R13", "R8")
 @pytest.mark.parametrize("posts", [0, 15])
 @pytest.mark.parametrize("width", [1, 5, 20])
 def test_a_transaction_has_so_much_work_and_no_more(kind: str, posts: int, width: int) -> None:
@@ -138,7 +138,7 @@ def test_a_transaction_has_so_much_work_and_no_more(kind: str, posts: int, width
     assert scene.world.stats("other").available == posts
 
 
-@pytest.mark.req("D13", "R8")
+@pytest.mark.req("R12", "R13", "R8")
 def test_a_transfer_beyond_the_work_of_a_transaction_ends_the_session(kind: str) -> None:
     scene = Scene(kind, "q", limits=Limits(transaction_work_max=20))
     scene.begin()
@@ -153,7 +153,7 @@ def test_a_transfer_beyond_the_work_of_a_transaction_ends_the_session(kind: str)
     assert scene.world.stats("q").available == 20
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R13")
 def test_work_of_other_sessions_counts_in_a_branch() -> None:
     scene = Scene("dtx", "q", Queue("other"), limits=Limits(transaction_work_max=20))
     held = scene.hold(30)
@@ -175,7 +175,7 @@ def test_work_of_other_sessions_counts_in_a_branch() -> None:
 # --- steps ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 @pytest.mark.parametrize("outcome", ["release", "reject", None])
 def test_a_rollback_settles_many_messages_in_steps(outcome: str | None) -> None:
     scene = Scene("tx", "q")
@@ -204,7 +204,7 @@ def test_a_rollback_settles_many_messages_in_steps(outcome: str | None) -> None:
     assert result.message_count == (1_000 if outcome == "release" else 0)
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_a_queue_deleted_between_the_steps_of_a_rollback_takes_its_messages() -> None:
     scene = Scene("tx", "q", "other")
     held = scene.hold(500)
@@ -222,7 +222,7 @@ def test_a_queue_deleted_between_the_steps_of_a_rollback_takes_its_messages() ->
     assert scene.world.stats("other").available == 1
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 @pytest.mark.parametrize("outcome", ["release", "reject"])
 def test_a_session_that_ends_between_the_steps_of_a_rollback_keeps_its_outcomes(
     outcome: str,
@@ -279,7 +279,7 @@ def returning(request: pytest.FixtureRequest) -> Returning:
     return Returning(str(request.param))
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R13")
 def test_the_rollback_of_a_branch_completes_when_the_queue_has_all_messages_back(
     returning: Returning,
 ) -> None:
@@ -290,7 +290,7 @@ def test_the_rollback_of_a_branch_completes_when_the_queue_has_all_messages_back
     assert returning.world.stats("q").available == returning.COUNT
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R13")
 def test_a_queue_deleted_while_a_branch_is_rolled_back_lets_that_complete(
     returning: Returning,
 ) -> None:
@@ -305,7 +305,7 @@ def test_a_queue_deleted_while_a_branch_is_rolled_back_lets_that_complete(
 
 
 @plain_only
-@pytest.mark.req("D13")
+@pytest.mark.req("R13")
 def test_an_error_of_the_queue_while_a_branch_is_rolled_back_lets_that_complete(
     returning: Returning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +322,7 @@ def test_an_error_of_the_queue_while_a_branch_is_rolled_back_lets_that_complete(
     assert returning.world.host.space().get("q").stats().failure is not None
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R13")
 def test_a_session_that_ends_while_its_branch_is_rolled_back_loses_nothing(
     returning: Returning,
 ) -> None:
@@ -331,7 +331,7 @@ def test_a_session_that_ends_while_its_branch_is_rolled_back_loses_nothing(
     assert (stats.available, stats.acquired) == (returning.COUNT, 0)
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R13")
 def test_a_broker_that_stops_while_a_branch_is_rolled_back_finishes_that(
     returning: Returning,
 ) -> None:
@@ -342,7 +342,7 @@ def test_a_broker_that_stops_while_a_branch_is_rolled_back_finishes_that(
     assert returning.is_complete(returning.number)
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R13")
 def test_a_branch_that_failed_is_rolled_back_when_the_queue_has_all_messages_back() -> None:
     returning = Returning("end")
     # Its session has made it rollback-only; another rolls it back at once.
@@ -358,7 +358,6 @@ def test_a_branch_that_failed_is_rolled_back_when_the_queue_has_all_messages_bac
 
 
 @plain_only
-@pytest.mark.req("D11")
 @pytest.mark.parametrize("name", ["accept", "release", "reject", "acquire"])
 def test_held_messages_are_looked_through_in_steps(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -383,7 +382,7 @@ def test_held_messages_are_looked_through_in_steps(
 # --- transfers that wait ----------------------------------------------------------------------------
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12", "R13")
 @pytest.mark.parametrize("waits_for", ["room", "right"])
 def test_a_rollback_drops_transfers_that_wait(kind: str, waits_for: str) -> None:
     scene = Scene(kind, Queue("q", length_max=2))
@@ -414,7 +413,7 @@ def test_a_rollback_drops_transfers_that_wait(kind: str, waits_for: str) -> None
     assert scene.session.bodies() == [b"first", b"posted"]
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R13")
 def test_transfers_from_before_a_branch_stay_though_it_is_rolled_back() -> None:
     scene = Scene("dtx", Queue("q", length_max=2))
     scene.ask()
@@ -431,7 +430,7 @@ def test_transfers_from_before_a_branch_stay_though_it_is_rolled_back() -> None:
     assert len(scene.session.messages()) == 1
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R13")
 def test_another_branch_fails_without_the_transfers_of_the_present_one() -> None:
     scene = Scene("dtx", Queue("q", length_max=2))
     scene.ask()

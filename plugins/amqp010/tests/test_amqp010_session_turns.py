@@ -38,7 +38,7 @@ def channel() -> Channel:
     return made
 
 
-@pytest.mark.req("D11")
+@pytest.mark.req("D15")
 def test_a_due_call_comes_before_completions_and_only_once(channel: Channel) -> None:
     part = Accepting(channel)
     before = channel.transport.turns
@@ -52,7 +52,7 @@ def test_a_due_call_comes_before_completions_and_only_once(channel: Channel) -> 
     assert channel.taken() == [ACCEPT, SessionCompleted(commands=ranges((0, 0)))]
 
 
-@pytest.mark.req("D11")
+@pytest.mark.req("D15")
 def test_a_due_call_comes_before_an_exception(channel: Channel) -> None:
     part = Accepting(channel)
     channel.session.at_turn(part.conclude)
@@ -62,7 +62,6 @@ def test_a_due_call_comes_before_an_exception(channel: Channel) -> None:
     assert isinstance(sent[-1], SessionDetach)
 
 
-@pytest.mark.req("D11")
 def test_a_due_call_may_end_the_session(channel: Channel) -> None:
     session = channel.session
     session.at_turn(lambda: session.fail(CommandFault("no", ErrorCode.NOT_FOUND), 0))
@@ -70,7 +69,6 @@ def test_a_due_call_may_end_the_session(channel: Channel) -> None:
     assert channel.failure().error_code == ErrorCode.NOT_FOUND
 
 
-@pytest.mark.req("D11")
 def test_nothing_is_due_after_the_end(channel: Channel) -> None:
     part = Accepting(channel)
     channel.session.at_turn(part.conclude)

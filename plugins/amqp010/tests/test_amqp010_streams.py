@@ -279,7 +279,6 @@ def test_bad_input(name: str, fields: dict[str, Any], code: int) -> None:
     assert refused(world.client().attach(), name, **fields) == code
 
 
-@pytest.mark.req("R12")
 async def test_the_rights_of_streams_are_those_of_messages() -> None:
     access = Access(
         [

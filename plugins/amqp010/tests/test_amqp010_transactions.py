@@ -55,7 +55,7 @@ def selected(world: World, **options: Any) -> Publishing:
     return made
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_transfers_have_their_effect_with_the_commit(world: World, session: Publishing) -> None:
     sent = session.send(key="q", accept=EXPLICIT)
     assert sent == [MessageAccept(transfers=ranges((1, 1))), completed(1)]
@@ -67,7 +67,7 @@ def test_transfers_have_their_effect_with_the_commit(world: World, session: Publ
     assert world.available("q") == 2
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_a_rollback_drops_transfers(world: World, session: Publishing) -> None:
     session.send(key="q")
     assert session.command(TxRollback()) == [completed(2)]
@@ -75,7 +75,7 @@ def test_a_rollback_drops_transfers(world: World, session: Publishing) -> None:
     assert world.available("q") == 0
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_transfers_of_one_chunk_belong_to_the_transaction_before_the_commit(
     world: World, session: Publishing
 ) -> None:
@@ -84,7 +84,7 @@ def test_transfers_of_one_chunk_belong_to_the_transaction_before_the_commit(
     assert world.available("q") == 1
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 @pytest.mark.parametrize("command", [TxCommit(), TxRollback()], ids=["commit", "rollback"])
 def test_select_is_required(world: World, command: Command) -> None:
     session = world.publisher()
@@ -94,7 +94,7 @@ def test_select_is_required(world: World, command: Command) -> None:
     assert failure.class_code == 5
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 @pytest.mark.parametrize("mode", [TransactionMode.LOCAL, TransactionMode.DISTRIBUTED])
 def test_transactions_are_selected_once(world: World, mode: TransactionMode) -> None:
     session = world.publisher()
@@ -103,7 +103,7 @@ def test_transactions_are_selected_once(world: World, mode: TransactionMode) -> 
     assert session.channel.failure().error_code == ErrorCode.ILLEGAL_STATE
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_the_end_of_the_session_rolls_back(world: World, session: Publishing) -> None:
     session.send(key="q")
     session.channel.attachment.lose(world.now)
@@ -111,7 +111,7 @@ def test_the_end_of_the_session_rolls_back(world: World, session: Publishing) ->
     assert world.available("q") == 0
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_a_detached_session_keeps_its_transaction(world: World) -> None:
     session = selected(world, timeout=60)
     session.send(key="q")
@@ -127,7 +127,7 @@ def test_a_detached_session_keeps_its_transaction(world: World) -> None:
     assert world.available("q") == 1
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_an_unroutable_message_leaves_the_transaction(world: World, session: Publishing) -> None:
     session.send(key="q")
     sent = session.send(key="nowhere", accept=EXPLICIT)
@@ -136,7 +136,7 @@ def test_an_unroutable_message_leaves_the_transaction(world: World, session: Pub
     assert world.available("q") == 1
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_a_message_without_room_ends_the_session_and_rolls_back(
     world: World, session: Publishing
 ) -> None:
@@ -150,7 +150,7 @@ def test_a_message_without_room_ends_the_session_and_rolls_back(
     assert world.available("q") == world.available("one") == 0
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_a_commit_that_is_impossible_ends_the_session(world: World, session: Publishing) -> None:
     session.send(key="q")
     session.context.topology.delete_queue("q")
@@ -160,7 +160,7 @@ def test_a_commit_that_is_impossible_ends_the_session(world: World, session: Pub
     assert failure.command_id == 2
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_a_commit_waits_for_transfers_whose_right_is_being_asked_for() -> None:
     world = World(asks=True)
     session = selected(world)
@@ -172,7 +172,7 @@ def test_a_commit_waits_for_transfers_whose_right_is_being_asked_for() -> None:
     assert world.available("q") == 1
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_a_commit_completes_its_transfers_though_memory_is_scarce(
     world: World, session: Publishing
 ) -> None:
@@ -182,7 +182,7 @@ def test_a_commit_completes_its_transfers_though_memory_is_scarce(
     assert session.command(TxCommit()) == [completed(2)]
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_the_right_to_transactions_is_that_of_the_coordinator(world: World) -> None:
     session = world.publisher()
     session.connection.holds = holds = []
@@ -191,7 +191,7 @@ def test_the_right_to_transactions_is_that_of_the_coordinator(world: World) -> N
     assert session.channel.failure().error_code == ErrorCode.UNAUTHORIZED_ACCESS
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_a_coordinator_that_ends_its_link_ends_the_session(
     world: World, session: Publishing
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_coordinator_that_ends_its_link_ends_the_session(
     assert session.channel.failure().error_code == ErrorCode.INTERNAL_ERROR
 
 
-@pytest.mark.req("D13", "N17")
+@pytest.mark.req("R12", "N17")
 async def test_a_commit_completes_when_it_is_durable() -> None:
     is_open = trio.Event()
 
@@ -230,7 +230,7 @@ async def test_a_commit_completes_when_it_is_durable() -> None:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.req("D13", "R12")
+@pytest.mark.req("R12")
 def test_a_consumer_of_another_protocol_sees_what_is_committed(
     world: World, session: Publishing
 ) -> None:
@@ -284,7 +284,7 @@ class Delivery:
         self.settled = True
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 @pytest.mark.parametrize("committed", [True, False])
 def test_accepts_are_settled_by_a_commit_and_held_after_a_rollback(committed: bool) -> None:
     current = CurrentTransaction(10)
@@ -303,7 +303,7 @@ def test_accepts_are_settled_by_a_commit_and_held_after_a_rollback(committed: bo
     assert delivery.state == (state if committed else None)
 
 
-@pytest.mark.req("D13")
+@pytest.mark.req("R12")
 def test_accepts_of_a_link_that_has_ended_are_dropped() -> None:
     current = CurrentTransaction(10)
     current.begin(b"1")

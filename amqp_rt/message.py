@@ -10,7 +10,6 @@ format 0 only. Malformed bytes raise ``DecodeError`` and nothing else.
 
 from __future__ import annotations
 
-import hmac
 import reprlib
 from collections.abc import Mapping
 from datetime import datetime
@@ -72,8 +71,6 @@ __all__ = [
     "read_annotations",
     "read_data",
     "reencode",
-    "sign",
-    "verify",
     "walk",
     "walk_head",
     "write_data",
@@ -890,46 +887,3 @@ def _check_rejected(annotations: Mapping[Any, object]) -> None:
 
 
 # --- Signatures --------------------------------------------------------------------------------
-
-#: Hashes for :func:`sign` and :func:`verify`. The caller chooses one; the message must not.
-Algorithm: TypeAlias = Literal["sha256", "sha384", "sha512"]
-_ALGORITHMS: Final = ("sha256", "sha384", "sha512")
-
-
-def sign(message: Message, key: bytes, *, algorithm: Algorithm = "sha256") -> None:
-    """Put an HMAC of the bare message into the footer, under ``x-opt-hmac-<algorithm>`` (§3.2.9).
-
-    The signature covers the bare message as it is now: sign last.
-    """
-    entry = _hmac_entry(key, algorithm)
-    digest = hmac.digest(key, message.bare, algorithm)
-    message.footer = {**message.footer, entry: digest}
-
-
-def verify(
-    message: Message | bytes,
-    key: bytes,
-    *,
-    algorithm: Algorithm = "sha256",
-    limits: Limits = DEFAULT_LIMITS,
-) -> bool:
-    """Return whether the footer holds the HMAC of the bare message under *key* (:func:`sign`).
-
-    Raises:
-        DecodeError: *message* is malformed.
-    """
-    entry = _hmac_entry(key, algorithm)
-    if not isinstance(message, Message):
-        message = Message.decode(message, limits)
-    digest = message.footer.get(entry)
-    if not isinstance(digest, bytes):
-        return False
-    return hmac.compare_digest(digest, hmac.digest(key, message.bare, algorithm))
-
-
-def _hmac_entry(key: bytes, algorithm: str) -> Symbol:
-    if algorithm not in _ALGORITHMS:
-        raise ValueError(f"sign with one of {', '.join(_ALGORITHMS)}, not {algorithm!r}")
-    if not key:
-        raise ValueError("an empty key signs nothing")
-    return Symbol(f"x-opt-hmac-{algorithm}")

@@ -39,6 +39,7 @@ NEUTRAL = {
         "loglimit",
         "batches",
         "policies",
+        "signatures",
     ),
 }
 #: Routing of a mesh: what nodes tell each other, and the paths that follow from it.

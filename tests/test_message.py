@@ -33,14 +33,13 @@ from amqp_rt.message import (
     read_annotations,
     read_data,
     reencode,
-    sign,
-    verify,
     walk,
     walk_head,
     write_data,
     write_header,
 )
 from amqp_rt.outcomes import Error
+from amqp_rt.signatures import sign, verify
 from amqp_rt.values import (
     Array,
     Char,

@@ -17,11 +17,11 @@ from ..outcomes import Error
 from ..termini import Coordinator, DeleteOnClose, Source, Target
 from .coordinators import attach_control
 from .kinds.base import SEALED, Node
-from .nodes import SHARED, Means, Terms, answer, dynamic_declaration
 from .services import Services
 from .spaces import VirtualHost, VirtualHosts
 from .staging.attempts import claim_of
 from .termini import Key, Terminus
+from .terms import SHARED, Means, Terms, answer, dynamic_declaration
 
 _log: Final = logging.getLogger("amqp_rt.broker")
 

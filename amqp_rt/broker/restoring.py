@@ -17,12 +17,13 @@ from .durable.facts import TerminusFact
 from .durable.journal import Journal, QueueLedger
 from .filtering.selectors import InvalidFilter
 from .kinds.base import Node
-from .nodes import Terms, restored_terms, split_partition
+from .nodes import split_partition
 from .producers import Inlet
 from .queue.queue import MessageQueue
 from .services import Services
 from .spaces import VirtualHosts
 from .termini import Terminus
+from .terms import Terms, restored_terms
 
 _log: Final = logging.getLogger("amqp_rt.broker")
 

@@ -41,11 +41,11 @@ from .durable import facts
 from .durable.facts import FactKind, TerminusFact
 from .durable.journal import Journal, Unit
 from .entries import Entry, encode_outgoing
-from .nodes import CONNECTION_CLOSE, GLOBAL, NEVER, SESSION_END, SHARED, Terms
 from .producers import Producer
 from .queue.queue import MessageQueue
 from .queue.subscriptions import ConsumerLink, Subscription
 from .recorded_links import RecordedLink
+from .terms import CONNECTION_CLOSE, GLOBAL, NEVER, SESSION_END, SHARED, Terms
 from .transactions import Transactions
 
 _log = logging.getLogger("amqp_rt.broker")

@@ -28,13 +28,14 @@ from ..dead_letters import DeadLetters
 from ..durable import facts
 from ..durable.facts import FactKind
 from ..durable.journal import Journal, Unit
-from ..nodes import Declaration, Lifetime, Terms
+from ..nodes import Declaration
 from ..producers import Check, Inlet, Intake, IntakeLedger, Place, Producer
 from ..queue.queue import MessageQueue
 from ..queue.subscriptions import ConsumerLink
 from ..services import Services
 from ..statistics import NodeStats
 from ..termini import KeptTarget, Key, Terminus
+from ..terms import Lifetime, Terms
 
 SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
 

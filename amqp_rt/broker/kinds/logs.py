@@ -24,9 +24,10 @@ from ..log.appending import Entrance
 from ..log.key_hashes import KEY_HASHES
 from ..log.log import MessageLog
 from ..log.reading import LogReader
-from ..nodes import LOG, NAME_MAX, Declaration, Log, Terms
+from ..nodes import LOG, NAME_MAX, Declaration, Log
 from ..producers import Intake, IntakeLedger, Place
 from ..statistics import EraStats, LogStats, PartitionStats
+from ..terms import Terms
 from .base import Node, Space
 
 _INCARNATION: Final = Symbol("x-opt-incarnation")

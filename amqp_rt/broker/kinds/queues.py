@@ -23,16 +23,7 @@ from ..durable.journal import Journal, QueueLedger
 from ..durable.pager import STEP
 from ..entries import Entry, encode_outgoing
 from ..expiry import DELETED
-from ..nodes import (
-    EXCLUSIVE,
-    PRIORITIES,
-    QUEUE,
-    Declaration,
-    Lifetime,
-    Queue,
-    Terms,
-    origin_of,
-)
+from ..nodes import QUEUE, Declaration, Queue, origin_of
 from ..producers import Check, Intake
 from ..queue.keyed import marker
 from ..queue.leaving import is_drained, leave
@@ -41,6 +32,7 @@ from ..queue.queue import MessageQueue
 from ..queue.subscriptions import Subscription
 from ..services import Services
 from ..termini import KeptSource, Key, Terminus
+from ..terms import EXCLUSIVE, PRIORITIES, Lifetime, Terms
 from .base import SEALED, Node, NodeConsumer, Space
 
 

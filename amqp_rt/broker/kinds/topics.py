@@ -12,13 +12,14 @@ from ...outcomes import Error
 from ...termini import Source
 from ..durable.journal import Journal, Unit
 from ..entries import Entry
-from ..nodes import TOPIC, Terms, Topic
+from ..nodes import TOPIC, Topic
 from ..producers import Intake
 from ..queue.observed import ObservedQueue
 from ..queue.queue import MessageQueue
 from ..queue.subscriptions import Subscription
 from ..statistics import SubscriptionStats
 from ..termini import KeptSource, Key, SharedSource, Terminus
+from ..terms import Terms
 from ..topics import MessageTopic, TopicLedger
 from .base import Node, Space
 from .queues import peek

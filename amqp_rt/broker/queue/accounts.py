@@ -18,6 +18,13 @@ BLOCK: Final = "block"
 REJECT: Final = "reject"
 DROP_HEAD: Final = "drop-head"
 
+#: Results of outcomes: what happens to a message whose delivery has ended.
+ACCEPTED: Final = 0
+REQUEUED: Final = 1
+DEAD_LETTERED: Final = 2
+DROPPED: Final = 3
+FAILED: Final = 4
+
 #: Deferrable work that all nodes with the same :class:`Memory` may do together in one turn of the event
 #: loop: a few milliseconds. The unit is the time that concluding one delivery of an ended link takes; a
 #: filter that examines a message counts by its steps.

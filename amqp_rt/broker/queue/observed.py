@@ -9,8 +9,9 @@ from typing import Any, Final, Protocol
 
 from ...outcomes import Accepted, Error, Modified, Outcome, Rejected, Released
 from ..entries import Entry
+from .accounts import DEAD_LETTERED, DROPPED
 from .paging import NOWHERE_PAGED
-from .queue import DEAD_LETTERED, DROPPED, MessageQueue
+from .queue import MessageQueue
 from .subscriptions import ConsumerLink, Subscription
 
 PUBLISHED: Final = "published"

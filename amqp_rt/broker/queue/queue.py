@@ -23,9 +23,14 @@ from ...outcomes import Accepted, Error, Modified, Outcome, Rejected
 from ..entries import NOWHERE, Entry, annotate, encode_outgoing, exceeds_link
 from ..expiry import DELETED, OVERFLOW
 from .accounts import (
+    ACCEPTED,
     BLOCK,
+    DEAD_LETTERED,
     DROP_HEAD,
+    DROPPED,
+    FAILED,
     REJECT,
+    REQUEUED,
     WORK_OF_AN_END,
     Counts,
     Ledger,
@@ -51,12 +56,6 @@ _COUNT_MAX: Final = 0xFFFF_FFFF
 
 #: Messages that may arrive while there is no time to drop those that they replace.
 _EXCESS_TURNS_MAX: Final = 1_000
-#: Results of outcomes: what happens to a message whose delivery has ended.
-_ACCEPTED: Final = 0
-_REQUEUED: Final = 1
-DEAD_LETTERED: Final = 2
-DROPPED: Final = 3
-_FAILED: Final = 4
 
 
 def _ignore() -> None:
@@ -625,7 +624,7 @@ class MessageQueue(DistributionNode):
             if ledger is not None:
                 ledger.remove(entry)
                 entry.stored = False
-            return _ACCEPTED
+            return ACCEPTED
         rewritten = False
         if type(outcome) is Rejected:
             # Counts as a failed delivery, unlike release (§3.4.3, §3.4.4).
@@ -659,8 +658,8 @@ class MessageQueue(DistributionNode):
                     else:
                         ledger.update(entry)
                 if type(outcome) is Modified and outcome.delivery_failed and subscription.pauses:
-                    return _FAILED
-                return _REQUEUED
+                    return FAILED
+                return REQUEUED
         entry.due = None
         # The dead letter is written before the message is removed, in the same commit.
         self.memory.work -= WORK_OF_AN_END
@@ -676,15 +675,15 @@ class MessageQueue(DistributionNode):
             return
         self.acquired -= 1
         counts = self.counts
-        if result == _REQUEUED:
+        if result == REQUEUED:
             counts.requeued += 1
             self.put_back(entry)
             return
-        if result == _FAILED:
+        if result == FAILED:
             counts.requeued += 1
             self.timing.pause(entry)
             return
-        if result == _ACCEPTED:
+        if result == ACCEPTED:
             counts.accepted += 1
         elif result == DEAD_LETTERED:
             counts.dead_lettered += 1
@@ -754,10 +753,7 @@ class MessageQueue(DistributionNode):
         self.turns.suspend(subscription)
 
     def claim(self, subscription: Subscription, sequence: int) -> Entry | None:
-        """Acquire the available message at *sequence* for *subscription*, as before a restart.
-
-        Returns None if it does not exist.
-        """
+        """Acquire the available message at *sequence* for *subscription*; return None if there is none."""
         entry = self.shelf.remove_anywhere(sequence)
         if entry is None:
             return None
@@ -845,11 +841,7 @@ class MessageQueue(DistributionNode):
     # --- Operations of operators ---
 
     def peek(self, count: int, after: int = -1, before: int = NOWHERE_PAGED) -> list[Entry]:
-        """Return the first *count* messages that are available or paused.
-
-        Their sequence numbers are higher than *after* and lower than *before*; of a paged queue
-        only those before the paged range.
-        """
+        """Return the first *count* messages that are available or paused; see :func:`~.operating.peek`."""
         return peek(self, count, after, before)
 
     def present_at(self, sequence: int) -> Entry | None:

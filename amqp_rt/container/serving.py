@@ -285,8 +285,8 @@ class Inbox:
         #: Workers that process a request of this link.
         self.calls: set[Worker] = set()
         #: Failed messages that are held for the pause before their outcome.
-        self.held: set[IncomingDelivery] = set()
-        #: Set when the messages that are held get their outcomes, because no more are taken.
+        self.held: dict[IncomingDelivery, Outcome] = {}
+        #: Set when the messages that were held have their outcomes, because no more are taken.
         self._unheld: trio.Event | None = None
         self._open = True
         self._owns_credit = window is None
@@ -387,26 +387,32 @@ class Inbox:
             return False
         if delivery.settled or delivery.local_state is not None:
             return False
-        self.held.add(delivery)
         container = self.workers.container
-        longest_s = container.limits.retry_held_max_s
-        if container.start_handler(self._hold, delivery, outcome, min(pause_s, longest_s)):
-            return True
-        self.held.remove(delivery)
-        return False
+        pause_s = min(pause_s, container.limits.retry_held_max_s)
+        if not container.start_handler(self._hold, delivery, pause_s):
+            return False
+        self.held[delivery] = without_pause(outcome)
+        return True
 
-    async def _hold(self, delivery: IncomingDelivery, outcome: Outcome, pause_s: float) -> None:
+    async def _hold(self, delivery: IncomingDelivery, pause_s: float) -> None:
         if self._unheld is None:
             self._unheld = trio.Event()
         try:
             with trio.move_on_after(pause_s):
                 await self._unheld.wait()
         finally:
-            self.held.remove(delivery)
-            settle_if_open(delivery, without_pause(outcome))
+            self._end_hold(delivery)
+
+    def _end_hold(self, delivery: IncomingDelivery) -> None:
+        outcome = self.held.pop(delivery, None)
+        if outcome is not None:
+            settle_if_open(delivery, outcome)
             self.finished(delivery)
 
     def _end_holds(self) -> None:
+        """Set the outcomes of the messages that are held, before the link may be detached."""
+        for each in list(self.held):
+            self._end_hold(each)
         if self._unheld is not None:
             self._unheld.set()
 

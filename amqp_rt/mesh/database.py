@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..limits import DEFAULT_LIMITS, Limits
 from .directory import Directory, admit_all
@@ -54,19 +54,30 @@ class Allowance:
         return True
 
 
+#: Lists of one version that are gathered at a time: those of nodes that know or divide it differently.
+_LISTS_MAX: Final = 4
+
+
+class _Parts(NamedTuple):
+    """Parts of a list of addresses, some of which are missing."""
+
+    there: set[int]
+    offers: dict[str, Offer]
+
+
 class _Origin:
     """Records of one node."""
 
-    __slots__ = ("addresses_rate", "links", "links_rate", "mark", "part_offers", "parts", "version")
+    __slots__ = ("addresses_rate", "gathered", "links", "links_rate", "lists", "mark", "version")
 
     def __init__(self, rate: int) -> None:
         self.version = UNKNOWN
         self.links: Links | None = None
         self.links_rate = Allowance(rate)
         self.addresses_rate = Allowance(rate)
-        #: Epoch, sequence number and count of a list of addresses of which parts are missing; the parts there.
-        self.parts: tuple[int, int, int, set[int]] | None = None
-        self.part_offers: dict[str, Offer] = {}
+        #: Epoch and sequence number of lists of which parts are missing; the lists, by their mark and number of parts.
+        self.gathered = (0, 0)
+        self.lists: dict[tuple[int, int], _Parts] = {}
         #: Contribution to the digest.
         self.mark = 0
 
@@ -145,14 +156,20 @@ class MeshDatabase:
             # Changes are stated as what holds after them, so that they also apply to versions after their base.
             if record.epoch != known.epoch or record.base > known.addresses:
                 return Verdict.GAP
-        elif entry.parts is not None and (record.epoch, record.seq) <= entry.parts[:2]:
+        elif entry.lists and (record.epoch, record.seq) < entry.gathered:
+            return Verdict.OLDER
+        elif (record.epoch, record.seq) == entry.gathered and _list_of(record) in entry.lists:
             return self._add_part(entry, record)
         if not ours and not entry.addresses_rate.take(now):
             self.refused += 1
             return Verdict.REFUSED
         if not record.base:
-            self._drop_parts(entry)
-            entry.parts = (record.epoch, record.seq, record.parts, set())
+            if (record.epoch, record.seq) != entry.gathered:
+                self._drop_lists(entry)
+                entry.gathered = (record.epoch, record.seq)
+            elif len(entry.lists) >= _LISTS_MAX:
+                self._drop_list(entry, next(iter(entry.lists)))
+            entry.lists[_list_of(record)] = _Parts(set(), {})
             return self._add_part(entry, record)
         for address in record.withdrawn:
             self.directory.remove(record.origin, address)
@@ -163,41 +180,35 @@ class MeshDatabase:
 
     def _add_part(self, entry: _Origin, record: Addresses) -> Verdict:
         """Add a part of a list; the last one makes the list valid."""
-        assert entry.parts is not None
-        epoch, seq, count, there = entry.parts
-        if (record.epoch, record.seq) != (epoch, seq):
-            return Verdict.OLDER
-        if record.parts != count:
-            # Another node divides the list in another way: begin again, with its parts.
-            self._drop_parts(entry)
-            count, there = record.parts, set()
-            entry.parts = (epoch, seq, count, there)
+        there, offers = entry.lists[_list_of(record)]
         if record.part in there:
             return Verdict.SAME
         there.add(record.part)
         limits = self._limits
         for address, offer in record.offers.items():
             if (
-                len(entry.part_offers) < limits.mesh_node_addresses_max
+                len(offers) < limits.mesh_node_addresses_max
                 and self._waiting_offers < limits.mesh_addresses_max
             ):
-                self._waiting_offers += address not in entry.part_offers
-                entry.part_offers[address] = offer
+                self._waiting_offers += address not in offers
+                offers[address] = offer
             else:
                 dropped = self.directory.dropped
                 dropped["incomplete list"] = dropped.get("incomplete list", 0) + 1
-        if len(there) == count:
-            self.directory.replace(record.origin, entry.part_offers)
+        if len(there) == record.parts:
+            self.directory.replace(record.origin, offers)
             known = entry.version
-            links = known.links if epoch == known.epoch else 0
-            self._set_version(record.origin, entry, Version(epoch, links, seq))
-            self._drop_parts(entry)
+            links = known.links if record.epoch == known.epoch else 0
+            self._set_version(record.origin, entry, Version(record.epoch, links, record.seq))
+            self._drop_lists(entry)
         return Verdict.NEWER
 
-    def _drop_parts(self, entry: _Origin) -> None:
-        self._waiting_offers -= len(entry.part_offers)
-        entry.part_offers = {}
-        entry.parts = None
+    def _drop_lists(self, entry: _Origin) -> None:
+        for key in list(entry.lists):
+            self._drop_list(entry, key)
+
+    def _drop_list(self, entry: _Origin, key: tuple[int, int]) -> None:
+        self._waiting_offers -= len(entry.lists.pop(key).offers)
 
     def _entry(self, origin: str, now: float) -> _Origin | None:
         """Return the entry of *origin*, a new one if there is room or the one longest out of reach can be forgotten."""
@@ -257,7 +268,7 @@ class MeshDatabase:
         entry = self._origins.pop(origin)
         if origin in self._reach:
             self.digest ^= entry.mark
-        self._drop_parts(entry)
+        self._drop_lists(entry)
         self._out.pop(origin, None)
         self.claims.pop(origin, None)
         self.directory.replace(origin, {})
@@ -308,6 +319,10 @@ class MeshDatabase:
         """Return those of *among* that say they are draining."""
         entries = ((origin, self._origins.get(origin)) for origin in among)
         return {o for o, entry in entries if entry and entry.links and entry.links.draining}
+
+
+def _list_of(record: Addresses) -> tuple[int, int]:
+    return record.mark, record.parts
 
 
 def _newer(one: Version, other: Version) -> bool:

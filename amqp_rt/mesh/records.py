@@ -8,9 +8,11 @@ is checked before anything is built from it; malformed messages raise ``DecodeEr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from ..addresses import AddressError, Pattern
 from ..codec.primitives import Reader, encode
@@ -99,6 +101,9 @@ class Addresses(Struct, frozen=True):
     parts: int
     offers: dict[str, Offer]
     withdrawn: tuple[str, ...] = ()
+    #: The same in all parts of one list, and different for lists that other nodes have divided otherwise or know otherwise,
+    #: of which parts do not belong together.
+    mark: int = 0
 
 
 Record = Hello | Digest | Ask | Links | Addresses
@@ -276,6 +281,7 @@ def _read_addresses(fields: _Fields) -> Record:
             for address, offer in fields.map("addresses", limits.mesh_part_max).items()
         },
         fields.texts("withdrawn", limits.mesh_part_max),
+        fields.number("mark", 2**63 - 1),
     )
     if record.part >= record.parts or record.base >= record.seq:
         raise DecodeError("part must be below parts, and base below seq")
@@ -331,6 +337,7 @@ def _write_addresses(r: Addresses) -> list[object]:
         *(5, r.origin, r.epoch, r.base, r.seq, r.part, r.parts),
         {a: [o.flags, o.distribution, o.weight] for a, o in r.offers.items()},
         list(r.withdrawn),
+        r.mark,
     ]
 
 
@@ -367,10 +374,19 @@ def all_addresses(
 ) -> list[Addresses]:
     """Return the messages that list all *offers* of *origin*.
 
-    The addresses are sorted: parts of one list may come from several nodes, which must divide it alike.
+    The addresses are sorted, so that nodes which know the same and have the same limits divide a list alike: parts that have
+    the same mark may come from several of them.
     """
     lists = list(portions(dict.fromkeys(sorted(offers)), limits))
+    mark = 0
+    if len(lists) > 1:
+        known = [[(name, astuple(offers[name])) for name in names] for names in lists]
+        mark = int.from_bytes(blake2b(repr(known).encode(), digest_size=8).digest()) >> 1
     return [
-        Addresses(origin, epoch, 0, seq, part, len(lists), {name: offers[name] for name in names})
+        Addresses(
+            *(origin, epoch, 0, seq, part, len(lists)),
+            {name: offers[name] for name in names},
+            mark=mark,
+        )
         for part, names in enumerate(lists)
     ]

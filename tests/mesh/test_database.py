@@ -88,6 +88,42 @@ def test_a_list_is_valid_when_all_its_parts_are_there(order: list[int]) -> None:
     assert database._waiting_offers == 0
 
 
+@given(st.permutations([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]))
+def test_parts_of_different_lists_of_one_version_do_not_mix(order: list[tuple[int, int]]) -> None:
+    """Two neighbours answer with the same version, of which one has dropped an address by its rules."""
+    offers = {f"x{number}": Offer() for number in range(6)}
+    fewer = {name: offer for name, offer in offers.items() if name != "x1"}
+    lists = [all_addresses("a", 5, 2, each, Limits(mesh_part_max=2)) for each in (offers, fewer)]
+    assert [len(each) for each in lists] == [3, 3]
+    database = MeshDatabase()
+    seen: list[set[int]] = [set(), set()]
+    for which, part in order:
+        database.put_addresses(lists[which][part], 0.0)
+        seen[which].add(part)
+        if len(seen[which]) == 3:
+            # The first whole list is that of the version.
+            assert set(database.directory.of("a")) == set((offers, fewer)[which])
+            break
+        assert not database.directory.of("a")
+    assert database.version("a") == Version(5, 0, 2)
+    assert database._waiting_offers == 0
+
+
+def test_few_lists_of_one_version_are_gathered() -> None:
+    database = MeshDatabase()
+    first = [Addresses("a", 5, 0, 2, 0, 2, {f"x{n}": Offer()}, mark=n) for n in range(5)]
+    for part in first:
+        assert database.put_addresses(part, 0.0) is NEWER
+    assert database._waiting_offers == 4
+    # The oldest one made room.
+    assert database.put_addresses(first[1], 0.0) is SAME
+    assert database.put_addresses(first[0], 0.0) is NEWER
+    # A newer version ends them all.
+    database.put_addresses(listed(5, 3, "y"), 0.0)
+    assert set(database.directory.of("a")) == {"y"}
+    assert database._waiting_offers == 0
+
+
 def test_the_digest_covers_what_is_within_reach() -> None:
     one, other = MeshDatabase(), MeshDatabase()
     for database in (one, other):

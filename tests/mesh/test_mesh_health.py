@@ -66,9 +66,7 @@ async def test_nothing_new_comes_to_an_instance_that_is_not_alive(
 
 
 @pytest.mark.parametrize("where", ["A", "B"])
-async def test_without_another_instance_clients_wait(
-    where: str, autojump_clock: MockClock
-) -> None:
+async def test_without_another_instance_clients_wait(where: str, autojump_clock: MockClock) -> None:
     """The client of another node, and one of the node itself, which would serve it without the mesh."""
     network = MemoryNetwork()
     rules = [MeshRule("later", absent="wait")]

@@ -20,7 +20,16 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import RELEASED, Error, rejected
 from ..transactions import TransactionalState
 from .balance import combined
-from .passing import STREAM_ABOVE, Opener, Passing, cause_of, pass_outcome, room_for, set_outcome
+from .passing import (
+    STREAM_ABOVE,
+    Opener,
+    Passing,
+    cause_of,
+    give_up,
+    pass_outcome,
+    room_for,
+    set_outcome,
+)
 
 _NOT_FOUND = Error("amqp:not-found", "no destination of this address can be reached")
 _NOT_POSTED: Final = rejected(
@@ -272,6 +281,8 @@ class Multicast:
         self._on_left = on_left
         #: CopiedMessage that slow branches did not get.
         self.skipped = 0
+        #: Settled messages that arrived when there was no branch.
+        self._undelivered = 0
         self._skips = skip_slow and came.snd_settle_mode == SND_SETTLED
         self._worst = worst
         self._limits = limits
@@ -293,7 +304,7 @@ class Multicast:
     @property
     def dropped(self) -> int:
         """Number of settled copies that were lost because a link ended."""
-        return sum(each.passing.dropped for each in self.branches)
+        return self._undelivered + sum(each.passing.dropped for each in self.branches)
 
     def add(self, edge: Edge) -> TreeBranch:
         """Open a further branch, for the messages that arrive from now on.
@@ -381,7 +392,11 @@ class Multicast:
                 batch.append(copies.add())
             if delivery.streamed:
                 self._streams.append(copies)
-            if not delivery.settled:
+            if not batches:
+                # The last branch ended while the message was on its way: no copy can decide its outcome.
+                self._undelivered += delivery.settled
+                give_up(delivery, begun=False)
+            elif not delivery.settled:
                 delivery.context = copies
         for branch, batch in batches.items():
             if batch:

@@ -166,6 +166,7 @@ class RoutedTree:
                 self._retry()
 
     def _ended(self, multicast: Multicast) -> None:
+        self.dropped += multicast.dropped
         for each in self._counts.values():
             each.end()
         self._counts.clear()

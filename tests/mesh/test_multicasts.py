@@ -124,6 +124,30 @@ class Tree:
                     assert not session._incoming
 
 
+@pytest.mark.req("P3")
+@pytest.mark.parametrize("size", [10, 3 * KIB])
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_message_that_arrives_when_the_last_branch_has_ended_is_released(
+    settled: bool, size: int
+) -> None:
+    left: list[Any] = []
+    tree = Tree((10,), limits=Limits(frame_size_max=KIB), on_left=left.append)
+    link = tree.sender()
+    # The message and the end of the only branch pass each other.
+    sending = link.send(bytes(size), settled=settled)
+    tree.served[0].link.detach()
+    tree.carry(tree.joints[0])
+    (multicast,) = tree.multicasts
+    assert len(left) == 1
+    tree.pump()
+    assert sending.state == (None if settled else RELEASED)
+    assert multicast.dropped == settled
+    assert link.credit == 0
+    link.detach()
+    tree.pump()
+    tree.check_empty()
+
+
 @pytest.mark.parametrize("deep", [False, True])
 def test_every_destination_gets_a_copy(deep: bool) -> None:
     tree = Tree(deep=deep)

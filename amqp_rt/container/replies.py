@@ -33,7 +33,7 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..message import MESSAGE_FORMAT, Message, MessageId, Properties, data_message
-from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected
+from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Outcome, Received, Rejected
 from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
 from ..transactions import DeliveryState
@@ -68,6 +68,10 @@ STREAM_END: Final = Symbol("x-opt-stream-end")
 PAIRED: Final = "paired"
 PAIRED_REPLY: Final = "$me"
 LINK_PAIR_CAPABILITY: Final = "LINK_PAIR_V1_0"
+#: Least ``statusCode`` of failures that are none of the caller, and that of conditions without another.
+_FAILURE_STATUS: Final = 500
+#: *accepted*, for a request that was answered with such a failure.
+_FAILED: Final = Accepted()
 #: ``statusCode`` of a failure reply by its condition; 500 for any other.
 STATUS: Final = {
     "amqp:decode-error": 400,
@@ -359,6 +363,11 @@ class _NoPath:
         self.send_nowait(payload)
 
 
+def accept_failed(link: ReceivingLink) -> Outcome:
+    """Return *accepted*: the reply alone says that the request has failed."""
+    return ACCEPTED
+
+
 class Replies:
     """Reply links of a container, the addresses created for them, and the requests that run."""
 
@@ -370,6 +379,8 @@ class Replies:
         self.prefix = ""
         #: Returns the way to an address that another container created; None if the address is none.
         self.elsewhere: Callable[[str], ReplyPath | None] | None = None
+        #: Returns the outcome of a request on the link that was answered with the report of a failure of ours.
+        self.failed_outcome: Callable[[ReceivingLink], Outcome] = accept_failed
         #: All reply links.
         self.links: set[ReplyLink] = set()
         #: Links by connection and by the address of either terminus.
@@ -570,6 +581,9 @@ class Replies:
                 raise
             except Exception as error:
                 outcome = await _fail(inbox, request, error)
+                if outcome is _FAILED:
+                    outcome = ACCEPTED
+                    settle_if_open(delivery, self.failed_outcome(binding.link))
         except trio.Cancelled:
             _cancelled(inbox, delivery, worker, request)
             raise
@@ -666,7 +680,7 @@ class Request:
         return Message(
             b"",
             application_properties={
-                "statusCode": Int(STATUS.get(error.condition, 500)),
+                "statusCode": Int(STATUS.get(error.condition, _FAILURE_STATUS)),
                 "statusDescription": error.description or "",
                 "errorCondition": Symbol(error.condition),
             },
@@ -737,7 +751,7 @@ class _TooMany(AmqpError):
 
 
 async def _fail(inbox: Inbox, request: Request, error: Exception) -> Outcome:
-    """Send *error* to the caller, and return the outcome of the request."""
+    """Send *error* to the caller, and return the outcome of the request; ``_FAILED`` for *accepted* after a failure of ours."""
     if isinstance(error, _CallerGone):
         return RELEASED
     if isinstance(error, RaisedOutcome) and not isinstance(error, Reject):
@@ -753,6 +767,8 @@ async def _fail(inbox: Inbox, request: Request, error: Exception) -> Outcome:
         where = f"on a request to {inbox.binding.address!r}"
         log_failure(inbox.binding.container, route, where, error)
         told = Error("amqp:internal-error", f"{inbox.binding.address!r} failed")
+    if outcome is ACCEPTED and STATUS.get(told.condition, _FAILURE_STATUS) >= _FAILURE_STATUS:
+        outcome = _FAILED
     try:
         await request.path.send(request.failure(told))
     except (LinkDetached, LocalProtocolError):

@@ -214,7 +214,7 @@ class Leg:
                 if not sending.settled and type(sending.state) in FINAL:
                     sending.settle()
             else:
-                pass_outcome(sending, handover.delivery)
+                pass_outcome(sending, handover.delivery, to_client=True)
         if again:
             self.fan.pump()
         else:

@@ -20,7 +20,7 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..fronts.hosts import BareHost
-from ..outcomes import Error
+from ..outcomes import ACCEPTED, Error, Outcome
 from ..security.access import CBS, MANAGEMENT
 from ..termini import Source, Target
 from .fans import ABSENT_S
@@ -37,6 +37,7 @@ from .hops import (
 )
 from .multicasts import Edge, Multicast
 from .neighbours import MESH, Neighbour
+from .passing import FAILED_ANSWER
 from .placed import LoadReports
 from .records import LINK_ROUTED
 from .replying import RemoteReplies, RemoteReply
@@ -438,6 +439,12 @@ class MeshHost(BareHost):
         if node is None or node == self._ways.node:
             return None
         return self._remote.path(address)
+
+    @staticmethod
+    def failed_outcome(link: ReceivingLink) -> Outcome:
+        """Return the outcome of a request that was answered with a failure: legs tell it to the first node of the route."""
+        leg = ROUTE in link.properties and read_leg(link.properties).band != PINNED
+        return FAILED_ANSWER if leg else ACCEPTED
 
     # --- time ----------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from ..clock import Clock, SystemClock
 from ..container.blocks import TrioBlock
 from ..container.connections import Connection
 from ..container.container import Container
+from ..container.replies import accept_failed
 from ..errors import AmqpError
 from ..net.endpoints import is_loopback
 from ..net.tls import with_name
@@ -192,6 +193,7 @@ class Mesh(TrioBlock):
             container.attaching.transit = host.transit
             container.replies.prefix = f"$mesh/{container.name}/"
             container.replies.elsewhere = host.reply_path
+            container.replies.failed_outcome = host.failed_outcome
             container.nodes.on_change = self._nodes_changed
             container.add_host(host, first=True)
             container.add_host(last)
@@ -219,6 +221,7 @@ class Mesh(TrioBlock):
                 container.attaching.transit = None
                 container.replies.prefix = ""
                 container.replies.elsewhere = None
+                container.replies.failed_outcome = accept_failed
                 container.nodes.on_change = None
                 container.remove_host(host)
                 container.remove_host(last)

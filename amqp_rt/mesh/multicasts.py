@@ -25,6 +25,7 @@ from .passing import (
     Opener,
     Passing,
     cause_of,
+    for_client,
     give_up,
     pass_outcome,
     room_for,
@@ -140,7 +141,7 @@ class BranchCopy:
         """Set the outcome of this copy."""
         if self.local_state is None:
             # Settled without a state counts as released, the least of the outcomes.
-            self.local_state = outcome or RELEASED
+            self.local_state = for_client(outcome) or RELEASED
             self._copies.decide()
             self.done()
 

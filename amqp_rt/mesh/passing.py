@@ -15,11 +15,23 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..limits import Limits
-from ..outcomes import MODIFIED_FAILED, RELEASED, Accepted, Error, Modified, Rejected, Released
+from ..outcomes import (
+    ACCEPTED,
+    MODIFIED_FAILED,
+    RELEASED,
+    Accepted,
+    Error,
+    Modified,
+    Rejected,
+    Released,
+)
 from ..termini import Coordinator, Source, Target
 
 #: Outcomes outside of transactions (Part 3 §3.4), which are final.
 FINAL = (Accepted, Rejected, Released, Modified)
+#: Outcome of a request, between nodes, that was answered with the report of a failure of the node which answered. The first node of
+#: the route counts it as a failure of that node, and tells the caller *accepted*, since the reply says what failed.
+FAILED_ANSWER: Final = Rejected(Error("amqp:internal-error", "amqp-rt: answered with a failure"))
 #: Messages in more than one frame are streamed: the next node gets each frame when it arrives.
 STREAM_ABOVE: Final = 1
 
@@ -253,9 +265,16 @@ def cause_of(link: ReceivingLink | SendingLink, error: Error | None) -> Error | 
     return Error("amqp:link:detach-forced", reason or "a connection of the route was lost")
 
 
-def pass_outcome(sending: OutgoingDelivery, delivery: IncomingDelivery) -> None:
-    """Pass the receiver's state of *sending* to the sender of *delivery*."""
-    state = sending.state
+def for_client(state: Any) -> Any:
+    """Return what a client gets for the *state* that a leg has got."""
+    return ACCEPTED if state == FAILED_ANSWER else state
+
+
+def pass_outcome(
+    sending: OutgoingDelivery, delivery: IncomingDelivery, *, to_client: bool = False
+) -> None:
+    """Pass the receiver's state of *sending* to the sender of *delivery*, which is perhaps a client."""
+    state = for_client(sending.state) if to_client else sending.state
     if delivery.settled:
         # The sender has settled, or sent the message settled, and expects nothing.
         if not sending.settled:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from .codec.composites import from_described
 from .codec.primitives import shown
@@ -26,14 +26,22 @@ from .errors import DecodeError
 from .limits import DEFAULT_LIMITS, Limits
 from .message import Message
 from .outcomes import Error
+from .values import Symbol
 
 __all__ = [
+    "NUMBER_PREFIX",
     "AnnotationPolicy",
     "check_annotations",
     "check_application_properties",
     "check_maps",
     "merge_annotations",
+    "number_annotation",
 ]
+
+#: Beginning of the names of annotations with the number of a message in a queue; the rest is the name of the
+#: header with the number, in protocols that have headers.
+NUMBER_PREFIX: Final = "x-opt-queue-number-"
+_HEADER_MAX: Final = 100
 
 #: Policy for annotation keys that we do not know.
 AnnotationPolicy: TypeAlias = Literal["default", "strict", "lenient"]
@@ -135,3 +143,16 @@ def merge_annotations(
         out, MESSAGE_ANNOTATIONS, {**read_annotations(section, limits), **dict(changes.items())}
     )
     return bytes(out)
+
+
+def number_annotation(header: str) -> Symbol:
+    """Return the annotation for the number of a message in a queue whose ``number_header`` is *header*.
+
+    Raises:
+        ValueError: *header* cannot be the end of a symbol, or is too long.
+    """
+    if not (header.isascii() and header.isprintable() and 0 < len(header) <= _HEADER_MAX):
+        raise ValueError(
+            f"number_header has 1 to {_HEADER_MAX} printable characters of ASCII, and is {header!r:.150}"
+        )
+    return Symbol(NUMBER_PREFIX + header)

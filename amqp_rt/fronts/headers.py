@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID
 
+from ..annotations import NUMBER_PREFIX
 from ..codec.section_types import MessageId
 from ..errors import AmqpError
 from ..message import BodyKind, Message
@@ -30,6 +31,7 @@ __all__ = [
     "annotation_headers",
     "body_sections",
     "death_headers",
+    "number_headers",
     "read_sections",
     "typed_id",
 ]
@@ -72,7 +74,22 @@ def annotation_headers(annotations: Mapping[Any, Any]) -> dict[str, object]:
     return {
         str(name): value
         for name, value in annotations.items()
-        if isinstance(name, str) and name.startswith("x-") and name not in ANNOTATIONS
+        if isinstance(name, str)
+        and name.startswith("x-")
+        and name not in ANNOTATIONS
+        and not name.startswith(NUMBER_PREFIX)
+    }
+
+
+def number_headers(annotations: Mapping[Any, Any]) -> dict[str, object]:
+    """Return the numbers that queues have given a message, by the names of their headers.
+
+    A header of that name that the sender has set is replaced.
+    """
+    return {
+        name[len(NUMBER_PREFIX) :]: value
+        for name, value in annotations.items()
+        if isinstance(name, str) and name.startswith(NUMBER_PREFIX) and isinstance(value, ULong)
     }
 
 

@@ -366,6 +366,8 @@ BRANCHES: Final = _packed("dtx-branch", BranchFact)
 #: Leases, by number; and their messages, by lease and number in the group: the sequence number.
 LEASES: Final = _packed("lease", LeaseFact)
 LEASED: Final = FactKind("leased", _write_sequence, _read_sequence)
+#: Number of a queue that numbers its messages → its next sequence number.
+NUMBERS: Final = FactKind("queue-numbers", _write_sequence, _read_sequence)
 #: Durable queues, exchanges and bindings that peers have declared, by digest. Arguments keep their AMQP
 #: types. Fields of a queue: virtual host, name, auto-delete, arguments; of an exchange: virtual host, name,
 #: type, auto-delete, internal, arguments; of a binding: virtual host, exchange, destination, whether that

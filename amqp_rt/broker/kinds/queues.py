@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Self
+from typing import Any, Final, Self
 
 import trio
 from msgspec.structs import replace
@@ -18,8 +18,11 @@ from ...outcomes import Error, Rejected
 from ...values import Int
 from ..claims import check_claims
 from ..dead_letters import reply_address
+from ..durable import facts
 from ..durable.duplicates import Duplicates
-from ..durable.journal import Journal, QueueLedger
+from ..durable.facts import FactKind
+from ..durable.journal import Journal, QueueLedger, Unit
+from ..durable.numbers import NumberedLedger
 from ..durable.pager import STEP
 from ..entries import Entry, encode_outgoing
 from ..expiry import DELETED
@@ -27,6 +30,7 @@ from ..nodes import QUEUE, Declaration, Queue, origin_of
 from ..producers import Check, Intake
 from ..queue.keyed import marker
 from ..queue.leaving import is_drained, leave
+from ..queue.numbering import Numbering, NumberingObservedQueue, NumberingQueue
 from ..queue.observed import ObservedQueue
 from ..queue.queue import MessageQueue
 from ..queue.subscriptions import Subscription
@@ -35,12 +39,21 @@ from ..termini import KeptSource, Key, Terminus
 from ..terms import EXCLUSIVE, PRIORITIES, Lifetime, Terms
 from .base import SEALED, Node, NodeConsumer, Space
 
+#: Class of a queue, by whether it numbers its messages and whether its events are recorded.
+_CLASSES: Final[dict[tuple[bool, bool], type[MessageQueue]]] = {
+    (False, False): MessageQueue,
+    (False, True): ObservedQueue,
+    (True, False): NumberingQueue,
+    (True, True): NumberingObservedQueue,
+}
+
 
 class QueueNode(Node):
     """Node that gives each message to one consumer."""
 
     kind = QUEUE
     declaration = Queue
+    fact_kinds = (facts.NUMBERS,)
     declared: Queue
     held: MessageQueue
 
@@ -60,7 +73,8 @@ class QueueNode(Node):
         watch = None
         if services.journals is not None and not transient:
             watch = services.journals.watch(space.name, declared.name, space.record)
-        queue = (MessageQueue if watch is None else ObservedQueue)(
+        numbers = declared.number_header is not None
+        queue = _CLASSES[numbers, watch is not None](
             services.memory,
             clock.wall,
             partial(space.dead_letters.move, declared),
@@ -81,10 +95,13 @@ class QueueNode(Node):
         )
         if watch is not None and isinstance(queue, ObservedQueue):
             queue.watch = watch
+        if isinstance(queue, NumberingQueue | NumberingObservedQueue):
+            queue.numbering = Numbering(queue, str(declared.number_header))
         schedule(queue, services)
         ledger = None
         if services.journal is not None and number:
-            ledger = queue.ledger = QueueLedger(services.journal, number, queue, declared.name)
+            kind = NumberedLedger if numbers else QueueLedger
+            ledger = queue.ledger = kind(services.journal, number, queue, declared.name)
             services.pager.adopt(queue, number)
         intake = Intake(queue)
         node = cls(
@@ -146,6 +163,7 @@ class QueueNode(Node):
             and before.groups == declared.groups
             and before.group_key == declared.group_key
             and before.selector == declared.selector
+            and before.number_header == declared.number_header
         )
 
     def redeclare(self, declared: Queue) -> None:
@@ -210,6 +228,9 @@ class QueueNode(Node):
     async def restore(self, journal: Journal) -> None:
         if await self.services.pager.restore(journal, self.number, self.held):
             self.services.expiring[self] = None
+
+    def restore_fact(self, kind: FactKind[Any], key: bytes, value: int) -> None:
+        self.held.place_next = max(self.held.place_next, value)
 
     # --- State ---
 
@@ -284,6 +305,11 @@ class QueueNode(Node):
         return list(self.held.consumers.values()) if self.held.ledger is not None else ()
 
     # --- The end ---
+
+    def delete_stored(self, unit: Unit) -> None:
+        super().delete_stored(unit)
+        if self.declared.number_header is not None:
+            facts.NUMBERS.remove(unit, facts.key_of(self.number))
 
     def close(self, name: str) -> bool:
         declared, queue = self.declared, self.held

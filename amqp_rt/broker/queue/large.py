@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from .queue import MessageQueue
 
 
+def _ignore(entry: Entry) -> None:
+    """Do nothing."""
+
+
 class LargeMessages:
     """Messages of a queue that arrive and leave in pieces.
 
@@ -25,6 +29,8 @@ class LargeMessages:
         self._queue = queue
         #: Messages with a sequence number whose body is arriving.
         self.arriving: int = 0
+        #: Called with an entry that is about to get its sequence number.
+        self.before_place: Callable[[Entry], None] = _ignore
         #: Called with a subscription, a delivery begun with the part before the body, and its
         #: entry: the callee sends the pieces of the body and then calls :meth:`finish`.
         self.on_pieces: Callable[[Subscription, Any, Entry], None] | None = None
@@ -35,6 +41,7 @@ class LargeMessages:
         :meth:`arrive` or :meth:`cancel` follows.
         """
         queue = self._queue
+        self.before_place(entry)
         entry.sequence = queue.place_next
         queue.place_next += 1
         size = len(entry.payload)

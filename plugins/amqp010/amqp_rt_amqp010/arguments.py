@@ -178,6 +178,18 @@ def _selector(name: str, value: object) -> Options:
     return {"selector": found}
 
 
+def _number_header(name: str, value: object) -> Options:
+    if as_text(value) == "":
+        # No header, as for Qpid's broker.
+        return {}
+    found = text(name, value)
+    try:
+        Queue("q", number_header=found)
+    except ValueError as error:
+        raise _wrong(f"{name}: {error}") from error
+    return {"number_header": found}
+
+
 def _field(key: str) -> str:
     """Return the field of a message in which the header *key* is found (see the guide's table)."""
     if key == "qpid.subject":
@@ -198,6 +210,7 @@ _READERS: Final[Mapping[str, Callable[[str, object], Options]]] = {
     "qpid.browse-only": _browse_only,
     "qpid.group_header_key": _groups,
     "qpid.filter": _selector,
+    "qpid.queue_msg_sequence": _number_header,
 }
 
 

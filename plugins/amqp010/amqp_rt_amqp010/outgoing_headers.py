@@ -16,6 +16,7 @@ from amqp_rt.fronts.headers import (
     CORRELATION_ID_TYPE,
     annotation_headers,
     death_headers,
+    number_headers,
 )
 from amqp_rt.fronts.splicing import (
     APP_ID,
@@ -147,6 +148,7 @@ class OutgoingFields:
         headers |= headers_of(death_headers(annotations))
         for name, value in headers_of(annotation_headers(annotations)).items():
             headers.setdefault(name, value)
+        headers |= headers_of(number_headers(annotations))
         return headers
 
     @property

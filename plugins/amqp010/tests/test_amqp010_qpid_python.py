@@ -159,6 +159,18 @@ async def test_an_exchange_numbers_its_messages(high: Driven) -> None:
         assert (found["content"], found["properties"]["qpid.msg_sequence"]) == ("text", number)
 
 
+async def test_a_queue_numbers_its_messages(high: Driven) -> None:
+    declare = "x-declare: {arguments: {'qpid.queue_msg_sequence': 'k', 'qpid.max_count': 4, 'qpid.policy_type': ring}}"
+    await high.step("sender", "out", "s", f"q; {{create: always, node: {{{declare}}}}}")
+    await high.step("receiver", "in", "s", "q")
+    await high.step("send", "out", "1", {"properties": {"k": 77}})
+    assert (await high.step("fetch", "in"))["properties"]["k"] == 1
+    # One that waits for its receiver's answer cannot be dropped, and counts among the four.
+    for _ in range(5):
+        await high.step("send", "out", "more")
+    assert (await high.step("fetch", "in"))["properties"]["k"] == 4
+
+
 async def test_many_messages_with_a_small_capacity(high: Driven) -> None:
     await high.step("sender", "out", "s", "q; {create: always}")
     await high.step("receiver", "in", "s", "q", {"capacity": 3})

@@ -33,6 +33,7 @@ from amqp_rt.fronts.headers import (
     annotation_headers,
     body_sections,
     death_headers,
+    number_headers,
     read_sections,
     typed_id,
 )
@@ -243,6 +244,7 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
     headers |= _table(death_headers(annotations))
     for name, value in _table(annotation_headers(annotations)).items():
         headers.setdefault(name, value)
+    headers |= _table(number_headers(annotations))
     said.content_type = _short(stated.content_type)
     said.content_encoding = _short(stated.content_encoding)
     said.reply_to = _short(stated.reply_to)

@@ -27,6 +27,8 @@ Route: TypeAlias = "list[str | list[Route]]"
 
 #: Uses of links: messages of priorities 0 to 4 of any sender; a link of a client, passed on as it is.
 LOW, PINNED = "low", "link"
+#: How a link that branches treats outcomes, and destinations without credit; otherwise as by default.
+_WORST, _SKIP = "worst", "skip"
 
 
 class RouteRefused(AmqpError):
@@ -44,6 +46,9 @@ class LegUse(Struct, frozen=True):
     band: str = LOW
     #: User for whom alone the link is; empty for all.
     user: str = ""
+    #: Where the link branches: *accepted* counts least; destinations without credit are skipped.
+    worst: bool = False
+    skips: bool = False
 
 
 def read_route(value: object, node: str, limits: Limits) -> Route:
@@ -119,6 +124,10 @@ def write_leg(leg: LegUse) -> dict[str, str]:
     value = {"from": leg.origin, "band": leg.band}
     if leg.user:
         value["user"] = leg.user
+    if leg.worst:
+        value["outcomes"] = _WORST
+    if leg.skips:
+        value["slow"] = _SKIP
     return value
 
 
@@ -130,4 +139,8 @@ def read_leg(properties: Mapping[object, object]) -> LegUse:
     origin, band, user = (value.get(key, "") for key in ("from", "band", "user"))
     if not (isinstance(origin, str) and isinstance(user, str)):
         return LegUse("", PINNED)
-    return LegUse(origin, LOW if band == LOW else PINNED, user)
+    return LegUse(
+        *(origin, LOW if band == LOW else PINNED, user),
+        worst=value.get("outcomes") == _WORST,
+        skips=value.get("slow") == _SKIP,
+    )

@@ -93,8 +93,9 @@ class MeshHost(BareHost):
         self._remote = RemoteReplies(container.replies, ways)
         self._wakeup = trio.Event()
         self._changed = False
-        #: Settled messages that were lost with a link of a hop.
+        #: Settled messages that were lost with a link of a hop, and copies that slow destinations did not get.
         self.dropped = 0
+        self.skipped = 0
         self._reports = LoadReports()
         #: Hops of others, and legs refused because of their routes.
         self.hops = 0
@@ -239,13 +240,21 @@ class MeshHost(BareHost):
 
         def ended(multicast: Multicast) -> None:
             self.dropped += multicast.dropped
+            self.skipped += multicast.skipped
             self.hops -= 1
             member.accepted -= 1
             for each in counts:
                 each.end()
 
         try:
-            Multicast(link, edges, limits=ways.limits, on_ended=ended)
+            Multicast(
+                link,
+                edges,
+                skip_slow=leg.skips,
+                worst=leg.worst,
+                limits=ways.limits,
+                on_ended=ended,
+            )
         except LocalProtocolError:
             for each in counts:
                 each.end()
@@ -301,7 +310,9 @@ class MeshHost(BareHost):
             # Nothing new comes to our own node if that is not alive.
             return self._ways.ails(address)
         if all(each.node == self._ways.node for each in found):
-            return False
+            # Links to an address that a rule distributes get further destinations when these appear.
+            rule = None if gives else self._rules.find(address)
+            return rule is not None and rule.route == "message" and rule.distribution != "closest"
         # The nearest destination is this node: its links are served as without a mesh.
         here = found[0].node == self._ways.node
         return not (here and (gives or found[0].offer.distribution == "closest"))
@@ -337,6 +348,8 @@ class MeshHost(BareHost):
             link,
             (link.peer.user or "") if rule.per_user else "",
             wait=rule.absent == "wait",
+            worst=rule.outcomes == "worst",
+            skips=rule.slow == "skip",
             ways=self._ways,
             now=trio.current_time,
             on_wait=self.wake,
@@ -348,6 +361,7 @@ class MeshHost(BareHost):
 
     def _felled(self, tree: RoutedTree) -> None:
         self.dropped += tree.dropped
+        self.skipped += tree.skipped
         self._trees.pop(tree, None)
 
     def splice(
@@ -423,6 +437,16 @@ class MeshHost(BareHost):
         found = self._ways.destinations(address)
         if found and found[0].offer.distribution == "multicast":
             return Error("amqp:not-allowed", f"{address!r} has to be attached to")
+        user = link.peer.user or ""
+        return Relayed(lambda: self.routed(address, user))
+
+    def relay_absent(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | None:
+        """Return the endpoint for messages to *address*, which has no destination; None without a rule for that."""
+        rule = self._rules.find(address)
+        if rule is None or rule.distribution == "multicast" or rule.route == "link":
+            return None
+        if rule.absent != "wait" and rule.fallback is None:
+            return None
         user = link.peer.user or ""
         return Relayed(lambda: self.routed(address, user))
 
@@ -609,3 +633,7 @@ class AbsentHost(BareHost):
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
         """Let *link* wait."""
         return self._host.attach_absent(link)
+
+    def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
+        """Return the endpoint for messages to *address*, where a rule lets them wait or gives them a fallback."""
+        return self._host.relay_absent(address, link)

@@ -15,7 +15,7 @@ from .balance import Standing
 from .fans import Fan, Ingress, Leg
 from .hops import LegUse, Route
 from .rules import MeshRule
-from .ways import LegCount, Ways
+from .ways import LegCount, Ways, spread
 
 #: Seconds for which legs stay after the last sender has gone.
 IDLE_S = 60.0
@@ -28,6 +28,8 @@ class _OpenLeg(Struct):
     """A leg, the path that it takes, and the count of its link."""
 
     leg: Leg
+    #: The address that the leg leads to: the fallback, or that of the senders.
+    address: str
     path: tuple[str, ...]
     opened: LegCount
 
@@ -60,6 +62,9 @@ class RoutedAddress:
     ) -> None:
         self.address = address
         self.user = user
+        self._fallback = rule.fallback
+        #: Zone of the destinations to prefer; the nearest are used in any zone.
+        self._zone = "" if closest else zone
         self._ways = ways
         self._now = now
         self._on_wait = on_wait
@@ -117,19 +122,26 @@ class RoutedAddress:
         if self._closing:
             return
         ways = self._ways
-        wanted = ways.destinations(self.address)[: ways.limits.fan_legs_max]
-        known = {each.node: each for each in wanted}
-        for node, open_leg in list(self._legs.items()):
-            if node not in known or not ways.stands(open_leg.path):
+        address = self.address
+        found = ways.destinations(address)
+        if not found and self._fallback is not None:
+            address = self._fallback
+            found = ways.destinations(address)
+        wanted = {
+            each.node: each for each in spread(found, ways.limits.fan_legs_max, zone=self._zone)
+        }
+        for node, known in list(self._legs.items()):
+            if node not in wanted or known.address != address or not ways.stands(known.path):
                 del self._legs[node]
-                self.fan.retire(open_leg.leg)
-        for each in wanted:
-            if each.node not in self._legs:
-                self._open(
-                    each.node, each.path or (ways.node,), Standing(cost=each.cost, zone=each.zone)
-                )
+                self.fan.retire(known.leg)
+        for node, each in wanted.items():
+            if node in self._legs:
+                self._legs[node].leg.standing.weight = each.offer.weight
+                continue
+            standing = Standing(cost=each.cost, zone=each.zone, weight=each.offer.weight)
+            self._open(node, address, each.path or (ways.node,), standing)
 
-    def _open(self, node: str, path: tuple[str, ...], standing: Standing) -> None:
+    def _open(self, node: str, address: str, path: tuple[str, ...], standing: Standing) -> None:
         ways = self._ways
         route: Route = list(path)
         try:
@@ -141,7 +153,7 @@ class RoutedAddress:
                 standing,
                 properties=ways.properties(route, LegUse(ways.node, user=self.user)),
                 source=Source(),
-                target=Target(address=self.address),
+                target=Target(address=address),
             )
         except LocalProtocolError:
             self._retry()
@@ -150,7 +162,7 @@ class RoutedAddress:
             # Legs that retire count no more, so that this is a leg beyond the limit.
             return
         self._legs[node] = _OpenLeg(
-            leg, path if path != (ways.node,) else (), LegCount(neighbour, opener)
+            leg, address, path if path != (ways.node,) else (), LegCount(neighbour, opener)
         )
         leg.context = self._legs[node].opened
 

@@ -14,6 +14,8 @@ Distribution: TypeAlias = Literal["closest", "balanced", "multicast"]
 
 _ROUTES = ("message", "link")
 _ABSENT = ("refuse", "wait")
+_OUTCOMES = ("handled", "worst")
+_SLOW = ("wait", "skip")
 
 
 class MeshRule(Struct, frozen=True, kw_only=False):
@@ -25,8 +27,14 @@ class MeshRule(Struct, frozen=True, kw_only=False):
         route: ``message``: the destination is chosen for each message. ``link``: for each link of a client, when it
             attaches; filters, transactions and settle modes are those of the destination.
         absent: Without a destination, refuse links after 2 s, or let them wait without credit.
+        fallback: Another address, whose destinations get the messages while this one has none, such as a queue. Senders
+            need no right to it. Messages that go there stay there.
         ordered: Use one destination, and another one when all of its messages are settled.
         resend: Number of further destinations that get a message which one has released.
+        outcomes: Outcome of a message with several destinations. ``handled``: *rejected* if one has rejected it, else *accepted*
+            if one has accepted it, else *modified*, else *released*. ``worst``: *accepted* only if all have accepted it.
+        slow: With several destinations, let senders of settled messages ``wait`` for the slowest, or ``skip`` those that have
+            no credit; messages that these miss are counted.
         nodes: Ids of the nodes that may offer the address; empty for all. Offers of others are dropped here. An edge's
             addresses are offered by its uplink.
         per_user: Use links of their own for each user, whose properties name the user.
@@ -39,16 +47,21 @@ class MeshRule(Struct, frozen=True, kw_only=False):
     distribution: Distribution = "balanced"
     route: Literal["message", "link"] = "message"
     absent: Literal["refuse", "wait"] = "refuse"
+    fallback: str | None = None
     ordered: bool = False
     resend: int = 0
     per_user: bool = False
     nodes: tuple[str, ...] = ()
+    outcomes: Literal["handled", "worst"] = "handled"
+    slow: Literal["wait", "skip"] = "wait"
 
     def __post_init__(self) -> None:
         for name, known in (
             ("distribution", DISTRIBUTIONS),
             ("route", _ROUTES),
             ("absent", _ABSENT),
+            ("outcomes", _OUTCOMES),
+            ("slow", _SLOW),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(
@@ -58,6 +71,21 @@ class MeshRule(Struct, frozen=True, kw_only=False):
         if not self.address or self.resend < 0:
             raise ValueError(
                 f"rule for {self.address!r}: it has an address, and resend is not below 0"
+            )
+        if self.fallback is not None:
+            if self.distribution == "multicast" or self.route == "link":
+                raise ValueError(
+                    f"rule for {self.address!r}: a fallback is for messages that go to one destination each, not for "
+                    "multicast or routed links"
+                )
+            if not self.fallback or "*" in self.fallback or self.fallback == self.address:
+                raise ValueError(
+                    f"rule for {self.address!r}: fallback is another address, without wildcards, not "
+                    f"{self.fallback!r}"
+                )
+        elif self.distribution != "multicast" and (self.outcomes, self.slow) != ("handled", "wait"):
+            raise ValueError(
+                f"rule for {self.address!r}: outcomes and slow are for the distribution multicast"
             )
 
 

@@ -29,6 +29,8 @@ class RoutedTree:
         link: The link, requested and not answered.
         user: The user for whom alone it is; empty for all.
         wait: Let the link wait for the first destination as long as it takes.
+        worst: Let *accepted* count least among the outcomes.
+        skips: Let settled messages skip destinations without credit.
         ways: The ways from here.
         now: The clock, in seconds.
         on_wait: Called when ``deadline`` may have become earlier.
@@ -42,6 +44,8 @@ class RoutedTree:
         user: str,
         *,
         wait: bool,
+        worst: bool = False,
+        skips: bool = False,
         ways: Ways,
         now: Callable[[], float],
         on_wait: Callable[[], None],
@@ -54,13 +58,16 @@ class RoutedTree:
         self._now = now
         self._on_wait = on_wait
         self._on_ended = on_ended
+        self._worst = worst
+        self._skips = skips
         self._until = math.inf if wait else now() + ABSENT_S
         self._retry_at = now()
         self._multicast: Multicast | None = None
         self._branches: dict[str, tuple[TreeBranch, Route, LegCount]] = {}
         self._counts: dict[TreeBranch, LegCount] = {}
-        #: Settled messages that were lost with a branch.
+        #: Settled messages that were lost with a branch, and copies that were skipped.
         self.dropped = 0
+        self.skipped = 0
 
     @property
     def deadline(self) -> float:
@@ -108,7 +115,9 @@ class RoutedTree:
             edge = Edge(
                 opener,
                 ways.new_name(),
-                ways.properties(route, LegUse(ways.node, user=self.user)),
+                ways.properties(
+                    route, LegUse(ways.node, user=self.user, worst=self._worst, skips=self._skips)
+                ),
             )
             if self._multicast is None:
                 if self._link.session.ended:
@@ -117,6 +126,8 @@ class RoutedTree:
                 self._multicast = Multicast(
                     self._link,
                     [edge],
+                    skip_slow=self._skips,
+                    worst=self._worst,
                     limits=ways.limits,
                     refuse=self._refused,
                     on_ended=self._ended,
@@ -167,6 +178,7 @@ class RoutedTree:
 
     def _ended(self, multicast: Multicast) -> None:
         self.dropped += multicast.dropped
+        self.skipped += multicast.skipped
         for each in self._counts.values():
             each.end()
         self._counts.clear()

@@ -120,6 +120,19 @@ class LegCount:
             neighbour.gave_back(self._opener)
 
 
+def spread(found: Sequence[MeshRoute], most: int, *, zone: str = "") -> list[MeshRoute]:
+    """Return *most* of the destinations *found*, the first ones, but those of *zone* before others.
+
+    A quarter of them are of other zones, if there are such: messages go there while all of the own zone are busy.
+    """
+    if not zone or len(found) <= most:
+        return list(found[:most])
+    near = [each for each in found if each.zone == zone]
+    far = [each for each in found if each.zone != zone]
+    near = near[: most - min(len(far), most // 4)]
+    return [*near, *far[: most - len(near)]]
+
+
 def node_of(address: str) -> str | None:
     """Return the node that *address* names, such as ``$mesh/NODE/…``; None if it names none."""
     return address.split("/", 2)[1] if address.startswith(f"{MESH}/") else None

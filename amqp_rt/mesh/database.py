@@ -58,7 +58,7 @@ class Allowance:
 _LISTS_MAX: Final = 4
 
 
-class _Parts(NamedTuple):
+class _ListParts(NamedTuple):
     """Parts of a list of addresses, some of which are missing."""
 
     there: set[int]
@@ -77,7 +77,7 @@ class _Origin:
         self.addresses_rate = Allowance(rate)
         #: Epoch and sequence number of lists of which parts are missing; the lists, by their mark and number of parts.
         self.gathered = (0, 0)
-        self.lists: dict[tuple[int, int], _Parts] = {}
+        self.lists: dict[tuple[int, int], _ListParts] = {}
         #: Contribution to the digest.
         self.mark = 0
 
@@ -169,7 +169,7 @@ class MeshDatabase:
                 entry.gathered = (record.epoch, record.seq)
             elif len(entry.lists) >= _LISTS_MAX:
                 self._drop_list(entry, next(iter(entry.lists)))
-            entry.lists[_list_of(record)] = _Parts(set(), {})
+            entry.lists[_list_of(record)] = _ListParts(set(), {})
             return self._add_part(entry, record)
         for address in record.withdrawn:
             self.directory.remove(record.origin, address)

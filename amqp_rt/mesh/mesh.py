@@ -188,16 +188,7 @@ class Mesh(TrioBlock):
                 if each.peer.trusted and each.peer.container_id == container.name
             ][-1:]
             host.members[accepted.engine] = home
-            container.entry.open_properties.update(properties)
-            container.entry.on_opened = peers.opened
-            container.attaching.transit = host.transit
-            container.replies.prefix = f"$mesh/{container.name}/"
-            container.replies.elsewhere = host.reply_path
-            container.replies.failed_outcome = host.failed_outcome
-            container.nodes.on_change = self._nodes_changed
-            container.add_host(host, first=True)
-            container.add_host(last)
-            self._nodes_changed()
+            self._enter(peers, last, properties)
             nursery.start_soon(peers.run)
             nursery.start_soon(host.run)
             await nursery.start(self._health.run)
@@ -216,15 +207,7 @@ class Mesh(TrioBlock):
                         log.warning("mesh: links of %r were not drained in time", container.name)
             finally:
                 peers.stopping = True
-                container.entry.on_opened = None
-                container.entry.open_properties.clear()
-                container.attaching.transit = None
-                container.replies.prefix = ""
-                container.replies.elsewhere = None
-                container.replies.failed_outcome = accept_failed
-                container.nodes.on_change = None
-                container.remove_host(host)
-                container.remove_host(last)
+                self._exit(last)
                 for each in list(ways.neighbours.values()):
                     if each is not home:
                         each.lose("the member leaves the mesh")
@@ -232,6 +215,33 @@ class Mesh(TrioBlock):
         failure = failure or self._failure
         if failure is not None:
             raise failure
+
+    def _enter(self, peers: Peers, last: AbsentHost, properties: Mapping[object, Any]) -> None:
+        """Let the container ask the mesh about connections, links, replies and nodes."""
+        container, host = self._container, self._host
+        container.entry.open_properties.update(properties)
+        container.entry.on_opened = peers.opened
+        container.attaching.transit = host.transit
+        container.replies.prefix = f"$mesh/{container.name}/"
+        container.replies.elsewhere = host.reply_path
+        container.replies.failed_outcome = host.failed_outcome
+        container.nodes.on_change = self._nodes_changed
+        container.add_host(host, first=True)
+        container.add_host(last)
+        self._nodes_changed()
+
+    def _exit(self, last: AbsentHost) -> None:
+        """Leave the container as it was without a mesh."""
+        container = self._container
+        container.entry.on_opened = None
+        container.entry.open_properties.clear()
+        container.attaching.transit = None
+        container.replies.prefix = ""
+        container.replies.elsewhere = None
+        container.replies.failed_outcome = accept_failed
+        container.nodes.on_change = None
+        container.remove_host(self._host)
+        container.remove_host(last)
 
     def _on_record(self, neighbour: Neighbour, data: bytes) -> None:
         assert self._peers is not None

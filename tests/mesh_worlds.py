@@ -539,7 +539,7 @@ class MeshWorld:
             host = mesh._host
             counts = {
                 "hops": host.hops,
-                f"placed {[_address(each) for each in host._placed]}": host.placed,
+                "placed": host.placed,
                 "routed": len(host._routed),
                 "trees": len(host._trees),
                 "seeking": len(host._seeking),

@@ -257,6 +257,19 @@ def test_a_queue_without_room_drops_packets() -> None:
     assert [each.reply_code for each in got(session, "stream.return")] == [312]
 
 
+def test_a_full_ring_with_priorities_drops_packets_of_the_lowest_first() -> None:
+    """The declaration that the guide names, and not the order in which packets came, says what is dropped."""
+    world = World()
+    session = world.client().attach()
+    arguments = {"qpid.max_count": 3, "qpid.policy_type": "ring", "qpid.priorities": 10}
+    session.call("queue.declare", queue="q", arguments=arguments)
+    for body, priority in ((b"9", 9), (b"1", 1), (b"5", 5), (b"4", 4), (b"8", 8)):
+        packet(session, body, properties={"priority": priority})
+    assert world.stats("q").available == 3
+    consume(session)
+    assert sorted(each.body or b"" for each in got(session, "stream.deliver")) == [b"5", b"8", b"9"]
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "code"),
     [

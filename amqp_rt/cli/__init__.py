@@ -26,6 +26,7 @@ _OURS: Final = {
     "receive": ("messages", "Receive messages from an address."),
     "request": ("messages", "Send a request and print the reply."),
     "node": ("nodes", "Inspect and manage the nodes of a running broker."),
+    "mesh": ("mesh", "Look at a mesh from one of its members, drain it, ask for its health."),
     "store": ("stores", "Check, copy or upgrade a broker's store."),
     "user": ("users", "Manage files of users."),
     "limits": ("limit_options", "List the limits of a broker, with their defaults."),

@@ -9,13 +9,14 @@ import click
 
 from ..broker.nodes import LOG
 from ..container.container import Container
-from ..errors import AmqpError, printable
+from ..errors import AmqpError
 from ..management.answering import ADDRESS, SELF_TYPE
 from ..management.node import NODE_TYPE, VIRTUAL_HOST_TYPE
 from ..message import Message
 from ..values import Described, Symbol
 from .messages import for_stdout, shown
 from .running import Where, client_options, run
+from .tables import cell, table
 
 #: Columns of the list.
 _COLUMNS = ("name", "kind", "available", "acquired", "consumers", "producers", "enqueued")
@@ -51,24 +52,6 @@ def _query(where: Where, kind: str) -> Mapping[str, Any]:
         ]
         results = [*results, *page]
     return {"attributeNames": names, "results": results}
-
-
-def _cell(value: object) -> str:
-    """Return *value* escaped for a terminal, since peers choose the names of nodes."""
-    return printable(str(value))
-
-
-def _table(rows: list[list[Any]], heads: tuple[str, ...]) -> str:
-    cells = [[str(head) for head in heads], *[[_cell(cell) for cell in row] for row in rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
-    lines = []
-    for row in cells:
-        padded = [
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
 
 
 def _records(where: Where, name: str, count: int) -> list[bytes]:
@@ -108,7 +91,7 @@ def list_(where: Where, everything: bool) -> None:
         for row in found["results"]
         if everything or not row[dynamic]
     ]
-    click.echo(_table(sorted(rows), _COLUMNS))
+    click.echo(table(sorted(rows), _COLUMNS))
 
 
 @node.command()
@@ -119,7 +102,7 @@ def hosts(where: Where) -> None:
     names = [str(name) for name in found["attributeNames"]]
     heads = ("name", "nodes")
     rows = [[row[names.index(head)] for head in heads] for row in found["results"]]
-    click.echo(_table(sorted([name or "(default)", nodes] for name, nodes in rows), heads))
+    click.echo(table(sorted([name or "(default)", nodes] for name, nodes in rows), heads))
 
 
 @node.command()
@@ -128,9 +111,9 @@ def hosts(where: Where) -> None:
 def show(name: str, where: Where) -> None:
     """Show the declaration and statistics of a node."""
     found: Mapping[str, Any] = _manage(where, "READ", name=name)
-    width = max((len(_cell(key)) for key in found), default=0)
+    width = max((len(cell(key)) for key in found), default=0)
     for key, value in found.items():
-        click.echo(f"{_cell(key).ljust(width)}  {_cell(value)}")
+        click.echo(f"{cell(key).ljust(width)}  {cell(value)}")
 
 
 @node.command()
@@ -170,7 +153,7 @@ def purge(name: str, where: Where, yes: bool) -> None:
         # Report a mistyped name before asking for confirmation.
         _manage(where, "READ", name=name)
         click.confirm(f"Drop every message that waits in {name}?", abort=True)
-    click.echo(f"{_cell(_manage(where, 'PURGE', name=name)['messages'])} messages dropped")
+    click.echo(f"{cell(_manage(where, 'PURGE', name=name)['messages'])} messages dropped")
 
 
 @node.command()
@@ -185,4 +168,4 @@ def move(name: str, to: str, where: Where, count: int | None) -> None:
     arguments: dict[str, Any] = {"name": name, "to": to}
     if count is not None:
         arguments["count"] = count
-    click.echo(f"{_cell(_manage(where, 'MOVE', **arguments)['messages'])} messages moved")
+    click.echo(f"{cell(_manage(where, 'MOVE', **arguments)['messages'])} messages moved")

@@ -29,6 +29,7 @@ from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .configured import ConfiguredCommand
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
+from .mesh_options import MeshOptions, mesh_options
 from .running import is_local_host, log_options, report_ready, run, signalled
 
 log = logging.getLogger("amqp_rt.cli")
@@ -207,6 +208,7 @@ log = logging.getLogger("amqp_rt.cli")
     metavar="FOLDER",
     help="Record every connection in a file of FOLDER, messages included; see amqp-rt trace.",
 )
+@mesh_options
 @log_options
 @click.pass_context
 def serve(  # noqa: C901
@@ -238,6 +240,7 @@ def serve(  # noqa: C901
     given_cbs: tuple[str, ...],
     settle_second: bool,
     trace: str | None,
+    joining: MeshOptions,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM, after which running work may finish.
 
@@ -362,6 +365,8 @@ def serve(  # noqa: C901
     if trace is not None:
         broker.container.traces = _traces(trace, broker.container)
 
+    member = joining.member(broker)
+
     async def main() -> None:
         # Signals are handled until the very end, so that a second one can end the wait.
         async with trio.open_nursery() as nursery:
@@ -373,9 +378,10 @@ def serve(  # noqa: C901
                 for file in files:
                     await broker.declare_from(file)
                 bound = await broker.listen(*urls)
-                report_ready(bound)
-                nursery.start_soon(trio.to_thread.run_sync, selectors.prepare)
-                await broker.serve()
+                async with member:
+                    report_ready(bound)
+                    nursery.start_soon(trio.to_thread.run_sync, selectors.prepare)
+                    await broker.serve()
             nursery.cancel_scope.cancel()
 
     run(main)

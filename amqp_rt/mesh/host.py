@@ -22,7 +22,8 @@ from ..fronts.base import (
 from ..fronts.hosts import BareHost
 from ..outcomes import ACCEPTED, Error, Outcome
 from ..security.access import CBS, MANAGEMENT
-from ..termini import Source, Target
+from ..termini import DeleteOnClose, Source, Target
+from ..values import Described
 from .fans import ABSENT_S
 from .hops import (
     LOW,
@@ -265,7 +266,11 @@ class MeshHost(BareHost):
     # --- links of clients --------------------------------------------------------------------------
 
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
-        """Route *link* if its address is served elsewhere."""
+        """Route *link* if its address is served elsewhere; create the address of a reply link."""
+        if link.role == SENDER and _is_for_replies(link.source):
+            # Also beside a broker, whose dynamic queues have names that lead nowhere from other members.
+            self._container.replies.attach_dynamic(cast("SendingLink", link))
+            return True
         address = self._address_of(link)
         if address is None or ROUTE in link.properties:
             return False
@@ -548,6 +553,20 @@ class MeshHost(BareHost):
     def busy(self) -> bool:
         """Whether messages of our clients are under way."""
         return any(each.fan.waiting or each.fan.legs for each in self._routed.values())
+
+
+def _is_for_replies(source: object) -> bool:
+    """Return whether *source* is dynamic, for as long as its link, and asks for nothing else, such as a kind of node."""
+    if not isinstance(source, Source) or not source.dynamic or source.address or source.durable:
+        return False
+    asked = dict(source.dynamic_node_properties or {})
+    lifetime = asked.pop("lifetime-policy", None)
+    if isinstance(lifetime, Described):
+        # delete-on-close, by its code or by its name (Part 3 §3.5.10).
+        closes = lifetime.descriptor in (0x2B, "amqp:delete-on-close:list")
+    else:
+        closes = lifetime is None or isinstance(lifetime, DeleteOnClose)
+    return closes and not asked and not source.capabilities
 
 
 def _is_ours(address: str) -> bool:

@@ -97,8 +97,9 @@ class MeshAddressEntity(Struct, frozen=True, kw_only=True):
     takes: bool
     gives: bool
     link_routed: bool
-    #: Nodes that serve it; the nearest of these, and what the path to the first of them costs.
+    #: Nodes that serve it, and those that are alive; the nearest, and what the path to the first of them costs.
     instances: int
+    alive: int
     nodes: list[str]
     cost: int
     #: Ways to each node, the nearest first; in the row of one address only.
@@ -289,6 +290,7 @@ def _address_entity(name: str, found: list[MeshRoute], *, routes: bool) -> MeshA
         gives=bool(flags & GIVES),
         link_routed=bool(flags & LINK_ROUTED),
         instances=len(found),
+        alive=sum(bool(each.offer.weight) for each in found),
         nodes=[each.node for each in found[:_NAMED_MAX]],
         cost=found[0].cost,
         routes=[
@@ -297,7 +299,7 @@ def _address_entity(name: str, found: list[MeshRoute], *, routes: bool) -> MeshA
                 "zone": each.zone,
                 "cost": each.cost,
                 "path": list(each.path),
-                "weight": each.offer.weight,
+                "alive": bool(each.offer.weight),
                 "edge": bool(each.offer.flags & EDGE),
             }
             for each in found[:_ROUTES_MAX]

@@ -17,7 +17,9 @@ from amqp_rt import cli
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "reference" / "command-line.md"
 #: Commands of the distribution amqp-rt itself; those of plug-ins are described in the plug-ins' guides.
-COMMANDS = ("serve", "send", "receive", "request", "node", "store", "user", "limits", "trace")
+COMMANDS = (
+    *("serve", "send", "receive", "request", "node", "mesh", "store", "user", "limits", "trace"),
+)
 
 HEAD = """\
 # Command line and configuration

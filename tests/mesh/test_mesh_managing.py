@@ -157,6 +157,27 @@ async def test_a_broker_answers_for_its_membership_too(autojump_clock: MockClock
             assert "amqp_rt.mesh" not in await there.types()
 
 
+async def test_calls_of_clients_of_a_broker_get_replies_of_other_members(
+    autojump_clock: MockClock,
+) -> None:
+    network = MemoryNetwork()
+    async with members(network) as made, Broker("A", network=network) as broker:
+        (url,) = await broker.listen("memory://A")
+        async with Mesh(broker.container, role="interior") as mesh:
+            made.urls["A"] = url
+            await made.start("B", "A")
+
+            async def greet(name: str) -> str:
+                return f"hello {name}"
+
+            made.boxes["B"].rpc("greet")(greet)
+            await mesh.reachable("greet")
+            async with client(url, network=network) as peer:
+                assert await peer.call("greet", "Ada", reply=str, within=5) == "hello Ada"
+                async with peer.receiver(dynamic=True) as replies:
+                    assert replies.address.startswith("$mesh/A/")
+
+
 async def test_a_virtual_host_of_a_broker_drains_no_member(autojump_clock: MockClock) -> None:
     network = MemoryNetwork()
     async with Broker("A", network=network, virtual_hosts=["", "other"]) as broker:

@@ -39,6 +39,7 @@ def _declare(
     filters: Collection[str] = (),
     on_error: OnError | None = None,
     retry: Retry | None = None,
+    thread: bool = False,
     middleware: Sequence[Middleware] = (),
 ) -> HandlerDeclaration:
     if not isinstance(address, str):
@@ -66,6 +67,7 @@ def _declare(
         filters=tuple(filters),
         on_error=on_error,
         retry=retry,
+        thread=thread,
         middleware=tuple(middleware),
     )
 
@@ -102,6 +104,7 @@ class NodeDecorator(_Decorators):
         streaming: bool = False,
         on_error: OnError | None = None,
         retry: Retry | None = None,
+        thread: bool = False,
         middleware: Sequence[Middleware] = (),
     ) -> Callable[[F], F]:
         """Declare the decorated function as the node at *address*.
@@ -116,6 +119,8 @@ class NodeDecorator(_Decorators):
             on_error: The outcome after an exception, instead of *modified, delivery-failed*.
             retry: Attempts and pauses after exceptions, counted in the message by its queue, for all
                 workers and over restarts. Its ``budget`` and ``attempt_s`` are for calls only.
+            thread: Call the function, a ``def`` that blocks, in a thread; at most *slots* at once. It cannot be
+                cancelled: the end of the container waits until it returns.
             middleware: Wrapped around the handler, the first outermost.
         """
         return self._decorator(
@@ -127,6 +132,7 @@ class NodeDecorator(_Decorators):
                 streaming=streaming,
                 on_error=on_error,
                 retry=retry,
+                thread=thread,
                 middleware=middleware,
             )
         )
@@ -154,6 +160,7 @@ class RpcDecorator(_Decorators):
         *,
         slots: int | None = None,
         prefetch: int | None = None,
+        thread: bool = False,
         middleware: Sequence[Middleware] = (),
     ) -> Callable[[F], F]:
         """Declare the decorated function as the handler of requests to *address*.
@@ -166,10 +173,19 @@ class RpcDecorator(_Decorators):
             address: An address, or a pattern with captures.
             slots: Requests answered at once.
             prefetch: Requests that wait behind them on each link.
+            thread: Call the function, a ``def`` that blocks, in a thread, at most *slots* at once. It goes on
+                when its caller gives up, and its reply is dropped.
             middleware: Wrapped around the handler, the first outermost.
         """
         return self._decorator(
-            _declare("rpc", address, slots=slots, prefetch=prefetch, middleware=middleware)
+            _declare(
+                "rpc",
+                address,
+                slots=slots,
+                prefetch=prefetch,
+                thread=thread,
+                middleware=middleware,
+            )
         )
 
 

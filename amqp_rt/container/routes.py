@@ -208,6 +208,7 @@ class HandlerDeclaration(Struct, kw_only=True):
     filters: tuple[str, ...] = ()
     on_error: OnError | None = None
     retry: Retry | None = None
+    thread: bool = False
     middleware: tuple[Middleware, ...] = ()
     #: Local names of the enclosing function that the annotations mention.
     names: dict[str, Any] = {}
@@ -347,6 +348,8 @@ class Route:
         self, function: Callable[..., Any], declaration: HandlerDeclaration, resources: Resources
     ) -> None:
         self.function = function
+        #: What is called for a message: the function, or one that calls it in a thread.
+        self.target = function
         self.kind: Kind = declaration.kind
         self.address = declaration.address
         self.pattern = Pattern(declaration.address)
@@ -396,10 +399,26 @@ class Route:
         )
         #: Whether the handler is called with only the octets of the body.
         self.takes_octets = self._payload_only and self.payload is bytes
+        if declaration.thread:
+            self._run_in_threads()
         self._call: Callable[[Context], Any] = self._direct
         if self.middleware:
             self._call = _wrapped(self._direct, self.middleware)
             self.awaits = True
+
+    def _run_in_threads(self) -> None:
+        """Replace the function by one that calls it in a thread."""
+        if self.awaits or self.streams:
+            raise TypeError(f"{self.name}: thread=True is for a `def` that returns a value")
+        blocking = self.function
+        limiter = trio.CapacityLimiter(self.slots)
+
+        async def in_thread(*args: Any, **kwargs: Any) -> Any:
+            call = functools.partial(blocking, *args, **kwargs)
+            return await trio.to_thread.run_sync(call, limiter=limiter)
+
+        self.target = in_thread
+        self.awaits = True
 
     def _read_signature(self, called: Any, names: Mapping[str, Any]) -> None:
         try:
@@ -537,7 +556,7 @@ class Route:
             DecodeError: The payload is not of the handler's type. The handler was not called.
         """
         if self._payload_only:
-            return self.function(decode_payload(message, self.payload))
+            return self.target(decode_payload(message, self.payload))
         payload = None if self.payload is None else decode_payload(message, self.payload)
         if self.takes_nothing and payload is None and not has_no_payload(message):
             raise DecodeError(f"{self.address!r} takes no argument, and the request has one")
@@ -555,7 +574,7 @@ class Route:
         return self._call(Context(binding, delivery, message, NO_DEADLINE, payload))
 
     def _direct(self, context: Context) -> Any:
-        return self.function(
+        return self.target(
             *[make(context) for make in self._positional],
             **{name: make(context) for name, make in self._keyword},
         )

@@ -501,7 +501,7 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
             # As in invoke(), without creating a message.
             if delivery.payload.find(TRACE_OCTETS, 0, inbox.workers.trace_within) >= 0:
                 CALLER.set(caller_of(read_message(delivery)))
-            result = route.function(octets)
+            result = route.target(octets)
         else:
             message = read_message(delivery)
             if delivery.payload.find(TRACE_OCTETS, 0, inbox.workers.trace_within) >= 0:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .container.receiving import Receiver
     from .container.recovery import Reconnect, connect
     from .container.routes import Deadline
+    from .container.scopes import Depends, PerMessage
     from .container.sending import Sender
     from .container.tokens import Sas
     from .container.transactions import Transaction
@@ -53,6 +54,7 @@ __all__ = [
     "Container",
     "Deadline",
     "Delivery",
+    "Depends",
     "External",
     "Hedge",
     "Jwt",
@@ -62,6 +64,7 @@ __all__ = [
     "Modify",
     "OAuthBearer",
     "Peer",
+    "PerMessage",
     "Plain",
     "Profile",
     "Receiver",
@@ -112,6 +115,7 @@ _HOMES: dict[str, str] = {
     "Container": "amqp_rt.container.container",
     "Deadline": "amqp_rt.container.routes",
     "Delivery": "amqp_rt.container.deliveries",
+    "Depends": "amqp_rt.container.scopes",
     "External": "amqp_rt.security.mechanisms",
     "Hedge": "amqp_rt.policies",
     "Jwt": "amqp_rt.security.jwts",
@@ -122,6 +126,7 @@ _HOMES: dict[str, str] = {
     "node": "amqp_rt.container.declaring",
     "OAuthBearer": "amqp_rt.security.bearer",
     "Peer": "amqp_rt.events",
+    "PerMessage": "amqp_rt.container.scopes",
     "Plain": "amqp_rt.security.mechanisms",
     "Profile": "amqp_rt.container.profiles",
     "Receiver": "amqp_rt.container.receiving",

@@ -28,6 +28,7 @@ from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 from .container.declaring import NodeDecorator, Router, RpcDecorator, SourceDecorator, declared
 from .container.deliveries import Delivery
 from .container.routes import HandlerDeclaration
+from .container.scopes import PerMessage
 
 _DECORATORS: Final = (NodeDecorator, RpcDecorator, SourceDecorator)
 #: Methods with nodes of the application as arguments.
@@ -128,6 +129,8 @@ class Bridge(ABC):
             return type(value)(map(self.given, value))
         if inspect.isfunction(value) or inspect.ismethod(value):
             return self.handler(value)
+        if isinstance(value, PerMessage):
+            return PerMessage(self.handler(value.factory), as_type=value.as_type)
         return inward(value)
 
     def attribute(self, target: Any, name: str) -> Any:

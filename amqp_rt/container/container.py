@@ -20,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import (
     AbstractAsyncContextManager,
+    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
 )
@@ -302,6 +303,14 @@ class Container(TrioBlock):
         if self._running is not None and self._resources.unmade:
             raise RuntimeError("a resource with a lifetime is provided before the container starts")
 
+    def override(self, kind: Any, value: Any) -> AbstractContextManager[None]:
+        """Use *value* in place of the resource *kind*, or of the function of a ``Depends``, within a block of tests.
+
+        Raises:
+            ValueError: It is overridden already.
+        """
+        return self._resources.overridden(kind, value)
+
     def on_startup(self, hook: Hook) -> Hook:
         """Call *hook* when the container starts, before links are served. Usable as a decorator."""
         self._on_startup.append(hook)
@@ -372,8 +381,7 @@ class Container(TrioBlock):
         failure: BaseException | None = None
         try:
             async with AsyncExitStack() as resources:
-                for kind, make in self._resources.unmade.items():
-                    self._resources.made(kind, await resources.enter_async_context(make()))
+                await resources.enter_async_context(self._resources.entered())
                 self.reactor = await resources.enter_async_context(open_reactor())
                 async with trio.open_nursery() as connections:
                     try:

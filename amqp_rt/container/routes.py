@@ -20,6 +20,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import aclosing
 from math import inf
 from typing import (
     Annotated,
@@ -52,6 +53,7 @@ from .home import Home
 from .payloads import check_payload_type, decode_payload, has_no_payload
 from .raising import OnError
 from .resources import Resources
+from .scopes import Scope
 
 Kind: TypeAlias = Literal["node", "rpc", "source", "link"]
 
@@ -155,7 +157,7 @@ class Context:
     :class:`~amqp_rt.container.feeding.SourceLink`, sender or receiver.
     """
 
-    __slots__ = ("binding", "deadline", "delivery", "message", "payload")
+    __slots__ = ("binding", "deadline", "delivery", "made", "message", "payload")
 
     def __init__(
         self,
@@ -170,6 +172,8 @@ class Context:
         self.message = message
         self.deadline = deadline
         self.payload = payload
+        #: Values made for this message alone.
+        self.made: dict[Any, Any] = {}
 
     @property
     def address(self) -> str:
@@ -369,6 +373,7 @@ class Route:
         #: Type of the reply, or of each item of a streamed one; ``Any`` if it is not annotated.
         self.reply: Any = Any
         self._resources = resources
+        self._scope = Scope(self.name, resources, _BY_TYPE)
         self._positional: list[_Maker] = []
         self._keyword: list[tuple[str, _Maker]] = []
         self._captured: dict[str, Any] = {}
@@ -402,8 +407,11 @@ class Route:
         if declaration.thread:
             self._run_in_threads()
         self._call: Callable[[Context], Any] = self._direct
+        if self._scope:
+            self._call = self._streaming_in_scope if self.streams else self._called_in_scope
+            self.awaits = not self.streams
         if self.middleware:
-            self._call = _wrapped(self._direct, self.middleware)
+            self._call = _wrapped(self._call, self.middleware)
             self.awaits = True
 
     def _run_in_threads(self) -> None:
@@ -474,6 +482,9 @@ class Route:
             if wanted not in (str, Any):
                 self._captured[name] = wanted
             return lambda context: context.binding.captures[name]
+        made = self._scope.maker(wanted)
+        if made is not None:
+            return made
         kind = _plain(wanted)
         if isinstance(kind, type) and kind in _BY_TYPE:
             return _BY_TYPE[kind]
@@ -572,6 +583,21 @@ class Route:
     ) -> Any:
         """Call the handler with a link, or with a message whose body is still arriving."""
         return self._call(Context(binding, delivery, message, NO_DEADLINE, payload))
+
+    async def _called_in_scope(self, context: Context) -> Any:
+        async with self._scope.entered(context):
+            result = self._direct(context)
+            return await result if inspect.isawaitable(result) else result
+
+    async def _streaming_in_scope(self, context: Context) -> AsyncGenerator[Any, Any]:
+        async with self._scope.entered(context), aclosing(self._direct(context)) as items:
+            said: Any = None
+            while True:
+                try:
+                    item = await items.asend(said)
+                except StopAsyncIteration:
+                    return
+                said = yield item
 
     def _direct(self, context: Context) -> Any:
         return self.target(

@@ -86,7 +86,7 @@ async def dead_letter(broker: Broker) -> Message:
         return delivery.message
 
 
-@pytest.mark.req("A6", "B16")
+@pytest.mark.req("A9", "B16")
 async def test_a_queue_keeps_a_failed_message_for_growing_pauses(autojump_clock: MockClock) -> None:
     handler = Handler()
     async with (

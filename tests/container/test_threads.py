@@ -38,7 +38,7 @@ class Gate:
         await trio.to_thread.run_sync(self.entered.acquire)
 
 
-@pytest.mark.req("A1", "A6")
+@pytest.mark.req("A1", "A11")
 async def test_a_blocking_handler_holds_up_nobody_else_and_keeps_to_its_slots() -> None:
     gate = Gate()
     threads: set[int] = set()

@@ -1,0 +1,188 @@
+"""Resources that live as long as the handling of one message: a database session, the user of a token."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from .resources import Resources
+    from .routes import Context
+
+#: Key of a value with the lifetime of a message: its type, or the function of ``Depends``.
+Key: TypeAlias = Any
+#: Function that makes one argument for a message.
+Maker: TypeAlias = "Callable[[Context], Any]"
+
+
+class PerMessage:
+    """Resource of a container that is made anew for each message.
+
+    Args:
+        factory: An ``@asynccontextmanager`` function, entered before the handler is called and left before the
+            message gets its outcome, with the handler's exception if there is one. Its parameters are passed by
+            type: other resources, and what a handler can request.
+        as_type: Type of the resource, by default the annotated one of the factory's items.
+    """
+
+    def __init__(self, factory: Callable[..., Any], *, as_type: type | None = None) -> None:
+        if not is_block(factory):
+            raise TypeError(f"PerMessage takes an @asynccontextmanager function, not {factory!r}")
+        self.factory = factory
+        self.as_type = as_type
+
+    def __repr__(self) -> str:
+        return f"PerMessage({self.factory.__qualname__})"
+
+
+class Depends(Struct, frozen=True):
+    """Mark of a parameter, ``Annotated[User, Depends(current_user)]``, whose value a function makes for each message.
+
+    Args:
+        make: A function, ``def`` or ``async def``, or an ``@asynccontextmanager`` function, with parameters as for
+            :class:`PerMessage`. It is called once for a message, however many parameters depend on it.
+    """
+
+    make: Callable[..., Any]
+
+
+class _Step(Struct):
+    """One value to make for a message, after those that it needs."""
+
+    key: Key
+    make: Callable[..., Any]
+    arguments: dict[str, Maker]
+
+
+class Scope:
+    """Values that a handler needs for each message, in the order in which they are made.
+
+    Args:
+        name: Name of the handler, for errors.
+        resources: Resources of the container.
+        by_type: Makers of what a handler can request by type.
+    """
+
+    def __init__(self, name: str, resources: Resources, by_type: Mapping[type, Maker]) -> None:
+        self._name = name
+        self._resources = resources
+        self._by_type = by_type
+        self._steps: dict[Key, _Step] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything has to be made."""
+        return bool(self._steps)
+
+    def maker(self, wanted: Any) -> Maker | None:
+        """Return the maker of a parameter annotated *wanted*; None if its value has not this lifetime.
+
+        Raises:
+            TypeError: A factory has a parameter that cannot be provided, or needs its own value.
+        """
+        made = depends_on(wanted)
+        if made is not None:
+            self._add(made, made, ())
+            return _reader(made)
+        factory = self._resources.per_message(wanted)
+        if factory is None:
+            return None
+        self._add(wanted, factory, ())
+        return _reader(wanted)
+
+    def _add(self, key: Key, make: Callable[..., Any], needed_by: tuple[Key, ...]) -> None:
+        if key in self._steps:
+            return
+        if key in needed_by:
+            circle = " needs ".join(_shown(each) for each in (*needed_by, key))
+            raise TypeError(f"{self._name}: resources need each other: {circle}")
+        arguments: dict[str, Maker] = {}
+        for parameter, wanted in parameters_of(make):
+            maker = self._argument(wanted, (*needed_by, key))
+            if maker is not None:
+                arguments[parameter.name] = maker
+            elif parameter.default is parameter.empty:
+                raise TypeError(
+                    f"{self._name}: {_shown(key)} needs {parameter.name}: {_shown(wanted)}, and no resource of"
+                    " that type is provided"
+                )
+        self._steps[key] = _Step(key, make, arguments)
+
+    def _argument(self, wanted: Any, needed_by: tuple[Key, ...]) -> Maker | None:
+        made = depends_on(wanted)
+        if made is not None:
+            self._add(made, made, needed_by)
+            return _reader(made)
+        if isinstance(wanted, type) and wanted in self._by_type:
+            return self._by_type[wanted]
+        factory = self._resources.per_message(wanted)
+        if factory is not None:
+            self._add(wanted, factory, needed_by)
+            return _reader(wanted)
+        found = self._resources.find(wanted)
+        if found is None:
+            return None
+        resources = self._resources
+        return lambda context: resources[found]
+
+    @asynccontextmanager
+    async def entered(self, context: Context) -> AsyncIterator[None]:
+        """Make the values for *context*, and end them in the opposite order when the block ends."""
+        async with AsyncExitStack() as stack:
+            for step in self._steps.values():
+                context.made[step.key] = await self._made(step, context, stack)
+            yield
+
+    async def _made(self, step: _Step, context: Context, stack: AsyncExitStack) -> Any:
+        if step.key in self._resources.overrides:
+            return self._resources.overrides[step.key]
+        value = step.make(**{name: make(context) for name, make in step.arguments.items()})
+        if is_block(step.make):
+            return await stack.enter_async_context(value)
+        return await value if inspect.isawaitable(value) else value
+
+
+def _reader(key: Key) -> Maker:
+    return lambda context: context.made[key]
+
+
+def depends_on(wanted: Any) -> Callable[..., Any] | None:
+    """Return the function of a :class:`Depends` in the annotation *wanted*; None without one."""
+    if get_origin(wanted) is Annotated:
+        for mark in get_args(wanted)[1:]:
+            if isinstance(mark, Depends):
+                return mark.make
+    return None
+
+
+def is_block(factory: Any) -> bool:
+    """Return whether *factory* is an ``@asynccontextmanager`` function."""
+    return inspect.isasyncgenfunction(getattr(factory, "__wrapped__", None))
+
+
+def parameters_of(factory: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any]]:
+    """Return the parameters of *factory*, each with its annotation.
+
+    Raises:
+        TypeError: An annotation cannot be read.
+    """
+    function = getattr(factory, "__wrapped__", factory)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"{_shown(factory)}: an annotation names {error.name!r}, which is unknown"
+        ) from None
+    found = inspect.signature(factory).parameters.values()
+    return [
+        (each, hints.get(each.name, Any))
+        for each in found
+        if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    ]
+
+
+def _shown(thing: Any) -> str:
+    return getattr(thing, "__qualname__", None) or str(thing)

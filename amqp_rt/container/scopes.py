@@ -50,7 +50,7 @@ class Depends(Struct, frozen=True):
     make: Callable[..., Any]
 
 
-class _Step(Struct):
+class _Making(Struct):
     """One value to make for a message, after those that it needs."""
 
     key: Key
@@ -71,7 +71,7 @@ class Scope:
         self._name = name
         self._resources = resources
         self._by_type = by_type
-        self._steps: dict[Key, _Step] = {}
+        self._steps: dict[Key, _Making] = {}
 
     def __bool__(self) -> bool:
         """Whether anything has to be made."""
@@ -109,7 +109,7 @@ class Scope:
                     f"{self._name}: {_shown(key)} needs {parameter.name}: {_shown(wanted)}, and no resource of"
                     " that type is provided"
                 )
-        self._steps[key] = _Step(key, make, arguments)
+        self._steps[key] = _Making(key, make, arguments)
 
     def _argument(self, wanted: Any, needed_by: tuple[Key, ...]) -> Maker | None:
         made = depends_on(wanted)
@@ -136,7 +136,7 @@ class Scope:
                 context.made[step.key] = await self._made(step, context, stack)
             yield
 
-    async def _made(self, step: _Step, context: Context, stack: AsyncExitStack) -> Any:
+    async def _made(self, step: _Making, context: Context, stack: AsyncExitStack) -> Any:
         if step.key in self._resources.overrides:
             return self._resources.overrides[step.key]
         value = step.make(**{name: make(context) for name, make in step.arguments.items()})

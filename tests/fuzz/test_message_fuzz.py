@@ -18,11 +18,10 @@ from amqp_rt.message import (
     Head,
     Message,
     reencode,
-    sign,
-    verify,
     walk,
     walk_head,
 )
+from amqp_rt.signatures import sign, verify
 from amqp_rt.values import Symbol, ULong
 
 optional_text = st.none() | text

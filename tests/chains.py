@@ -8,7 +8,7 @@ from sanity import check
 
 from amqp_rt.errors import LocalProtocolError
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
-from amqp_rt.mesh.splices import Splice
+from amqp_rt.mesh.splices import Siblings, Splice
 from amqp_rt.outcomes import Error
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
@@ -32,6 +32,8 @@ class Chain:
         #: Links that the server was asked for.
         self.links: list[Any] = []
         self.splices: list[Splice] = []
+        #: The client has one session.
+        self.siblings = [Siblings() for _ in range(nodes)]
         self.ended: list[Splice] = []
         self.accept_options: dict[str, Any] = {}
         self.joints: list[Joined] = []
@@ -52,6 +54,7 @@ class Chain:
                     self.sessions[at + 1],
                     link.name,
                     limits=self.limits,
+                    siblings=self.siblings[at],
                     on_ended=self.ended.append,
                 )
             except LocalProtocolError as fault:

@@ -107,9 +107,18 @@ class Attaching:
 
     def place(self, connection: Connection, link: ReceivingLink | SendingLink) -> None:
         """Accept or refuse *link*, whose right has been decided, as :meth:`attach` does otherwise."""
+        remote = link.connection is not connection.engine
+        if remote:
+            self._carry(connection, link.connection)
         terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
             self._refuse(link, terminus)
+        elif (
+            remote
+            and isinstance(terminus, Source | Target)
+            and (refused := self._refuse_takeover(link, terminus.address)) is not None
+        ):
+            self._refuse(link, refused)
         elif isinstance(terminus, Coordinator):
             self._place_coordinator(link)
         else:
@@ -213,8 +222,18 @@ class Attaching:
         therefore requires the right to that one as well.
         """
         refused = self._home.permissions.decide_link(link, terminus)
-        if refused is not None or link.peer.trusted or not self._home.permissions.guarded:
-            return refused
+        return refused or self._refuse_takeover(link)
+
+    def _refuse_takeover(
+        self, link: ReceivingLink | SendingLink, allowed: object = None
+    ) -> Error | None:
+        """Return why *link* may not take over the link or terminus that has its names; None if it may.
+
+        The right to the address *allowed* has been checked elsewhere.
+        """
+        permissions = self._home.permissions
+        if link.peer.trusted or not permissions.guarded:
+            return None
         taken: list[Source | Target | Coordinator | Error | None] = [
             host.kept_terminus(link) for host in self._home.hosts
         ]
@@ -222,9 +241,11 @@ class Attaching:
         if old is not None and old.connection is not link.connection and old.attached:
             taken.append(_our_terminus(old))
         for each in taken:
-            if isinstance(
-                each, Source | Target | Coordinator
-            ) and self._home.permissions.decide_link(link, each):
+            if allowed is not None and getattr(each, "address", None) == allowed:
+                continue
+            if isinstance(each, Source | Target | Coordinator) and permissions.decide_link(
+                link, each
+            ):
                 return Error(
                     "amqp:unauthorized-access",
                     f"another client has a link {link.name!r:.100} to a node that you may not use: "

@@ -21,7 +21,6 @@ from .performatives import SENDER, Attach, Detach, Flow
 from .resume import read_unsettled
 
 if TYPE_CHECKING:
-    from .engine import Engine
     from .session import Session
 
 SND_UNSETTLED: Final = 0
@@ -101,14 +100,23 @@ class Link:
         self._echo: bool = False
 
     @property
-    def connection(self) -> Engine:
-        """Engine that carries the link."""
-        return self.session.engine
+    def connection(self) -> Any:
+        """Engine that carries the link, or what stands for it.
+
+        The owner of the engine may set ``Session.carrier`` before it answers the first attach of a session whose links
+        are those of a client of another node. It then has the client's peer, too.
+        """
+        carrier = self.session.carrier
+        return self.session.engine if carrier is None else carrier
 
     @property
     def peer(self) -> Peer:
         """Peer of the link's connection."""
-        return self.session.engine.peer
+        carrier = self.session.carrier
+        if carrier is None:
+            return self.session.engine.peer
+        peer: Peer = carrier.peer
+        return peer
 
     @property
     def state(self) -> str:

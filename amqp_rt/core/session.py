@@ -64,6 +64,7 @@ class Session:
 
     def __init__(self, engine: Engine, channel: int, window: int, window_bytes: int) -> None:
         self.engine = engine
+        self.carrier: Any = None  # what its links name as their connection, if not the engine
         self.limits = engine.limits
         self.channel = channel
         self.remote_channel: int = -1

@@ -49,6 +49,9 @@ class LegUse(Struct, frozen=True):
     #: Where the link branches: *accepted* counts least; destinations without credit are skipped.
     worst: bool = False
     skips: bool = False
+    #: Id that the node gave to the client's connection, and the client's container-id; empty where the link is for several.
+    client: str = ""
+    container: str = ""
 
 
 def read_route(value: object, node: str, limits: Limits) -> Route:
@@ -122,8 +125,9 @@ def nodes_in(route: Route) -> list[str]:
 def write_leg(leg: LegUse) -> dict[str, str]:
     """Return the value of the property."""
     value = {"from": leg.origin, "band": leg.band}
-    if leg.user:
-        value["user"] = leg.user
+    for key in ("user", "client", "container"):
+        if text := getattr(leg, key):
+            value[key] = text
     if leg.worst:
         value["outcomes"] = _WORST
     if leg.skips:
@@ -136,11 +140,16 @@ def read_leg(properties: Mapping[object, object]) -> LegUse:
     value = properties.get(LEG)
     if not isinstance(value, dict):
         return LegUse("", PINNED)
-    origin, band, user = (value.get(key, "") for key in ("from", "band", "user"))
-    if not (isinstance(origin, str) and isinstance(user, str)):
+    texts = [value.get(key, "") for key in ("from", "user", "client", "container")]
+    if not all(isinstance(each, str) for each in texts):
         return LegUse("", PINNED)
+    origin, user, client, container = texts
+    if value.get("band") == LOW:
+        client = container = ""
     return LegUse(
-        *(origin, LOW if band == LOW else PINNED, user),
+        *(origin, LOW if value.get("band") == LOW else PINNED, user),
         worst=value.get("outcomes") == _WORST,
         skips=value.get("slow") == _SKIP,
+        client=client,
+        container=container,
     )

@@ -22,9 +22,9 @@ from ..fronts.base import (
 from ..fronts.hosts import BareHost
 from ..outcomes import ACCEPTED, Error, Outcome
 from ..security.access import CBS, MANAGEMENT
-from ..termini import DeleteOnClose, Source, Target
+from ..termini import Coordinator, DeleteOnClose, Source, Target
 from ..values import Described
-from .fans import ABSENT_S
+from .clients import RemoteClients
 from .hops import (
     LOW,
     PINNED,
@@ -39,6 +39,7 @@ from .hops import (
 from .multicasts import Edge, Multicast
 from .neighbours import MESH, Neighbour
 from .passing import FAILED_ANSWER
+from .pinned import PinnedLinks
 from .placed import LoadReports
 from .records import LINK_ROUTED
 from .replying import RemoteReplies, RemoteReply
@@ -49,15 +50,11 @@ from .splices import Splice
 from .trees import RoutedTree
 from .ways import LegCount, Ways, node_of
 
-#: Seconds between two attempts to find another path for a link that a node on the way refused.
-RETRY_S: Final = 0.1
 #: Seconds after which senders that do not use their credit are asked to return it, if others have none.
 _ROTATE_S: Final = 1.0
 #: Routed addresses that are updated, or called, before other tasks get a turn.
 _TURN: Final = 64
 _DEFAULT: Final = MeshRule("*")
-#: Links in search of a path; further ones are refused at once.
-_SEEKING_MAX: Final = 4_096
 
 
 class MeshHost(BareHost):
@@ -89,8 +86,10 @@ class MeshHost(BareHost):
         self.members: dict[object, Neighbour] = {}
         self._routed: dict[tuple[str, str], RoutedAddress] = {}
         self._trees: dict[RoutedTree, None] = {}
-        #: Links in search of a path.
-        self._seeking: dict[Seeker, None] = {}
+        self.pinned = PinnedLinks(ways, self.wake)
+        self._clients = RemoteClients()
+        #: Whether the container itself coordinates transactions.
+        self.coordinates = False
         self._remote = RemoteReplies(container.replies, ways)
         self._wakeup = trio.Event()
         self._changed = False
@@ -164,6 +163,8 @@ class MeshHost(BareHost):
             member.placed.add(link, trio.current_time())
             if link.role == RECEIVER and leg.band != PINNED:
                 self._report_load(cast("ReceivingLink", link))
+            if not member.edge:
+                self._clients.carry(link, leg)
             self._container.attaching.place(connection, link)
             return
         branches = branches_of(rest)
@@ -211,6 +212,7 @@ class MeshHost(BareHost):
                 link.name,
                 properties=properties,
                 limits=self._ways.limits,
+                siblings=opener.siblings,
                 on_ended=ended,
             )
         except LocalProtocolError:
@@ -271,13 +273,28 @@ class MeshHost(BareHost):
             # Also beside a broker, whose dynamic queues have names that lead nowhere from other members.
             self._container.replies.attach_dynamic(cast("SendingLink", link))
             return True
-        address = self._address_of(link)
-        if address is None or ROUTE in link.properties:
+        if ROUTE in link.properties:
             return False
-        if not self._is_routed(address, gives=link.role == SENDER):
+        if isinstance(link.target, Coordinator):
+            return self.pinned.coordinate(link, own=self.coordinates)
+        address = self._address_of(link)
+        if address is None:
+            return False
+        gives = link.role == SENDER
+        node = self.pinned.coordinator_of(link.session)
+        if node is not None and self._is_at(node, address, gives=gives):
+            # Messages and outcomes on the link can be in transactions of the session.
+            if node == self._ways.node:
+                return False
+            self.pinned.route(address, link, node)
+            return True
+        if not self._is_routed(address, gives=gives):
             return False
         self._route(address, link)
         return True
+
+    def _is_at(self, node: str, address: str, *, gives: bool) -> bool:
+        return any(each.node == node for each in self._ways.destinations(address, gives=gives))
 
     def attach_absent(self, link: ReceivingLink | SendingLink) -> bool:
         """Let *link* wait for a destination: no node or host of the container has its address."""
@@ -289,6 +306,11 @@ class MeshHost(BareHost):
             or address in self._container.replies.dynamic
         ):
             return False
+        node = self.pinned.coordinator_of(link.session)
+        if node is not None and node != self._ways.node:
+            # The node may create the address on its first use.
+            self.pinned.route(address, link, node)
+            return True
         rule = self._rules.find(address) or _DEFAULT
         if link.role == SENDER and rule.absent == "wait":
             # Nothing can be agreed with a destination that is not there.
@@ -318,34 +340,30 @@ class MeshHost(BareHost):
             # Links to an address that a rule distributes get further destinations when these appear.
             rule = None if gives else self._rules.find(address)
             return rule is not None and rule.route == "message" and rule.distribution != "closest"
-        # The nearest destination is this node: its links are served as without a mesh.
-        here = found[0].node == self._ways.node
-        return not (here and (gives or found[0].offer.distribution == "closest"))
+        if found[0].node != self._ways.node:
+            return True
+        # The nearest destination is this node: links that go to one node are served as without a mesh.
+        one = gives or found[0].offer.distribution == "closest" or self._is_pinned(address, found)
+        return not one
 
-    def destinations(self, address: str, *, gives: bool = False) -> list[MeshRoute]:
-        """Return where messages for *address* go, the best first."""
-        return self._ways.destinations(address, gives=gives)
+    def _is_pinned(self, address: str, found: list[MeshRoute]) -> bool:
+        """Return whether links of senders to *address*, which *found* serve, go to one destination."""
+        rule = self._rules.find(address) or _DEFAULT
+        return rule.route == "link" or any(each.offer.flags & LINK_ROUTED for each in found)
 
     def _route(self, address: str, link: ReceivingLink | SendingLink) -> None:
         rule = self._rules.find(address) or _DEFAULT
         gives = link.role == SENDER
         found = self._ways.destinations(address, gives=gives)
-        pinned = (
-            gives
-            or rule.route == "link"
-            or is_paired(link)
-            or any(each.offer.flags & LINK_ROUTED for each in found)
-        )
+        pinned = gives or is_paired(link) or self._is_pinned(address, found)
         distribution = found[0].offer.distribution if found else rule.distribution
         if not pinned and distribution == "multicast":
             self._grow(address, cast("ReceivingLink", link), rule)
         elif not pinned:
             link = cast("ReceivingLink", link)
             self.routed(address, link.peer.user or "").fan.join(link, wait=rule.absent == "wait")
-        elif len(self._seeking) >= _SEEKING_MAX:
-            self._refuse(link, Error("amqp:resource-limit-exceeded", "too many links seek a path"))
         else:
-            Seeker(self, address, link, trio.current_time() + ABSENT_S).attempt()
+            self.pinned.route(address, link)
 
     def _grow(self, address: str, link: ReceivingLink, rule: MeshRule) -> None:
         tree = RoutedTree(
@@ -368,51 +386,6 @@ class MeshHost(BareHost):
         self.dropped += tree.dropped
         self.skipped += tree.skipped
         self._trees.pop(tree, None)
-
-    def splice(
-        self, link: ReceivingLink | SendingLink, path: tuple[str, ...], seeker: Seeker
-    ) -> None:
-        """Join *link* of a client with one along *path*.
-
-        Raises:
-            LocalProtocolError: No link can be opened.
-        """
-        ways = self._ways
-        peer = link.peer
-        route: Route = list(path) or [ways.node]
-        neighbour = ways.next(route)
-        opener = neighbour.opener(of=link.session)
-        count = LegCount(neighbour, opener)
-
-        def ended(splice: Splice) -> None:
-            self.dropped += splice.dropped
-            count.end()
-
-        try:
-            Splice(
-                link,
-                opener,
-                # The same from any node, so that the destination finds what it has kept for the link.
-                "/".join((peer.user or "", peer.container_id, link.name)),
-                properties=ways.properties(
-                    route, LegUse(ways.node, PINNED, peer.user or ""), link.properties
-                ),
-                limits=ways.limits,
-                refuse=seeker.refused,
-                on_ended=ended,
-            )
-        except LocalProtocolError:
-            count.end()
-            raise
-
-    def seek(self, seeker: Seeker) -> None:
-        """Try *seeker* again when its time has come, or paths have changed."""
-        self._seeking[seeker] = None
-        self.wake()
-
-    def settled(self, seeker: Seeker) -> None:
-        """Forget a link that has found its path, or was refused."""
-        self._seeking.pop(seeker, None)
 
     def routed(self, address: str, user: str) -> RoutedAddress:
         """Return the routed address, a new one if there is none."""
@@ -497,7 +470,7 @@ class MeshHost(BareHost):
             if rotate:
                 rotate_at = now + _ROTATE_S
             due = await self._look_after(changed=changed, rotate=rotate)
-            if self._routed or self._seeking or self._remote.leaving or self._reports:
+            if self._routed or self.pinned.seeking or self._remote.leaving or self._reports:
                 due = min(due, rotate_at)
             with trio.move_on_at(due):
                 await self._wakeup.wait()
@@ -530,11 +503,7 @@ class MeshHost(BareHost):
             if changed or now >= tree.deadline:
                 tree.update()
             due = min(due, tree.deadline)
-        for seeker in list(self._seeking):
-            if changed or now >= seeker.retry_at:
-                seeker.attempt()
-            due = min(due, seeker.retry_at)
-        return due
+        return min(due, self.pinned.look_after(now, changed=changed))
 
     def close(self) -> None:
         """Retire all legs, which are detached when what is under way has been answered."""
@@ -572,71 +541,6 @@ def _is_for_replies(source: object) -> bool:
 def _is_ours(address: str) -> bool:
     """Return whether requests to *address* are for this container alone: a pattern of another node must not attract them."""
     return address in (CBS, MANAGEMENT) or address.endswith(f"/{MANAGEMENT}")
-
-
-class Seeker:
-    """Link of a client in search of a path to one destination.
-
-    Args:
-        host: The host.
-        address: The link's address.
-        link: The link, requested and not answered.
-        until: When it is refused, unless a node has accepted it.
-    """
-
-    def __init__(
-        self, host: MeshHost, address: str, link: ReceivingLink | SendingLink, until: float
-    ) -> None:
-        self._host = host
-        self._address = address
-        self._link = link
-        self._until = until
-        self._error = Error("amqp:not-found", "no destination of this address can be reached")
-        self._trying = False
-        self.retry_at = math.inf
-
-    def attempt(self) -> None:
-        """Try the best path, or refuse the link if the time is over."""
-        link = self._link
-        if self._trying:
-            return
-        if link.session.ended:
-            self._host.settled(self)
-            return
-        found = self._host.destinations(self._address, gives=link.role == SENDER)
-        for each in found:
-            try:
-                self._trying = True
-                self._host.splice(link, each.path, self)
-            except LocalProtocolError:
-                self._trying = False
-                continue
-            self.retry_at = math.inf
-            self._host.settled(self)
-            return
-        self._again()
-
-    def refused(self, error: Error) -> None:
-        """Handle a refusal by the destination, or by a node on the way."""
-        self._trying = False
-        self._error = error
-        if error.condition != "amqp:not-found" or self._link.session.ended:
-            self._give_up()
-        else:
-            self._again()
-
-    def _again(self) -> None:
-        now = trio.current_time()
-        if now >= self._until:
-            self._give_up()
-            return
-        self.retry_at = min(now + RETRY_S, self._until)
-        self._host.seek(self)
-
-    def _give_up(self) -> None:
-        self._host.settled(self)
-        if not self._link.session.ended:
-            self._link.refuse(self._error)
 
 
 class AbsentHost(BareHost):

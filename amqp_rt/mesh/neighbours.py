@@ -20,6 +20,7 @@ from ..limits import Limits
 from ..outcomes import Error
 from ..termini import Source, Target
 from .placed import PlacedLinks
+from .splices import Siblings
 
 #: Address of the links of records, and beginning of addresses that name a node.
 MESH: Final = "$mesh"
@@ -44,6 +45,8 @@ class Sessions:
         self._sessions: list[Any] = []
         #: Links opened and not ended, for pools that end with the last of them.
         self.users = 0
+        #: Those of one peer's session: discharges of transactions wait for messages of the others.
+        self.siblings = None if of is None else Siblings()
 
     def attach_sender(self, name: str, endpoint: Any, **options: Any) -> Any:
         """Attach a link on which we send; see ``Opener``."""

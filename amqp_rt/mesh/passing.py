@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from ..errors import LocalProtocolError
@@ -26,6 +26,7 @@ from ..outcomes import (
     Released,
 )
 from ..termini import Coordinator, Source, Target
+from ..transactions import TransactionalState
 
 #: Outcomes outside of transactions (Part 3 §3.4), which are final.
 FINAL = (Accepted, Rejected, Released, Modified)
@@ -93,6 +94,10 @@ class Passing:
         self._keep_tags = keep_tags
         #: Message of which a part has been sent on.
         self._open: tuple[IncomingDelivery, OutgoingDelivery] | None = None
+        #: Returns whether what waits has to wait on, for messages of other links.
+        self.is_held_back: Callable[[], bool] | None = None
+        #: The latest message that was sent on was one of a transaction.
+        self._in_transaction = False
 
     @property
     def streaming(self) -> bool:
@@ -104,11 +109,19 @@ class Passing:
         """Whether nothing waits and no message is incomplete."""
         return not self.waiting and self._open is None
 
+    @property
+    def holds_work(self) -> bool:
+        """Whether some of a message that is sent in a transaction has not left yet."""
+        if any(type(each.state) is TransactionalState for each in self.waiting):
+            return True
+        return self._in_transaction and (self._open is not None or not self.outlet.writable)
+
     def add(self, deliveries: list[IncomingDelivery]) -> None:
         """Send *deliveries* on, or let them wait."""
         outlet = self.outlet
         if (
             self._open is None
+            and self.is_held_back is None
             and not self.waiting
             and len(deliveries) <= outlet.credit
             and outlet.writable
@@ -141,7 +154,12 @@ class Passing:
                 delivery, sending = self._open
                 if not self._continue(delivery, sending, delivery.read_chunks()):
                     return
-            elif not waiting or outlet.credit <= 0 or not outlet.writable:
+            elif (
+                not waiting
+                or outlet.credit <= 0
+                or not outlet.writable
+                or (self.is_held_back is not None and self.is_held_back())
+            ):
                 return
             else:
                 delivery = waiting.popleft()
@@ -159,6 +177,7 @@ class Passing:
     ) -> OutgoingDelivery | None:
         outlet = self.outlet
         settled = delivery.settled and outlet.snd_settle_mode != SND_UNSETTLED
+        self._in_transaction = type(delivery.state) is TransactionalState
         try:
             sending = outlet.send(
                 payload,

@@ -13,9 +13,41 @@ from typing import Any, Final
 from ..fronts.base import RECEIVER, IncomingDelivery, OutgoingDelivery, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
+from ..termini import Coordinator
 from .passing import STREAM_ABOVE, Opener, Passing, cause_of, pass_outcome, room_for
 
 _NOT_FOUND: Final = Error("amqp:not-found", "the next node of the route refused the link")
+
+
+class Siblings:
+    """Splices whose links belong to one session of a peer.
+
+    Discharges of transactions are held back until the messages that were sent before them have left: they go by different
+    links, on which they might overtake each other here.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[Splice, None] = {}
+        self._coordinators: dict[Splice, None] = {}
+
+    def add(self, splice: Splice, *, coordinator: bool) -> None:
+        """Add a splice; that of a *coordinator* waits for the others."""
+        (self._coordinators if coordinator else self._all)[splice] = None
+
+    def remove(self, splice: Splice) -> None:
+        """Remove a splice that has ended."""
+        self._all.pop(splice, None)
+        self._coordinators.pop(splice, None)
+        self.advance()
+
+    def hold_work(self) -> bool:
+        """Return whether messages of transactions wait."""
+        return any(each.holds_work for each in self._all)
+
+    def advance(self) -> None:
+        """Send on the discharges that wait, if nothing is before them any more."""
+        for each in list(self._coordinators):
+            each.resume()
 
 
 class Splice:
@@ -39,6 +71,7 @@ class Splice:
         came: The link that the peer requested, not answered yet.
         opener: The session to the next node. Links of one session of the peer that depend on each other, such as those of a
             transaction, need the same one.
+        siblings: Splices for the other links of the peer's session; None if there are none.
         name: Name of the link to open.
         properties: Properties of its attach, such as the rest of the route.
         limits: ``splice_bytes_max`` bounds the messages that wait here; ``frame_size_max`` has to be that of the connections.
@@ -58,6 +91,7 @@ class Splice:
         *,
         properties: Mapping[object, object] | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        siblings: Siblings | None = None,
         refuse: Callable[[Error], None] | None = None,
         on_ended: Callable[[Splice], None] = lambda splice: None,
     ) -> None:
@@ -98,11 +132,28 @@ class Splice:
         #: Properties of flows that were passed on last.
         self._told: Mapping[object, object] | None = None
         self._passing = Passing(self.outlet, frame_max=limits.frame_size_max, keep_tags=True)
+        self._siblings = siblings
+        if siblings is not None:
+            coordinator = isinstance(came.target, Coordinator)
+            siblings.add(self, coordinator=coordinator)
+            if coordinator:
+                self._passing.is_held_back = siblings.hold_work
 
     @property
     def held(self) -> int:
         """Bytes of messages that wait here."""
         return self._passing.held
+
+    @property
+    def holds_work(self) -> bool:
+        """Whether messages of transactions wait here, so that their discharge has to wait too."""
+        return self.outlet.attached and self._passing.holds_work
+
+    def resume(self) -> None:
+        """Send on what other links have held back."""
+        if self._passing.waiting:
+            self._passing.pump()
+            self._advance(flowed=False)
 
     @property
     def dropped(self) -> int:
@@ -149,6 +200,8 @@ class Splice:
             self._passing.end()
             self.inlet.detach(cause_of(link, error), closed=closed)
         if self._over == 2:
+            if self._siblings is not None:
+                self._siblings.remove(self)
             self._on_ended(self)
 
     def _finish(self) -> None:
@@ -176,6 +229,8 @@ class Splice:
         """Send on more of a message in several frames, its end, or its abort."""
         self._passing.pump()
         self._advance(flowed=False)
+        if self._siblings is not None:
+            self._siblings.advance()
 
     def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Settle what the sender has settled; what still waits will be sent settled."""
@@ -201,6 +256,8 @@ class Splice:
         if not link.draining:
             self._draining = False
         self._advance(flowed=True)
+        if self._siblings is not None:
+            self._siblings.advance()
 
     def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """Pass outcomes, other states and settlement to the sender."""

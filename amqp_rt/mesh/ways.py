@@ -41,7 +41,7 @@ class Ways:
         """
         node = node_of(address)
         if node is not None:
-            return [] if gives else self._at(node)
+            return [] if gives else self.at(node)
         flag = GIVES if gives else TAKES
         found = [
             each
@@ -50,8 +50,8 @@ class Ways:
         ]
         return sorted(found, key=lambda each: (each.cost, weight_of(self.node, each.node)))
 
-    def _at(self, node: str) -> list[MeshRoute]:
-        """Return the way to an address that names its node, which no record lists."""
+    def at(self, node: str) -> list[MeshRoute]:
+        """Return the way to *node*, for an address there that no record lists."""
         paths = self.engine.paths()
         path = paths.path(node)
         if path is None:

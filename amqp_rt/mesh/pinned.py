@@ -1,0 +1,301 @@
+"""Links of clients that go to one destination, chosen when they attach, and stay there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final
+
+import trio
+
+from ..errors import LocalProtocolError
+from ..fronts.base import SENDER, LinkSession, ReceivingLink, SendingLink
+from ..outcomes import Error
+from ..termini import Coordinator
+from .fans import ABSENT_S
+from .hops import PINNED, LegUse, Route
+from .routing import MeshRoute
+from .splices import Splice
+from .ways import LegCount, Ways
+
+#: Address under which nodes offer to coordinate transactions; no link has it.
+COORDINATOR: Final = "$coordinator"
+#: Seconds between two attempts to find another path for a link that a node on the way refused.
+RETRY_S: Final = 0.1
+#: Links in search of a path; further ones are refused at once.
+_SEEKING_MAX: Final = 4_096
+_ABSENT: Final = Error("amqp:not-found", "no destination of this address can be reached")
+_NO_COORDINATOR: Final = Error(
+    "amqp:not-implemented", "no node within reach coordinates transactions"
+)
+
+
+class _Pin:
+    """Where the pinned links of one session of a client lead.
+
+    Args:
+        on_ended: Called when the session has ended.
+    """
+
+    def __init__(self) -> None:
+        #: Links by the splice that joins them, the latest last: the node, and the path to it.
+        self.links: dict[Splice, tuple[str, tuple[str, ...]]] = {}
+        #: Node that coordinates the session's transactions; None before the first of its control links.
+        self.coordinator: str | None = None
+
+    @property
+    def node(self) -> str | None:
+        """Node of the latest link; None without one."""
+        return next(reversed(self.links.values()))[0] if self.links else None
+
+    def path_to(self, node: str) -> tuple[str, ...] | None:
+        """Return the path that a link of the session takes to *node*; None without one."""
+        for known, path in self.links.values():
+            if known == node:
+                return path
+        return None
+
+
+class PinnedLinks:
+    """Links of clients, each joined with a link along a path.
+
+    Args:
+        ways: The ways from here.
+        on_wait: Called when :meth:`look_after` has to be called earlier.
+    """
+
+    def __init__(self, ways: Ways, on_wait: Callable[[], None]) -> None:
+        self._ways = ways
+        self._on_wait = on_wait
+        self._seeking: dict[Seeker, None] = {}
+        self._pins: dict[LinkSession, _Pin] = {}
+        #: Ids of the connections of clients.
+        self._clients: dict[object, str] = {}
+        self._numbers = count(1)
+        #: Settled messages that were lost with a link.
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        """Return the number of links that are joined."""
+        return sum(len(each.links) for each in self._pins.values())
+
+    @property
+    def seeking(self) -> int:
+        """Number of links in search of a path."""
+        return len(self._seeking)
+
+    # --- where links go ----------------------------------------------------------------------------
+
+    def route(self, address: str, link: ReceivingLink | SendingLink, node: str = "") -> None:
+        """Join *link* with one to the best destination of *address*, or to *node*, now or when there is a path."""
+        if len(self._seeking) >= _SEEKING_MAX:
+            link.refuse(Error("amqp:resource-limit-exceeded", "too many links seek a path"))
+        else:
+            Seeker(self, address, link, node, trio.current_time() + ABSENT_S).attempt()
+
+    def coordinator_of(self, session: LinkSession) -> str | None:
+        """Return the node that coordinates transactions of *session*; None if none does."""
+        pin = self._pins.get(session)
+        return None if pin is None else pin.coordinator
+
+    def coordinate(self, link: ReceivingLink | SendingLink, *, own: bool) -> bool:
+        """Route *link*, a control link of transactions; return False if it belongs here.
+
+        It goes where the links of its session are, since only the transactions of that node are of use to them. Without
+        such, to the nearest node with a coordinator; rules say which nodes may offer that.
+
+        Args:
+            link: The link, requested and not answered.
+            own: Whether this node coordinates transactions.
+        """
+        pin = self._pin(link.session)
+        node = pin.coordinator or pin.node
+        if node is None:
+            found = self._ways.destinations(COORDINATOR)
+            node = found[0].node if found else (self._ways.node if own else "")
+        if node == self._ways.node:
+            pin.coordinator = node
+            return False
+        self.route(COORDINATOR, link, node)
+        return True
+
+    def _pin(self, session: LinkSession) -> _Pin:
+        pin = self._pins.get(session)
+        if pin is None:
+            pin = self._pins[session] = _Pin()
+            session.followers[self] = lambda: self._session_ended(session)
+        return pin
+
+    def _session_ended(self, session: LinkSession) -> None:
+        self._pins.pop(session, None)
+
+    def destinations(
+        self, address: str, link: ReceivingLink | SendingLink, node: str
+    ) -> list[MeshRoute]:
+        """Return where *link* may go, the best first."""
+        found = self._ways.destinations(address, gives=link.role == SENDER)
+        if not node:
+            return found
+        at_node = [each for each in found if each.node == node]
+        return at_node or self._ways.at(node)
+
+    # --- joining -----------------------------------------------------------------------------------
+
+    def join(
+        self, link: ReceivingLink | SendingLink, to: MeshRoute, refused: Callable[[Error], None]
+    ) -> None:
+        """Join *link* of a client with one to the destination *to*.
+
+        Args:
+            link: The link, requested and not answered.
+            to: The destination.
+            refused: Called with the error if a node on the way, or the destination, refuses the link.
+
+        Raises:
+            LocalProtocolError: No link can be opened.
+        """
+        ways = self._ways
+        peer = link.peer
+        pin = self._pin(link.session)
+        # Links of one transaction take one way: a discharge must not arrive before messages that were sent before it.
+        path = pin.path_to(to.node) or to.path
+        route: Route = list(path) or [ways.node]
+        neighbour = ways.next(route)
+        opener = neighbour.opener(of=link.session)
+        opened = LegCount(neighbour, opener)
+
+        def ended(splice: Splice) -> None:
+            self.dropped += splice.dropped
+            pin.links.pop(splice, None)
+            opened.end()
+
+        leg = LegUse(
+            *(ways.node, PINNED, peer.user or ""),
+            client=self._client_of(link.connection),
+            container=peer.container_id,
+        )
+        try:
+            splice = Splice(
+                link,
+                opener,
+                # Termini are kept for the client and its name of the link, so that they are found from any node.
+                link.name,
+                properties=ways.properties(route, leg, link.properties),
+                limits=ways.limits,
+                siblings=opener.siblings,
+                refuse=refused,
+                on_ended=ended,
+            )
+        except LocalProtocolError:
+            opened.end()
+            raise
+        pin.links[splice] = to.node, path
+        if isinstance(link.target, Coordinator):
+            pin.coordinator = to.node
+
+    def _client_of(self, connection: Any) -> str:
+        """Return the id that other nodes know *connection* by."""
+        found = self._clients.get(connection)
+        if found is None:
+            found = self._clients[connection] = (
+                f"{self._ways.engine.own.incarnation:x}/{next(self._numbers)}"
+            )
+            connection.followers[self] = lambda: self._clients.pop(connection, None)
+        return found
+
+    # --- time --------------------------------------------------------------------------------------
+
+    def seek(self, seeker: Seeker) -> None:
+        """Try *seeker* again when its time has come, or paths have changed."""
+        self._seeking[seeker] = None
+        self._on_wait()
+
+    def found(self, seeker: Seeker) -> None:
+        """Forget a link that has found its path, or was refused."""
+        self._seeking.pop(seeker, None)
+
+    def look_after(self, now: float, *, changed: bool) -> float:
+        """Try links in search of a path again; return when to call again.
+
+        Args:
+            now: The time.
+            changed: Whether paths or destinations have changed.
+        """
+        due = math.inf
+        for seeker in list(self._seeking):
+            if changed or now >= seeker.retry_at:
+                seeker.attempt()
+            due = min(due, seeker.retry_at)
+        return due
+
+
+class Seeker:
+    """Link of a client in search of a path to one destination.
+
+    Args:
+        pinned: The links.
+        address: The link's address.
+        link: The link, requested and not answered.
+        node: The only node to which it may lead; empty for any that has the address.
+        until: When it is refused, unless a node has accepted it.
+    """
+
+    def __init__(
+        self,
+        pinned: PinnedLinks,
+        address: str,
+        link: ReceivingLink | SendingLink,
+        node: str,
+        until: float,
+    ) -> None:
+        self._pinned = pinned
+        self._address = address
+        self._link = link
+        self._node = node
+        self._until = until
+        self._error = _NO_COORDINATOR if address == COORDINATOR else _ABSENT
+        self._trying = False
+        self.retry_at = math.inf
+
+    def attempt(self) -> None:
+        """Try the best path, or refuse the link if the time is over."""
+        link = self._link
+        if self._trying:
+            return
+        if link.session.ended:
+            self._pinned.found(self)
+            return
+        for each in self._pinned.destinations(self._address, link, self._node):
+            try:
+                self._trying = True
+                self._pinned.join(link, each, self._refused)
+            except LocalProtocolError:
+                self._trying = False
+                continue
+            self.retry_at = math.inf
+            self._pinned.found(self)
+            return
+        self._again()
+
+    def _refused(self, error: Error) -> None:
+        """Handle a refusal by the destination, or by a node on the way."""
+        self._trying = False
+        self._error = error
+        if error.condition != "amqp:not-found" or self._link.session.ended:
+            self._give_up()
+        else:
+            self._again()
+
+    def _again(self) -> None:
+        now = trio.current_time()
+        if now >= self._until:
+            self._give_up()
+            return
+        self.retry_at = min(now + RETRY_S, self._until)
+        self._pinned.seek(self)
+
+    def _give_up(self) -> None:
+        self._pinned.found(self)
+        if not self._link.session.ended:
+            self._link.refuse(self._error)

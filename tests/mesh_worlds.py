@@ -542,7 +542,9 @@ class MeshWorld:
                 "placed": host.placed,
                 "routed": len(host._routed),
                 "trees": len(host._trees),
-                "seeking": len(host._seeking),
+                "seeking": host.pinned.seeking,
+                "joined": len(host.pinned),
+                "clients": len(host._clients),
             }
             for neighbour in host._ways.neighbours.values():
                 counts[f"opened to {neighbour.node}"] = neighbour.opened

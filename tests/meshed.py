@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from amqp_rt import Connection, Container
+from amqp_rt import Broker, Connection, Container
 from amqp_rt.mesh import Mesh
 from amqp_rt.net.memory import MemoryNetwork
 
@@ -20,6 +20,8 @@ class Members:
         self.network = network
         self.boxes: dict[str, Container] = {}
         self.meshes: dict[str, Mesh] = {}
+        #: Those of members that were started with ``broker``.
+        self.brokers: dict[str, Broker] = {}
         self.urls: dict[str, str] = {}
         #: End a container at once.
         self.kill: dict[str, Callable[[], None]] = {}
@@ -28,10 +30,18 @@ class Members:
         self._nursery: trio.Nursery
 
     async def start(
-        self, name: str, *seeds: str, box_options: Any = None, **options: Any
+        self,
+        name: str,
+        *seeds: str,
+        box_options: Any = None,
+        broker: dict[str, Any] | None = None,
+        **options: Any,
     ) -> Container:
-        """Start a container that dials *seeds*, which are names; it does not say where it can be dialled."""
-        await self._nursery.start(self._run, name, seeds, box_options or {}, options)
+        """Start a container that dials *seeds*, which are names; it does not say where it can be dialled.
+
+        With *broker*, the options of one, it has a broker.
+        """
+        await self._nursery.start(self._run, name, seeds, box_options or {}, broker, options)
         return self.boxes[name]
 
     async def _run(
@@ -39,6 +49,7 @@ class Members:
         name: str,
         seeds: tuple[str, ...],
         box_options: dict[str, Any],
+        broker_options: dict[str, Any] | None,
         options: dict[str, Any],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -47,7 +58,14 @@ class Members:
             self.kill[name] = scope.cancel
             self.ended[name] = trio.Event()
             made = {"drain_s": 2.0, "network": self.network, **box_options}
-            async with Container(name, **made) as box:
+            box = Container(name, **made)
+            async with AsyncExitStack() as stack:
+                if broker_options is None:
+                    await stack.enter_async_context(box)
+                else:
+                    self.brokers[name] = await stack.enter_async_context(
+                        Broker(container=box, **broker_options)
+                    )
                 where = "amqp://127.0.0.1:0" if self.network is None else f"memory://{name}"
                 (self.urls[name],) = await box.listen(where)
                 dialled = [self.urls[each] for each in seeds]

@@ -63,6 +63,8 @@ class BrokerHost:
 
     #: Several links can share a subscription.
     capabilities = (SHARED_SUBS,)
+    #: Control links of transactions can be attached.
+    coordinates = True
 
     def __init__(
         self,
@@ -187,6 +189,25 @@ class BrokerHost:
     def is_dynamic(self, address: str, virtual_host: str) -> bool:
         """Return whether *address* is that of a dynamic node."""
         return self.spaces.get(virtual_host).is_dynamic(address)
+
+    # --- Lists of addresses (fronts.hosts.ListedHost) ---
+
+    @property
+    def on_address(self) -> Callable[[str], None] | None:
+        """Called with each name that has been added to the default virtual host, or removed."""
+        return self.space().on_change
+
+    @on_address.setter
+    def on_address(self, call: Callable[[str], None] | None) -> None:
+        self.space().on_change = call
+
+    def addresses(self) -> list[str]:
+        """Return the names of the nodes of the default virtual host that any peer can use."""
+        return [each for each in self.space().names if self.lists(each)]
+
+    def lists(self, address: str) -> bool:
+        """Return whether *address* is the name of such a node."""
+        return self.space().is_open(address) and not address.startswith("$")
 
     # --- Faults and time ---
 

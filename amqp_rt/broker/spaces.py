@@ -55,6 +55,8 @@ class VirtualHost:
         self._names: tuple[str, ...] | None = None
         #: Alias → name of the node.
         self.aliases: dict[str, str] = {}
+        #: Called with the name of each node that has been created or deleted.
+        self.on_change: Callable[[str], None] | None = None
         self.dead_letters = DeadLetters(services, name, self.nodes)
         #: Number of deleted queues without a store whose messages were moved elsewhere.
         self._left = 0
@@ -296,6 +298,16 @@ class VirtualHost:
         node = self.nodes.get(name)
         return node is not None and node.owner is not None
 
+    def is_open(self, name: str) -> bool:
+        """Return whether there is a node *name* that any peer can use: no dynamic, exclusive or deleted one."""
+        node = self.nodes.get(name)
+        return (
+            node is not None
+            and node.owner is None
+            and node.reserved is None
+            and not name.startswith(LEAVING)
+        )
+
     def kind(self, name: str) -> str | None:
         """Return the kind of the node *name*; None if there is none, as for an alias."""
         node = self.nodes.get(name)
@@ -351,9 +363,14 @@ class VirtualHost:
         node = kind.make(self, declared, number=number, owner=owner, transient=transient, new=new)
         node.implicit = implicit
         self.nodes[declared.name] = node
-        self._names = None
+        self._changed(declared.name)
         services.node_count += 1
         return node
+
+    def _changed(self, name: str) -> None:
+        self._names = None
+        if self.on_change is not None:
+            self.on_change(name)
 
     def _make_dead_letter_queue(self, declared: Declaration) -> None:
         """Create the queue for the dead letters of *declared*, unless a node has that name."""
@@ -477,7 +494,7 @@ class VirtualHost:
         services = self.services
         name = node.declared.name
         del self.nodes[name]
-        self._names = None
+        self._changed(name)
         if node.owner is None and not name.startswith(LEAVING):
             self._log_event("deleted", node.declared)
         self._update_aliases(Declaration(name), node.declared)

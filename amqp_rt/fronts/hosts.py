@@ -1,14 +1,15 @@
-"""The base of hosts, for those that answer a few of the container's questions only."""
+"""The base of hosts, for those that answer a few of the container's questions only; and hosts that list their addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from ..outcomes import Error, Rejected
 from ..termini import Source, Target
-from .base import IncomingDelivery, ReceivingEndpoint, ReceivingLink, SendingLink
+from .base import Host, IncomingDelivery, ReceivingEndpoint, ReceivingLink, SendingLink
 
-__all__ = ["BareHost"]
+__all__ = ["BareHost", "ListedHost"]
 
 
 class BareHost:
@@ -59,3 +60,19 @@ class BareHost:
     def is_dynamic(self, address: str, virtual_host: str) -> bool:
         """Return False: no addresses are created for links."""
         return False
+
+
+@runtime_checkable
+class ListedHost(Host, Protocol):
+    """Host that can list its addresses, so that a node of a mesh can offer them to others."""
+
+    #: Called with each address that has been added or removed, before anything else happens.
+    on_address: Callable[[str], None] | None
+    #: Whether control links of transactions can be attached.
+    coordinates: bool
+
+    def addresses(self) -> Sequence[str]:
+        """Return the addresses that any peer can use."""
+
+    def lists(self, address: str) -> bool:
+        """Return whether *address* is among them."""

@@ -26,8 +26,9 @@ from .health import Alive, Health
 from .host import AbsentHost, MeshHost
 from .managing import MeshStatus, managed
 from .neighbours import Neighbour
+from .offering import OwnOffers
 from .peers import MeshMember, Peers, open_properties
-from .records import GIVES, LINK_ROUTED, NUMBER_MAX, PATTERN, TAKES, Offer
+from .records import NUMBER_MAX, PATTERN, Offer
 from .routing import MeshRoute, RoutingEngine
 from .rules import MeshRule, MeshRules
 from .ways import Ways
@@ -38,12 +39,6 @@ log = logging.getLogger("amqp_rt.mesh")
 _DIALLED_WITHIN_S: Final = 5.0
 #: Seconds between two looks at whether a drain is complete.
 _DRAIN_LOOK_S: Final = 0.02
-_FLAGS: Final[Mapping[str, int]] = {
-    "node": TAKES,
-    "rpc": TAKES,
-    "source": GIVES,
-    "link": TAKES | GIVES | LINK_ROUTED,
-}
 
 
 class MeshError(AmqpError):
@@ -65,8 +60,9 @@ class Mesh(TrioBlock):
         role: ``interior`` nodes pass on links of others. ``edge``: the node uses others only. By default that of a
             container which listens on other interfaces than loopback is ``interior``.
         zone: Zone of the node, which is preferred.
-        offer: Addresses to offer, by default those of the container's nodes. Names of the container's queues can be
-            given here, with ``amqp_rt.mesh.records.Offer``.
+        offer: Addresses to offer, by default those of the container's nodes, and of the queues, topics and logs of its
+            broker, if it has one: of the default virtual host, but for dynamic and exclusive ones. Such a node also offers to
+            coordinate transactions, as ``$coordinator``.
         rules: Rules for addresses; the first that matches holds.
         urls: Where others can dial this node, by default where it listens.
         cost: Cost of the connections of this node.
@@ -111,7 +107,6 @@ class Mesh(TrioBlock):
         self._cost = cost
         self._options = dict(dial or {})
         self._clock = clock or SystemClock()
-        self._offered: dict[str, Offer] = {}
         self._failure: MeshError | None = None
         #: Names among the seeds stand for no places until they are resolved.
         self._seeded = bool(seeds)
@@ -188,7 +183,8 @@ class Mesh(TrioBlock):
                 if each.peer.trusted and each.peer.container_id == container.name
             ][-1:]
             host.members[accepted.engine] = home
-            self._enter(peers, last, properties)
+            offers = self._enter(peers, last, properties)
+            nursery.start_soon(offers.run)
             nursery.start_soon(peers.run)
             nursery.start_soon(host.run)
             await nursery.start(self._health.run)
@@ -207,7 +203,7 @@ class Mesh(TrioBlock):
                         log.warning("mesh: links of %r were not drained in time", container.name)
             finally:
                 peers.stopping = True
-                self._exit(last)
+                self._exit(last, offers)
                 for each in list(ways.neighbours.values()):
                     if each is not home:
                         each.lose("the member leaves the mesh")
@@ -216,7 +212,7 @@ class Mesh(TrioBlock):
         if failure is not None:
             raise failure
 
-    def _enter(self, peers: Peers, last: AbsentHost, properties: Mapping[object, Any]) -> None:
+    def _enter(self, peers: Peers, last: AbsentHost, properties: Mapping[object, Any]) -> OwnOffers:
         """Let the container ask the mesh about connections, links, replies and nodes."""
         container, host = self._container, self._host
         container.entry.open_properties.update(properties)
@@ -225,12 +221,14 @@ class Mesh(TrioBlock):
         container.replies.prefix = f"$mesh/{container.name}/"
         container.replies.elsewhere = host.reply_path
         container.replies.failed_outcome = host.failed_outcome
-        container.nodes.on_change = self._nodes_changed
         container.add_host(host, first=True)
         container.add_host(last)
-        self._nodes_changed()
+        offers = OwnOffers(container, self._engine, self._rules, self._offer, peers.carry_out)
+        offers.start()
+        self._host.coordinates = offers.coordinates
+        return offers
 
-    def _exit(self, last: AbsentHost) -> None:
+    def _exit(self, last: AbsentHost, offers: OwnOffers) -> None:
         """Leave the container as it was without a mesh."""
         container = self._container
         container.entry.on_opened = None
@@ -239,7 +237,7 @@ class Mesh(TrioBlock):
         container.replies.prefix = ""
         container.replies.elsewhere = None
         container.replies.failed_outcome = accept_failed
-        container.nodes.on_change = None
+        offers.stop()
         container.remove_host(self._host)
         container.remove_host(last)
 
@@ -274,36 +272,6 @@ class Mesh(TrioBlock):
             await trio.sleep(_DRAIN_LOOK_S)
 
     # --- addresses -------------------------------------------------------------------------------
-
-    def _nodes_changed(self) -> None:
-        """Offer what the container has now."""
-        offers = self._offers()
-        now = trio.current_time()
-        assert self._peers is not None
-        for address in self._offered.keys() - offers.keys():
-            self._peers.carry_out(self._engine.withdraw(address, now=now))
-        for address, offer in offers.items():
-            if self._offered.get(address) != offer:
-                self._peers.carry_out(self._engine.offer(address, offer, now=now))
-        self._offered = offers
-
-    def _offers(self) -> dict[str, Offer]:
-        if self._offer is not None:
-            return dict(self._offer)
-        offers: dict[str, Offer] = {}
-        for route in self._container.nodes.routes:
-            address = route.address
-            if address.startswith("$"):
-                continue
-            rule = self._rules.find(address)
-            flags = _FLAGS[route.kind] | (PATTERN if route.pattern.captures else 0)
-            if rule is not None and rule.route == "link":
-                flags |= LINK_ROUTED
-            known = offers.get(address)
-            if known is not None:
-                flags |= known.flags
-            offers[address] = Offer(flags, rule.distribution if rule is not None else "balanced")
-        return offers
 
     def health(self, address: str, alive: Alive) -> None:
         """State whether the container's own instance of *address* is alive, or how to find out.

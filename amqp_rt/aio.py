@@ -40,11 +40,12 @@ from .container.container import Container as _Container
 from .container.raising import Release
 from .container.receiving import Receiver
 from .container.recovery import connect as _connect
+from .mesh.mesh import Mesh as _Mesh
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["Broker", "Container", "connect"]
+__all__ = ["Broker", "Container", "Mesh", "connect"]
 
 
 class _TrioCall:
@@ -479,8 +480,10 @@ def _entrance(
 if TYPE_CHECKING:
     Broker = _Broker
     Container = _Container
+    Mesh = _Mesh
     connect = _connect
 else:
     Broker = _entrance(_Broker)
     Container = _entrance(_Container)
+    Mesh = _entrance(_Mesh)
     connect = _entrance(_connect)

@@ -23,10 +23,12 @@ from .bridge import thread_entrance
 from .broker.broker import Broker as _Broker
 from .container.container import Container as _Container
 from .container.recovery import connect as _connect
+from .mesh.mesh import Mesh as _Mesh
 
-__all__ = ["Broker", "Container", "connect"]
+__all__ = ["Broker", "Container", "Mesh", "connect"]
 
 # Their types for type checkers are in sync.pyi.
 Broker = thread_entrance(_Broker)
 Container = thread_entrance(_Container)
+Mesh = thread_entrance(_Mesh)
 connect = thread_entrance(_connect)

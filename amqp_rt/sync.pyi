@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 import msgspec
 
@@ -33,6 +33,11 @@ from amqp_rt.events import Peer
 from amqp_rt.fronts.amqp10 import ClientMechanism
 from amqp_rt.fronts.base import Front, Host, Payload
 from amqp_rt.limits import Limits
+from amqp_rt.mesh.discovery import Seed
+from amqp_rt.mesh.health import Alive
+from amqp_rt.mesh.records import Offer
+from amqp_rt.mesh.routing import MeshRoute
+from amqp_rt.mesh.rules import MeshRule
 from amqp_rt.message import Message
 from amqp_rt.net.dial import Transport
 from amqp_rt.net.memory import MemoryNetwork
@@ -47,7 +52,7 @@ from amqp_rt.security.tokens import Cbs
 from amqp_rt.stores.base import Store
 from amqp_rt.termini import Source, Target
 
-__all__ = ["Broker", "Container", "connect"]
+__all__ = ["Broker", "Container", "Mesh", "connect"]
 
 class TrioBlock:
     def __enter__(self) -> Self: ...
@@ -477,6 +482,36 @@ class Broker(TrioBlock):
     def connect(
         self, urls: str | Sequence[str] | None = ..., **options: Any
     ) -> AbstractContextManager[Connection]: ...
+
+class Mesh(TrioBlock):
+    def __init__(
+        self,
+        container: Container,
+        seeds: Sequence[Seed] = ...,
+        *,
+        name: str = ...,
+        role: Literal["auto", "interior", "edge"] = ...,
+        zone: str = ...,
+        offer: Mapping[str, Offer] | None = ...,
+        rules: Iterable[MeshRule] = ...,
+        urls: Sequence[str] | None = ...,
+        cost: int = ...,
+        dial: Mapping[str, Any] | None = ...,
+        clock: Clock | None = ...,
+    ) -> None: ...
+    def drain(self) -> None: ...
+    def health(self, address: str, alive: Alive) -> None: ...
+    @property
+    def joined(self) -> bool: ...
+    def wait_ready(self) -> None: ...
+    def reachable(self, address: str) -> None: ...
+    def instances(self, address: str) -> list[MeshRoute]: ...
+    def stats(self) -> dict[str, dict[str, int]]: ...
+    @property
+    def connection(self) -> Connection: ...
+    def call(self, address: str, *args: Any, **options: Any) -> Any: ...
+    def sender(self, address: str | None = ..., **options: Any) -> Any: ...
+    def receiver(self, address: str | None = ..., **options: Any) -> Any: ...
 
 @contextmanager
 def connect(

@@ -31,6 +31,7 @@ CLASSES = {
     "container.streams": ["ByteStream"],
     "container.transactions": ["Transaction"],
     "broker.broker": ["Broker"],
+    "mesh.mesh": ["Mesh"],
 }
 #: Names for use between the modules only, which the stub omits.
 # fmt: off
@@ -111,7 +112,7 @@ def reduced(node: ast.ClassDef) -> ast.ClassDef:
             continue
         if not is_public(node.name, each.name):
             continue
-        if each.name == "__init__" and node.name not in ("Broker", "Container"):
+        if each.name == "__init__" and node.name not in ("Broker", "Container", "Mesh"):
             continue
         if each.name in DUNDERS and DUNDERS[each.name] in names:
             continue
@@ -203,7 +204,12 @@ def stub() -> str:
     wanted = names_in(classes) - known
     lines = sorted({imports[name] for name in wanted if name in imports})
     body = "\n\n".join(ast.unparse(ast.fix_missing_locations(each)) for each in classes)
-    text = HEADER + "\n".join(lines) + '\n\n__all__ = ["Broker", "Container", "connect"]\n\n' + body
+    text = (
+        HEADER
+        + "\n".join(lines)
+        + '\n\n__all__ = ["Broker", "Container", "Mesh", "connect"]\n\n'
+        + body
+    )
     ruff = [sys.executable, "-m", "ruff"]
     for command in (["check", "--fix", "--quiet", "--select", "I,F401"], ["format", "--quiet"]):
         done = subprocess.run(

@@ -7,6 +7,7 @@ whether it is ejected. :func:`choose` takes one of those that have credit.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -19,10 +20,34 @@ FIRST_S = 0.001
 #: *rejected*, *modified* and *released* count as if they had taken this many times the usual latency: failing is fast, and
 #: would otherwise attract messages.
 FAILURE_FACTOR = 10.0
+#: Latencies that are kept of one destination, for quantiles.
+LATENCIES_MAX = 256
 #: Failures in a row that eject a leg, for this long at first; the time doubles with each ejection in a row.
 FAILURES_MAX = 5
 EJECTED_S = 5.0
 EJECTED_MAX_S = 60.0
+
+
+class Answers:
+    """Outcomes from one destination, and the latencies of the latest ones."""
+
+    __slots__ = ("_latest", "outcomes")
+
+    def __init__(self) -> None:
+        #: Number of outcomes by their names in lower case.
+        self.outcomes: dict[str, int] = {}
+        self._latest: deque[float] = deque(maxlen=LATENCIES_MAX)
+
+    def count(self, outcome: object, took_s: float) -> None:
+        """Count *outcome*, which took *took_s* seconds."""
+        name = type(outcome).__name__.lower()
+        self.outcomes[name] = self.outcomes.get(name, 0) + 1
+        self._latest.append(took_s)
+
+    def quantile(self, share: float) -> float | None:
+        """Return the latency that *share* of the latest messages did not exceed; None without any."""
+        found = sorted(self._latest)
+        return found[min(int(share * len(found)), len(found) - 1)] if found else None
 
 
 class Standing:

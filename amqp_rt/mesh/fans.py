@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 from random import random as _random
 from typing import Any, Final
 
@@ -79,6 +80,10 @@ class Leg:
         self.context: Any = None
         #: The destination has accepted the link.
         self.answered = False
+        #: Outcomes from here; the owner of the fan keeps them for the next leg to the destination.
+        self.answers = balance.Answers()
+        #: Unsettled messages without an outcome, the oldest first.
+        self.pending: dict[Handover, None] = {}
         #: Message of which a part has been sent.
         self.open: Handover | None = None
         #: Message that was sent last; as long as none of it has left, it can take another leg.
@@ -124,6 +129,7 @@ class Leg:
         self.last = handover
         if not sending.settled:
             self.standing.outstanding += 1
+            self.pending[handover] = None
         if not delivery.settled:
             delivery.context = handover
         if delivery.streamed:
@@ -142,6 +148,7 @@ class Leg:
             assert handover.sending is not None
             if not handover.sending.settled:
                 self.standing.outstanding -= 1
+                self.pending.pop(handover, None)
             handover.sending.abort()
         elif self.link.writable:
             self._write(handover, delivery.read_chunks())
@@ -173,8 +180,10 @@ class Leg:
             return
         handover.answered = True
         self.standing.outstanding -= 1
+        self.pending.pop(handover, None)
         if outcome is not None:
             now = self.fan.now()
+            self.answers.count(outcome, now - handover.since)
             usual_s = self.fan.usual_s if type(outcome) is not Accepted else 0.0
             self.standing.answered(outcome, now - handover.since, now, usual_s=usual_s)
 
@@ -231,6 +240,7 @@ class Leg:
         if self.open is not None and self.open not in back:
             back.append(self.open)
         self.standing.outstanding = 0
+        self.pending.clear()
         again = []
         for handover in back:
             delivery = handover.delivery
@@ -247,6 +257,10 @@ class Leg:
         if not self.answered:
             self.fan.refusal = error
         self.fan.left(self, again)
+
+    def stuck(self, since: float) -> int:
+        """Return the number of messages without an outcome that were sent before *since*."""
+        return sum(1 for _ in takewhile(lambda each: each.since < since, self.pending))
 
     def check_retired(self) -> None:
         """Detach a leg that is replaced, once nothing of it is under way."""

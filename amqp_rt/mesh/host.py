@@ -25,6 +25,7 @@ from ..security.access import CBS, MANAGEMENT
 from ..termini import Coordinator, DeleteOnClose, Source, Target
 from ..values import Described
 from .clients import RemoteClients
+from .fans import Leg
 from .hops import (
     LOW,
     PINNED,
@@ -417,6 +418,15 @@ class MeshHost(BareHost):
             return Error("amqp:not-allowed", f"{address!r} has to be attached to")
         user = link.peer.user or ""
         return Relayed(lambda: self.routed(address, user))
+
+    def legs_to(self, address: str) -> dict[str, list[Leg]]:
+        """Return the legs for messages to *address*, of all users, by destination."""
+        found: dict[str, list[Leg]] = {}
+        for (name, _), routed in self._routed.items():
+            if name == address:
+                for node, _, leg in routed.open_legs():
+                    found.setdefault(node, []).append(leg)
+        return found
 
     def relay_absent(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | None:
         """Return the endpoint for messages to *address*, which has no destination; None without a rule for that."""

@@ -24,12 +24,13 @@ from ..security.access import Rights
 from .discovery import Discovery, Found, Seed
 from .health import Alive, Health
 from .host import AbsentHost, MeshHost
+from .instances import MeshInstance, instance_of
 from .managing import MeshStatus, managed
 from .neighbours import Neighbour
 from .offering import OwnOffers
 from .peers import MeshMember, Peers, open_properties
 from .records import NUMBER_MAX, PATTERN, Offer
-from .routing import MeshRoute, RoutingEngine
+from .routing import RoutingEngine
 from .rules import MeshRule, MeshRules
 from .ways import Ways
 
@@ -327,9 +328,13 @@ class Mesh(TrioBlock):
         while not any(each.offer.weight for each in self._engine.lookup(address)):
             await self._peers.wait_changed()
 
-    def instances(self, address: str) -> list[MeshRoute]:
-        """Return the nodes that serve *address*, the nearest first."""
-        return self._engine.lookup(address)
+    def instances(self, address: str) -> list[MeshInstance]:
+        """Return the nodes that serve *address*, the nearest first, with their health, load, latencies and outcomes."""
+        legs = self._host.legs_to(address)
+        now = trio.current_time()
+        return [
+            instance_of(each, legs.get(each.node, ()), now) for each in self._engine.lookup(address)
+        ]
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Return counts of what was refused: ``offers`` dropped and ``members`` not accepted, each by its reason."""

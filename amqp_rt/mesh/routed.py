@@ -11,7 +11,7 @@ from ..errors import LocalProtocolError
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import Error
 from ..termini import Source, Target
-from .balance import Standing
+from .balance import Answers, Standing
 from .fans import Fan, Ingress, Leg
 from .hops import LegUse, Route
 from .rules import MeshRule
@@ -81,6 +81,8 @@ class RoutedAddress:
         #: Endpoint of messages from anonymous termini.
         self.relayed: Ingress = self.fan.relay()
         self._legs: dict[str, _OpenLeg] = {}
+        #: Outcomes by destination, of this leg to it and earlier ones.
+        self._answers: dict[str, Answers] = {}
         self._retry_at = math.inf
         self._retry_s = _RETRY_S
         self._used_at = now()
@@ -165,6 +167,9 @@ class RoutedAddress:
             leg, address, path if path != (ways.node,) else (), LegCount(neighbour, opener)
         )
         leg.context = self._legs[node].opened
+        if node not in self._answers and len(self._answers) >= ways.limits.mesh_nodes_max:
+            del self._answers[next(iter(self._answers))]
+        leg.answers = self._answers.setdefault(node, leg.answers)
 
     def _retry(self) -> None:
         self._retry_at = min(self._retry_at, self._now() + self._retry_s)

@@ -9,7 +9,7 @@ import trio
 from meshed import client, line, until
 from trio.testing import MockClock
 
-from amqp_rt.errors import LinkRefused
+from amqp_rt.errors import DeliveryNotAccepted, LinkRefused
 from amqp_rt.mesh import MeshRule
 from amqp_rt.mesh.health import CHECK_S, CHECKED_WITHIN_S
 from amqp_rt.net.memory import MemoryNetwork
@@ -122,3 +122,49 @@ async def test_checks_that_fail_or_take_long_count_as_not_alive(
             made.meshes["B"].health("work", check)
             await trio.sleep(CHECKED_WITHIN_S + 0.5)
             assert weight() == wanted, check
+
+
+async def test_instances_show_health_load_latencies_and_outcomes(
+    autojump_clock: MockClock,
+) -> None:
+    network = MemoryNetwork()
+    async with line("A", "B", "C", network=network) as made:
+        go = trio.Event()
+
+        async def work(text: str) -> None:
+            if text == "stuck":
+                await go.wait()
+            else:
+                await trio.sleep(0.25)
+            if text == "bad":
+                raise ValueError("out of order")
+
+        made.boxes["C"].node("work", slots=3)(work)
+        await made.meshes["A"].reachable("work")
+        async with (
+            client(made.urls["A"], network=network) as peer,
+            peer.sender("work") as out,
+            trio.open_nursery() as nursery,
+        ):
+            for _ in range(4):
+                await out.send("x")
+            with pytest.raises(DeliveryNotAccepted):
+                await out.send("bad")
+            nursery.start_soon(out.send, "stuck")
+            await trio.sleep(5)
+            (found,) = made.meshes["A"].instances("work")
+            assert (found.node, found.cost, found.path) == ("C", 2, ("B", "C"))
+            assert (found.alive, found.slots, found.load) == (True, 3, 1)
+            assert (found.in_flight, found.stuck, found.ejected_s) == (1, 0, 0.0)
+            assert found.outcomes == {"accepted": 4, "modified": 1}
+            assert found.latency_p50_s == pytest.approx(0.25, abs=0.05)
+            assert found.latency_p99_s == pytest.approx(0.25, abs=0.05)
+            await trio.sleep(6)
+            assert made.meshes["A"].instances("work")[0].stuck == 1
+            go.set()
+            await trio.sleep(2)
+            (found,) = made.meshes["A"].instances("work")
+            assert (found.in_flight, found.stuck, found.load) == (0, 0, 0)
+            made.meshes["C"].health("work", False)
+            await trio.sleep(1)
+            assert not made.meshes["A"].instances("work")[0].alive

@@ -43,6 +43,7 @@ from .passing import FAILED_ANSWER
 from .pinned import PinnedLinks
 from .placed import LoadReports
 from .records import LINK_ROUTED
+from .redirects import redirect_to
 from .replying import RemoteReplies, RemoteReply
 from .routed import Relayed, RoutedAddress
 from .routing import MeshRoute
@@ -358,6 +359,11 @@ class MeshHost(BareHost):
         found = self._ways.destinations(address, gives=gives)
         pinned = gives or is_paired(link) or self._is_pinned(address, found)
         distribution = found[0].offer.distribution if found else rule.distribution
+        if rule.redirect and found:
+            elsewhere = redirect_to(self._ways.urls_of(found[0].node), link.peer, address)
+            if elsewhere is not None:
+                link.refuse(elsewhere)
+                return
         if not pinned and distribution == "multicast":
             self._grow(address, cast("ReceivingLink", link), rule)
         elif not pinned:

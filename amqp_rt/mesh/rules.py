@@ -38,6 +38,8 @@ class MeshRule(Struct, frozen=True, kw_only=False):
         nodes: Ids of the nodes that may offer the address; empty for all. Offers of others are dropped here. An edge's
             addresses are offered by its uplink.
         per_user: Use links of their own for each user, whose properties name the user.
+        redirect: Ask clients to attach at the nearest node that serves the address (``amqp:link:redirect``), if that says where it
+            listens. The container's own links, and clients of other protocols, are routed.
 
     Raises:
         ValueError: A value is none of those.
@@ -51,6 +53,7 @@ class MeshRule(Struct, frozen=True, kw_only=False):
     ordered: bool = False
     resend: int = 0
     per_user: bool = False
+    redirect: bool = False
     nodes: tuple[str, ...] = ()
     outcomes: Literal["handled", "worst"] = "handled"
     slow: Literal["wait", "skip"] = "wait"

@@ -67,6 +67,11 @@ class Ways:
         """Return the ids to pass to *node*; None if it is out of reach."""
         return self.engine.paths().path(node)
 
+    def urls_of(self, node: str) -> tuple[str, ...]:
+        """Return where *node* listens, as far as it says so; none for this node."""
+        links = self.engine.database.links(node)
+        return () if links is None or node == self.node else links.urls
+
     def stands(self, path: Sequence[str]) -> bool:
         """Return whether *path* still leads on over nodes that do not drain."""
         claims = self.engine.database.claims

@@ -52,7 +52,8 @@ def test_what_a_member_knows(pair: tuple[Served, Served]) -> None:
     shown = ok("mesh", "show", url=one.url)
     assert shown.startswith("one, interior of mesh 'shop': ready, 2 nodes within reach")
     assert [line.split()[:4] for line in shown.splitlines()[2:]] == [
-        ["one", "here", "0", "0"],
+        # It has a broker, which coordinates transactions.
+        ["one", "here", "0", "1"],
         ["two", "up", "eu-1", "1"],
     ]
     addresses = ok("mesh", "show", "addresses", "price/*", url=two.url)

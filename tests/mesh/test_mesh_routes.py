@@ -9,9 +9,11 @@ import trio
 from meshed import client, line, members, until
 from trio.testing import MockClock
 
-from amqp_rt import Access, Connection, Plain, Rights, Rule
-from amqp_rt.errors import LinkRefused
+from amqp_rt import Access, Connection, Message, Plain, Rights, Rule
+from amqp_rt.broker import Queue
+from amqp_rt.errors import DeliveryRejected, LinkRefused
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.mesh import MeshRule
 from amqp_rt.mesh.hops import ROUTE, RouteRefused, read_route, route_of
 from amqp_rt.net.memory import MemoryNetwork
 
@@ -167,3 +169,58 @@ async def test_a_container_that_may_not_join_is_an_ordinary_client(
         await trio.sleep(3)
         assert made.meshes["A"]._engine.lines == {}
         assert "it has logged in under another name than its id" in made.meshes["A"]._peers.refused
+
+
+async def test_each_way_to_an_address_takes_the_right_to_it(autojump_clock: MockClock) -> None:
+    """Bob may send to another address, and eve has no right at all; B, which has the broker, has no rules for either."""
+    network = MemoryNetwork()
+    users = {**USERS, "eve": "secret-eve"}
+    access = Access(
+        [
+            Rule("$mesh", Rights.MANAGE, users=("A", "B")),
+            Rule("*", Rights.SEND | Rights.LISTEN, users=("ann",)),
+            Rule("other", Rights.SEND, users=("bob",)),
+        ]
+    )
+    rules = [MeshRule("linked", route="link")]
+    async with members(network) as made:
+        for name, *seeds in (("A",), ("B", "A")):
+            box = {"access": access, "users": users, "plain_in_clear": True}
+            dial = {"auth": Plain(name, users[name]), "plain_in_clear": True}
+            await made.start(
+                name,
+                *seeds,
+                box_options=box,
+                dial=dial,
+                rules=rules,
+                broker={"volatile": True} if name == "B" else None,
+            )
+        names = ("linked", "other", "plain")
+        await made.brokers["B"].declare(*(Queue(each) for each in names))
+        for each in (*names, "$coordinator"):
+            await made.meshes["A"].reachable(each)
+
+        def login(user: str) -> Any:
+            auth = Plain(user, users[user])
+            return client(made.urls["A"], user, network=network, auth=auth, plain_in_clear=True)
+
+        async with login("bob") as bob, login("eve") as eve, login("ann") as ann:
+            for address in ("linked", "plain"):
+                assert await refusal(bob, address) == "amqp:unauthorized-access"
+                with pytest.raises(LinkRefused) as refused:
+                    async with bob.receiver(address):
+                        pass
+                assert refused.value.condition == "amqp:unauthorized-access"
+            async with bob.sender() as out:
+                await out.send(Message("mine", to="other"))
+                with pytest.raises(DeliveryRejected) as rejected:
+                    await out.send(Message("not mine", to="plain"))
+                assert rejected.value.condition == "amqp:unauthorized-access"
+            with pytest.raises(LinkRefused) as refused:
+                async with eve.transaction():
+                    pass
+            assert refused.value.condition == "amqp:unauthorized-access"
+            async with ann.sender("linked") as out, ann.transaction() as txn:
+                await out.send("x", transaction=txn)
+        held = {each: made.brokers["B"].stats(each).available for each in names}
+        assert held == {"linked": 1, "other": 1, "plain": 0}

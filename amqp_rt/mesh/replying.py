@@ -88,7 +88,9 @@ class RemoteReplies:
     def tend(self, *, close: bool = False) -> None:
         """Detach links whose paths are not used any more, or all with *close*, once no request needs them."""
         for address, (link, path) in list(self._links.items()):
-            if close or link.over or not self._ways.stands(path):
+            # A destination that drains waits for the end of links to it; replies to come open one again.
+            drains = self._ways.engine.database.draining(path[-1:])
+            if close or link.over or drains or not self._ways.stands(path):
                 del self._links[address]
                 self._replace(link)
         kept = []

@@ -118,3 +118,23 @@ async def test_leaving_waits_for_what_runs(autojump_clock: MockClock) -> None:
             await trio.sleep(0.1)
             assert not made.meshes["A"].instances("slow")
         assert answers == ["1"]
+
+
+async def test_a_caller_leaves_without_waiting_for_links_of_replies(
+    autojump_clock: MockClock,
+) -> None:
+    network = MemoryNetwork()
+    async with members(network) as made:
+        await made.start("A")
+        await made.start("B", "A")
+
+        async def price(sku: str) -> str:
+            return sku
+
+        made.boxes["A"].rpc("price")(price)
+        await made.meshes["B"].reachable("price")
+        assert await made.meshes["B"].call("price", "1", reply=str, within=5) == "1"
+        since = trio.current_time()
+        made.boxes["B"].stop()
+        await made.ended["B"].wait()
+        assert trio.current_time() - since < 1.5

@@ -103,6 +103,8 @@ class Adjacency:
         self.lateness_s = 0.0
         #: Whether its last hello named our incarnation.
         self.names_us = False
+        #: It has said that it leaves.
+        self.draining = False
         #: Digest of its last hello, and since when it differs from ours.
         self.digest = 0
         self.differs_since: float | None = None
@@ -126,6 +128,7 @@ class Adjacency:
         self.interval_s = min(max(interval, _INTERVAL_LEAST_S), _INTERVAL_MOST_S)
         self.lateness_s = hello.lateness_ms / 1_000
         self.names_us = hello.heard == ours
+        self.draining = hello.draining
         self.digest = hello.digest
 
     def _bounds(self, lateness_s: float) -> tuple[float, float]:

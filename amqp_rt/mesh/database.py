@@ -88,14 +88,18 @@ class MeshDatabase:
     Args:
         limits: ``mesh_nodes_max``, ``mesh_updates_max``, ``mesh_kept_s`` and the limits of :class:`Directory` apply.
         admit: Whether the rules of the mesh let an origin offer an address.
+        nodes_max: Nodes to know at most, instead of ``mesh_nodes_max``.
     """
 
     def __init__(
         self,
         limits: Limits = DEFAULT_LIMITS,
         admit: Callable[[str, str, Offer], bool] = admit_all,
+        *,
+        nodes_max: int | None = None,
     ) -> None:
         self._limits = limits
+        self._nodes_max = limits.mesh_nodes_max if nodes_max is None else nodes_max
         self._origins: dict[str, _Origin] = {}
         self.directory = Directory(limits, admit)
         #: Links that each origin claims: node → neighbour → cost.
@@ -215,7 +219,7 @@ class MeshDatabase:
         entry = self._origins.get(origin)
         if entry is not None:
             return entry
-        if len(self._origins) >= self._limits.mesh_nodes_max:
+        if len(self._origins) >= self._nodes_max:
             oldest = next(iter(self._out), None)
             if oldest is None:
                 self.refused += 1

@@ -59,8 +59,9 @@ class Origination:
         self._addresses_from = -inf
         #: The links, and whether the node drains, as they were announced last.
         self._claimed: tuple[dict[str, int], bool] = ({}, False)
-        #: The addresses as they were announced last.
+        #: The addresses as they were announced last; and whether to announce all of them again.
         self._announced: dict[str, Offer] = {}
+        self._anew = False
         #: Records in our name that were not ours.
         self.contested = 0
         #: Other incarnation that uses our id → how often it exceeded our answer, since when.
@@ -95,6 +96,13 @@ class Origination:
         if not self.addresses_changed or now < self._addresses_from:
             return []
         self.addresses_changed = False
+        if self._anew:
+            # As if nothing had been announced: all of them, with a number of their own.
+            self._anew = False
+            self._addresses_from = now + self._pause_s
+            self._addresses_seq += 1
+            self._announced = dict(offers)
+            return all_addresses(self.node, self.epoch, self._addresses_seq, offers, self._limits)
         before = self._announced
         changed = {name: each for name, each in offers.items() if before.get(name) != each}
         withdrawn = {name: None for name in before if name not in offers}
@@ -108,6 +116,10 @@ class Origination:
             head = (self.node, self.epoch, base, self._addresses_seq, 0, 1)
             return [Addresses(*head, changed, tuple(withdrawn))]
         return all_addresses(self.node, self.epoch, self._addresses_seq, offers, self._limits)
+
+    def announce_anew(self) -> None:
+        """Announce all addresses with the next announcement."""
+        self._anew = self.addresses_changed = True
 
     def claim(self, epoch: int) -> None:
         """Announce everything anew in an epoch above *epoch*, which somewhere counts as ours.

@@ -45,6 +45,8 @@ class Hello(Struct, frozen=True):
     digest: int
     #: Milliseconds by which the sender is late at present: the receiver is as much more patient.
     lateness_ms: int = 0
+    #: The sender leaves: its edges, which get no records of links, use another uplink.
+    draining: bool = False
 
 
 class Version(Struct, frozen=True, order=True):
@@ -216,6 +218,7 @@ def _read_hello(fields: _Fields) -> Record:
         fields.number("interval", MILLISECONDS_MAX, 1),
         fields.number("digest", 2**63 - 1),
         fields.number("lateness", MILLISECONDS_MAX),
+        fields.flag("draining"),
     )
 
 
@@ -314,7 +317,10 @@ _READERS: Final[Mapping[int, Callable[[_Fields], Record]]] = {
 
 
 def _write_hello(r: Hello) -> list[object]:
-    return [1, r.node, r.incarnation, r.heard, r.interval_ms, r.digest, r.lateness_ms]
+    return [
+        *(1, r.node, r.incarnation, r.heard, r.interval_ms),
+        *(r.digest, r.lateness_ms, r.draining),
+    ]
 
 
 def _write_digest(r: Digest) -> list[object]:

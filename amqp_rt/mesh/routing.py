@@ -17,14 +17,13 @@ from ..errors import DecodeError
 from ..limits import DEFAULT_LIMITS, Limits
 from .adjacency import FLAPS_KEPT_S, INTERVAL_S, PATIENCE_MAX, Adjacency, Flaps, LineState
 from .database import MeshDatabase, Verdict, mark_of
-from .directory import admit_all
+from .directory import Directory, admit_all
 from .origination import NameLost, Origination
 from .paths import Paths, within_reach
 from .records import (
     EDGE,
     MILLISECONDS_MAX,
     NUMBER_MAX,
-    PATTERN,
     TAKES,
     Addresses,
     Ask,
@@ -107,7 +106,7 @@ class RoutingEngine:
         incarnation: Random number of this start, from 1 below 2**62.
         wall_s: Seconds since 1970.
         now: Seconds of the monotonic clock that all other calls use.
-        edge: The node only has uplinks, which offer its addresses as their own.
+        edge: The node only has uplinks, one of which offers its addresses as its own.
         admit: Whether rules let an origin offer an address.
         admit_edge: Whether its rights let an edge of this node offer an address.
     """
@@ -135,10 +134,15 @@ class RoutingEngine:
         self.database = MeshDatabase(limits, admit)
         self.database.set_reach({node}, now)
         #: Addresses of our edges.
-        self._edges = MeshDatabase(limits, admit_edge)
+        self._edges = MeshDatabase(limits, admit_edge, nodes_max=limits.mesh_edges_max)
+        #: Of an edge: the neighbour that offers its addresses, and to which its links go. Another one is chosen only when this
+        #: one fails or drains: each message of a multicast address would otherwise arrive over either.
+        self.uplink: str | None = None
         self.lines: dict[str, Adjacency] = {}
         self._flaps: dict[str, Flaps] = {}
-        self._offers: dict[str, Offer] = {}
+        self._own = Directory(limits)
+        #: Addresses of edges that are not offered, because this node has no room for more.
+        self._left_out = 0
         #: Our addresses to which nothing new is to come.
         self._ailing: set[str] = set()
         self._draining = False
@@ -181,7 +185,7 @@ class RoutingEngine:
                 self._effects.append(refused)
             return self._take()
         count = sum(line.edge == edge for line in self.lines.values())
-        if count >= (self._limits.mesh_nodes_max if edge else self._limits.mesh_neighbours_max):
+        if count >= (self._limits.mesh_edges_max if edge else self._limits.mesh_neighbours_max):
             self.refused += 1
             self._effects.append(refused)
             return self._take()
@@ -192,6 +196,14 @@ class RoutingEngine:
         self._say_hello(line, now)
         self._wake(now + INTERVAL_S)
         return self._take()
+
+    @property
+    def joined(self) -> bool:
+        """Whether another node is within reach, and knows the addresses of an edge."""
+        if not self.edge:
+            return len(self.paths().costs) > 1
+        line = self.lines.get(self.uplink or "")
+        return line is not None and not self.own.addresses_changed and line.digest == self._mark()
 
     def disconnect(self, peer: str, *, now: float) -> list[Effect]:
         """End the line to *peer*, whose connection has closed."""
@@ -246,13 +258,14 @@ class RoutingEngine:
 
     def offer(self, address: str, offer: Offer, *, now: float) -> list[Effect]:
         """Offer *address*, or change how it is offered."""
-        self._offers[address] = offer
+        self._own.add(self.node, address, offer)
         self._addresses_changed(now)
         return self._take()
 
     def withdraw(self, address: str, *, now: float) -> list[Effect]:
         """Offer *address* no longer."""
-        if self._offers.pop(address, None) is not None:
+        if address in self._own.of(self.node):
+            self._own.remove(self.node, address)
             self._addresses_changed(now)
         return self._take()
 
@@ -264,9 +277,12 @@ class RoutingEngine:
         return self._take()
 
     def drain(self, *, now: float) -> list[Effect]:
-        """Withdraw all addresses, those of edges too, and ask others to avoid this node on their paths."""
+        """Withdraw all addresses, those of edges too, and ask others to avoid this node, and edges to leave it."""
         self._draining = True
         self.own.links_changed = True
+        for line in self.lines.values():
+            if line.edge:
+                self._say_hello(line, now)
         self._addresses_changed(now)
         return self._take()
 
@@ -282,8 +298,11 @@ class RoutingEngine:
     def dropped(self) -> dict[str, int]:
         """Return how many offers of other nodes, and of our edges, were dropped, by the reason."""
         found = dict(self.database.directory.dropped)
-        for reason, count in self._edges.directory.dropped.items():
-            found[reason] = found.get(reason, 0) + count
+        for other in (self._edges.directory.dropped, self._own.dropped):
+            for reason, count in other.items():
+                found[reason] = found.get(reason, 0) + count
+        if self._left_out:
+            found["addresses of edges"] = self._left_out
         return found
 
     def lookup(self, address: str) -> list[MeshRoute]:
@@ -320,6 +339,22 @@ class RoutingEngine:
             ]
         return sorted(found, key=lambda each: (each.cost, each.node))
 
+    def edges(self, address: str, flag: int) -> list[str]:
+        """Return the edges of this node that offer *address* with *flag*."""
+        found = self._edges.directory.find(address)
+        return sorted(
+            edge
+            for edge, offer in found.items()
+            if offer.flags & flag
+            and (line := self.lines.get(edge)) is not None
+            and line.state is LineState.UP
+        )
+
+    def offers_itself(self, address: str, flag: int) -> bool:
+        """Return whether this node, and not only an edge of it, offers *address*."""
+        offer = self._own.find(address).get(self.node)
+        return offer is not None and bool(offer.flags & flag)
+
     def paths(self) -> Paths:
         """Return the paths to all nodes, computed when first asked for after a change."""
         if self._paths is None:
@@ -336,6 +371,7 @@ class RoutingEngine:
                 self.refused += 1
                 return
             line.on_hello(record, self.own.incarnation)
+            self._choose_uplink()
             self._compare(line, now)
         elif isinstance(record, Addresses) and line.edge and record.origin == line.node:
             self._on_edge_addresses(line, record, now)
@@ -394,6 +430,7 @@ class RoutingEngine:
     def _on_edge_addresses(self, line: Adjacency, record: Addresses, now: float) -> None:
         if self._edges.put_addresses(record, now) is Verdict.NEWER:
             self._addresses_changed(now)
+            self._effects.append(RoutesChanged())
 
     def _on_digest(self, line: Adjacency, record: Digest, now: float) -> None:
         theirs = dict(record.versions)
@@ -442,7 +479,7 @@ class RoutingEngine:
         lateness_ms = min(int(self._lateness_s * 1_000), MILLISECONDS_MAX)
         hello = Hello(
             *(self.node, self.own.incarnation, line.hears, int(INTERVAL_S * 1_000)),
-            *(digest, lateness_ms),
+            *(digest, lateness_ms, self._draining),
         )
         self._send(line, encode_record(hello), now)
 
@@ -464,6 +501,7 @@ class RoutingEngine:
             up = {each.node for each in self.lines.values() if each.edge and each.state is LineState.UP}  # fmt: skip
             self._edges.set_reach(up, now)
             self.own.addresses_changed = True
+            self._effects.append(RoutesChanged())
         else:
             self.own.links_changed = True
         if state is LineState.LOST:
@@ -472,6 +510,7 @@ class RoutingEngine:
                 self._edges.forget(line.node)
         else:
             self._say_hello(line, now)
+        self._choose_uplink()
         if state is LineState.UP and not line.edge:
             line.differs_since = None
             if self.edge:
@@ -479,6 +518,19 @@ class RoutingEngine:
             else:
                 self._send_versions(line, now)
         self._wake(now)
+
+    def _choose_uplink(self) -> None:
+        """Keep the uplink of an edge while it is up and stays; otherwise choose the one that has been there longest."""
+        if not self.edge:
+            return
+        up = [each for each in self.lines.values() if each.state is LineState.UP]
+        stay = [each.node for each in up if not each.draining] or [each.node for each in up]
+        if self.uplink in stay:
+            return
+        self.uplink = stay[0] if stay else None
+        self._effects.append(RoutesChanged())
+        if self.uplink is not None:
+            self.own.announce_anew()
 
     def _serve(self, line: Adjacency, now: float) -> None:
         """Send what is due to one neighbour: answers, versions if the databases differ, a hello."""
@@ -507,15 +559,17 @@ class RoutingEngine:
 
     def _compare(self, line: Adjacency, now: float) -> None:
         """Note whether the digest that *line* told last differs from ours."""
-        ours = self.database.digest
-        if self.edge:
-            known = self.database.version(self.node)
-            ours = mark_of(self.node, Version(known.epoch, 0, known.addresses))
+        ours = self._mark() if self.edge else self.database.digest
         if line.edge or line.digest == ours:
             line.differs_since = None
         elif line.differs_since is None:
             line.differs_since = now
             self._wake(now + REPAIR_S)
+
+    def _mark(self) -> int:
+        """Return the digest of an uplink that knows all addresses of this edge."""
+        known = self.database.version(self.node)
+        return mark_of(self.node, Version(known.epoch, 0, known.addresses))
 
     def _send_versions(self, line: Adjacency, now: float) -> None:
         versions = self.database.versions(line.node)
@@ -524,20 +578,30 @@ class RoutingEngine:
             self._send(line, encode_record(digest), now)
 
     def _send_own_list(self, line: Adjacency, now: float) -> None:
-        if self.database.version(self.node).addresses:
+        """Send all addresses of this edge to its uplink; another one gets an empty list of the same number."""
+        version = self.database.version(self.node)
+        if not version.addresses:
+            return
+        if line.node == self.uplink:
             for data in self.database.list_of(self.node):
                 self._send(line, data, now)
+        else:
+            none = Addresses(self.node, version.epoch, 0, version.addresses, 0, 1, {})
+            self._send(line, encode_record(none), now)
 
     def _flaps_of(self, peer: str, now: float) -> Flaps:
         flaps = self._flaps.get(peer)
         if flaps is None:
-            if len(self._flaps) >= self._limits.mesh_nodes_max:
+            # More than lines, so that one of them can make room.
+            limits = self._limits
+            most = max(limits.mesh_nodes_max, limits.mesh_neighbours_max) + limits.mesh_edges_max
+            if len(self._flaps) >= most:
                 kept = {
                     node: each for node, each in self._flaps.items()
                     if node in self.lines or now - each.at <= FLAPS_KEPT_S
                 }  # fmt: skip
                 # Of those that flapped within a minute, the one that was added first makes room.
-                if len(kept) >= self._limits.mesh_nodes_max:
+                if len(kept) >= most:
                     del kept[next(node for node in kept if node not in self.lines)]
                 self._flaps = kept
             flaps = self._flaps[peer] = Flaps()
@@ -577,9 +641,15 @@ class RoutingEngine:
             records = self.own.addresses(self._offered(), now=now)
             for record in records:
                 self.database.put_addresses(record, now, ours=True)
-                self._flood(encode_record(record), now)
+                if not self.edge:
+                    self._flood(encode_record(record), now)
+                elif self.uplink in self.lines:
+                    self._send(self.lines[self.uplink], encode_record(record), now)
             if records:
                 self._effects.append(RoutesChanged())
+                for line in self.lines.values() if self.edge else ():
+                    if line.node != self.uplink and line.state is LineState.UP:
+                        self._send_own_list(line, now)
         self._wake(self.own.due)
 
     def _neighbours(self) -> Iterator[Adjacency]:
@@ -591,22 +661,26 @@ class RoutingEngine:
         """Return our addresses and those of our edges that are up."""
         if self._draining:
             return {}
-        offers: dict[str, Offer] = {}
-        for line in self.lines.values():
-            if line.edge and line.state is LineState.UP:
-                name = line.node.replace("{", "{{").replace("}", "}}")
-                offers[f"$mesh/{name}/{{rest:rest}}"] = Offer(TAKES | PATTERN | EDGE, "closest")
-                for address, each in self._edges.directory.of(line.node).items():
-                    other = offers.get(address)
-                    flags = each.flags | EDGE | (other.flags if other else 0)
-                    offers[address] = Offer(flags, each.distribution, each.weight)
-        for address, each in self._offers.items():
-            other = offers.get(address)
-            flags = each.flags | (other.flags if other else 0)
-            weight = 0 if address in self._ailing else each.weight
-            if other is not None and not weight:
-                weight = other.weight
-            offers[address] = Offer(flags, each.distribution, weight)
+        # Those of edges come last: they cannot take the room of our own.
+        offers = {
+            address: Offer(each.flags, each.distribution, 0) if address in self._ailing else each
+            for address, each in self._own.of(self.node).items()
+        }
+        edges = [each.node for each in self.lines.values() if each.edge and each.state is LineState.UP]  # fmt: skip
+        for edge in edges:
+            # Stands for all addresses ``$mesh/EDGE/…``: as a pattern it would count as one, and be looked for among those.
+            offers[f"$mesh/{edge}"] = Offer(TAKES | EDGE, "closest")
+        self._left_out = 0
+        for edge in edges:
+            for address, each in self._edges.directory.of(edge).items():
+                other = offers.get(address)
+                if other is not None:
+                    flags = each.flags | other.flags | EDGE
+                    offers[address] = Offer(flags, other.distribution, other.weight or each.weight)
+                elif len(offers) < self._limits.mesh_node_addresses_max:
+                    offers[address] = Offer(each.flags | EDGE, each.distribution, each.weight)
+                else:
+                    self._left_out += 1
         return offers
 
     def _graph_changed(self, now: float) -> None:

@@ -277,21 +277,86 @@ def test_an_uplink_offers_what_its_edges_offer() -> None:
     mesh.run(2)
     (found,) = mesh.engines["a"].lookup("x")
     assert (found.node, found.offer.flags) == ("b", TAKES | EDGE)
-    assert path(mesh, "a", "$mesh/e/reply/1") == [("b",)]
+    assert path(mesh, "a", "$mesh/e") == [("b",)]
     assert "e" not in mesh.engines["a"].database
     mesh.carry_out("e", mesh.engines["e"].withdraw("x", now=mesh.now))
     mesh.offer("e", "y")
     mesh.run(0.2)
     assert mesh.engines["a"].lookup("x")[0].offer.flags == TAKES
     assert path(mesh, "a", "y") == [("b",)]
-    # A second uplink, connected, offers the same; without the first nothing is missing.
+    # A second uplink is connected, and offers no addresses of the edge until the first one has gone.
     mesh.link("e", "a")
     mesh.run(2)
-    assert path(mesh, "a", "y") == [(), ("b",)]
+    assert path(mesh, "a", "y") == [("b",)]
+    assert path(mesh, "a", "$mesh/e") == [(), ("b",)]
+    assert mesh.engines["e"].joined
     mesh.unlink("e", "b")
     mesh.run(0.2)
     assert path(mesh, "b", "y") == [("a",)]
-    assert path(mesh, "b", "$mesh/e/reply/1") == [("a",)]
+    assert path(mesh, "b", "$mesh/e") == [("a",)]
+
+
+@pytest.mark.req("P4")
+def test_an_edge_leaves_an_uplink_that_drains_and_one_that_is_silent() -> None:
+    mesh = chain("a", "b", "c")
+    mesh.edges.add("e")
+    mesh.start("e")
+    edge = mesh.engines["e"]
+    assert not edge.joined
+    for number, uplink in enumerate("bac"):
+        mesh.link("e", uplink)
+        mesh.run(1 + number)
+    mesh.offer("e", "x")
+    mesh.run(1)
+    assert (edge.uplink, path(mesh, "c", "x")) == ("b", [("b",)])
+    mesh.carry_out("b", mesh.engines["b"].drain(now=mesh.now))
+    mesh.run(0.2)
+    assert (edge.uplink, path(mesh, "c", "x")) == ("a", [("b", "a")])
+    mesh.stop("a", silent=True)
+    mesh.run(1)
+    # Uplinks that stay are preferred to those that drain.
+    assert (edge.uplink, path(mesh, "c", "x")) == ("c", [()])
+    assert edge.joined
+    mesh.unlink("e", "c")
+    mesh.run(0.5)
+    assert edge.uplink == "b"
+    mesh.unlink("e", "b")
+    mesh.run(0.5)
+    assert edge.uplink is None
+    assert not edge.joined
+
+
+@pytest.mark.req("P4", "SE18")
+@pytest.mark.parametrize("bound", [1, 3])
+def test_mesh_edges_max(bound: int) -> None:
+    """Edges count neither as nodes nor as neighbours, and do not take the room of addresses of the node itself."""
+    limits = Limits(
+        mesh_edges_max=bound,
+        mesh_nodes_max=2,
+        mesh_neighbours_max=1,
+        mesh_node_addresses_max=bound + 2,
+    )
+    mesh = Mesh(limits=limits)
+    for node in "ab":
+        mesh.start(node)
+    mesh.link("a", "b")
+    mesh.offer("b", "own")
+    edges = [f"e{number}" for number in range(bound + 1)]
+    for edge in edges:
+        mesh.edges.add(edge)
+        mesh.start(edge)
+        mesh.link(edge, "b")
+        mesh.run(1)
+        mesh.offer(edge, f"of/{edge}")
+    mesh.run(2)
+    engine = mesh.engines["b"]
+    assert sorted(engine.lines) == ["a", *edges[:bound]]
+    assert [path(mesh, "a", f"$mesh/{edge}") for edge in edges] == [*([[("b",)]] * bound), []]
+    assert path(mesh, "a", "own") == [("b",)]
+    # One address more fits.
+    assert sum(bool(path(mesh, "a", f"of/{edge}")) for edge in edges) == 1
+    assert engine.dropped().get("addresses of edges", 0) == bound - 1
+    assert len(mesh.engines["a"].database) == 2
 
 
 @pytest.mark.req("P4")

@@ -118,8 +118,10 @@ class MeshHost(BareHost):
         value = link.properties.get(ROUTE)
         if value is not None:
             member = self.members.get(connection.engine)
-            if member is None:
-                self._refuse(link, Error("amqp:not-allowed", "routes are for members of the mesh"))
+            if member is None or member.edge:
+                # No node judges the rights of a link that has a route; an edge has those of a client.
+                text = "routes are for members of the mesh that are no edges"
+                self._refuse(link, Error("amqp:not-allowed", text))
             elif not self._has_room(member):
                 self._refuse(link, Error("amqp:resource-limit-exceeded", "mesh_legs_max links"))
             else:

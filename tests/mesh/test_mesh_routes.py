@@ -224,3 +224,24 @@ async def test_each_way_to_an_address_takes_the_right_to_it(autojump_clock: Mock
                 await out.send("x", transaction=txn)
         held = {each: made.brokers["B"].stats(each).available for each in names}
         assert held == {"linked": 1, "other": 1, "plain": 0}
+
+
+@pytest.mark.req("P4")
+async def test_an_edge_has_the_rights_of_a_client(autojump_clock: MockClock) -> None:
+    """With a route, a link of it would be judged by no node."""
+    network = MemoryNetwork()
+    async with members(network) as made:
+        access = Access([Rule("$mesh", Rights.SEND, users=("bob",))])
+        box = {"access": access, "users": USERS, "plain_in_clear": True}
+        await made.start("A", box_options=box)
+        dial = {"auth": Plain("bob", USERS["bob"]), "plain_in_clear": True}
+        await made.start("bob", "A", role="edge", dial=dial)
+
+        async def secret(text: str) -> None:
+            pass
+
+        made.boxes["A"].node("secret")(secret)
+        await until(lambda: made.meshes["bob"]._engine.joined)
+        peer = made.meshes["bob"]._host._ways.neighbours["A"].connection
+        assert await refusal(peer, "secret", properties={ROUTE: ["A"]}) == "amqp:not-allowed"
+        assert await refusal(peer, "secret") == "amqp:unauthorized-access"

@@ -49,6 +49,9 @@ _RANGES: Final = {
     "mesh_part_max": (1, 10_000),
     "mesh_name_max": (1, 1_024),
     "mesh_updates_max": (1, 1_000_000),
+    # Records wait for the first credit in any case, and a reply for the link that was opened for it.
+    "mesh_records_waiting_max": (64, 2**31 - 1),
+    "mesh_reply_links_max": (1, 2**31 - 1),
 }
 #: Greatest value of the other fields: that of a signed 64-bit integer.
 _COUNT_MAX: Final = 2**63 - 1
@@ -171,6 +174,8 @@ class Limits(Struct, frozen=True, gc=False):
     mesh_part_max: int = 500
     #: Octets of one message between neighbours of a mesh.
     mesh_message_max: int = 64 * KIB
+    #: Messages about the mesh that wait for a neighbour; one that does not take them is disconnected.
+    mesh_records_waiting_max: int = 4_096
     #: Octets of the id of a node, an address or a URL in a mesh.
     mesh_name_max: int = 255
     #: URLs of one node of a mesh.
@@ -180,6 +185,12 @@ class Limits(Struct, frozen=True, gc=False):
     mesh_tree_max: int = 256
     #: Links of routes that one node opens, or accepts, on the connection to a neighbour.
     mesh_legs_max: int = 4_096
+    #: Links of clients that seek a path through a mesh at a time, because nodes on the way or destinations have
+    #: refused them, or no destination is known; further ones are refused at once.
+    mesh_seeking_max: int = 4_096
+    #: Links that a node of a mesh keeps for replies to callers at other nodes, beyond those of replies that are
+    #: being streamed, which are bounded by the same number; the least recently used is detached.
+    mesh_reply_links_max: int = 1_024
     #: Changes of the links, and of the addresses, of one node that are sent and accepted in a second.
     mesh_updates_max: int = 20
     #: Seconds for which records of nodes out of reach are kept.

@@ -24,9 +24,8 @@ from .splices import Siblings
 
 #: Address of the links of records, and beginning of addresses that name a node.
 MESH: Final = "$mesh"
-#: Records that a neighbour may send ahead, and that may wait for its credit.
+#: Records that a neighbour may send ahead.
 _CREDIT: Final = 64
-_WAITING_MAX: Final = 4_096
 #: A message whose body is one value (Part 3 §3.2.8).
 _BODY: Final = b"\x00\x53\x77"
 
@@ -83,10 +82,12 @@ class RecordSender:
 
     Args:
         on_lost: Called when the link has ended, or too many records wait for its credit.
+        most: Records that may wait.
     """
 
-    def __init__(self, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, on_lost: Callable[[str], None], *, most: int) -> None:
         self._on_lost = on_lost
+        self._most = most
         self._waiting: deque[bytes] = deque()
         self._link: SendingLink | None = None
 
@@ -95,10 +96,10 @@ class RecordSender:
         link = self._link
         if link is not None and not self._waiting and link.credit > 0 and link.writable:
             link.send(_BODY + record, settled=True)
-        elif len(self._waiting) < _WAITING_MAX:
+        elif len(self._waiting) < self._most:
             self._waiting.append(record)
         else:
-            self._on_lost("the neighbour does not take records")
+            self._on_lost(f"mesh_records_waiting_max ({self._most}) records wait for its credit")
 
     def on_attached(self, link: SendingLink) -> None:
         """Use the link from now on."""
@@ -210,7 +211,7 @@ class Neighbour:
         self._lost = False
         self._shared = Sessions(connection)
         self._pinned: dict[object, Sessions] = {}
-        self._records = RecordSender(self.lose)
+        self._records = RecordSender(self.lose, most=limits.mesh_records_waiting_max)
         self._receiver: RecordReceiver | None = None
         #: Links that we opened, and links that it opened, which have not ended.
         self.opened = 0

@@ -23,8 +23,6 @@ from .ways import LegCount, Ways
 COORDINATOR: Final = "$coordinator"
 #: Seconds between two attempts to find another path for a link that a node on the way refused.
 RETRY_S: Final = 0.1
-#: Links in search of a path; further ones are refused at once.
-_SEEKING_MAX: Final = 4_096
 _ABSENT: Final = Error("amqp:not-found", "no destination of this address can be reached")
 _NO_COORDINATOR: Final = Error(
     "amqp:not-implemented", "no node within reach coordinates transactions"
@@ -89,8 +87,8 @@ class PinnedLinks:
 
     def route(self, address: str, link: ReceivingLink | SendingLink, node: str = "") -> None:
         """Join *link* with one to the best destination of *address*, or to *node*, now or when there is a path."""
-        if len(self._seeking) >= _SEEKING_MAX:
-            link.refuse(Error("amqp:resource-limit-exceeded", "too many links seek a path"))
+        if len(self._seeking) >= self._ways.limits.mesh_seeking_max:
+            link.refuse(Error("amqp:resource-limit-exceeded", "mesh_seeking_max links seek a path"))
         else:
             Seeker(self, address, link, node, trio.current_time() + ABSENT_S).attempt()
 

@@ -15,8 +15,6 @@ from .fans import ABSENT_S
 from .hops import LegUse
 from .ways import Ways
 
-#: Links that are kept; beyond these the least recently used one is detached.
-_LINKS_MAX: Final = 1_024
 #: Seconds between two attempts to open a link.
 _RETRY_S: Final = 0.1
 
@@ -34,7 +32,7 @@ class RemoteReplies:
         self._ways = ways
         #: Links and their paths by address, the least recently used first.
         self._links: dict[str, tuple[ReplyLink, tuple[str, ...]]] = {}
-        #: Links whose paths are not used any more; streams that have begun on them go on.
+        #: Links that get no further replies; streams that have begun on them go on.
         self._old: list[ReplyLink] = []
         #: Requests that are being answered, by the link of their replies.
         self._users: WeakKeyDictionary[ReplyLink, WeakSet[RemoteReply]] = WeakKeyDictionary()
@@ -66,8 +64,13 @@ class RemoteReplies:
             )
         except LocalProtocolError:
             return None
-        while len(self._links) >= _LINKS_MAX:
-            _detach(self._links.pop(next(iter(self._links)))[0])
+        while len(self._links) >= ways.limits.mesh_reply_links_max:
+            oldest, _ = self._links.pop(next(iter(self._links)))
+            if self._users.get(oldest):
+                # A stream of replies does not count as a further use of its link.
+                self._replace(oldest)
+            else:
+                _detach(oldest)
         self._links[address] = link, path
         return link
 
@@ -77,7 +80,7 @@ class RemoteReplies:
 
     def _replace(self, link: ReplyLink) -> None:
         self._old.append(link)
-        if len(self._old) > _LINKS_MAX:
+        if len(self._old) > self._ways.limits.mesh_reply_links_max:
             _detach(self._old.pop(0))
 
     @property

@@ -186,6 +186,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "mesh_message_max": ("mesh/test_records.py::test_mesh_message_max",),
     "mesh_hops_max": ("mesh/test_paths.py::test_mesh_hops_max",),
     "mesh_legs_max": ("mesh/test_mesh_limits.py::test_mesh_legs_max",),
+    "mesh_seeking_max": ("mesh/test_mesh_limits.py::test_mesh_seeking_max",),
+    "mesh_records_waiting_max": ("mesh/test_mesh_limits.py::test_mesh_records_waiting_max",),
+    "mesh_reply_links_max": ("mesh/test_mesh_limits.py::test_mesh_reply_links_max",),
     "mesh_tree_max": ("mesh/test_paths.py::test_mesh_tree_max",),
     "relay_targets_max": (
         "container/test_replies.py::test_the_relay_keeps_a_bounded_number_of_targets",

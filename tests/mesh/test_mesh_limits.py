@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
 import pytest
 import trio
-from meshed import client, members
+from meshed import client, line, members, until
 from trio.testing import MockClock
 
 from amqp_rt import Limits
 from amqp_rt.errors import LinkRefused
+from amqp_rt.mesh import MeshRule
+from amqp_rt.mesh.neighbours import RecordSender
 from amqp_rt.net.memory import MemoryNetwork
+from amqp_rt.termini import Target
+from amqp_rt.testing.pairs import Joined, Recorder
 
 pytestmark = pytest.mark.req("P3")
 
@@ -64,3 +71,106 @@ async def test_mesh_legs_max_of_links_that_end_here(autojump_clock: MockClock) -
             await trio.sleep(70)
             async with peer.sender("n3") as out:
                 await out.send("x")
+
+
+async def test_mesh_seeking_max(autojump_clock: MockClock) -> None:
+    """Links that are routed one by one seek a destination for two seconds; those above the bound do not."""
+    network = MemoryNetwork()
+    rules = [MeshRule("jobs", route="link")]
+    box = {"limits": Limits(mesh_seeking_max=2)}
+    async with (
+        line("A", "B", network=network, rules=rules, box_options=box) as made,
+        client(made.urls["A"], network=network) as peer,
+    ):
+        ends: list[tuple[float, str]] = []
+
+        async def attach() -> None:
+            since = trio.current_time()
+            try:
+                async with peer.sender("jobs"):
+                    ends.append((trio.current_time() - since, "attached"))
+            except LinkRefused as refused:
+                ends.append((round(trio.current_time() - since, 1), refused.condition))
+
+        for _ in range(2):
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(attach)
+                await trio.sleep(0.5)
+                assert ends == [(0.0, "amqp:resource-limit-exceeded")]
+            assert ends[1:] == [(2.0, "amqp:not-found")] * 2
+            ends.clear()
+
+        async def job(text: str) -> None: ...
+
+        made.boxes["B"].node("jobs")(job)
+        await made.meshes["A"].reachable("jobs")
+        await attach()
+        assert [how for _, how in ends] == ["attached"]
+
+
+def test_mesh_records_waiting_max() -> None:
+    """A neighbour that gives no credit is disconnected when one record more than the bound waits for it."""
+    there = Recorder()
+    joint = Joined(on_attach=lambda link: link.accept(there))
+    joint.pump()
+    lost: list[str] = []
+    records = RecordSender(lost.append, most=64)
+    joint.client.begin().attach_sender("r", records, target=Target(address="$mesh"))
+    joint.pump()
+    sent = [b"%d" % at for at in range(64)]
+    for each in sent:
+        records.send(each)
+    assert not lost
+    records.send(b"one more")
+    assert lost == ["mesh_records_waiting_max (64) records wait for its credit"]
+    # What waits is not mixed up, if credit comes after all.
+    there.attached[0].grant(100)
+    joint.pump()
+    assert [each.payload.removeprefix(b"\x00\x53\x77") for each in there.deliveries] == sent
+
+
+async def test_mesh_reply_links_max(autojump_clock: MockClock) -> None:
+    """B keeps two links for replies to clients of A; a stream of replies keeps its own until it ends."""
+    network = MemoryNetwork()
+    box = {"limits": Limits(mesh_reply_links_max=2)}
+    async with line("A", "B", network=network, box_options=box) as made:
+
+        @made.boxes["B"].rpc("price")
+        async def price(sku: str) -> str:
+            return sku
+
+        @made.boxes["B"].rpc("ticks")
+        async def ticks(count: int) -> AsyncIterator[int]:
+            for at in range(count):
+                yield at
+                await trio.sleep(1)
+
+        for address in ("price", "ticks"):
+            await made.meshes["A"].reachable(address)
+        kept = made.meshes["B"]._host._remote
+        host = made.meshes["A"]._host
+        async with AsyncExitStack() as stack:
+            peers = [
+                await stack.enter_async_context(client(made.urls["A"], f"c{at}", network=network))
+                for at in range(5)
+            ]
+            got: list[int] = []
+            started = trio.Event()
+
+            async def read() -> None:
+                async with peers[0].stream("ticks", 20, reply=int) as replies:
+                    async for each in replies:
+                        started.set()
+                        got.append(each)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await started.wait()
+                for at in (1, 2, 3, 4, 1, 2):
+                    assert await peers[at].call("price", f"{at}", reply=str) == f"{at}"
+                    assert len(kept._links) == 2
+                # Those of two callers, and that of the stream.
+                await until(lambda: host.placed == 3)
+            assert got == list(range(20))
+            await until(lambda: host.placed == 2)

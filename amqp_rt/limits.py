@@ -234,6 +234,9 @@ class Limits(Struct, frozen=True, gc=False):
     dead_letter_looks_max: int = 250
     #: Bindings of one session that end with it; all are removed at once.
     scoped_bindings_max: int = 1_000
+    #: Bytes of the last message that an exchange remembers for new bindings (``qpid.ive``); of a larger one
+    #: nothing is remembered. It counts towards the bytes of the broker.
+    last_message_max: int = 1 * MIB
     #: Bytes of the arguments of one queue, exchange or binding. The memory that they take counts towards
     #: the bytes of the broker.
     arguments_bytes_max: int = 16 * KIB

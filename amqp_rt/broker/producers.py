@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
-from ..errors import DecodeError, WouldBlock
+from ..errors import AmqpError, DecodeError, WouldBlock
 from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..loglimit import log_loss
@@ -215,11 +215,44 @@ class Inlet:
         entry = self.entry_factory.make_entry(payload, message_format, self.wall(), self.ttl_s)
         # The process itself may send anywhere.
         entry.returnable = True
+        self._put(entry)
+
+    def repeat(
+        self, payload: bytes, message_format: int, arrived_at: float, publisher: str
+    ) -> None:
+        """Put one encoded message that *publisher* has sent to an exchange. A duplicate is dropped.
+
+        Args:
+            payload: The message.
+            message_format: Its format.
+            arrived_at: Time of the wall clock at which it was sent; one that has expired since is dropped.
+            publisher: Container-id of its sender.
+
+        Raises:
+            AmqpError: The node has been deleted or is out of service, does not keep durable messages, or
+                has no room, or the message breaks a rule.
+        """
+        if self.is_gone:
+            raise AmqpError("the node has been deleted", condition="amqp:not-found")
+        entry = self.entry_factory.make_entry(payload, message_format, arrived_at, self.ttl_s)
+        entry.publisher = publisher
+        if entry.durable and self.ledger is None and not self.volatile:
+            assert NOT_KEPT.error is not None
+            raise NOT_KEPT.error.raised_as(AmqpError)
+        if entry.expires_at > self.wall():
+            self._put(entry)
+
+    def _put(self, entry: Entry) -> None:
+        """Put *entry*, unless it is a duplicate.
+
+        Raises:
+            WouldBlock: There is no room.
+        """
         duplicates = self.intake.duplicates
         identity = None if duplicates is None else duplicates.identify(entry)
         if duplicates is not None and duplicates.find(identity) is not None:
             return
-        if not self.admits(len(payload)):
+        if not self.admits(len(entry.payload)):
             raise WouldBlock("there is no room for the message")
         if entry.expires_at != NEVER:
             self.on_expiring()

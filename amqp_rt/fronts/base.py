@@ -645,6 +645,18 @@ class Topology(Protocol):
     def count_message(self, exchange: str, argument: str) -> int:
         """Return the number of one more message of *exchange*, from 1; 0 if its *argument* is not true."""
 
+    def remembers(self, exchange: str) -> bool:
+        """Return whether *exchange* remembers the last message published to it (``qpid.ive``)."""
+
+    def remember(
+        self, exchange: str, keys: Sequence[str], headers: Mapping[str, object], payload: bytes
+    ) -> None:
+        """Remember a message, in the format of 1.0, as the last one published to *exchange*.
+
+        It was sent with these routing keys and headers, may be routed to no queue, and belongs to no
+        transaction. A new binding of a queue that matches it gets it.
+        """
+
     def is_ready(self, queue: str) -> bool:
         """Return whether a consumer of *queue* has credit and room for a message."""
 

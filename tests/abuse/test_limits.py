@@ -68,6 +68,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "scoped_bindings_max": (
         "broker/test_owned_queues.py::test_scoped_bindings_end_with_their_owner",
     ),
+    "last_message_max": (
+        "broker/test_last_messages.py::test_what_is_remembered_counts_and_ends_with_its_exchange",
+    ),
     "branches_max": ("broker/test_branches.py::test_there_are_so_many_branches_and_no_more",),
     "branches_user_max": ("broker/test_branches.py::test_one_user_leaves_places_to_others",),
     "branch_s": ("broker/test_branches.py::test_a_timeout_counts_from_when_it_is_set",),

@@ -13,6 +13,7 @@ from ...fronts.base import LinkConnection, QueueDeclaration, SendingLink
 from ..bindings import Binding, Exchanges, RoutingTable, size_of
 from ..host import BrokerHost
 from ..spaces import VirtualHost
+from .last_messages import LastMessages
 
 
 class DeclaredQueue(Struct):
@@ -59,6 +60,7 @@ class DeclaredSpace:
             on_unbound=partial(on_unbound, self),
             memory=host.memory,
         )
+        self.last_messages = LastMessages(host, name, self.exchanges)
         #: Exchange → number of queues that have it as their alternate.
         self._alternates: Counter[str] = Counter()
         #: Records of deleted queues, one for each message that is being handed to queues in turns.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Container, Generator
+from collections.abc import Container, Generator, Mapping, Sequence
 from typing import Final
 
 from ...errors import AmqpError
@@ -16,6 +16,7 @@ from ...transactions import TransactionalState
 from ..transactions import UNKNOWN_TRANSACTION
 from .copies import Copies, Copy
 from .declared import DeclaredSpace, Deletions
+from .last_messages import LastMessage
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -104,11 +105,11 @@ class ExchangeInlet:
 
     def _route(
         self, delivery: IncomingDelivery, names: dict[str, None]
-    ) -> Generator[int, None, None]:
+    ) -> Generator[int, None, tuple[tuple[str], Mapping[str, object]]]:
         """Add to *names* the queues to which the exchange routes a message of AMQP 1.0.
 
         Without a key in the address, the routing key is the message's subject. Yields the work done
-        since the last step, in frames.
+        since the last step, in frames; returns its keys and headers.
 
         Raises:
             AmqpError: There is no such exchange, or the message is malformed.
@@ -117,6 +118,7 @@ class ExchangeInlet:
         keys = (self._key or message.subject or "",)
         headers = message.application_properties
         yield from self._space.exchanges.routing(self._name, keys, headers, names)
+        return keys, headers
 
     def _spread(
         self, link: ReceivingLink, delivery: IncomingDelivery
@@ -125,12 +127,31 @@ class ExchangeInlet:
         names: dict[str, None] = {}
         with Deletions(self._space) as gone:
             try:
-                yield from self._route(delivery, names)
+                found = yield from self._route(delivery, names)
             except Exception as error:
                 # Deliveries behind this one must not be affected.
                 self._refuse(link, delivery, error)
                 return
+            if self._space.last_messages.wanted(self._name):
+                self._remember(link, delivery, *found)
             yield from self._distribute(link, delivery, names, gone)
+
+    def _remember(
+        self,
+        link: ReceivingLink,
+        delivery: IncomingDelivery,
+        keys: Sequence[str],
+        headers: Mapping[str, object],
+    ) -> None:
+        """Remember the message of *delivery*, which is in no transaction, for new bindings."""
+        message_format = delivery.message_format
+        payload = self._host.services.entry_factory.without_delivery_annotations(
+            delivery.payload, message_format
+        )
+        self._space.last_messages.remember(
+            self._name,
+            LastMessage(payload, message_format, keys, headers, link.peer.container_id),
+        )
 
     def _settle(
         self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected | Released

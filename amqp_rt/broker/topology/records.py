@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import AmqpError
@@ -57,8 +57,9 @@ class TopologyRecords:
                 ],
             )
 
-    def exchanges_gone(self, space: DeclaredSpace, names: Iterable[str]) -> None:
-        """Remove the records of exchanges that were deleted, also with their last binding."""
+    def exchanges_gone(self, space: DeclaredSpace, names: Sequence[str]) -> None:
+        """Remove what is kept of exchanges that were deleted, also with their last binding."""
+        space.last_messages.forget(names)
         for name in names:
             self._forget(facts.EXCHANGES, facts.digest_key(space.name, name))
 

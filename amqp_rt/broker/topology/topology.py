@@ -30,6 +30,7 @@ from ..spaces import VirtualHost
 from .arguments import check_texts, node_of, wrong
 from .declared import DeclaredQueue, Deletions
 from .exchange_addresses import exchange_address
+from .last_messages import LastMessage
 
 if TYPE_CHECKING:
     from .topologies import Topologies
@@ -527,6 +528,7 @@ class Topology:
             self._space.scoped[exchange, binding] = self._scoped
         else:
             self._all.records.keep_binding(self._space, exchange, binding, arguments)
+        self._space.last_messages.send(exchange, binding)
 
     def _unbind(
         self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
@@ -580,6 +582,17 @@ class Topology:
     def count_message(self, exchange: str, argument: str) -> int:
         """Return the number of one more message of *exchange*, as documented in fronts.base.Topology."""
         return self._space.exchanges.count_message(exchange, argument)
+
+    def remembers(self, exchange: str) -> bool:
+        """Return whether *exchange* remembers its last message, as documented in fronts.base.Topology."""
+        return self._space.last_messages.wanted(exchange)
+
+    def remember(
+        self, exchange: str, keys: Sequence[str], headers: Mapping[str, object], payload: bytes
+    ) -> None:
+        """Remember a message of *exchange*, as documented in fronts.base.Topology."""
+        message = LastMessage(payload, 0, keys, headers, self._peer.container_id)
+        self._space.last_messages.remember(exchange, message)
 
     def deletions(self) -> Deletions:
         """Collect the names of queues that are deleted within the block."""

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from uuid import UUID
 
 from amqp_rt.broker import Queue
+from amqp_rt.broker.bindings import KEEPS_LAST
 from amqp_rt.fronts import Timestamp
 from amqp_rt.limits import SECONDS_MAX
 
@@ -228,8 +229,10 @@ def exchange_arguments(given: Mapping[str, object] | None, type_name: str) -> di
     known = {name: plain(value) for name, value in (given or {}).items()}
     if MESSAGE_SEQUENCE in known:
         known[MESSAGE_SEQUENCE] = flag(MESSAGE_SEQUENCE, known[MESSAGE_SEQUENCE])
+    if KEEPS_LAST in known:
+        known[KEEPS_LAST] = flag(KEEPS_LAST, known[KEEPS_LAST])
     if not type_name.startswith("x-"):
-        for name in known.keys() - {MESSAGE_SEQUENCE}:
+        for name in known.keys() - {MESSAGE_SEQUENCE, KEEPS_LAST}:
             raise unknown(name, "exchange")
     return known
 

@@ -382,13 +382,16 @@ class Publisher:
         if topology is not None:
             deletions = topology.deletions()
         order = 0
+        remembers = False
+        state = self._current.state
         with deletions as gone:
             if ways is None:
                 ways = []
+                headers = head.headers()
                 yield from self._routes.find(
                     exchange,
                     head.routing_key,
-                    head.headers(),
+                    headers,
                     gone,
                     ways,
                     alternate=not (explicit or head.discard),
@@ -398,9 +401,14 @@ class Publisher:
                 # long as one step serves all queues of a message: between two steps other sessions publish.
                 if topology is not None and exchange:
                     order = topology.count_message(exchange, MESSAGE_SEQUENCE)
+                    remembers = topology.remembers(exchange)
+                    if remembers and state is None:
+                        payload = self._payload_of(exchange, assembly, order)
+                        topology.remember(exchange, (head.routing_key,), headers, payload)
                 connection = context.connection
-                # Each message of an exchange that numbers them is one of a kind.
-                if connection is not None and not head.immediate and not order:
+                # Each message of an exchange that numbers or remembers them is one of a kind.
+                alike = not (head.immediate or order or remembers)
+                if connection is not None and alike:
                     connection.ways[self, exchange, head.octets, explicit] = ways
             transfer = Transfer(
                 self, number, explicit=explicit, discard=head.discard, awaited=len(ways)
@@ -412,7 +420,7 @@ class Publisher:
                 self.drop(transfer, RejectCode.IMMEDIATE)
                 return
             payload = self._payload_of(exchange, assembly, order)
-            yield from self._post(transfer, payload, ways, gone, self._current.state)
+            yield from self._post(transfer, payload, ways, gone, state)
 
     def spread_content(
         self,

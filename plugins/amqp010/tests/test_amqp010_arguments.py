@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 from amqp_rt_amqp010.arguments import (
+    KEEPS_LAST,
     MESSAGE_SEQUENCE,
     BindingArguments,
     QueueArguments,
@@ -192,7 +193,8 @@ def test_arguments_of_a_type_of_the_application_are_its_own() -> None:
         exchange_arguments({"a": b"1"}, "direct")
     assert exchange_arguments(None, "direct") == {}
     for value, wanted in ((1, True), (b"true", True), (0, False)):
-        assert exchange_arguments({MESSAGE_SEQUENCE: value}, "topic") == {MESSAGE_SEQUENCE: wanted}
+        for name in (MESSAGE_SEQUENCE, KEEPS_LAST):
+            assert exchange_arguments({name: value}, "topic") == {name: wanted}
     with pytest.raises(CommandFault) as caught:
         exchange_arguments({MESSAGE_SEQUENCE: "often"}, "topic")
     assert caught.value.code == 542
@@ -400,7 +402,7 @@ def test_each_argument_of_a_subscription_has_its_effect(
 @pytest.mark.parametrize(
     ("what", "tested"),
     [
-        ("an exchange", {MESSAGE_SEQUENCE}),
+        ("an exchange", {MESSAGE_SEQUENCE, KEEPS_LAST}),
         # The guide has the selector among "others whose names begin with" this.
         (
             "a binding",

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from amqp_rt.fronts import Accepted, AmqpError, Error, Rejected, TransactionalState
+from amqp_rt.fronts import Accepted, AmqpError, Error, Rejected, Topology, TransactionalState
 from amqp_rt.fronts.links import FrontDelivery
 from amqp_rt.fronts.recent import OCTETS_MAX
 from amqp_rt.fronts.splicing import joined
@@ -19,9 +19,9 @@ from .confirms import Confirms
 from .execution import Execution
 from .faults import Fault
 from .links import Way
-from .messages import Invalid, front_of, to_message
+from .messages import Invalid, front_of, to_arguments, to_message
 from .replies import REPLY_TO, DirectReplies
-from .routes import Routes
+from .routes import Routes, keys_of
 from .sessions import Session
 from .transactions import Transactions
 
@@ -204,7 +204,11 @@ class Publisher:
         with deletions as gone:
             if ways is None:
                 ways = yield from self.routes.find(method, properties, gone)
-                engine.ways[self.session.number, self.method_octets, self.header_octets] = ways
+                if topology is not None and topology.remembers(method.exchange):
+                    self._remember(topology, method, properties, body)
+                else:
+                    key = (self.session.number, self.method_octets, self.header_octets)
+                    engine.ways[key] = ways
             parts = self._prepare(method, properties, body, number, len(ways))
             if parts is None:
                 return
@@ -217,6 +221,25 @@ class Publisher:
                 if not count % _QUEUES_OF_A_STEP:
                     engine.flush()
                     yield _QUEUE_WORK * _QUEUES_OF_A_STEP
+
+    def _remember(
+        self,
+        topology: Topology,
+        method: m.BasicPublish,
+        properties: m.BasicProperties,
+        body: bytes,
+    ) -> None:
+        """Make the message the last one of its exchange, unless it belongs to a transaction."""
+        if self.transactions.control is None:
+            headers = properties.headers or {}
+            topology.remember(
+                method.exchange,
+                keys_of(
+                    method.routing_key, properties, self.session.engine.limits.routing_keys_max
+                ),
+                to_arguments(headers),
+                self._payload(method, _without_blind_copies(properties), body),
+            )
 
     def _prepare(
         self,
@@ -233,9 +256,7 @@ class Publisher:
         headers = properties.headers
         seen = properties
         if headers is not None and "BCC" in headers:
-            # Consumers do not see the blind copies.
-            others = {name: value for name, value in headers.items() if name != "BCC"}
-            seen = replace(properties, headers=others)
+            seen = _without_blind_copies(properties)
         if not awaited:
             self._nowhere(method, seen, body, number)
             return None
@@ -296,3 +317,12 @@ class Publisher:
             properties,
             body,
         )
+
+
+def _without_blind_copies(properties: m.BasicProperties) -> m.BasicProperties:
+    """Return *properties* without the header BCC, which consumers do not see."""
+    headers = properties.headers
+    if headers is None or "BCC" not in headers:
+        return properties
+    others = {name: value for name, value in headers.items() if name != "BCC"}
+    return replace(properties, headers=others)

@@ -86,7 +86,7 @@ class Routes:
         engine = self.session.engine
         exchange = method.exchange
         topology = engine.topology
-        keys = _keys(method.routing_key, properties, engine.limits.routing_keys_max)
+        keys = keys_of(method.routing_key, properties, engine.limits.routing_keys_max)
         names: dict[str, None] = {}
         if not exchange:
             names = dict.fromkeys(keys)
@@ -138,7 +138,7 @@ class Routes:
         self._publishing = None
 
 
-def _keys(key: str, properties: m.BasicProperties, keys_max: int) -> list[str]:
+def keys_of(key: str, properties: m.BasicProperties, keys_max: int) -> list[str]:
     """Return the routing key and those of the headers ``CC`` and ``BCC`` (RabbitMQ's
     sender-selected distribution).
 

@@ -33,7 +33,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from .bridge import Bridge, StandIn, give_back, inward
+from .bridge import Crossing, StandIn, give_back, inward
 from .broker.broker import Broker as _Broker
 from .container.callers import CALLER
 from .container.container import Container as _Container
@@ -93,7 +93,7 @@ class _TrioCall:
         return cancelled
 
 
-class _Guest(Bridge):
+class _Guest(Crossing):
     """Run of trio inside an event loop of asyncio, for as long as a block is open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -42,7 +42,7 @@ class StandIn:
 
     __slots__ = ("_bridge", "_target")
 
-    def __init__(self, bridge: Bridge, target: Any) -> None:
+    def __init__(self, bridge: Crossing, target: Any) -> None:
         self._bridge = bridge
         self._target = target
 
@@ -94,8 +94,8 @@ def _is_alive(kind: Any) -> bool:
     )
 
 
-class Bridge(ABC):
-    """Passage between trio and the code of an application."""
+class Crossing(ABC):
+    """Crossing between trio and the code of an application."""
 
     @abstractmethod
     def stand_in(self, target: Any) -> StandIn:
@@ -225,7 +225,7 @@ class _Doing:
         give_back(self.value)
 
 
-class ThreadBridge(Bridge):
+class ThreadBridge(Crossing):
     """Bridge for threads, which leads to the thread in which trio runs."""
 
     def __init__(self, portal: BlockingPortal) -> None:

@@ -191,6 +191,8 @@ class Limits(Struct, frozen=True, gc=False):
     #: Links that a node of a mesh keeps for replies to callers at other nodes, beyond those of replies that are
     #: being streamed, which are bounded by the same number; the least recently used is detached.
     mesh_reply_links_max: int = 1_024
+    #: Connections of one bridge to the broker outside for sessions of clients, one each.
+    mesh_bridge_sessions_max: int = 256
     #: Changes of the links, and of the addresses, of one node that are sent and accepted in a second.
     mesh_updates_max: int = 20
     #: Seconds for which records of nodes out of reach are kept.

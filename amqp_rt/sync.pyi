@@ -33,6 +33,7 @@ from amqp_rt.events import Peer
 from amqp_rt.fronts.amqp10 import ClientMechanism
 from amqp_rt.fronts.base import Front, Host, Payload
 from amqp_rt.limits import Limits
+from amqp_rt.mesh.bridges import Bridge
 from amqp_rt.mesh.discovery import Seed
 from amqp_rt.mesh.health import Alive
 from amqp_rt.mesh.instances import MeshInstance
@@ -496,6 +497,7 @@ class Mesh(TrioBlock):
         rules: Iterable[MeshRule] = ...,
         urls: Sequence[str] | None = ...,
         cost: int = ...,
+        bridges: Sequence[Bridge] = ...,
         dial: Mapping[str, Any] | None = ...,
         clock: Clock | None = ...,
     ) -> None: ...

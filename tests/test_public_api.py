@@ -126,7 +126,7 @@ PUBLIC: dict[str, set[str]] = {
         "record",
         "replay",
     },
-    "amqp_rt.mesh": {"Mesh", "MeshError", "MeshRule"},
+    "amqp_rt.mesh": {"Bridge", "Mesh", "MeshError", "MeshRule", "Pull", "Push"},
     "amqp_rt.broker": {"AddOn", "Broker", "LifeCycles", "Log", "Queue", "Topic"},
 }
 

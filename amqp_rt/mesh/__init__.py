@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from .bridges import Bridge, Pull, Push
 from .mesh import Mesh, MeshError
 from .rules import MeshRule
 
-__all__ = ["Mesh", "MeshError", "MeshRule"]
+__all__ = ["Bridge", "Mesh", "MeshError", "MeshRule", "Pull", "Push"]

@@ -24,6 +24,7 @@ from ..outcomes import ACCEPTED, Error, Outcome
 from ..security.access import CBS, MANAGEMENT
 from ..termini import Coordinator, DeleteOnClose, Source, Target
 from ..values import Described
+from .bridging import Bridges
 from .clients import RemoteClients
 from .fans import Leg
 from .hops import (
@@ -92,6 +93,8 @@ class MeshHost(BareHost):
         self._clients = RemoteClients()
         #: Whether the container itself coordinates transactions.
         self.coordinates = False
+        #: Bridges of this member.
+        self.bridges: Bridges | None = None
         self._remote = RemoteReplies(container.replies, ways)
         self._wakeup = trio.Event()
         self._changed = False
@@ -115,6 +118,9 @@ class MeshHost(BareHost):
 
     def transit(self, connection: Connection, link: ReceivingLink | SendingLink) -> bool:
         """Deal with *link* if it is one of a mesh: a link of records, or one on its way along a route."""
+        if self.bridges is not None and self.bridges.is_outside(connection):
+            self._refuse(link, Error("amqp:not-allowed", "a bridge opens the links itself"))
+            return True
         value = link.properties.get(ROUTE)
         if value is not None:
             member = self.members.get(connection.engine)
@@ -288,7 +294,7 @@ class MeshHost(BareHost):
         node = self.pinned.coordinator_of(link.session)
         if node is not None and self._is_at(node, address, gives=gives):
             # Messages and outcomes on the link can be in transactions of the session.
-            if node == self._ways.node:
+            if node == self._ways.node and not self._leads_outside(address):
                 return False
             self.pinned.route(address, link, node)
             return True
@@ -337,6 +343,8 @@ class MeshHost(BareHost):
         if _is_ours(address):
             return False
         found = self._ways.destinations(address, gives=gives)
+        if self._leads_outside(address):
+            return True
         if not found:
             # Nothing new comes to our own node if that is not alive.
             return self._ways.ails(address)
@@ -349,6 +357,10 @@ class MeshHost(BareHost):
         # The nearest destination is this node: links that go to one node are served as without a mesh.
         one = gives or found[0].offer.distribution == "closest" or self._is_pinned(address, found)
         return not one
+
+    def _leads_outside(self, address: str) -> bool:
+        """Return whether a bridge of ours joins links to *address* with links of the broker outside."""
+        return self.bridges is not None and self.bridges.leads_outside(address)
 
     def _is_pinned(self, address: str, found: list[MeshRoute]) -> bool:
         """Return whether links of senders to *address*, which *found* serve, go to one destination."""

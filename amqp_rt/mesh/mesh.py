@@ -21,6 +21,8 @@ from ..errors import AmqpError
 from ..net.endpoints import is_loopback
 from ..net.tls import with_name
 from ..security.access import Rights
+from .bridges import Bridge, check_together
+from .bridging import Bridges
 from .discovery import Discovery, Found, Seed
 from .health import Alive, Health
 from .host import AbsentHost, MeshHost
@@ -67,6 +69,7 @@ class Mesh(TrioBlock):
         rules: Rules for addresses; the first that matches holds.
         urls: Where others can dial this node, by default where it listens.
         cost: Cost of the connections of this node.
+        bridges: Bridges to brokers outside of the mesh.
         dial: Options of :func:`amqp_rt.connect` for connections to other members, such as ``auth`` and ``tls``.
         clock: Its wall time numbers the starts of this node; by default the clock of the system.
 
@@ -88,6 +91,7 @@ class Mesh(TrioBlock):
         rules: Iterable[MeshRule] = (),
         urls: Sequence[str] | None = None,
         cost: int = 1,
+        bridges: Sequence[Bridge] = (),
         dial: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -106,6 +110,8 @@ class Mesh(TrioBlock):
         self._rules = MeshRules(rules)
         self._urls = urls
         self._cost = cost
+        check_together(bridges)
+        self._bridged = tuple(bridges)
         self._options = dict(dial or {})
         self._clock = clock or SystemClock()
         self._failure: MeshError | None = None
@@ -116,6 +122,7 @@ class Mesh(TrioBlock):
         self._health = Health(self._health_changed)
         self._engine: RoutingEngine
         self._host: MeshHost
+        self._bridges: Bridges
         self._local: Connection
         self._scope = trio.CancelScope()
 
@@ -184,11 +191,17 @@ class Mesh(TrioBlock):
                 if each.peer.trusted and each.peer.container_id == container.name
             ][-1:]
             host.members[accepted.engine] = home
+            bridges = self._bridges = Bridges(
+                self._bridged, container, local, self._name, self._rules
+            )
+            host.bridges = bridges
             offers = self._enter(peers, last, properties)
+            container.add_host(bridges, first=True)
             nursery.start_soon(offers.run)
             nursery.start_soon(peers.run)
             nursery.start_soon(host.run)
             await nursery.start(self._health.run)
+            nursery.start_soon(bridges.run)
             try:
                 with self._scope, managed(container, status):
                     yield self
@@ -204,6 +217,7 @@ class Mesh(TrioBlock):
                         log.warning("mesh: links of %r were not drained in time", container.name)
             finally:
                 peers.stopping = True
+                container.remove_host(bridges)
                 self._exit(last, offers)
                 for each in list(ways.neighbours.values()):
                     if each is not home:
@@ -224,7 +238,15 @@ class Mesh(TrioBlock):
         container.replies.failed_outcome = host.failed_outcome
         container.add_host(host, first=True)
         container.add_host(last)
-        offers = OwnOffers(container, self._engine, self._rules, self._offer, peers.carry_out)
+        offers = OwnOffers(
+            container,
+            self._engine,
+            self._rules,
+            self._offer,
+            outside=self._bridges.offers,
+            carry_out=peers.carry_out,
+        )
+        self._bridges.on_change = offers.renew
         offers.start()
         self._host.coordinates = offers.coordinates
         return offers
@@ -238,6 +260,7 @@ class Mesh(TrioBlock):
         container.replies.prefix = ""
         container.replies.elsewhere = None
         container.replies.failed_outcome = accept_failed
+        self._bridges.on_change = None
         offers.stop()
         container.remove_host(self._host)
         container.remove_host(last)
@@ -262,15 +285,21 @@ class Mesh(TrioBlock):
     async def drain(self) -> None:
         """Withdraw the addresses of this node: its clients are still served, others send nothing new."""
         assert self._peers is not None
+        self._bridges.hold()
         self._peers.carry_out(self._engine.drain(now=trio.current_time()))
         await trio.lowlevel.checkpoint()
 
     async def _wait_drained(self) -> None:
         """Wait until links of others have ended, and what our clients have sent has been answered."""
-        self._host.close()
-        # Links of several kinds end, of which only some report it.
-        while self._host.hops or self._host.busy or self._host.placed:  # noqa: ASYNC110
+        host, bridges = self._host, self._bridges
+        # What was pulled is still sent on.
+        while bridges.busy:  # noqa: ASYNC110
             await trio.sleep(_DRAIN_LOOK_S)
+        host.close()
+        # Links of several kinds end, of which only some report it.
+        while host.hops or host.busy or host.placed:  # noqa: ASYNC110
+            await trio.sleep(_DRAIN_LOOK_S)
+        await bridges.close()
 
     # --- addresses -------------------------------------------------------------------------------
 
@@ -337,9 +366,18 @@ class Mesh(TrioBlock):
         ]
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Return counts of what was refused: ``offers`` dropped and ``members`` not accepted, each by its reason."""
+        """Return counts of what was refused, and the state of bridges.
+
+        ``offers`` dropped and ``members`` not accepted, each by its reason; ``bridges``: 1 for each whose broker can be reached,
+        and ``looped``: messages that each has refused since they had passed this mesh, or too many.
+        """
         assert self._peers is not None
-        return {"offers": self._engine.dropped(), "members": dict(self._peers.refused)}
+        return {
+            "offers": self._engine.dropped(),
+            "members": dict(self._peers.refused),
+            "bridges": self._bridges.states(),
+            "looped": self._bridges.refused(),
+        }
 
     @property
     def connection(self) -> Connection:

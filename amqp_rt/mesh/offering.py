@@ -28,7 +28,7 @@ _TURN: Final = 500
 
 
 class OwnOffers:
-    """Offers of a container: its nodes, and what its hosts list, such as the queues of a broker.
+    """Offers of a container: its nodes, what its bridges reach, and what its hosts list, such as the queues of a broker.
 
     Queues take messages and give some. Addresses that begin with ``$`` are not offered, but for the coordinator of
     transactions; nor are dynamic and exclusive queues, which belong to one client of this node.
@@ -37,7 +37,8 @@ class OwnOffers:
         container: The container.
         engine: The routing.
         rules: Rules for addresses.
-        fixed: Offers in place of all of these; None to offer what there is.
+        fixed: Offers in place of those of nodes and hosts; None to offer what there is.
+        outside: Returns the offers of bridges, which win over others: links to their addresses lead outside.
         carry_out: Carries out effects of the routing.
     """
 
@@ -47,16 +48,19 @@ class OwnOffers:
         engine: RoutingEngine,
         rules: MeshRules,
         fixed: Mapping[str, Offer] | None,
+        *,
+        outside: Callable[[], dict[str, Offer]],
         carry_out: Callable[[Sequence[Effect]], None],
     ) -> None:
         self._container = container
         self._engine = engine
         self._rules = rules
         self._fixed = fixed
+        self._outside = outside
         self._carry_out = carry_out
         self._offered: dict[str, Offer] = {}
-        #: Offers of our nodes, which win over those of hosts.
-        self._nodes: dict[str, Offer] = {}
+        #: Offers of our nodes and bridges, which win over those of hosts.
+        self._declared: dict[str, Offer] = {}
         #: Addresses of hosts that have changed.
         self._touched: dict[str, None] = {}
         self._wakeup = trio.Event()
@@ -70,12 +74,9 @@ class OwnOffers:
 
     def start(self) -> None:
         """Offer what there is now, and follow changes."""
-        if self._fixed is not None:
-            for address, offer in self._fixed.items():
-                self._offer(address, offer)
-            return
-        self._container.nodes.on_change = self._nodes_changed
-        self._nodes_changed()
+        self.renew()
+        if self._fixed is None:
+            self._container.nodes.on_change = self.renew
         for host in self._hosts():
             host.on_address = self._touch
             if host.coordinates:
@@ -88,10 +89,12 @@ class OwnOffers:
         """Follow changes no longer."""
         if self._fixed is None:
             self._container.nodes.on_change = None
-            for host in self._hosts():
-                host.on_address = None
+        for host in self._hosts():
+            host.on_address = None
 
     def _hosts(self) -> list[ListedHost]:
+        if self._fixed is not None:
+            return []
         return [each for each in self._container.hosts if isinstance(each, ListedHost)]
 
     async def run(self) -> None:
@@ -113,7 +116,7 @@ class OwnOffers:
         while self._touched:
             address = next(iter(self._touched))
             del self._touched[address]
-            if address not in self._nodes:
+            if address not in self._declared:
                 if any(each.lists(address) for each in hosts):
                     self._offer(address, self._offer_of(address, TAKES | GIVES))
                 else:
@@ -122,11 +125,13 @@ class OwnOffers:
             if at % _TURN == 0:
                 yield
 
-    def _nodes_changed(self) -> None:
-        before, self._nodes = self._nodes, self._offers_of_nodes()
-        for address, offer in self._nodes.items():
+    def renew(self) -> None:
+        """Offer what nodes and bridges have now."""
+        own = self._offers_of_nodes() if self._fixed is None else self._fixed
+        before, self._declared = self._declared, {**own, **self._outside()}
+        for address, offer in self._declared.items():
             self._offer(address, offer)
-        for address in before.keys() - self._nodes.keys():
+        for address in before.keys() - self._declared.keys():
             self._withdraw(address)
             # A host may have it as well.
             self._touch(address)

@@ -27,6 +27,7 @@ from ..outcomes import (
 )
 from ..termini import Coordinator, Source, Target
 from ..transactions import TransactionalState
+from .via import Revised
 
 #: Outcomes outside of transactions (Part 3 §3.4), which are final.
 FINAL = (Accepted, Rejected, Released, Modified)
@@ -35,6 +36,9 @@ FINAL = (Accepted, Rejected, Released, Modified)
 FAILED_ANSWER: Final = Rejected(Error("amqp:internal-error", "amqp-rt: answered with a failure"))
 #: Messages in more than one frame are streamed: the next node gets each frame when it arrives.
 STREAM_ABOVE: Final = 1
+_LARGE_HEAD: Final = Rejected(
+    Error("amqp:link:message-size-exceeded", "header and annotations are larger than a frame")
+)
 
 
 class Opener(Protocol):
@@ -81,9 +85,19 @@ class Passing:
         outlet: The link on which the messages are sent on.
         frame_max: Octets of the largest frame that arrives.
         keep_tags: Use the delivery-tags of the sender. Without it the tags of several senders cannot collide.
+        revise: Called with the first octets of each message of format 0, and whether they are all of it; returns the octets to
+            send instead, or an outcome that refuses the message. While it returns None, the message waits for more, at most
+            *frame_max* octets.
     """
 
-    def __init__(self, outlet: SendingLink, *, frame_max: int, keep_tags: bool) -> None:
+    def __init__(
+        self,
+        outlet: SendingLink,
+        *,
+        frame_max: int,
+        keep_tags: bool,
+        revise: Callable[[bytes, bool], Revised] | None = None,
+    ) -> None:
         self.outlet = outlet
         self._frame_max = frame_max
         self.waiting: deque[IncomingDelivery] = deque()
@@ -91,7 +105,14 @@ class Passing:
         self.held = 0
         #: Settled messages that could not be sent on.
         self.dropped = 0
+        #: Messages sent unsettled; the owner of the links counts down those that have been settled.
+        self.unanswered = 0
         self._keep_tags = keep_tags
+        self._revise = revise
+        #: First octets of a message that is not decided yet; the message is the first that waits.
+        self._head = b""
+        #: Message that was refused before its end had arrived.
+        self._refused: IncomingDelivery | None = None
         #: Message of which a part has been sent on.
         self._open: tuple[IncomingDelivery, OutgoingDelivery] | None = None
         #: Returns whether what waits has to wait on, for messages of other links.
@@ -131,7 +152,10 @@ class Passing:
                 if delivery.streamed:
                     rest = deliveries[at:]
                     break
-                sending = self._send(delivery, delivery.payload)
+                if self._revise is None:
+                    sending = self._send(delivery, delivery.payload)
+                else:
+                    sending = self._send_revised(delivery)
                 if sending is not None and sending.delivery_id < 0:
                     rest = deliveries[at + 1 :]
                     break
@@ -147,6 +171,10 @@ class Passing:
         """Send on what waits, as far as there are credit and room."""
         outlet = self.outlet
         waiting = self.waiting
+        if self._refused is not None:
+            self._refused.read_chunks()
+            if self._refused.complete or self._refused.aborted:
+                self._refused = None
         while outlet.attached:
             if self._open is not None:
                 if not outlet.writable:
@@ -164,13 +192,33 @@ class Passing:
             else:
                 delivery = waiting.popleft()
                 self.held -= self._cost(delivery)
-                if delivery.streamed:
-                    self._begin(delivery)
-                else:
-                    self._send(delivery, delivery.payload)
+                if not delivery.streamed:
+                    self._send_revised(delivery)
+                elif not self._begin(delivery):
+                    waiting.appendleft(delivery)
+                    self.held += self._cost(delivery)
+                    return
 
     def _cost(self, delivery: IncomingDelivery) -> int:
         return self._frame_max if delivery.streamed else len(delivery.payload)
+
+    def _send_revised(self, delivery: IncomingDelivery) -> OutgoingDelivery | None:
+        """Send on a message in one frame, revised if there is a revision."""
+        if self._revise is None or delivery.message_format:
+            return self._send(delivery, delivery.payload)
+        revised = self._revise(delivery.payload, True)
+        if isinstance(revised, bytes):
+            return self._send(delivery, revised)
+        self._refuse(delivery, revised)
+        return None
+
+    def _refuse(self, delivery: IncomingDelivery, outcome: Rejected | Modified | None) -> None:
+        if delivery.settled:
+            self.dropped += 1
+        else:
+            delivery.settle(outcome or _LARGE_HEAD)
+        if not delivery.complete:
+            self._refused = delivery
 
     def _send(
         self, delivery: IncomingDelivery, payload: bytes, *, more: bool = False
@@ -197,17 +245,32 @@ class Passing:
             return None
         if not delivery.settled:
             delivery.context = sending
+            self.unanswered += 1
         return sending
 
-    def _begin(self, delivery: IncomingDelivery) -> None:
-        """Send on the beginning of a message in several frames."""
+    def _begin(self, delivery: IncomingDelivery) -> bool:
+        """Send on the beginning of a message in several frames; return False if that needs more of it."""
+        head, self._head = self._head, b""
         if delivery.aborted:
-            return
+            return True
         chunks = delivery.read_chunks()
+        if self._revise is not None and not delivery.message_format:
+            head = b"".join((head, *chunks))
+            revised = self._revise(head, delivery.complete)
+            if revised is None and len(head) < self._frame_max:
+                self._head = head
+                return False
+            if not isinstance(revised, bytes):
+                self._refuse(delivery, revised)
+                return True
+            chunks = [revised]
         sending = self._send(delivery, chunks[0] if chunks else b"", more=True)
         if sending is not None:
             self._open = delivery, sending
             self._continue(delivery, sending, chunks[1:])
+        elif not delivery.complete:
+            self._refused = delivery
+        return True
 
     def _continue(
         self, delivery: IncomingDelivery, sending: OutgoingDelivery, chunks: list[bytes]
@@ -216,6 +279,7 @@ class Passing:
         if delivery.aborted:
             self._open = None
             delivery.context = None
+            self.unanswered -= not sending.settled
             sending.abort()
             return True
         complete = delivery.complete
@@ -247,6 +311,9 @@ class Passing:
         """Release the messages that wait; those that are settled are lost, and counted."""
         waiting, self.waiting = self.waiting, deque()
         self.held = 0
+        self._head = b""
+        if self._refused is not None:
+            self._refused.read_chunks()
         for delivery in waiting:
             if delivery.streamed:
                 # What is not read stays in the window of the session, although the link ends.

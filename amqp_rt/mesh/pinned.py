@@ -112,9 +112,10 @@ class PinnedLinks:
         if node is None:
             found = self._ways.destinations(COORDINATOR)
             node = found[0].node if found else (self._ways.node if own else "")
-        if node == self._ways.node:
+        if node == self._ways.node and pin.node != node:
             pin.coordinator = node
             return False
+        # Also where the links of the session lead over our connection to ourselves, to a broker outside.
         self.route(COORDINATOR, link, node)
         return True
 

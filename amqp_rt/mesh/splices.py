@@ -2,7 +2,7 @@
 
 A node on the way of a route joins the link that a peer requests with one that it opens towards the destination. Messages,
 outcomes, settlement, credit, drains and detaches of either link pass to the other. Nothing is decided here, and no octet
-of a message is changed.
+of a message is changed, but for the annotation that a bridge adds.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from ..fronts.base import RECEIVER, IncomingDelivery, OutgoingDelivery, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
-from ..termini import Coordinator
+from ..termini import Coordinator, Source, Target
 from .passing import STREAM_ABOVE, Opener, Passing, cause_of, pass_outcome, room_for
+from .via import Revised
 
 _NOT_FOUND: Final = Error("amqp:not-found", "the next node of the route refused the link")
 
@@ -73,6 +76,8 @@ class Splice:
             transaction, need the same one.
         siblings: Splices for the other links of the peer's session; None if there are none.
         name: Name of the link to open.
+        address: Address of the node there, if it is another than the one that the peer asked for.
+        revise: Revision of messages, see :class:`Passing`; without it no octet is changed.
         properties: Properties of its attach, such as the rest of the route.
         limits: ``splice_bytes_max`` bounds the messages that wait here; ``frame_size_max`` has to be that of the connections.
         refuse: Called with the error instead of ``came.refuse`` if the next node refuses the link, so that the first node can
@@ -89,6 +94,8 @@ class Splice:
         opener: Opener,
         name: str,
         *,
+        address: str | None = None,
+        revise: Callable[[bytes, bool], Revised] | None = None,
         properties: Mapping[object, object] | None = None,
         limits: Limits = DEFAULT_LIMITS,
         siblings: Siblings | None = None,
@@ -103,6 +110,11 @@ class Splice:
         #: Links that have ended or were never attached; the splice ends with the second.
         self._over = 0
         self._answered = False
+        #: Terminus with the address that the peer asked for, if the next node has another one.
+        self._asked: Source | Target | None = None
+        self._held = False
+        #: Error with which the first of the links ended.
+        self.error: Error | None = None
         #: Error and kind of the end of the receiving link, once it has ended.
         self._ending: tuple[Error | None, bool] | None = None
         #: The sending peer was asked to drain, and whether messages have arrived since.
@@ -118,6 +130,10 @@ class Splice:
             "properties": properties,
             "desired_capabilities": came.desired_capabilities,
         }
+        if address is not None:
+            ours = "target" if came.role == RECEIVER else "source"
+            self._asked = common[ours]
+            common[ours] = replace(common[ours], address=address)
         self.inlet: Any
         self.outlet: Any
         if came.role == RECEIVER:
@@ -131,7 +147,9 @@ class Splice:
             self.inlet.stream_above = STREAM_ABOVE
         #: Properties of flows that were passed on last.
         self._told: Mapping[object, object] | None = None
-        self._passing = Passing(self.outlet, frame_max=limits.frame_size_max, keep_tags=True)
+        self._passing = Passing(
+            self.outlet, frame_max=limits.frame_size_max, keep_tags=True, revise=revise
+        )
         self._siblings = siblings
         if siblings is not None:
             coordinator = isinstance(came.target, Coordinator)
@@ -156,6 +174,11 @@ class Splice:
             self._advance(flowed=False)
 
     @property
+    def busy(self) -> bool:
+        """Whether a message waits here, is incomplete, or has not been settled."""
+        return not self._passing.idle or self._passing.unanswered > 0
+
+    @property
     def dropped(self) -> int:
         """Number of settled messages that were lost because a link ended."""
         return self._passing.dropped
@@ -170,9 +193,14 @@ class Splice:
             return
         self._answered = True
         came = self._came
+        source, target = link.source, link.target
+        if isinstance(self._asked, Target):
+            target = replace(target, address=self._asked.address)
+        elif self._asked is not None:
+            source = replace(source, address=self._asked.address)
         common: dict[str, Any] = {
-            "source": link.source,
-            "target": link.target,
+            "source": source,
+            "target": target,
             "properties": link.properties,
             "offered_capabilities": link.offered_capabilities,
         }
@@ -187,9 +215,20 @@ class Splice:
         else:
             came.accept(self, snd_settle_mode=link.snd_settle_mode, **common)
 
+    def hold(self) -> None:
+        """Take back the credit of the sender, and give it none from now on."""
+        self._held = True
+        if self.inlet.attached:
+            self.inlet.grant(0)
+
+    def opened(self, link: ReceivingLink) -> None:
+        """Use *link*, which we opened, in the place of the one that the peer is said to have requested."""
+        self._came = self.inlet = link
+
     def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
         """Detach the other link, with the same error."""
         self._over += 1
+        self.error = self.error or error
         if not self._answered:
             self._over += 1
             self._refuse(error or _NOT_FOUND)
@@ -238,6 +277,7 @@ class Splice:
             sending = delivery.context
             if sending is not None and delivery.settled:
                 sending.context = delivery.context = None
+                self._passing.unanswered -= 1
                 sending.settle(delivery.state)
 
     def on_flow(self, link: ReceivingLink) -> None:
@@ -265,6 +305,7 @@ class Splice:
             for sending in deliveries:
                 if sending.context is not None:
                     pass_outcome(sending, sending.context)
+                    self._passing.unanswered -= sending.context is None
 
     # --- credit --------------------------------------------------------------------------------
 
@@ -275,7 +316,7 @@ class Splice:
         many messages.
         """
         inlet, outlet, passing = self.inlet, self.outlet, self._passing
-        if not inlet.attached or not outlet.attached:
+        if not inlet.attached or not outlet.attached or self._held:
             return
         started = False
         if outlet.draining and not passing.streaming:

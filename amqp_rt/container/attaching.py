@@ -74,9 +74,9 @@ class Attaching:
         """Accept or refuse a link requested by the peer, at once or after ``authorize``.
 
         The address is looked up in the hosts of the listener's profile, in the hosts that are
-        first, among our nodes, in the other hosts, then among the dynamic addresses that we created. A second attach of the same link takes it over (§2.6.1), but only
-        after its right has been checked: otherwise any client could detach the links of others by
-        their names.
+        first, among our nodes, among the dynamic addresses that we created, then in the other hosts.
+        A second attach of the same link takes it over (§2.6.1), but only after its right has been
+        checked: otherwise any client could detach the links of others by their names.
         """
         if self._home.stopping:
             # The close will answer: a client does not attach a refused link again elsewhere.
@@ -357,6 +357,14 @@ class Attaching:
                     terminus,
                 )
                 return
+            made = self._replies.dynamic.get(address)
+            if made is not None and isinstance(terminus, Target):
+                # Before the other hosts: a broker may create a queue at whatever address it is asked for.
+                receiving = cast("ReceivingLink", link)
+                receiving.accept(
+                    Forward(self._home, made, receiving), target=Target(address=address)
+                )
+                return
         if any(host.attach(link) for host in self._home.hosts if host not in self.first_hosts):
             return
         if isinstance(terminus, Target):
@@ -399,10 +407,7 @@ class Attaching:
 
     def _place_sender(self, connection: Connection, link: ReceivingLink, target: Target) -> None:
         """Accept or refuse a link to send to an address that neither a node nor a host has."""
-        made = self._replies.dynamic.get(target.address) if target.address else None
-        if made is not None:
-            link.accept(Forward(self._home, made, link), target=Target(address=target.address))
-        elif target.dynamic:
+        if target.dynamic:
             self._refuse(
                 link,
                 Error(

@@ -283,6 +283,9 @@ class MeshHost(BareHost):
             # Also beside a broker, whose dynamic queues have names that lead nowhere from other members.
             self._container.replies.attach_dynamic(cast("SendingLink", link))
             return True
+        if (gone := self._refuse_created(self._address_of(link), link.role == SENDER)) is not None:
+            link.refuse(gone)
+            return True
         if ROUTE in link.properties:
             return False
         if isinstance(link.target, Coordinator):
@@ -302,6 +305,19 @@ class MeshHost(BareHost):
             return False
         self._route(address, link)
         return True
+
+    def _refuse_created(self, address: str | None, gives: bool) -> Error | None:
+        """Return why a link to *address* is refused, if it is one that was created here; None otherwise.
+
+        These addresses exist for one link each. A broker beside us would create a queue at an address whose link has ended.
+        """
+        if address is None or node_of(address) != self._ways.node:
+            return None
+        if not gives and address in self._container.replies.dynamic:
+            return None
+        return Error(
+            "amqp:not-found", f"{address!r} is not the address of a link that receives here"
+        )
 
     def _is_at(self, node: str, address: str, *, gives: bool) -> bool:
         return any(each.node == node for each in self._ways.destinations(address, gives=gives))
@@ -431,6 +447,8 @@ class MeshHost(BareHost):
 
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
         """Return the endpoint for messages to *address* that come through an anonymous terminus."""
+        if (gone := self._refuse_created(address, False)) is not None:
+            return gone
         if not self._is_routed(address, gives=False):
             return None
         found = self._ways.destinations(address)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from commands import Served, amqp_rt, ok
 
+from amqp_rt import sync
 from amqp_rt.cli.mesh import mesh
 from amqp_rt.cli.serve import serve
 
@@ -25,7 +26,12 @@ async def price(sku: str) -> str:
     return f"{sku}: 9.50"
 
 
-app = Container("two", nodes=[price])
+@rpc("echo")
+async def echo(text: str | None = None) -> str:
+    return f"{text}!"
+
+
+app = Container("two", nodes=[price, echo])
 """
 
 
@@ -68,6 +74,17 @@ def test_what_a_member_knows(pair: tuple[Served, Served]) -> None:
     absent = amqp_rt("mesh", "show", "path", "prices", url=one.url)
     assert absent.returncode == 1
     assert absent.stderr.startswith("Error: no node within reach of 'one' serves 'prices'")
+
+
+@pytest.mark.slow
+def test_requests_are_answered_wherever_they_are_sent(pair: tuple[Served, Served]) -> None:
+    for member in pair:
+        assert ok("request", "price/A-1", url=member.url) == "A-1: 9.50\n"
+        assert ok("request", "echo", url=member.url) == "None!\n"
+        assert ok("request", "echo", "hello", url=member.url) == "hello!\n"
+        assert ok("request", "echo", "-", stdin="typed", url=member.url) == "typed!\n"
+        with sync.Container("caller") as box, box.connect(member.url) as peer:
+            assert peer.call("echo", "hello", reply=str, within=10) == "hello!"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +16,16 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("examples/*/main.py")])
 TIME_LIMIT_S = 280
 #: Flights for the Spark part of the main example, enough to show that it works; none for the compiled
-#: wheel, which is tested without Spark.
+#: wheel, which is tested without Spark. One member of the mesh is killed: the example fails if an order gets lost.
 ARGUMENTS = {
     "flights": ["--for-spark", "0" if os.environ.get("AMQP_RT_EXPECT") == "compiled" else "20000"],
+    "mesh": ["--kill"],
 }
 
 
 def example_case(path: Path) -> Any:
     """Return the parameter of the example at *path*, with the mark of those that start Spark."""
-    marks = [pytest.mark.foreign] if path.parent.name in ARGUMENTS else []
+    marks = [pytest.mark.foreign] if path.parent.name == "flights" else []
     return pytest.param(path, marks=marks, id=str(path.relative_to(ROOT)))
 
 
@@ -43,6 +45,44 @@ def test_example(example: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.req("P1")
+def test_without_node_the_shop_of_the_mesh_has_a_gateway_in_python(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "examples/mesh/main.py"), "--orders", "12"],
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "a Python client, since node is not installed" in run.stdout
+    assert "12 of 12 orders sold, 0 failed" in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.req("P1")
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT cannot be sent there")
+def test_the_shop_of_the_mesh_closes_at_an_interrupt() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-u", str(ROOT / "examples/mesh/main.py"), "--orders", "400"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as shop:
+        assert shop.stdout is not None
+        for line in shop.stdout:
+            if line.lstrip().startswith("order "):
+                break
+        shop.send_signal(signal.SIGINT)
+        output, errors = shop.communicate(timeout=60)
+    assert (shop.returncode, errors) == (130, "")
+    assert output.endswith("The shop is closed.\n")
 
 
 @pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])

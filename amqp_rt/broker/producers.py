@@ -24,7 +24,7 @@ from .durable.journal import CallOwner, QueueLedger, Unit
 from .entries import Entry, EntryFactory, UnacceptableMessage
 from .expiry import NEVER, expiry
 from .queue.accounts import Memory
-from .transactions import TOO_MUCH, UNKNOWN_TRANSACTION, Transaction, Transactions
+from .transactions import UNKNOWN_TRANSACTION, Transaction, Transactions
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -50,6 +50,9 @@ class Place(Protocol):
     def put(self, entry: Entry) -> None: ...
 
     def fits(self, size: int) -> bool: ...
+
+    def why_full(self, name: str, size: int) -> str:
+        """Return why the node *name* has no room for a message of *size* bytes."""
 
     def reserve_room(self, entry: Entry) -> None: ...
 
@@ -204,6 +207,10 @@ class Inlet:
         """Return whether a message of *size* bytes may enter without a promise of room."""
         return self.intake.room() > 0 and self.node.fits(size)
 
+    def full(self, size: int) -> Rejected:
+        """Return the outcome of a message of *size* bytes for which there is no room."""
+        return rejected("amqp:resource-limit-exceeded", self.node.why_full(self.address, size))
+
     def publish(self, payload: bytes, message_format: int = 0) -> None:
         """Put one encoded message of this process. A duplicate is dropped.
 
@@ -215,7 +222,7 @@ class Inlet:
         entry = self.entry_factory.make_entry(payload, message_format, self.wall(), self.ttl_s)
         # The process itself may send anywhere.
         entry.returnable = True
-        self._put(entry)
+        self._add(entry)
 
     def repeat(
         self, payload: bytes, message_format: int, arrived_at: float, publisher: str
@@ -240,9 +247,9 @@ class Inlet:
             assert NOT_KEPT.error is not None
             raise NOT_KEPT.error.raised_as(AmqpError)
         if entry.expires_at > self.wall():
-            self._put(entry)
+            self._add(entry)
 
-    def _put(self, entry: Entry) -> None:
+    def _add(self, entry: Entry) -> None:
         """Put *entry*, unless it is a duplicate.
 
         Raises:
@@ -253,7 +260,7 @@ class Inlet:
         if duplicates is not None and duplicates.find(identity) is not None:
             return
         if not self.admits(len(entry.payload)):
-            raise WouldBlock("there is no room for the message")
+            raise WouldBlock(self.node.why_full(self.address, len(entry.payload)))
         if entry.expires_at != NEVER:
             self.on_expiring()
         staged = self.ledger is not None and self.ledger.wants(entry)
@@ -358,7 +365,7 @@ class Inlet:
                     transaction.refuse(delivery, Rejected(transaction.error))
                     continue
                 if not transaction.has_room:
-                    transaction.refuse(delivery, TOO_MUCH)
+                    transaction.refuse(delivery, transaction.too_much())
                     continue
             try:
                 entry = make_entry(payload, delivery.message_format, now, self.ttl_s)
@@ -374,7 +381,7 @@ class Inlet:
                         first.answer(delivery)
                         continue
                 if refusal is None and not self.admits(len(payload)):
-                    refusal = FULL
+                    refusal = self.full(len(payload))
             except DecodeError as error:
                 refusal = Rejected(Error.of(error))
             except UnacceptableMessage as error:

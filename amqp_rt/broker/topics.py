@@ -32,6 +32,7 @@ from .durable.journal import Journal, QueueLedger, Unit, accept, refuse
 from .entries import Entry, head_of
 from .filtering.filters import FilterSet
 from .queue.accounts import WORK_OF_AN_END, Counts, Memory
+from .queue.fullness import full_text, why_memory
 from .queue.queue import MessageQueue
 from .queue.subscriptions import Subscription
 
@@ -185,6 +186,13 @@ class MessageTopic:
     def fits(self, size: int) -> bool:
         """Return whether there is room for a message of *size* bytes."""
         return self.memory.held + size <= self.memory.limit
+
+    def why_full(self, name: str, size: int) -> str:
+        """Return why the topic, whose name is *name*, has no room for a message of *size* bytes."""
+        waiting = ""
+        if len(self._passing) + len(self.staging) >= self.backlog_max:
+            waiting = "too many messages wait to be handed out or stored"
+        return full_text("topic", name, why_memory(self.memory, size), waiting)
 
     def put(self, entry: Entry, copies: dict[int, Entry] | None = None) -> None:
         """Hand *entry* to all current subscriptions: now if this turn has time for all, or later.

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from .producers import Inlet, Line
 
 UNKNOWN_TRANSACTION: Final = Error("amqp:transaction:unknown-id", "there is no such transaction")
-TOO_MUCH: Final = rejected(
-    "amqp:resource-limit-exceeded", "there is no room for the message in its transaction"
-)
-
 #: Maximum number of posts, and of retirements, that are delivered and answered at once. More are
 #: committed at once too, but delivered and answered in turns (decision 0061).
 _FEW: Final = 100
@@ -132,6 +128,14 @@ class Transaction:
         """Return whether the limit of work allows *count* messages or deliveries more."""
         work = len(self._posts) + self._copies + self._held_messages + len(self._work)
         return work + count <= self._work_max
+
+    def too_much(self) -> Rejected:
+        """Return the outcome of a post that the limit of work does not allow."""
+        return rejected(
+            "amqp:resource-limit-exceeded",
+            f"the transaction has as many posts and deliveries as it may (transaction_work_max"
+            f" {self._work_max})",
+        )
 
     # --- Work ---
 

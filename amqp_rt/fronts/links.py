@@ -47,7 +47,6 @@ LINK_DETACH: Final = Symbol("link-detach")
 GONE: Final = rejected("amqp:not-found", "there is no such queue any more")
 #: Outcome of a requeue: consumers see the next delivery marked as redelivered.
 REQUEUED: Final = Modified(delivery_failed=True)
-_FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for the message")
 
 
 class CarrierSession(LinkSession, Protocol):
@@ -337,6 +336,16 @@ class FrontReceivingLink(FrontLink):
     def report(self) -> None:
         """Do nothing: only flows of AMQP 1.0 have properties."""
 
+    def _full(self) -> Rejected:
+        """Return the outcome of a message that the link cannot keep until its node takes it."""
+        limits = self.connection.limits
+        address = self.target.address if isinstance(self.target, Target) else None
+        return rejected(
+            "amqp:resource-limit-exceeded",
+            f"messages for {address!r:.200} wait, and no more than {limits.session_window} of"
+            f" {limits.session_window_bytes} bytes may (session_window, session_window_bytes)",
+        )
+
     def put(self, deliveries: list[FrontDelivery]) -> None:
         """Deliver, or keep deliveries without credit; reject those beyond ``session_window``."""
         if self.over:
@@ -353,7 +362,7 @@ class FrontReceivingLink(FrontLink):
                 len(self._waiting) >= limits.session_window
                 or self._waiting_size + len(delivery.payload) > limits.session_window_bytes
             ):
-                delivery.settle(_FULL)
+                delivery.settle(self._full())
             else:
                 self._waiting.append(delivery)
                 self._waiting_size += len(delivery.payload)

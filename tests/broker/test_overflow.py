@@ -7,7 +7,9 @@ from brokers import World
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqp_rt.broker.nodes import Queue
+from amqp_rt.broker.nodes import Log, Queue, Topic
+from amqp_rt.errors import WouldBlock
+from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Rejected
 
@@ -33,6 +35,7 @@ def test_what_is_too_much_is_rejected() -> None:
     assert isinstance(refused, Rejected)
     assert refused.error is not None
     assert refused.error.condition == "amqp:resource-limit-exceeded"
+    assert refused.error.description == "queue 'q' is full: length_max 2 is reached"
     # Acquired messages are still there.
     receiver = client.receiver("q", credit=1)
     sender.send("d")
@@ -52,6 +55,39 @@ def test_bytes_are_bounded_too(overflow: str) -> None:
     kept = [Message.decode(each).body[:1] for each in world.peek("q", 9)]
     assert kept == ([b"a", b"b"] if overflow == "reject" else [b"b", b"c"])
     assert world.stats("q").bytes <= 2_500
+
+
+def refusal(world: World, address: str, *sizes: int) -> str:
+    """Return why a queue refuses the last of messages of these sizes, published within the process."""
+    *earlier, last = [bytes(Message(bytes(size)).encode()) for size in sizes]
+    for each in earlier:
+        world.host.space().publish(address, each)
+    with pytest.raises(WouldBlock) as caught:
+        world.host.space().publish(address, last)
+    return str(caught.value.description)
+
+
+@pytest.mark.req("B24")
+def test_a_refusal_names_the_node_and_the_limit() -> None:
+    limits = Limits(broker_bytes_max=10_000)
+    world = World(
+        Queue("few", length_max=1),
+        Queue("small", bytes_max=500),
+        Topic("t"),
+        Log("l"),
+        limits=limits,
+    )
+    assert refusal(world, "few", 1, 1) == "queue 'few' is full: length_max 1 is reached"
+    assert refusal(world, "small", 501).endswith("bytes would exceed bytes_max 500")
+    for name, kind in (("small", "queue"), ("t", "topic"), ("l", "log")):
+        why = refusal(world, name, 10_001)
+        assert why.startswith(f"{kind} {name!r} is full: ")
+        assert why.endswith("would exceed the memory of the broker (broker_bytes_max)")
+    # Both places are promised.
+    promised = World(Queue("q", length_max=2))
+    for _ in range(2):
+        promised.client().sender("q")
+    assert refusal(promised, "q", 1).startswith("queue 'q' is full: its room is promised")
 
 
 @pytest.mark.req("B24", "B22", "B16")

@@ -23,7 +23,7 @@ from ...outcomes import ACCEPTED, Error, Rejected, rejected
 from ...transactions import TransactionalState
 from ..entries import NOWHERE, Entry, UnacceptableMessage
 from ..expiry import NEVER
-from ..transactions import TOO_MUCH, UNKNOWN_TRANSACTION
+from ..transactions import UNKNOWN_TRANSACTION
 from .journal import Unit, refuse
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Arrival:
         data = self._data
         room = _AHEAD - self._writing
         if not self._producer.node.fits(len(data)):
-            self._refuse(_FULL)
+            self._refuse(self._producer.full(len(data)))
             return
         pieces: list[bytes] = []
         with memoryview(data) as view:
@@ -244,7 +244,9 @@ class Arrival:
         elif transaction.error is not None or not transaction.has_room:
             self._take_back()
             error = transaction.error
-            transaction.refuse(self._delivery, TOO_MUCH if error is None else Rejected(error))
+            transaction.refuse(
+                self._delivery, transaction.too_much() if error is None else Rejected(error)
+            )
         else:
             transaction.post(self._producer, entry, self._delivery)
 

@@ -44,6 +44,10 @@ class Entrance:
         """Return whether the log has room for *size* bytes."""
         return self.log.fits(size)
 
+    def why_full(self, name: str, size: int) -> str:
+        """Return why the log has no room for a message of *size* bytes."""
+        return self.log.why_full(name, size)
+
     def records(self, entries: list[Entry]) -> dict[Partition, list[Record]]:
         """Return the records for *entries*, which arrive now, by their partitions."""
         log = self.log

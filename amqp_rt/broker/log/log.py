@@ -28,6 +28,7 @@ from ..entries import Entry
 from ..filtering.filters import FilterSet
 from ..filtering.positions import Position
 from ..queue.accounts import Counts, Memory
+from ..queue.fullness import full_text, why_bytes, why_memory
 from .appending import Appending, Entrance
 from .cursors import Cursors, Holds
 from .partitions import Partition, ReaderPlace
@@ -175,6 +176,11 @@ class MessageLog:
             self.memory.held + size <= self.memory.limit
             and self.pending + size <= self.limits.queue_bytes_max
         )
+
+    def why_full(self, name: str, size: int) -> str:
+        """Return why the log, whose name is *name*, has no room for a message of *size* bytes."""
+        pending = why_bytes("queue_bytes_max", self.pending, size, self.limits.queue_bytes_max)
+        return full_text("log", name, why_memory(self.memory, size), pending)
 
     def notify_waiting(self) -> None:
         """Notify the waiting senders of room."""

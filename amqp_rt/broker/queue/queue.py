@@ -38,6 +38,7 @@ from .accounts import (
 )
 from .browsing import Browsing
 from .deferred import Deferred
+from .fullness import full_text, why_memory, why_queue
 from .keyed import Marks
 from .large import LargeMessages
 from .operating import peek, remove
@@ -215,6 +216,10 @@ class MessageQueue(DistributionNode):
             if held >= self.length_max:
                 return False
         return self.bytes + size <= self.bytes_max
+
+    def why_full(self, name: str, size: int) -> str:
+        """Return why the queue, whose name is *name*, has no room for a message of *size* bytes."""
+        return full_text("queue", name, why_memory(self.memory, size), why_queue(self, size))
 
     def _drop_excess(self) -> None:
         """Give up messages while there are too many: those of low priority, or else the first ones.

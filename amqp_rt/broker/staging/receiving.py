@@ -9,7 +9,7 @@ from ...message import MESSAGE_FORMAT
 from ...outcomes import ACCEPTED, Error, Received, Rejected
 from ..entries import Entry, UnacceptableMessage
 from ..expiry import NEVER
-from ..producers import FULL, NOT_KEPT, Producer
+from ..producers import NOT_KEPT, Producer
 from ..transactions import UNKNOWN_TRANSACTION
 from .batches import BATCH
 from .stages import MessageStage
@@ -63,7 +63,7 @@ class StagingProducer(Producer):
             link.detach(Error.of(error))
             return False
         if refusal is None and not self.admits(len(delivery.payload)):
-            refusal = FULL
+            refusal = self.full(len(delivery.payload))
         if refusal is not None:
             self._refuse_batch(link, delivery, refusal)
             return True

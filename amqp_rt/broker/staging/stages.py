@@ -17,6 +17,7 @@ from ..durable.journal import Journal, Unit, accept, refuse
 from ..entries import Entry, head_of, restored
 from ..producers import WINDOW, Intake
 from ..queue.accounts import Memory
+from ..queue.fullness import full_text, why_bytes, why_memory
 from .batches import payloads_of
 
 #: Messages and bytes that are read or published at once.
@@ -131,6 +132,13 @@ class MessageStage:
     def fits(self, size: int) -> bool:
         """Return whether there is room for *size* bytes."""
         return self.area.fits(size, volatile=not self.number)
+
+    def why_full(self, name: str, size: int) -> str:
+        """Return why messages for *name* cannot be staged, of which one has *size* bytes."""
+        area = self.area
+        most = area.limits.staged_bytes_max
+        staged = why_bytes("staged_bytes_max", area.bytes, size, most)
+        return full_text("stage", name, staged, why_memory(area.memory, size))
 
     def reserve_room(self, entry: Entry) -> None:
         """Do nothing: these links take part in no transaction."""

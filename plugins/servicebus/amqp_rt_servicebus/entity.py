@@ -259,6 +259,10 @@ class Entity:
         total = self.shelf.bytes + self.shelf.reserved + size
         return self.memory.held + size <= self.memory.limit and total <= self.options.bytes_max
 
+    def why_full(self, name: str, size: int) -> str:
+        """Return why the entity has no room for a message of *size* bytes."""
+        return f"the messaging entity {name or self.path!r:.200} has no room for {size} bytes"
+
     def reserve_room(self, entry: Entry) -> None:
         """Reserve room for *entry* until its transaction ends."""
         self.shelf.reserved += len(entry.payload)

@@ -96,6 +96,10 @@ class _Posts:
         """Return whether there is room for *size* bytes."""
         return self._entity.fits(size)
 
+    def why_full(self, name: str, size: int) -> str:
+        """Return why the entity has no room for *size* bytes."""
+        return self._entity.why_full(name, size)
+
     def reserve_room(self, entry: Entry) -> None:
         """Reserve room for *entry* until its transaction ends."""
         self._entity.reserve_room(entry)

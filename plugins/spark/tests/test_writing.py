@@ -76,7 +76,7 @@ def test_what_is_not_taken_goes_to_the_dead_letters(served: Any) -> None:
         said = each.message_annotations
         assert said["x-opt-deadletter-source"] == "full"
         assert said["x-opt-dead-letter-reason"] == "rejected"
-        assert "no room" in said["x-opt-dead-letter-description"]
+        assert "length_max 2 is reached" in said["x-opt-dead-letter-description"]
 
 
 def test_a_dead_letter_that_is_not_taken_ends_the_query(served: Any) -> None:

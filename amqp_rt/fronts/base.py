@@ -582,11 +582,15 @@ class Topology(Protocol):
         """
 
     def unbind_queue(
-        self, name: str, exchange: str, key: str, arguments: Mapping[str, object] | None
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> bool:
-        """Remove the binding of queue *name* to *exchange*; return whether it existed.
+        """Remove the binding of queue *name* to *exchange*; return whether it existed."""
 
-        Without *arguments*, all that have that key are removed.
+    def unbind_key(self, name: str, exchange: str, key: str) -> Generator[int, None, bool]:
+        """Remove all bindings of queue *name* to *exchange* that have *key*; return whether there were any.
+
+        There may be very many: the generator yields their number in its last step. Those that are added
+        meanwhile stay.
         """
 
     def bound(

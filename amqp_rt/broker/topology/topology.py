@@ -450,23 +450,37 @@ class Topology:
         self._known(binding.destination.name)
 
     def unbind_queue(
-        self, name: str, exchange: str, key: str, arguments: Mapping[str, object] | None
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> bool:
-        """Remove the binding of queue *name* to *exchange*; return whether it existed.
-
-        Without *arguments*, all that have that key are removed.
-        """
+        """Remove the binding of queue *name* to *exchange*; return whether it existed."""
         self._authorize_binding(exchange, name)
         where = Destination(self._find(name))
         exchanges = self._space.exchanges
-        if arguments is not None:
-            binding = exchanges.find_binding(exchange, where, key, arguments)
-            found = [] if binding is None else [binding]
-        else:
-            exchanges.find(exchange)
-            found = exchanges.leading_to(exchange, where, key)
-        for each in found:
-            self._all.records.exchanges_gone(self._space, exchanges.remove(exchange, each))
+        binding = exchanges.find_binding(exchange, where, key, arguments)
+        if binding is not None:
+            self._all.records.exchanges_gone(self._space, exchanges.remove(exchange, binding))
+        return binding is not None
+
+    def unbind_key(self, name: str, exchange: str, key: str) -> Generator[int, None, bool]:
+        """Remove all bindings of queue *name* with *key*, as documented in fronts.base.Topology."""
+        self._authorize_binding(exchange, name)
+        where = Destination(self._find(name))
+        exchanges = self._space.exchanges
+        exchanges.find(exchange)
+        # One copy of them all is quick, even if they are 100,000.
+        found = exchanges.leading_to(exchange, where, key)
+        for count, each in enumerate(found, 1):
+            # Between two steps the queue may have been replaced by one that is exclusive to another peer.
+            with suppress(AmqpError):
+                self._authorize_removal(exchange, each)
+                gone = exchanges.remove(exchange, each)
+                self._all.records.exchanges_gone(self._space, gone)
+            if exchange not in exchanges:
+                break
+            if not count % _BINDINGS_OF_A_STEP:
+                yield _BINDINGS_OF_A_STEP
+                if exchange not in exchanges:
+                    break
         return bool(found)
 
     def bound(

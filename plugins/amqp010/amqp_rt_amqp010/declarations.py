@@ -205,9 +205,12 @@ class Declarations:
         queue = _required(command.queue, "queue")
         exchange = _required(command.exchange, "exchange")
         key = command.binding_key or ""
+        return self._context.run(number, command, self._unbinding(queue, exchange, key))
+
+    def _unbinding(self, queue: str, exchange: str, key: str) -> Generator[int, None, Answer]:
         missing = "queue" if self._has_exchange(exchange) else "exchange"
         with _blaming(not_found=missing, resource_locked="queue"):
-            found = self._topology.unbind_queue(queue, exchange, key, None)
+            found = yield from self._topology.unbind_key(queue, exchange, key)
         if not found:
             raise CommandFault(
                 f"queue {queue!r:.80} is not bound to exchange {exchange!r:.80} with the key {key!r:.80}",

@@ -347,6 +347,38 @@ async def test_an_exclusive_binding_removes_very_many_others_in_steps() -> None:
         assert here.topology.bound("h", "late", "many").key_matched
 
 
+async def test_very_many_bindings_of_a_key_are_removed_in_steps() -> None:
+    async with session() as here:
+        assert here.topology is not None
+        for exchange in ("h", "e2", "once"):
+            if exchange != "h":
+                here.execute(
+                    ExchangeDeclare(
+                        exchange=exchange, type="headers", auto_delete=exchange == "once"
+                    )
+                )
+            for number in range(300):
+                here.topology.bind_queue("q", exchange, "many", {"a": number})
+        here.topology.bind_queue("q", "h", "kept", {})
+        steps = here.topology.unbind_key("q", "h", "many")
+        assert next(steps) == 50
+        assert not here.topology.bound("h", "q", "many", {"a": 49}).arguments_matched
+        assert here.topology.bound("h", "q", "many", {"a": 50}).arguments_matched
+        # What is bound meanwhile stays, and what is gone meanwhile is no error.
+        here.topology.bind_queue("q", "h", "many", {"a": 300})
+        assert here.topology.unbind_queue("q", "h", "many", {"a": 299})
+        assert list(steps) == [50] * 5
+        assert here.topology.bound("h", "q", "many", {"a": 300}).arguments_matched
+        assert here.topology.bound("h", "q", "kept").key_matched
+        # The exchange is deleted meanwhile, and with its last binding.
+        steps = here.topology.unbind_key("q", "e2", "many")
+        next(steps)
+        here.execute(ExchangeDelete(exchange="e2"))
+        assert list(steps) == []
+        assert list(here.topology.unbind_key("q", "once", "many")) == [50] * 5
+        assert not here.topology.bound("once").exchange
+
+
 async def test_an_exclusive_binding_to_an_exchange_deleted_meanwhile_is_refused() -> None:
     async with session() as here:
         assert here.topology is not None

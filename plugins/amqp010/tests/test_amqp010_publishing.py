@@ -445,7 +445,7 @@ def test_routes_are_found_once_a_chunk(world: World, publisher: Publishing) -> N
     publisher.feed(*(transfer(key="q") for _ in range(20)))
     assert len(looked) == 2
     assert world.available("q") == 40
-    publisher.context.topology.unbind_queue("q", "amq.direct", "k", None)
+    list(publisher.context.topology.unbind_key("q", "amq.direct", "k"))
     publisher.feed(transfer(to="amq.direct", key="k"))
     assert world.available("q") == 40
 

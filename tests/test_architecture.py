@@ -68,11 +68,13 @@ LAYERS: dict[str, set[str]] = {
     "codec": VALUES,
     **dict.fromkeys(NEUTRAL, COMMON),
     "core": COMMON,
-    "fronts": COMMON | {"fronts.base", "fronts.amqp10"},  # the package itself, which re-exports
+    "fronts": COMMON
+    | {"fronts.base", "fronts.amqp10", "fronts.tracing"},  # the package itself, which re-exports
     "fronts.base": COMMON,
+    "fronts.tracing": COMMON,
     **dict.fromkeys(FRONT_PARTS, COMMON | {"fronts.base"} | FRONT_PARTS),
     "fronts.amqp10": COMMON | {"core", "fronts.base"},
-    "net": COMMON | {"fronts.base"},
+    "net": COMMON | {"fronts.base", "fronts.tracing"},
     "stores": COMMON,
     "security": COMMON,
     "security.jwts": COMMON | {"security"},

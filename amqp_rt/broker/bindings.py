@@ -30,8 +30,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]+")
 #: a tenth of a millisecond. One lookup costs a tenth of the work for a frame of a message.
 _LOOKS: Final = 100
 LOOKS_OF_A_FRAME: Final = 10
-#: Lookups of :meth:`Exchanges.matches`, which is one step: about two milliseconds.
-_LOOKS_OF_A_BINDING: Final = 2_000
 _X_MATCH: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 _NO_HEADERS: Final[Mapping[str, object]] = {}
 
@@ -783,27 +781,13 @@ class Exchanges:
         if looked >= LOOKS_OF_A_FRAME:
             yield looked // LOOKS_OF_A_FRAME
 
-    def matches(
-        self, name: str, binding: Binding, keys: Sequence[str], headers: Mapping[str, object]
-    ) -> bool:
-        """Return whether exchange *name* routes a message with *keys* by *binding* alone.
-
-        A pattern that takes too many lookups for one step counts as one that does not match.
+    def empty_table(self, name: str) -> RoutingTable:
+        """Return a table without bindings of the type of exchange *name*.
 
         Raises:
             AmqpError: No such exchange exists.
         """
-        table = self._types[self._exchange(name).declared.type]()
-        table.add(binding)
-        looked = 0
-        for key in keys:
-            for destination in table.match(key, headers):
-                if not isinstance(destination, int):
-                    return True
-                looked += destination
-                if looked > _LOOKS_OF_A_BINDING:
-                    return False
-        return False
+        return self._types[self._exchange(name).declared.type]()
 
     def _check_key(self, key: str) -> None:
         """Refuse a routing key or a pattern that is too long.

@@ -46,7 +46,6 @@ from ..values import Byte, Char, Float32, Int, Short, Symbol, Timestamp, UByte, 
 from .base import (
     RECEIVER,
     SENDER,
-    TRACINGS,
     BindingMatch,
     Exchange,
     Front,
@@ -65,13 +64,10 @@ from .base import (
     ServerEngine,
     ServerOptions,
     Topology,
-    TracedFrame,
-    TraceMask,
-    TraceReader,
-    Tracing,
     Unsettled,
     UnsettledMap,
 )
+from .tracing import TRACINGS, TracedFrame, TraceMask, TraceReader, Tracing
 
 __all__ = [
     "ACCEPTED",

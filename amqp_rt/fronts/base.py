@@ -768,52 +768,6 @@ class LastingFront(Front, Protocol):
         """
 
 
-class TraceMask(Protocol):
-    """Filter that removes secrets from one direction of a traced connection."""
-
-    def feed(self, data: bytes) -> bytes:
-        """Return *data* with secrets masked; incomplete frames may be held back."""
-
-    def rest(self) -> bytes:
-        """Return the masked rest that was held back when the connection ended."""
-
-
-class TracedFrame(Struct, frozen=True):
-    """Frame as it is named in a drawing of a trace."""
-
-    name: str
-    channel: int
-    #: Octets of the payload.
-    size: int
-    #: Why the frame is malformed; empty if it is not.
-    fault: str = ""
-
-
-class TraceReader(Protocol):
-    """Reader that splits one direction of a traced connection into frames."""
-
-    #: Octets of an incomplete frame.
-    held: bytes
-
-    def feed(self, data: bytes) -> list[TracedFrame]:
-        """Return the frames complete by now. Malformed input becomes a frame with a ``fault``."""
-
-
-class Tracing(Protocol):
-    """Masks and readers for traces of one protocol; their input begins after the header."""
-
-    def mask(self, *, client: bool) -> TraceMask:
-        """Create a mask for the bytes that the client, or the server, sends."""
-
-    def reader(self) -> TraceReader:
-        """Create a reader of one direction."""
-
-
-#: Protocol header → tracing of its connections. Plug-ins register theirs when they are imported.
-#: For other protocols only sizes are recorded, since the positions of their secrets are unknown.
-TRACINGS: Final[dict[bytes, Tracing]] = {}
-
-
 class Host(Protocol):
     """Collection of addresses: an application's routes, a broker, management."""
 
@@ -885,7 +839,6 @@ __all__ = [
     "SND_MIXED",
     "SND_SETTLED",
     "SND_UNSETTLED",
-    "TRACINGS",
     "BindingMatch",
     "Exchange",
     "Front",
@@ -906,10 +859,6 @@ __all__ = [
     "ServerEngine",
     "ServerOptions",
     "Topology",
-    "TraceMask",
-    "TraceReader",
-    "TracedFrame",
-    "Tracing",
     "Unsettled",
     "UnsettledMap",
 ]

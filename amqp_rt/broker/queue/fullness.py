@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from .accounts import DROP_HEAD, Memory
 
-if TYPE_CHECKING:
-    from .queue import MessageQueue
+
+class BoundedQueue(Protocol):
+    """Limits of a queue and what it holds, as :func:`why_full` reads them."""
+
+    memory: Memory
+    overflow: str
+    length_max: int | None
+    bytes_max: int
+    bytes: int
+    available: int
+    acquired: int
+    delayed: int
+    pending: int
+    held: int
 
 
 def full_text(kind: str, name: str, *reasons: str) -> str:
@@ -39,11 +51,12 @@ def why_bytes(limit: str, held: int, size: int, most: int) -> str:
     return f"{size} bytes would exceed {limit} {most}" if held + size > most else ""
 
 
-def why_queue(queue: MessageQueue, size: int) -> str:
-    """Return why *queue* has no room for *size* bytes by its own limits; empty if it has."""
-    if queue.overflow == DROP_HEAD:
-        return "messages that exceed its limits are still being dropped"
+def why_full(queue: BoundedQueue, name: str, size: int) -> str:
+    """Return why *queue*, whose name is *name*, has no room for a message of *size* bytes."""
+    why = why_bytes("bytes_max", queue.bytes, size, queue.bytes_max)
     held = queue.available + queue.acquired + queue.delayed + queue.pending + queue.held
-    if queue.length_max and held >= queue.length_max:
-        return f"length_max {queue.length_max} is reached"
-    return why_bytes("bytes_max", queue.bytes, size, queue.bytes_max)
+    if queue.overflow == DROP_HEAD:
+        why = "messages that exceed its limits are still being dropped"
+    elif queue.length_max and held >= queue.length_max:
+        why = f"length_max {queue.length_max} is reached"
+    return full_text("queue", name, why_memory(queue.memory, size), why)

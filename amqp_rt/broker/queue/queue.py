@@ -7,8 +7,7 @@ delivered again before those that were behind it.
 
 The cost of an operation does not grow with the length of the queue. Slots are in segments that are
 found by sequence number. *Fresh* messages, which were never acquired, are contiguous, so that the
-next one is known; requeued ones are in a heap; consumers without credit are in no list that is
-searched.
+next one is known; requeued ones are in a heap; consumers without credit are in no searched list.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from .accounts import (
 )
 from .browsing import Browsing
 from .deferred import Deferred
-from .fullness import full_text, why_memory, why_queue
+from .fullness import why_full
 from .keyed import Marks
 from .large import LargeMessages
 from .operating import peek, remove
@@ -94,6 +93,8 @@ class MessageQueue(DistributionNode):
         exclusive: Whether only one consumer is allowed.
         limits: Bounds.
     """
+
+    why_full = why_full
 
     def __init__(
         self,
@@ -216,10 +217,6 @@ class MessageQueue(DistributionNode):
             if held >= self.length_max:
                 return False
         return self.bytes + size <= self.bytes_max
-
-    def why_full(self, name: str, size: int) -> str:
-        """Return why the queue, whose name is *name*, has no room for a message of *size* bytes."""
-        return full_text("queue", name, why_memory(self.memory, size), why_queue(self, size))
 
     def _drop_excess(self) -> None:
         """Give up messages while there are too many: those of low priority, or else the first ones.

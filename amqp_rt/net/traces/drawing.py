@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from ...errors import printable
-from ...fronts.base import TRACINGS, TracedFrame, TraceReader
+from ...fronts.tracing import TRACINGS, TracedFrame, TraceReader
 from .octets import CompositeValue, Frame, Splitter
 from .recording import Kind, Trace, TraceRecord
 

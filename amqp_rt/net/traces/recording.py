@@ -26,7 +26,8 @@ from msgspec import Struct
 from ...clock import Clock
 from ...errors import AmqpError
 from ...events import Event, Peer
-from ...fronts.base import TRACINGS, ProtocolEngine, TraceMask, Tracing
+from ...fronts.base import ProtocolEngine
+from ...fronts.tracing import TRACINGS, TraceMask, Tracing
 from ...limits import DEFAULT_LIMITS, Limits
 from ...outcomes import Error
 from .masks import MASK, FrameMask

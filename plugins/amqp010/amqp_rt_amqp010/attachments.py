@@ -136,11 +136,14 @@ class Attachment:
             except CommandPointMissing:
                 self._detach(DetachCode.UNKNOWN_IDS, now)
 
-    def lose(self, now: float) -> None:
-        """Detach without a word: the connection or the channel is gone."""
+    def lose(self, now: float, *, at_once: bool = True) -> None:
+        """Detach without a word: the connection or the channel is gone.
+
+        Unless *at_once*, a session that is not kept ends in a later turn.
+        """
         session = self._release()
         if session is not None:
-            self._registry.keep(session, now)
+            self._registry.keep(session, now, at_once=at_once)
 
     # --- for the session --------------------------------------------------------------------------
 

@@ -114,6 +114,6 @@ class Channel:
         if session is not None and handler is not None and session.executes_at_once:
             handler.salvage(assembly)
 
-    def lose(self, now: float) -> None:
-        """Detach the session: the connection is gone."""
-        self._attachment.lose(now)
+    def lose(self, now: float, *, at_once: bool) -> None:
+        """Detach the session: the connection is gone. Unless *at_once*, it ends in a later turn."""
+        self._attachment.lose(now, at_once=at_once)

@@ -57,7 +57,7 @@ from .layouts import (
     Control,
 )
 from .lifecycle import TRANSITIONS, Stage
-from .limits import CHANNELS_MAX, HEARTBEAT_MAX
+from .limits import CHANNELS_MAX, HEARTBEAT_MAX, LOST_TURN
 from .links import SendingLink
 from .partial_messages import PartialMessages
 from .recent import Recents
@@ -679,11 +679,11 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         # Channels refer to their connection: with a reference back, it and its buffers would stay
         # in memory until a full collection.
         channels, self._channels = self._channels, {}
-        for number, channel in channels.items():
+        for count, (number, channel) in enumerate(channels.items()):
             begun = self._assembler.begun(number)
             if begun is not None:
                 channel.salvage(begun)
-            channel.lose(self._now)
+            channel.lose(self._now, at_once=count < LOST_TURN)
         self.flush()
         if self.congested:
             self.congested = False

@@ -72,6 +72,8 @@ CHANNELS_MAX: Final = 2_048
 HEARTBEAT_MAX: Final = 3_600
 #: Detached sessions that end in one turn: each may requeue thousands of messages.
 EXPIRING_TURN: Final = 5
+#: Sessions that end in the turn in which their connection is lost; others follow like those that expire.
+LOST_TURN: Final = 100
 
 # --- declarations ------------------------------------------------------------------------------------
 

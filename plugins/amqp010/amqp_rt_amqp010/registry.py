@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
+from math import inf
 
 from .handlers import CommandHandler
 from .limits import (
@@ -26,7 +28,9 @@ class SessionRegistry:
         self._sessions: dict[SessionKey, Session] = {}
         #: Detached session → when it ends.
         self._detached: dict[SessionKey, float] = {}
-        #: Number of these for each user that has any.
+        #: Sessions whose connection is lost and whose end is due.
+        self._ending: dict[SessionKey, Session] = {}
+        #: Number of detached sessions for each user that has any.
         self._by_user: dict[str | None, int] = {}
         #: Session → octets for which it counts, and their sum.
         self._costs: dict[SessionKey, int] = {}
@@ -44,6 +48,8 @@ class SessionRegistry:
     @property
     def deadline(self) -> float | None:
         """When :meth:`tick` is due; None if nothing is kept."""
+        if self._ending:
+            return -inf
         if self._next is None and self._detached:
             self._next = min(self._detached.values())
         return self._next
@@ -54,6 +60,10 @@ class SessionRegistry:
 
     def open(self, key: SessionKey, open_handler: Callable[[Session], CommandHandler]) -> Session:
         """Make a session for *key*, which has none."""
+        before = self._ending.pop(key, None)
+        if before is not None:
+            # A new handler finds released all that the old one held.
+            before.end()
         session = Session(key, open_handler)
         self._sessions[key] = session
         return session
@@ -78,8 +88,11 @@ class SessionRegistry:
             return 0
         return TIMEOUT_MAX if asked_s is None else min(asked_s, TIMEOUT_MAX)
 
-    def keep(self, session: Session, now: float) -> None:
-        """Keep the state of *session*, which is being detached, or end it where that is not possible."""
+    def keep(self, session: Session, now: float, *, at_once: bool = True) -> None:
+        """Keep the state of *session*, which is being detached, or end it where that is not possible.
+
+        Unless *at_once*, that end is left to :meth:`tick`: a connection may have very many sessions.
+        """
         if session.ended:
             return
         key = session.key
@@ -93,7 +106,12 @@ class SessionRegistry:
             or self._octets + cost > DETACHED_OCTETS_MAX
         ):
             self.remove(session)
-            session.end()
+            if at_once:
+                session.end()
+            else:
+                session.suspend()
+                self._ending[key] = session
+                self.on_deadline()
             return
         self._detached[key] = now + session.timeout_s
         self._by_user[key.user] = self._by_user.get(key.user, 0) + 1
@@ -122,7 +140,13 @@ class SessionRegistry:
 
     def tick(self, now: float, most: int = DETACHED_MAX) -> None:
         """End sessions whose time is up, at most *most* of them."""
-        deadline = self.deadline
+        for key in list(islice(self._ending, most)):
+            session = self._ending.pop(key, None)
+            # A handler that ends may have opened or ended others.
+            if session is not None:
+                session.end()
+                most -= 1
+        deadline = None if self._ending or not most else self.deadline
         if deadline is None or now < deadline:
             return
         for key in [key for key, end in self._detached.items() if end <= now][:most]:
@@ -134,6 +158,8 @@ class SessionRegistry:
 
     def close(self) -> None:
         """End all sessions."""
+        while self._ending:
+            self._ending.popitem()[1].end()
         for session in list(self._sessions.values()):
             self.remove(session)
             session.end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from amqp_rt_amqp010.limits import EXPIRING_TURN, LOST_TURN
 from protocol010 import Login, Session
 from references import no_collector, reference  # noqa: F401 (a fixture)
 from worlds010 import Client, World
@@ -134,6 +135,37 @@ def test_nothing_is_left_of_a_connection(
     # The session may wait for its client.
     world.pass_time(kept)
     assert handlers() is None
+
+
+def test_very_many_sessions_of_a_lost_connection_end_in_steps() -> None:
+    world = World()
+    client = world.connect()
+    count = LOST_TURN + 3 * EXPIRING_TURN
+    handlers = []
+    for number in range(count):
+        session = client.session(b"%d" % number, timeout=0)
+        handlers.append(client.engine.sessions[session.channel]._handler)
+        client.run(session, "queue.declare", queue=f"q{number}", exclusive=True, auto_delete=True)
+    space = world.host.space()
+    client.lose()
+    left = reference(client.engine)
+    parts = [reference(each) for each in handlers]
+    del client, session, handlers
+    assert left() is None
+    assert [each() is None for each in parts].count(True) == LOST_TURN
+    assert not space.has(f"q{LOST_TURN - 1}")
+    assert space.has(f"q{LOST_TURN}")
+    # One whose client comes back ends before the new one begins.
+    again = world.connect()
+    latest = again.session(b"%d" % (count - 1), timeout=0)
+    assert not space.has(f"q{count - 1}")
+    again.run(latest, "queue.declare", queue=f"q{count - 1}", exclusive=True)
+    world.pass_time(0)
+    assert [each() is None for each in parts].count(True) == LOST_TURN + EXPIRING_TURN + 1
+    while world.front.deadline <= world.now:
+        world.pass_time(0)
+    assert all(each() is None for each in parts)
+    assert [space.has(f"q{number}") for number in range(count)].count(True) == 1
 
 
 def test_nothing_is_left_of_a_login() -> None:

@@ -318,7 +318,12 @@ def _parser(words: Literal["jms", "filtex"]) -> Lark:
 
 
 def prepare() -> None:
-    """Build the parsers now, since that would block the event loop at the first selector."""
+    """Build the parsers now, since that would block the event loop at the first selector.
+
+    ``amqp-rt serve`` does so in a thread. A broker within an application does not: most of them have
+    no selectors, for which an import and two parsers would take time and memory of every process. There
+    the first selector costs one step of some 50 ms, once in the life of a process.
+    """
     _parser("jms")
     _parser("filtex")
 

@@ -21,13 +21,15 @@ class Chain:
     """Conversation of a client with a server over *nodes* nodes.
 
     ``joints[0]`` is the connection of the client with the first node, ``joints[-1]`` that of the last node with the server.
-    The server's endpoint is ``served``, unless ``server`` refuses or accepts links in another way.
+    The server's endpoint is ``served``, unless ``server`` refuses or accepts links in another way. The *options* are those of
+    the nodes' splices.
     """
 
     def __init__(
-        self, nodes: int = 3, *, limits: Limits = DEFAULT_LIMITS, served: Any = None
+        self, nodes: int = 3, *, limits: Limits = DEFAULT_LIMITS, served: Any = None, **options: Any
     ) -> None:
         self.limits = limits
+        self.options = options
         self.served: Any = served or Recorder(credit=100)
         #: Links that the server was asked for.
         self.links: list[Any] = []
@@ -55,6 +57,7 @@ class Chain:
                     link.name,
                     limits=self.limits,
                     siblings=self.siblings[at],
+                    **self.options,
                     on_ended=self.ended.append,
                 )
             except LocalProtocolError as fault:

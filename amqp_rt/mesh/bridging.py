@@ -175,6 +175,7 @@ class Puller:
                 self._inner,
                 f"bridge/{where}/{self._count}",
                 revise=self._revise,
+                outer=True,
                 limits=outside.limits,
                 on_ended=self._on_ended,
             )
@@ -477,6 +478,7 @@ class Outside:
             properties={
                 key: value for key, value in link.properties.items() if key not in (ROUTE, LEG)
             },
+            outer=link.role == SENDER,
             limits=self.limits,
             siblings=opener.siblings,
         )

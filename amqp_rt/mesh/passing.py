@@ -307,6 +307,19 @@ class Passing:
             give_up(sending.context, begun=sending.delivery_id >= 0)
         self.drop()
 
+    def drop_unsettled(self) -> None:
+        """Drop the unsettled messages that wait: their sender is lost, and sends them again. Settled ones still leave."""
+        waiting, self.waiting = self.waiting, deque()
+        self.held = 0
+        self._head = b""
+        for delivery in waiting:
+            if delivery.settled:
+                self.waiting.append(delivery)
+                self.held += self._cost(delivery)
+            elif delivery.streamed:
+                # What is not read stays in the window of the session, although the link ends.
+                delivery.read_chunks()
+
     def drop(self) -> None:
         """Release the messages that wait; those that are settled are lost, and counted."""
         waiting, self.waiting = self.waiting, deque()

@@ -16,6 +16,7 @@ from ..fronts.base import RECEIVER, IncomingDelivery, OutgoingDelivery, Receivin
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
 from ..termini import Coordinator, Source, Target
+from .loads import LOAD
 from .passing import STREAM_ABOVE, Opener, Passing, cause_of, pass_outcome, room_for
 from .via import Revised
 
@@ -79,6 +80,8 @@ class Splice:
         address: Address of the node there, if it is another than the one that the peer asked for.
         revise: Revision of messages, see :class:`Passing`; without it no octet is changed.
         properties: Properties of its attach, such as the rest of the route.
+        outer: The link on which messages arrive leads to a broker outside. It is not told the load of nodes. What waits here
+            unsettled when it ends is not sent on, since no outcome can reach the broker, which will deliver it again.
         limits: ``splice_bytes_max`` bounds the messages that wait here; ``frame_size_max`` has to be that of the connections.
         refuse: Called with the error instead of ``came.refuse`` if the next node refuses the link, so that the first node can
             try another path.
@@ -97,6 +100,7 @@ class Splice:
         address: str | None = None,
         revise: Callable[[bytes, bool], Revised] | None = None,
         properties: Mapping[object, object] | None = None,
+        outer: bool = False,
         limits: Limits = DEFAULT_LIMITS,
         siblings: Siblings | None = None,
         refuse: Callable[[Error], None] | None = None,
@@ -104,6 +108,7 @@ class Splice:
     ) -> None:
         self._came: Any = came
         self._limits = limits
+        self._outer = outer
         self._room = room_for(0, limits)
         self._refuse = refuse or came.refuse
         self._on_ended = on_ended
@@ -234,6 +239,8 @@ class Splice:
             self._refuse(error or _NOT_FOUND)
         elif link is self.inlet:
             self._ending = cause_of(link, error), closed
+            if self._outer:
+                self._passing.drop_unsettled()
             self._finish()
         else:
             self._passing.end()
@@ -338,14 +345,21 @@ class Splice:
         granted = target < credit or (
             target > credit and (flowed or 2 * (target - credit) >= target)
         )
-        if flowed and outlet.flow_properties != self._told:
+        if flowed and self._flow_properties() != self._told:
             granted = True
         if granted:
-            self._told = outlet.flow_properties
+            self._told = self._flow_properties()
             inlet.grant(target, properties=self._told)
         if self._draining and (granted or started):
             inlet.drain()
             self._short = inlet.credit < outlet.credit - len(passing.waiting)
+
+    def _flow_properties(self) -> Mapping[object, object] | None:
+        """Return the properties of the receiver's flows, as far as the sender gets them."""
+        found: Mapping[object, object] | None = self.outlet.flow_properties
+        if self._outer and found is not None and LOAD in found:
+            return {key: value for key, value in found.items() if key != LOAD} or None
+        return found
 
     def _has_to_ask(self) -> bool:
         """Return whether the sender has to be asked to drain; it is, after this.

@@ -9,6 +9,7 @@ from chains import Chain
 
 from amqp_rt.events import ConnectionFailed
 from amqp_rt.limits import KIB, Limits
+from amqp_rt.mesh.loads import LOAD
 from amqp_rt.outcomes import (
     ACCEPTED,
     MODIFIED_FAILED,
@@ -501,3 +502,42 @@ def test_every_connection_may_be_lost_after_every_few_octets(lost: int, second: 
                 assert body not in handled or handled[body] == RELEASED
         assert len(mine.detached) == 1
         chain.check_empty()
+
+
+@pytest.mark.req("P6")
+def test_the_load_of_nodes_stays_in_the_mesh() -> None:
+    for outer in (False, True):
+        chain = Chain(1, served=Recorder(), outer=outer)
+        link, _ = chain.receiver()
+        (served,) = chain.links
+        for credit, load in ((3, [3, 4]), (5, [1, 4])):
+            link.grant(credit, properties={LOAD: load})
+            chain.pump()
+            assert served.credit == credit
+            assert served.flow_properties == (None if outer else {LOAD: load})
+
+
+@pytest.mark.req("P6")
+@pytest.mark.parametrize("outer", [False, True])
+def test_what_waits_when_the_broker_outside_is_lost_comes_again(outer: bool) -> None:
+    """Unsettled messages are not sent on, since the broker sends them again; settled ones would be lost."""
+    limits = Limits(session_window_bytes=4 * KIB, frame_size_max=KIB)
+    chain = Chain(1, served=Recorder(), limits=limits, outer=outer)
+    link, mine = chain.receiver()
+    (served,) = chain.links
+    link.grant(40)
+    chain.pump()
+    # The client does not read, so that some of them wait at the node.
+    for at in range(20):
+        served.send(bytes([at]) * 400, settled=at % 2 == 1)
+    while chain.step(1):
+        pass
+    (splice,) = chain.splices
+    waiting = [each.payload[0] for each in splice._passing.waiting]
+    assert len({at % 2 for at in waiting}) == 2
+    chain.cut(1)
+    chain.pump()
+    kept = [at for at in waiting if at % 2 or not outer]
+    assert [each.payload[0] for each in mine.deliveries] == [*range(waiting[0]), *kept]
+    assert not link.attached
+    chain.check_empty()

@@ -60,6 +60,9 @@ class OneMessage:
     def fits(self, size: int) -> bool:
         return True
 
+    def why_full(self, name: str, size: int) -> str:
+        return f"box {name!r} is full"
+
     def put(self, entry: Entry) -> None:
         self.counts.enqueued += 1
         self.entry = entry

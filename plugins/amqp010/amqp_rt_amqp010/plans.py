@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, cast, get_args, get_type_hints
 
-from .layouts import COMMANDS, CONTROLS, STRUCTS, Composite
+from .layouts import Composite
 from .type_codes import (
     ARRAY,
     BIT,
@@ -95,6 +95,12 @@ def _plan(of: type[Composite]) -> Plan:
     )
 
 
-PLANS: Final[dict[type[Composite], Plan]] = {
-    each: _plan(each) for each in (*CONTROLS.values(), *COMMANDS.values(), *STRUCTS)
-}
+class _Plans(dict[type[Composite], Plan]):
+    """Plans by class, each made at its first use: all of them are much of the work of an import."""
+
+    def __missing__(self, of: type[Composite]) -> Plan:
+        plan = self[of] = _plan(of)
+        return plan
+
+
+PLANS: Final = _Plans()

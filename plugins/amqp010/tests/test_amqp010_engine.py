@@ -495,6 +495,54 @@ def test_a_session_is_kept_for_its_timeout_after_the_connection_is_gone() -> Non
     assert new.expected == [(0, 0)]
 
 
+@pytest.mark.req("D14")
+def test_a_flush_is_answered_within_a_command() -> None:
+    """Between two frames of a transfer, while a command before it waits for memory and has not completed."""
+    world = World()
+    client = world.connect()
+    session = client.session()
+    client.run(session, "queue.declare", queue="q")
+    memory = world.host.memory
+    memory.held = memory.limit * 7 // 8 + 1
+    waiting = session.transfer("", b"1", key="q")
+    client.pump()
+    large = session.command("message.transfer", destination="", body=b"x" * 20_000)
+    begin, *rest = frames(large.segments(), session.channel, 4_000)
+    client.wire.raw(begin)
+    client.pump()
+    for number in range(2):
+        session.flush()
+        client.wire.raw(rest[number])
+        client.pump()
+        # The commands to come begin with the one that has not come whole.
+        assert session.expected == [(large.id, large.id)]
+        assert session.confirmed == [(0, 0)]
+        assert not session.is_complete(waiting)
+    client.wire.raw(b"".join(rest[2:]))
+    memory.held = 0
+    memory.notify_waiting()
+    client.pump()
+    session.flush()
+    client.pump()
+    assert session.expected == [(3, 3)]
+    assert session.confirmed == [(0, 2)]
+
+
+@pytest.mark.req("D12", "D13")
+def test_a_completion_leaves_with_the_command_that_carries_it() -> None:
+    """The mark is in the same octets as the result; where no command goes out, in a control of its own."""
+    client = World().connect()
+    session = client.session()
+    for name, carriers in (("queue.query", ["execution.result"]), ("execution.sync", [])):
+        fields = {"queue": "q"} if carriers else {}
+        session.send(name, sync=True, **fields)
+        client.engine.receive(b"".join(client.wire.take()), client.world.now)
+        before = len(client.wire.received)
+        client.wire.receive(b"".join(client.engine.take()))
+        found = [each.name for each in client.wire.received[before:]]
+        assert found == [*carriers, "session.completed"]
+
+
 def test_the_time_of_a_session_begins_when_its_connection_closes() -> None:
     world = World()
     client = world.connect()

@@ -136,7 +136,7 @@ def test_unless_explicit_is_stated_completion_is_all(
     ]
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D12", "D15")
 def test_explicit_transfers_of_a_chunk_are_accepted_together(publisher: Publishing) -> None:
     some = [
         transfer(b"0", key="q", accept=EXPLICIT),
@@ -167,6 +167,9 @@ def test_an_accept_comes_even_if_a_duplicate_is_asked_for_again(
     assert again.taken()[0] == SessionAttached(name=b"kept")
     again.attachment.receive_command(transfer(key="q", accept=EXPLICIT), world.now)
     again.turn()
+    assert again.taken() == []
+    again.control(SessionExpected(commands=ranges((0, 0))))
+    assert again.taken() == [point(0), MessageAccept(transfers=ranges((0, 0))), completed(0)]
     assert world.available("q") == 1
 
 
@@ -183,7 +186,7 @@ def alternate(publisher: Publishing) -> None:
     bind(publisher, "spare", "spares")
 
 
-@pytest.mark.req("D2")
+@pytest.mark.req("D2", "D15")
 @pytest.mark.parametrize(
     ("accept", "discard", "kept", "rejected"),
     [

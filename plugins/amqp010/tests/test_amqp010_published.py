@@ -54,7 +54,7 @@ def named(answers: list[Operation]) -> list[tuple[str, Any]]:
     return [(each.name, each.fields["transfers"]) for each in answers]
 
 
-@pytest.mark.req("D12")
+@pytest.mark.req("D12", "D15")
 async def test_answers_come_before_the_completion() -> None:
     async with serving() as served, served.client() as client:
         session = await client.session(b"s")
@@ -276,7 +276,7 @@ def started(store: Path) -> Iterator[Process]:
         process.process.stdout.close()
 
 
-@pytest.mark.req("D12", "N17")
+@pytest.mark.req("D12", "N17", "R12")
 @pytest.mark.slow
 @pytest.mark.parametrize("transactional", [False, True])
 async def test_what_is_complete_survives_a_kill(tmp_path: Path, transactional: bool) -> None:

@@ -40,6 +40,7 @@ def test_accepted_messages_are_gone() -> None:
     assert world.stats("q").acquired == 0
 
 
+@pytest.mark.req("D7")
 def test_released_messages_keep_their_position_and_mark() -> None:
     world = World("q")
     world.publish("q", b"1", b"2", b"3")
@@ -62,6 +63,7 @@ def test_released_messages_keep_their_position_and_mark() -> None:
     assert redelivered(again)
 
 
+@pytest.mark.req("D7")
 @pytest.mark.parametrize("command", ["accept", "reject", "release"])
 def test_an_outcome_is_given_once(command: str) -> None:
     world = World("q")

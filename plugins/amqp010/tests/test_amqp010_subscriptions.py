@@ -54,6 +54,7 @@ def test_messages_come_as_far_as_credit_goes() -> None:
     assert (world.stats("q").available, world.stats("q").acquired) == (1, 2)
 
 
+@pytest.mark.req("D7")
 def test_absent_modes_are_explicit_and_pre_acquired() -> None:
     world = World("q")
     world.publish("q", b"1")
@@ -63,6 +64,7 @@ def test_absent_modes_are_explicit_and_pre_acquired() -> None:
     assert world.stats("q").acquired == 1
 
 
+@pytest.mark.req("D7")
 def test_an_accept_mode_of_none_settles_messages_as_they_are_sent() -> None:
     world = World("q")
     world.publish("q", b"1", b"2")
@@ -346,6 +348,7 @@ def test_a_window_moves_with_completion_and_not_with_acceptance() -> None:
     assert session.bodies() == [b"3"]
 
 
+@pytest.mark.req("D7")
 def test_a_window_of_octets_moves_by_the_size_of_each_message() -> None:
     world = World("q")
     session = world.client().attach()
@@ -357,6 +360,7 @@ def test_a_window_of_octets_moves_by_the_size_of_each_message() -> None:
     assert session.bodies() == [b"y" * 100]
 
 
+@pytest.mark.req("D7")
 def test_nothing_returns_in_credit_mode() -> None:
     world = World("q")
     session = consuming(world, flow_mode=CREDIT, messages=1)
@@ -367,6 +371,7 @@ def test_nothing_returns_in_credit_mode() -> None:
     assert session.bodies() == []
 
 
+@pytest.mark.req("D7")
 def test_the_mode_changes_without_credit_only() -> None:
     world = World("q")
     session = consuming(world, flow_mode=CREDIT, messages=1)
@@ -408,6 +413,7 @@ def test_unlimited_credit_ends_with_stop_and_flush(zeroing: str) -> None:
     assert session.bodies() == [b"1"]
 
 
+@pytest.mark.req("D7")
 def test_completion_returns_nothing_for_transfers_before_a_stop() -> None:
     world = World("q")
     session = world.client().attach()
@@ -425,6 +431,7 @@ def test_completion_returns_nothing_for_transfers_before_a_stop() -> None:
     assert session.bodies() == [b"3"]
 
 
+@pytest.mark.req("D7")
 def test_a_flush_sends_what_there_is_and_completes_when_it_is_sent() -> None:
     world = World("q")
     world.publish("q", *[b"x"] * 250)

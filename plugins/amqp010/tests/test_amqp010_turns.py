@@ -11,12 +11,11 @@ from subscribers010 import World
 
 from amqp_rt.broker.topology.declared import DeclaredSpace
 
-pytestmark = pytest.mark.req("D7")
-
 #: Some 14,000 octets as a header, which take some milliseconds to convert.
 MANY: dict[str, Any] = {f"name-{number}": number for number in range(800)}
 
 
+@pytest.mark.req("N10")
 @pytest.mark.parametrize("sends", ["arguments", "headers"])
 def test_values_of_a_command_and_its_header_are_work(
     sends: str, monkeypatch: pytest.MonkeyPatch
@@ -46,6 +45,7 @@ def test_values_of_a_command_and_its_header_are_work(
     assert sum(spent) >= 400
 
 
+@pytest.mark.req("N10")
 def test_messages_with_many_headers_are_sent_in_several_turns() -> None:
     world = World("q", "few")
     world.publish("q", *[b"x"] * 20, application_properties=MANY)

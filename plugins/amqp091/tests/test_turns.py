@@ -333,7 +333,7 @@ def test_what_a_queue_refuses_is_refused_by_all_queues_of_an_exchange(payload: b
     assert outcomes[0] == outcomes[1] != (type(ACCEPTED), None)
 
 
-@pytest.mark.req("N19")
+@pytest.mark.req("N10")
 def test_a_message_of_1_0_for_very_many_queues_is_handed_out_in_turns() -> None:
     world = fanned_out(500)
     link: Any = Link()
@@ -372,7 +372,7 @@ def finish(world: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.req("N19")
+@pytest.mark.req("N10")
 @pytest.mark.parametrize("turns", range(6))
 @pytest.mark.parametrize("change", ["delete", "declare again", "bind", "unbind"])
 def test_queues_come_and_go_between_the_turns_of_a_message_of_1_0(change: str, turns: int) -> None:
@@ -398,7 +398,7 @@ def test_queues_come_and_go_between_the_turns_of_a_message_of_1_0(change: str, t
 
 
 @pytest.mark.slow
-@pytest.mark.req("N19")
+@pytest.mark.req("N10")
 @pytest.mark.parametrize("turns", range(0, 12, 2))
 @pytest.mark.parametrize("queue", ["q0", "q100", "q199"])
 def test_a_queue_declared_again_between_turns_is_not_bound_any_more(queue: str, turns: int) -> None:
@@ -459,7 +459,7 @@ def test_a_connection_that_ends_between_turns_watches_for_deletions_no_more() ->
     assert not world.topologies.space("").watched
 
 
-@pytest.mark.req("N19")
+@pytest.mark.req("N10")
 @pytest.mark.parametrize("queues", [1, 30, 200])
 @pytest.mark.parametrize("turns", range(4))
 def test_all_queues_of_a_message_of_1_0_go_between_its_turns(queues: int, turns: int) -> None:
@@ -478,7 +478,7 @@ def test_all_queues_of_a_message_of_1_0_go_between_its_turns(queues: int, turns:
         assert delivery.local_state == RELEASED
 
 
-@pytest.mark.req("N19")
+@pytest.mark.req("N10")
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_turn_that_raises_holds_up_nothing_behind_it(
     turned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -505,7 +505,7 @@ def test_a_turn_that_raises_holds_up_nothing_behind_it(
     assert world.stats("q0").available == 3
 
 
-@pytest.mark.req("N19")
+@pytest.mark.req("N10")
 @pytest.mark.parametrize("bad", [0, 100, 199])
 def test_a_queue_that_fails_in_a_turn_is_out_of_service_alone(bad: int) -> None:
     world = fanned_out(200)

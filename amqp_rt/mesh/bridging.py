@@ -168,7 +168,8 @@ class Puller:
         where = f"{outside.bridge.name}/{pull.address}"
         self._count += 1
         self._ended, self._wakeup = False, trio.Event()
-        pulled = PulledLink(pull, f"{outside.container.name}/{where}", outside.sessions())
+        outer = outside.sessions()
+        pulled = PulledLink(pull, f"{outside.container.name}/{where}", outer)
         try:
             self._splice = Splice(
                 cast("ReceivingLink", pulled),
@@ -206,6 +207,8 @@ class Puller:
                 self._splice.error,
             )
         self._splice = None
+        # RabbitMQ 3 keeps what was on its way when the link was detached until the session ends.
+        outer.end()
 
     async def _let_go(self, splice: Splice) -> None:
         """Let the messages under way be settled, then detach."""

@@ -111,6 +111,8 @@ class Passing:
         self._revise = revise
         #: First octets of a message that is not decided yet; the message is the first that waits.
         self._head = b""
+        #: Whether the sender knows the outcome *modified*; if not, its messages are released instead.
+        self.modifies = True
         #: Message that was refused before its end had arrived.
         self._refused: IncomingDelivery | None = None
         #: Message of which a part has been sent on.
@@ -216,7 +218,7 @@ class Passing:
         if delivery.settled:
             self.dropped += 1
         else:
-            delivery.settle(outcome or _LARGE_HEAD)
+            delivery.settle(known_outcome(outcome or _LARGE_HEAD, self.modifies))
         if not delivery.complete:
             self._refused = delivery
 
@@ -304,7 +306,7 @@ class Passing:
             self._open[0].read_chunks()
             self._open = None
         for sending in self.outlet.unsettled:
-            give_up(sending.context, begun=sending.delivery_id >= 0)
+            give_up(sending.context, begun=sending.delivery_id >= 0, modifies=self.modifies)
         self.drop()
 
     def drop_unsettled(self) -> None:
@@ -347,10 +349,10 @@ def room_for(held: int, limits: Limits, *, stream_above: int = 0) -> int:
     return max(room, 0 if held else 1)
 
 
-def give_up(delivery: IncomingDelivery, *, begun: bool) -> None:
+def give_up(delivery: IncomingDelivery, *, begun: bool, modifies: bool = True) -> None:
     """Set the outcome of a message that will get none: *modified* if it may have been processed, else *released*."""
     if not delivery.settled and delivery.local_state is None:
-        delivery.settle(MODIFIED_FAILED if begun else RELEASED)
+        delivery.settle(MODIFIED_FAILED if begun and modifies else RELEASED)
 
 
 def cause_of(link: ReceivingLink | SendingLink, error: Error | None) -> Error | None:
@@ -369,11 +371,20 @@ def for_client(state: Any) -> Any:
     return ACCEPTED if state == FAILED_ANSWER else state
 
 
+def known_outcome(state: Any, modifies: bool) -> Any:
+    """Return *state*, or *released* in place of *modified* for a sender that does not know that (Part 3 §3.5.3 ``outcomes``)."""
+    return RELEASED if type(state) is Modified and not modifies else state
+
+
 def pass_outcome(
-    sending: OutgoingDelivery, delivery: IncomingDelivery, *, to_client: bool = False
+    sending: OutgoingDelivery,
+    delivery: IncomingDelivery,
+    *,
+    to_client: bool = False,
+    modifies: bool = True,
 ) -> None:
     """Pass the receiver's state of *sending* to the sender of *delivery*, which is perhaps a client."""
-    state = for_client(sending.state) if to_client else sending.state
+    state = for_client(sending.state) if to_client else known_outcome(sending.state, modifies)
     if delivery.settled:
         # The sender has settled, or sent the message settled, and expects nothing.
         if not sending.settled:

@@ -20,6 +20,8 @@ from .loads import LOAD
 from .passing import STREAM_ABOVE, Opener, Passing, cause_of, pass_outcome, room_for
 from .via import Revised
 
+#: Symbol of the outcome *modified*, as sources list it.
+MODIFIED: Final = "amqp:modified:list"
 _NOT_FOUND: Final = Error("amqp:not-found", "the next node of the route refused the link")
 
 
@@ -81,7 +83,8 @@ class Splice:
         revise: Revision of messages, see :class:`Passing`; without it no octet is changed.
         properties: Properties of its attach, such as the rest of the route.
         outer: The link on which messages arrive leads to a broker outside. It is not told the load of nodes. What waits here
-            unsettled when it ends is not sent on, since no outcome can reach the broker, which will deliver it again.
+            unsettled when it ends is not sent on, since no outcome can reach the broker, which will deliver it again. If
+            it does not know *modified*, its messages are released instead.
         limits: ``splice_bytes_max`` bounds the messages that wait here; ``frame_size_max`` has to be that of the connections.
         refuse: Called with the error instead of ``came.refuse`` if the next node refuses the link, so that the first node can
             try another path.
@@ -192,6 +195,12 @@ class Splice:
 
     def on_attached(self, link: Any) -> None:
         """Answer the peer when the next node has answered us; after that, pass on the first credit."""
+        if self._outer and link is self.inlet:
+            # RabbitMQ 3 ends the session of a link that gets an outcome which it does not know.
+            source = link.source
+            self._passing.modifies = (
+                not source or not source.outcomes or MODIFIED in source.outcomes
+            )
         if link is self._came:
             if self.outlet.attached and self.inlet.attached:
                 self.on_credit(self.outlet)
@@ -311,7 +320,7 @@ class Splice:
         if self._ending is None:
             for sending in deliveries:
                 if sending.context is not None:
-                    pass_outcome(sending, sending.context)
+                    pass_outcome(sending, sending.context, modifies=self._passing.modifies)
                     self._passing.unanswered -= sending.context is None
 
     # --- credit --------------------------------------------------------------------------------

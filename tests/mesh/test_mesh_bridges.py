@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
 from meshed import Members, client, members, until
 
-from amqp_rt import Broker, Reject
+from amqp_rt import Broker, Container, Modify, Reject, Release
 from amqp_rt.broker import Queue
 from amqp_rt.container.recovery import Reconnect
 from amqp_rt.errors import LinkRefused
 from amqp_rt.limits import Limits
-from amqp_rt.mesh import Bridge, Pull, Push
+from amqp_rt.mesh import Bridge, Mesh, Pull, Push
 from amqp_rt.message import Message
 from amqp_rt.values import Symbol
 
@@ -329,3 +330,108 @@ async def test_links_of_two_clients_have_different_names_outside() -> None:
                 await second.send("2")
                 await first.send("3")
             assert kept(broker, "raw") == 3
+
+
+URL = "amqp://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"name": ""}, "has a name"),
+        ({"name": "a/b"}, "has a name"),
+        ({"pull": [], "push": [], "links": ""}, "nothing to do"),
+        ({"hops_max": -1}, "at least 0, got -1"),
+        ({"links": "rabbit"}, "ends in '/\\*'"),
+        ({"links": "ra*bit/*"}, "ends in '/\\*'"),
+        ({"links": "/*"}, "needs a name"),
+        ({"links": "$mesh/*"}, "reserved"),
+        ({"pull": [Pull("new", to="")]}, "is empty"),
+        ({"push": [Push("done", to="")]}, "is empty"),
+        ({"push": [Push("$management", to="done")]}, "reserved"),
+        ({"pull": [Pull("new", to="a"), Pull("new", to="b")]}, "'new' is pulled twice"),
+        ({"push": [Push("done", to="a"), Push("done", to="b")]}, "'done' is pushed twice"),
+        ({"push": [Push("done", to="new")]}, "'new' outside is both"),
+        ({"push": [Push("orders", to="done")], "pull": [Pull("new", to="orders")]}, "'orders' in"),
+        ({"push": [Push("rabbit/done", to="done")]}, "below 'rabbit/\\*'"),
+    ],
+)
+def test_mistakes_in_a_bridge(options: dict[str, Any], wrong: str) -> None:
+    made = {"name": "rabbit", "pull": [Pull("new", to="new")], "links": "rabbit/*", **options}
+    with pytest.raises(ValueError, match=wrong):
+        Bridge(made.pop("name"), URL, **made)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wrong"),
+    [
+        ({"name": "same", "links": "a/*"}, {"name": "same", "links": "b/*"}, "the name 'same'"),
+        ({"push": [Push("done", to="a")]}, {"push": [Push("done", to="b")]}, "links to 'done'"),
+        ({"push": [Push("a/done", to="a")]}, {"links": "a/*"}, "links to 'a/done'"),
+        ({"links": "a/*"}, {"push": [Push("a/done", to="a")]}, "links to 'a/done'"),
+        ({"links": "a/*"}, {"links": "a/b/*"}, "both take links"),
+    ],
+)
+def test_bridges_that_overlap(one: dict[str, Any], other: dict[str, Any], wrong: str) -> None:
+    made = [
+        Bridge(each.pop("name", name), URL, **each)
+        for name, each in (("one", dict(one)), ("other", dict(other)))
+    ]
+    with pytest.raises(ValueError, match=wrong):
+        Mesh(Container("box"), bridges=made)
+
+
+def test_options_of_a_bridge_are_those_of_connect() -> None:
+    for option in ("on_state", "spelled"):
+        with pytest.raises(TypeError, match=f"no option '{option}'"):
+            Bridge("rabbit", URL, links="rabbit/*", **{option: None})
+
+
+async def test_settled_messages_are_pulled() -> None:
+    async with (
+        outside() as (broker, url),
+        bridged(url, pull=[Pull("new", to="new", settled=True)]) as made,
+    ):
+        got: list[str] = []
+        go_on = trio.Event()
+
+        @made.boxes["A"].node("new")
+        async def new(text: str) -> None:
+            await go_on.wait()
+            got.append(text)
+
+        async with broker.local() as there, there.sender("new") as out:
+            for number in range(3):
+                await out.send(str(number))
+            # The queue has let them go before they were handled.
+            await until(lambda: not kept(broker, "new"))
+            assert not got
+            go_on.set()
+            await until(lambda: len(got) == 3)
+            assert sorted(got) == ["0", "1", "2"]
+
+
+async def test_outcomes_cross_as_they_are() -> None:
+    """The broker's queue sees what the handler said, with its annotations."""
+    async with outside() as (broker, url), bridged(url) as made:
+        seen: list[Message] = []
+        outcomes: list[Exception | None] = [
+            Release(),
+            Modify(annotations={Symbol("x-opt-why"): "later"}),
+            None,
+        ]
+
+        @made.boxes["A"].node("new", slots=1, prefetch=0)
+        async def new(message: Message) -> None:
+            seen.append(message)
+            if (outcome := outcomes[len(seen) - 1]) is not None:
+                raise outcome
+
+        async with broker.local() as there, there.sender("new") as out:
+            await out.send("one")
+            await until(lambda: len(seen) == 3)
+            await until(lambda: not kept(broker, "new"))
+        counts = [each.delivery_count for each in seen]
+        assert counts == [0, 0, 1]
+        why = [each.message_annotations.get(Symbol("x-opt-why")) for each in seen]
+        assert why == [None, None, "later"]

@@ -19,6 +19,7 @@ from amqp_rt.outcomes import (
     Rejected,
     rejected,
 )
+from amqp_rt.termini import Source
 from amqp_rt.testing.pairs import Recorder
 from amqp_rt.transactions import TransactionalState
 
@@ -541,3 +542,29 @@ def test_what_waits_when_the_broker_outside_is_lost_comes_again(outer: bool) -> 
     assert [each.payload[0] for each in mine.deliveries] == [*range(waiting[0]), *kept]
     assert not link.attached
     chain.check_empty()
+
+
+@pytest.mark.req("P6")
+@pytest.mark.parametrize("known", [False, True])
+def test_a_broker_outside_gets_outcomes_that_it_knows(known: bool) -> None:
+    """RabbitMQ 3 lists its outcomes, and ends the session at another one."""
+    chain = Chain(1, served=Recorder(), outer=True)
+    listed = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list")
+    source = Source(address="q", outcomes=(*listed, "amqp:modified:list") if known else listed)
+    chain.accept_options = {"source": source}
+    link, mine = chain.receiver()
+    (served,) = chain.links
+    link.grant(5)
+    chain.pump()
+    sendings = [served.send(b"m%d" % at) for at in range(5)]
+    chain.pump()
+    for delivery, outcome in zip(mine.deliveries, OUTCOMES, strict=False):
+        delivery.settle(outcome)
+    chain.pump()
+    # The receiver is lost with the last one in hand.
+    chain.cut(0)
+    chain.pump()
+    expected = [*OUTCOMES, MODIFIED_FAILED]
+    if not known:
+        expected = [RELEASED if type(each) is Modified else each for each in expected]
+    assert [each.state for each in sendings] == expected

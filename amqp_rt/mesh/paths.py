@@ -62,19 +62,36 @@ class Paths:
         empty: Mapping[str, int] = {}
         #: Cost of the path to each node within reach; that of a path through a node to avoid is 2**32 greater.
         self.costs: dict[str, int] = {}
-        self._before: dict[str, str] = {}
-        heap = [(0, "", source)]
+        self._before: dict[str, str] = {source: ""}
+        costs, befores = self.costs, self._before
+        costs[source] = 0
+        # Most costs of a mesh are equal: nodes wait in a list for each cost, and the heap has each cost once.
+        waiting: dict[int, list[str]] = {0: [source]}
+        heap = [0]
         while heap:
-            cost, before, node = heappop(heap)
-            if node in self.costs:
-                continue
-            self.costs[node] = cost
-            self._before[node] = before
-            if node in avoid and node != source:
-                cost += _DETOUR
-            for other, more in claims.get(node, empty).items():
-                if other not in self.costs and node in claims.get(other, empty):
-                    heappush(heap, (cost + more, node, other))
+            cost = heappop(heap)
+            for node in waiting.pop(cost):
+                if costs[node] != cost:
+                    continue
+                onward = cost + _DETOUR if node in avoid and node != source else cost
+                for other, more in claims.get(node, empty).items():
+                    total = onward + more
+                    known = costs.get(other)
+                    # Links cost at least 1, so that a node of equal cost is not one that the path has passed.
+                    if known is not None and (
+                        total > known or (total == known and node >= befores[other])
+                    ):
+                        continue
+                    if node not in claims.get(other, empty):
+                        continue
+                    befores[other] = node
+                    if total != known:
+                        costs[other] = total
+                        if total in waiting:
+                            waiting[total].append(other)
+                        else:
+                            waiting[total] = [other]
+                            heappush(heap, total)
 
     def path(self, destination: str) -> tuple[str, ...] | None:
         """Return the ids to pass, the last of which is *destination*.

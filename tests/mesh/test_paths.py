@@ -58,6 +58,20 @@ def test_a_path_costs_least_of_all(claims: Claims) -> None:
     assert set(paths.costs) == within_reach(claims, "a") == set(Paths(mutual(claims), "a").costs)
 
 
+@pytest.mark.req("P1")
+@given(claims_of_five, st.sampled_from(NODES))
+def test_equal_databases_lead_to_equal_paths(claims: Claims, source: str) -> None:
+    """Of the nodes through which a path costs least, the one with the lowest id is the last but one."""
+    paths = Paths(claims, source)
+    for node in paths.costs.keys() - {source}:
+        before = [
+            each
+            for each, cost in paths.costs.items()
+            if each in claims[node] and cost + claims[each].get(node, inf) == paths.costs[node]
+        ]
+        assert (source, *(paths.path(node) or ()))[-2] == min(before)
+
+
 @pytest.mark.req("P4")
 @given(claims_of_five, st.sets(st.sampled_from("bcde")))
 def test_nodes_to_avoid_are_ends_or_the_only_way(claims: Claims, avoid: set[str]) -> None:

@@ -24,6 +24,7 @@ from .measures import (
     durable,
     growth,
     memory,
+    mesh,
     p2p,
     recovery,
     rpc,
@@ -53,6 +54,7 @@ MEASURES = {
     "doors": doors.cases,
     "servicebus": servicebus.cases,
     "attacked": attacked.cases,
+    "mesh": mesh.cases,
     "seeds": seeds.cases,
     "spark": spark.cases,
 }
@@ -175,6 +177,7 @@ def main(
     recovery a start after kill -9, with up to a million durable messages; their cost and memory
     doors    costs of TLS and WebSocket, relative to plain TCP
     servicebus namespaces of Service Bus: the SDK for Python, and growth of costs
+    mesh     0 to 3 hops through a mesh, streams, shares of instances, convergence
     attacked the longest step of our event loop under attack, and a regular client's delay
     seeds    simulated worlds of the tests
     spark    rows/s that Spark reads and writes, beside the same code without it

@@ -110,6 +110,10 @@ OWN_ROLES = CLIENT_ROLES | {
     "seeds",
     "bus",
     "bus_growth",
+    "mesh_member",
+    "mesh_stream",
+    "mesh_shares",
+    "mesh_growth",
 }
 
 

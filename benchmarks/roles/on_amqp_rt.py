@@ -116,10 +116,10 @@ async def source(options: Options) -> None:
     body = filler(options["size"])
     seconds, warmup, wanted = options["seconds"], options["warmup"], options.get("count", 0)
     durable = options.get("durable", False)
-    warm, cpu = 0, time.process_time()
+    warm, cpu, since = 0, time.process_time(), time.monotonic()
 
     def messages() -> Iterator[Message]:
-        nonlocal warm, cpu
+        nonlocal warm, cpu, since
         started = time.monotonic()
         number = 0
         while wanted == 0 or number < wanted:
@@ -128,7 +128,7 @@ async def source(options: Options) -> None:
             if number % 32 == 0:
                 spent = time.monotonic() - started
                 if not warm and spent >= warmup:
-                    warm, cpu = number, time.process_time()
+                    warm, cpu, since = number, time.process_time(), time.monotonic()
                 if spent >= warmup + seconds:
                     return
 
@@ -146,8 +146,8 @@ async def source(options: Options) -> None:
     ):
         say(ready=1)
         sent = await send_all(out, messages(), options.get("rate", 0))
-        used = time.process_time() - cpu
-    say(n=sent, measured=sent - warm, cpu=used)
+        used, elapsed = time.process_time() - cpu, time.monotonic() - since
+    say(n=sent, measured=sent - warm, cpu=used, elapsed=elapsed)
 
 
 async def send_all(out: Sender, messages: Iterator[Message], rate: float) -> int:
@@ -561,6 +561,34 @@ def seeds(options: Options) -> None:
     say(n=count, elapsed=elapsed)
 
 
+async def mesh_member(options: Options) -> None:
+    import mesh_members
+
+    await mesh_members.member(options, say)
+
+
+async def mesh_stream(options: Options) -> None:
+    import mesh_members
+
+    await mesh_members.stream(options, say)
+
+
+async def mesh_shares(options: Options) -> None:
+    import mesh_members
+
+    await mesh_members.shares(options, say)
+
+
+def mesh_growth(options: Options) -> None:
+    import mesh_members
+
+    say(ready=1)
+    found = mesh_members.spf(options["nodes"])
+    if options["converge"]:
+        found |= mesh_members.converge(options["nodes"], options["tests"])
+    say(**found)
+
+
 def hop(options: Options) -> None:
     import engines
 
@@ -591,6 +619,7 @@ def main() -> None:
         for each in (
             sink, source, consume, echo, call, dial, guarded,
             idle, codec, hop, growth, attack, seeds, version, bus, bus_growth,
+            mesh_member, mesh_stream, mesh_shares, mesh_growth,
         )
     }[role]  # fmt: skip
     if inspect.iscoroutinefunction(found):

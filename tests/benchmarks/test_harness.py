@@ -175,6 +175,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         durable,
         growth,
         memory,
+        mesh,
         p2p,
         recovery,
         rpc,
@@ -208,7 +209,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         plan = Plan(settings, field, stack)
         for measure in (
             *(p2p, rpc, broker, durable, setup, start, memory, growth),
-            *(recovery, doors, attacked, seeds, spark, amqp091, amqp010, servicebus),
+            *(recovery, doors, attacked, seeds, spark, amqp091, amqp010, servicebus, mesh),
         ):
             known |= {(case.measure, case.name) for case in measure.cases(plan)}
     with (FOLDER / "targets.toml").open("rb") as file:

@@ -88,6 +88,10 @@ class EngineSession(Protocol):
 class ConnectionEngine(ServerEngine, LinkConnection, Protocol):
     """Engine of a connection, opened by either side."""
 
+    @property
+    def last_received(self) -> float:
+        """Time at which octets of the peer arrived last."""
+
     def begin(self, *, window: int | None = None, window_bytes: int | None = None) -> EngineSession:
         """Begin a session; it may be used at once.
 

@@ -155,7 +155,8 @@ class Engine:
         #: Our close has been sent, and its grace period begins with the next tick: the last time
         #: that we were given may be old.
         self._grace_begins = False
-        self._last_received = now
+        #: Time at which octets of the peer arrived last.
+        self.last_received: float = now
         self._send_interval = inf
         self._next_send = inf
         self._sent: bool = False
@@ -185,13 +186,13 @@ class Engine:
             return inf
         deadline = min(self._handshake_deadline, self._close_deadline, self._next_send)
         if self.theirs.stage is OPENED and self.limits.idle_timeout_s:
-            deadline = min(deadline, self._last_received + 2 * self.limits.idle_timeout_s)
+            deadline = min(deadline, self.last_received + 2 * self.limits.idle_timeout_s)
         return deadline
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Process bytes from the peer: every whole frame in them, as far as ``work_max`` allows."""
         self._now = now
-        self._last_received = now
+        self.last_received = now
         self.unread = False
         self.spent = 0
         if self.layer == READS_NOTHING:
@@ -259,7 +260,7 @@ class Engine:
         elif (
             self.theirs.stage is OPENED
             and self.limits.idle_timeout_s
-            and now >= self._last_received + 2 * self.limits.idle_timeout_s
+            and now >= self.last_received + 2 * self.limits.idle_timeout_s
         ):
             self._fail(
                 "amqp:resource-limit-exceeded",

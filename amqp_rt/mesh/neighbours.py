@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -223,6 +224,11 @@ class Neighbour:
     def usable(self) -> bool:
         """Whether links can be opened."""
         return not self._lost and not self.connection.engine_over
+
+    @property
+    def heard_at(self) -> float:
+        """Time at which octets of it arrived last."""
+        return self.connection.engine.last_received if self.usable else -math.inf
 
     def start(self) -> None:
         """Open the link of records.

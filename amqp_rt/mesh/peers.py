@@ -349,7 +349,8 @@ class Peers:
             self._woken = trio.Event()
             now = trio.current_time()
             if now >= self._engine.deadline:
-                self._carry_out(self._engine.tick(now))
+                heard = {node: each.heard_at for node, each in self._ways.neighbours.items()}
+                self._carry_out(self._engine.tick(now, heard))
                 self._woken = trio.Event()
                 await trio.lowlevel.checkpoint()
             with trio.move_on_at(self._engine.deadline):

@@ -98,6 +98,9 @@ class MeshRoute(Struct, frozen=True):
 Effect = Send | LineChanged | RoutesChanged | Leave
 
 
+_NOBODY: Final[Mapping[str, float]] = {}
+
+
 class RoutingEngine:
     """Routing of one node.
 
@@ -236,10 +239,17 @@ class RoutingEngine:
             self._announce(now)
         return self._take()
 
-    def tick(self, now: float) -> list[Effect]:
-        """Do what is due at *now*."""
+    def tick(self, now: float, heard: Mapping[str, float] = _NOBODY) -> list[Effect]:
+        """Do what is due at *now*.
+
+        Args:
+            now: The time.
+            heard: When octets of each neighbour arrived last: a slow line full of other data is not silent.
+        """
         if self._left:
             return []
+        for line in self.lines.values():
+            line.heard_at = max(line.heard_at, heard.get(line.node, line.heard_at))
         if now - self._due > _LATE_S:
             self._be_late(now)
         elif now - self._late_at > _LATE_KEPT_S:

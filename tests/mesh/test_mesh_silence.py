@@ -13,6 +13,8 @@ from trio.testing import MockClock
 
 from amqp_rt import Connection
 from amqp_rt.errors import AmqpError, DeliveryNotAccepted
+from amqp_rt.mesh.adjacency import LineState
+from amqp_rt.testing.faults import Slow
 from amqp_rt.testing.network import SimulatedNetwork, SimulationTrace
 
 pytestmark = pytest.mark.req("P3")
@@ -83,6 +85,35 @@ async def test_a_line_that_works_one_way_is_not_used(autojump_clock: MockClock) 
             assert await found.peer.call("price", "2", within=1) == "2"
             await trio.sleep(10)
             assert await found.peer.call("price", "3", within=1) == "3"
+
+
+async def test_a_slow_line_full_of_data_is_not_silent(autojump_clock: MockClock) -> None:
+    """A reply takes six seconds, and the hellos behind it as long: more than the five after which a line is lost."""
+    async with trio.open_nursery() as nursery:
+        slow = [Slow(connection=0, octets_per_s=10_000, back=back) for back in (True, False)]
+        network = SimulatedNetwork(slow, Random, SimulationTrace(), nursery)
+        async with members(network.door("unused")) as made:
+            await made.start("A", box_options={"network": network.door("A")})
+            await made.start("B", "A", box_options={"network": network.door("B")})
+
+            @made.boxes["B"].rpc("large")
+            async def large(size: int) -> bytes:
+                return bytes(size)
+
+            await until(lambda: made.way("A", "large") == ("B",))
+            sizes: list[int] = []
+
+            async def call() -> None:
+                sizes.append(len(await made.meshes["A"].call("large", 60_000, reply=bytes)))
+
+            nursery.start_soon(call)
+            while not sizes:
+                assert made.way("A", "large") == ("B",)
+                assert made.meshes["A"]._engine.lines["B"].state is LineState.UP
+                await trio.sleep(0.05)
+            assert trio.current_time() > 6
+            assert sizes == [60_000]
+        nursery.cancel_scope.cancel()
 
 
 async def test_both_sides_of_a_partition_serve_what_they_have_and_heal(

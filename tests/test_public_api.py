@@ -126,7 +126,17 @@ PUBLIC: dict[str, set[str]] = {
         "record",
         "replay",
     },
-    "amqp_rt.mesh": {"Bridge", "Mesh", "MeshError", "MeshRule", "Pull", "Push"},
+    "amqp_rt.mesh": {
+        "Bridge",
+        "Mesh",
+        "MeshError",
+        "MeshInstance",
+        "MeshMemberState",
+        "MeshRule",
+        "MeshStats",
+        "Pull",
+        "Push",
+    },
     "amqp_rt.broker": {"AddOn", "Broker", "LifeCycles", "Log", "Queue", "Topic"},
 }
 

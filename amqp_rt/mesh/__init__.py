@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from .bridges import Bridge, Pull, Push
+from .instances import MeshInstance
 from .mesh import Mesh, MeshError
 from .rules import MeshRule
+from .statistics import MeshMemberState, MeshStats
 
-__all__ = ["Bridge", "Mesh", "MeshError", "MeshRule", "Pull", "Push"]
+__all__ = [
+    "Bridge",
+    "Mesh",
+    "MeshError",
+    "MeshInstance",
+    "MeshMemberState",
+    "MeshRule",
+    "MeshStats",
+    "Pull",
+    "Push",
+]

@@ -49,6 +49,11 @@ class Directory:
         known = self._patterns.get(pattern)
         return {} if known is None else known[1]
 
+    @property
+    def named(self) -> int:
+        """Number of addresses and patterns."""
+        return len(self._literals) + len(self._patterns)
+
     def addresses(self) -> list[tuple[str, int]]:
         """Return all addresses and the texts of all patterns, each with 0 or ``PATTERN``."""
         return [

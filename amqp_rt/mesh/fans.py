@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from itertools import takewhile
+from itertools import islice, takewhile
 from random import random as _random
 from typing import Any, Final
 
@@ -650,10 +650,15 @@ class Fan:
         found += [each.standing.ejected_until for each in self.legs]
         found = [at for at in found if at > -math.inf]
         for waiting in (*self._waiting.values(), self._again):
-            if waiting and not self.reachable:
-                found.append(max(self._absent_since, waiting[0].since) + WAIT_S)
-            found += [each.since + WAIT_S for each in waiting if each.relayed][:1]
+            found += [self._waits_until(each) for each in islice(waiting, 1)]
+            found += [self._waits_until(each) for each in waiting if each.relayed][:1]
         return min(found, default=math.inf)
+
+    def _waits_until(self, handover: Handover) -> float:
+        """Return when a message that waits is given back."""
+        if not self.reachable:
+            return max(handover.since, self._absent_since) + WAIT_S
+        return handover.since + WAIT_S if handover.relayed else math.inf
 
     def tick(self, now: float) -> None:
         """Refuse links, and release messages, that have waited long enough; use legs again after their ejection."""
@@ -667,15 +672,9 @@ class Fan:
         for leg in self.legs:
             if leg.standing.ejected_until <= now:
                 leg.standing.ejected_until = -math.inf
-        absent = not self.reachable
         for waiting in (*self._waiting.values(), self._again):
             for handover in list(waiting):
-                since = handover.since
-                if absent:
-                    since = max(since, self._absent_since)
-                elif not handover.relayed:
-                    continue
-                if since + WAIT_S <= now:
+                if self._waits_until(handover) <= now:
                     waiting.remove(handover)
                     self._finish(handover)
                     self._give_back(handover)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, cast
 
 import trio
@@ -26,7 +26,7 @@ from ..termini import Coordinator, DeleteOnClose, Source, Target
 from ..values import Described
 from .bridging import Bridges
 from .clients import RemoteClients
-from .fans import Leg
+from .fans import Fan, Leg
 from .hops import (
     LOW,
     PINNED,
@@ -98,9 +98,13 @@ class MeshHost(BareHost):
         self._remote = RemoteReplies(container.replies, ways)
         self._wakeup = trio.Event()
         self._changed = False
-        #: Settled messages that were lost with a link of a hop, and copies that slow destinations did not get.
-        self.dropped = 0
-        self.skipped = 0
+        #: Addresses without senders whose last legs have not ended.
+        self._leaving: list[RoutedAddress] = []
+        #: Trees of others that branch here.
+        self._branching: dict[Multicast, None] = {}
+        #: Of what has ended: settled messages that were lost, and copies that slow destinations did not get.
+        self._dropped = 0
+        self._skipped = 0
         self._reports = LoadReports()
         #: Hops of others, and legs refused because of their routes.
         self.hops = 0
@@ -210,7 +214,7 @@ class MeshHost(BareHost):
         count = LegCount(neighbour, opener)
 
         def ended(splice: Splice) -> None:
-            self.dropped += splice.dropped
+            self._dropped += splice.dropped
             self.hops -= 1
             member.accepted -= 1
             count.end()
@@ -252,15 +256,16 @@ class MeshHost(BareHost):
             raise LocalProtocolError("no branch of the route can be reached")
 
         def ended(multicast: Multicast) -> None:
-            self.dropped += multicast.dropped
-            self.skipped += multicast.skipped
+            self._branching.pop(multicast, None)
+            self._dropped += multicast.dropped
+            self._skipped += multicast.skipped
             self.hops -= 1
             member.accepted -= 1
             for each in counts:
                 each.end()
 
         try:
-            Multicast(
+            multicast = Multicast(
                 link,
                 edges,
                 skip_slow=leg.skips,
@@ -272,6 +277,7 @@ class MeshHost(BareHost):
             for each in counts:
                 each.end()
             raise
+        self._branching[multicast] = None
         self.hops += 1
         member.accepted += 1
 
@@ -420,9 +426,10 @@ class MeshHost(BareHost):
         self.wake()
 
     def _felled(self, tree: RoutedTree) -> None:
-        self.dropped += tree.dropped
-        self.skipped += tree.skipped
-        self._trees.pop(tree, None)
+        if tree in self._trees:
+            del self._trees[tree]
+            self._dropped += tree.dropped
+            self._skipped += tree.skipped
 
     def routed(self, address: str, user: str) -> RoutedAddress:
         """Return the routed address, a new one if there is none."""
@@ -518,7 +525,13 @@ class MeshHost(BareHost):
             if rotate:
                 rotate_at = now + _ROTATE_S
             due = await self._look_after(changed=changed, rotate=rotate)
-            if self._routed or self.pinned.seeking or self._remote.leaving or self._reports:
+            if (
+                self._routed
+                or self._leaving
+                or self.pinned.seeking
+                or self._remote.leaving
+                or self._reports
+            ):
                 due = min(due, rotate_at)
             with trio.move_on_at(due):
                 await self._wakeup.wait()
@@ -544,14 +557,24 @@ class MeshHost(BareHost):
                 if each.idle:
                     del self._routed[key]
                     each.close()
+                    self._leaving.append(each)
                     continue
             due = min(due, each.deadline)
+        if rotate:
+            self._forget_left()
         now = trio.current_time()
         for tree in list(self._trees):
             if changed or now >= tree.deadline:
                 tree.update()
             due = min(due, tree.deadline)
         return min(due, self.pinned.look_after(now, changed=changed))
+
+    def _forget_left(self) -> None:
+        """Forget the addresses whose last legs have ended, and count what was lost with these."""
+        left = [each for each in self._leaving if not each.fan.legs]
+        if left:
+            self._leaving = [each for each in self._leaving if each.fan.legs]
+            self._dropped += sum(each.fan.dropped for each in left)
 
     def close(self) -> None:
         """Retire all legs, which are detached when what is under way has been answered."""
@@ -565,6 +588,34 @@ class MeshHost(BareHost):
     def placed(self) -> int:
         """Number of attached links that end here, those of our own clients through the mesh included."""
         return sum(each.placed.attached() for each in self.members.values())
+
+    def _fans(self) -> Iterator[Fan]:
+        for each in (*self._routed.values(), *self._leaving):
+            yield each.fan
+
+    @property
+    def dropped(self) -> int:
+        """Number of settled messages that were lost: with a link, or without a destination. On hops, of links that have ended."""
+        fans = sum(each.dropped for each in self._fans())
+        trees = sum(each.dropped for each in self._trees)
+        branching = sum(each.dropped for each in self._branching)
+        return self._dropped + self.pinned.dropped + fans + trees + branching
+
+    @property
+    def skipped(self) -> int:
+        """Number of copies of settled messages that slow destinations did not get."""
+        trees = sum(each.skipped for each in self._trees)
+        return self._skipped + trees + sum(each.skipped for each in self._branching)
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages of our clients that wait for a destination's credit."""
+        return sum(each.waiting for each in self._fans())
+
+    def stuck(self, since: float) -> int:
+        """Return the number of messages of our clients without an outcome that were sent before *since*."""
+        legs = sum(leg.stuck(since) for fan in self._fans() for leg in fan.legs)
+        return legs + sum(each.stuck(since) for each in self._trees) + self.pinned.stuck(since)
 
     @property
     def busy(self) -> bool:

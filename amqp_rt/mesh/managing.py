@@ -24,6 +24,7 @@ from .neighbours import MESH
 from .peers import MeshMember, Peers
 from .records import EDGE, GIVES, LINK_ROUTED, PATTERN, TAKES
 from .routing import MeshRoute, RoutingEngine
+from .statistics import MeshStats, collect, neighbours_up, state_of
 from .ways import Ways
 
 __all__ = [
@@ -40,8 +41,6 @@ _NAMED_MAX: Final = 16
 _ROUTES_MAX: Final = 256
 #: Beginning of the patterns by which uplinks offer what their edges created.
 DIRECT: Final = f"{MESH}/"
-#: State of the node that is asked.
-_HERE: Final = "here"
 
 
 class MeshEntity(Struct, frozen=True, kw_only=True):
@@ -64,6 +63,12 @@ class MeshEntity(Struct, frozen=True, kw_only=True):
     legs: int
     hops: int
     ends: int
+    #: As in :class:`MeshStats`.
+    seeking: int
+    waiting: int
+    stuck: int
+    dropped: int
+    skipped: int
     #: Whether messages of our clients are under way, or links of others are open.
     busy: bool
     #: Offers dropped, members not accepted and malformed records, by their reasons.
@@ -159,11 +164,24 @@ class MeshStatus:
         self.drain = drain
         self.now = now
 
+    def stats(
+        self,
+        *,
+        bridges: Mapping[str, int] | None = None,
+        bridges_refused: Mapping[str, int] | None = None,
+    ) -> MeshStats:
+        """Return the counts of the member, with those of its bridges as given."""
+        return collect(
+            *(self.engine, self.ways, self.host, self.peers),
+            now=self.now(),
+            bridges=bridges,
+            bridges_refused=bridges_refused,
+        )
+
     def summary(self) -> MeshEntity:
         """Return the membership as a whole."""
         engine, host, member = self.engine, self.host, self.member
-        lines = [each for each in engine.lines.values() if each.state.value == "up"]
-        ends = host.placed
+        stats = self.stats()
         return MeshEntity(
             name=member.mesh,
             node=member.node,
@@ -172,19 +190,27 @@ class MeshStatus:
             ready=self.joined() and not engine.draining,
             draining=engine.draining,
             nodes=len(engine.paths().costs),
-            neighbours=sum(not each.edge for each in lines),
-            edges=sum(each.edge for each in lines),
-            offers=engine.database.directory.count,
-            legs=sum(each.opened for each in self.ways.neighbours.values()),
-            hops=host.hops,
-            ends=ends,
-            busy=bool(host.hops or ends or host.busy),
+            neighbours=neighbours_up(engine, edges=False),
+            edges=neighbours_up(engine, edges=True),
+            offers=stats.offers,
+            legs=stats.legs,
+            hops=stats.hops,
+            ends=stats.ends,
+            seeking=stats.seeking,
+            waiting=stats.waiting,
+            stuck=stats.stuck,
+            dropped=stats.dropped,
+            skipped=stats.skipped,
+            busy=bool(stats.hops or stats.ends or host.busy),
             refused={
-                **{f"offer: {reason}": count for reason, count in engine.dropped().items()},
-                **{f"member: {reason}": count for reason, count in self.peers.refused.items()},
+                **{f"offer: {reason}": count for reason, count in stats.offers_dropped.items()},
+                **{f"member: {reason}": count for reason, count in stats.members_refused.items()},
                 **{
                     name: count
-                    for name, count in (("record", engine.refused), ("link", host.refused))
+                    for name, count in (
+                        ("record", stats.records_refused),
+                        ("link", stats.links_refused),
+                    )
                     if count
                 },
             },
@@ -212,11 +238,10 @@ class MeshStatus:
             )
         links = engine.database.links(name)
         costs = {} if links is None else links.costs
-        state = _HERE if name == self.member.node else "reached"
         return MeshNodeEntity(
             name=name,
             zone=links.zone if links is not None else "",
-            state=line.state.value if line is not None else state,
+            state=state_of(engine, name),
             draining=links is not None and links.draining,
             cost=engine.paths().costs[name],
             path=list(path),

@@ -34,6 +34,7 @@ from .peers import MeshMember, Peers, open_properties
 from .records import NUMBER_MAX, PATTERN, Offer
 from .routing import RoutingEngine
 from .rules import MeshRule, MeshRules
+from .statistics import MeshStats
 from .ways import Ways
 
 log = logging.getLogger("amqp_rt.mesh")
@@ -123,6 +124,7 @@ class Mesh(TrioBlock):
         self._engine: RoutingEngine
         self._host: MeshHost
         self._bridges: Bridges
+        self._status: MeshStatus
         self._local: Connection
         self._scope = trio.CancelScope()
 
@@ -170,7 +172,7 @@ class Mesh(TrioBlock):
             dial=lambda found: self._dial(found, properties),
             on_left=self._leave,
         )
-        status = MeshStatus(
+        status = self._status = MeshStatus(
             member,
             engine=engine,
             ways=ways,
@@ -365,19 +367,14 @@ class Mesh(TrioBlock):
             instance_of(each, legs.get(each.node, ()), now) for each in self._engine.lookup(address)
         ]
 
-    def stats(self) -> dict[str, dict[str, int]]:
-        """Return counts of what was refused, and the state of bridges.
+    def stats(self) -> MeshStats:
+        """Return what this node knows of the members, and counts of its links and messages.
 
-        ``offers`` dropped and ``members`` not accepted, each by its reason; ``bridges``: 1 for each whose broker can be reached,
-        and ``looped``: messages that each has refused since they had passed this mesh, or too many.
+        Takes time in proportion to the members, links and messages without an outcome: it is for monitoring, every few seconds.
         """
-        assert self._peers is not None
-        return {
-            "offers": self._engine.dropped(),
-            "members": dict(self._peers.refused),
-            "bridges": self._bridges.states(),
-            "looped": self._bridges.refused(),
-        }
+        return self._status.stats(
+            bridges=self._bridges.states(), bridges_refused=self._bridges.refused()
+        )
 
     @property
     def connection(self) -> Connection:

@@ -6,7 +6,9 @@ one copy. CopiedMessage share the octets of the message.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from ..fronts.base import (
@@ -148,7 +150,7 @@ class BranchCopy:
     def done(self) -> None:
         """Note that nothing more is expected of the branch for this copy."""
         if self.branch is not None:
-            self.branch.unsettled.discard(self)
+            self.branch.unsettled.pop(self, None)
             self.branch.check_retired()
 
     def update(self, state: Any) -> None:
@@ -164,8 +166,8 @@ class TreeBranch:
         self.over = False
         #: Gets no new messages; detached when its messages are settled.
         self.retiring = False
-        #: Copies without an outcome.
-        self.unsettled: set[BranchCopy] = set()
+        #: Copies without an outcome, with the time at which they arrived, the oldest first.
+        self.unsettled: dict[BranchCopy, float] = {}
         #: CopiedMessage of streamed messages that have not been sent on completely.
         self.streams: list[BranchCopy] = []
         self.link: SendingLink = edge.opener.attach_sender(
@@ -192,11 +194,16 @@ class TreeBranch:
     def take(self, copies: list[Any]) -> None:
         """Send *copies* on, or let them wait."""
         self.streams += [each for each in copies if each.streamed]
+        now = self._multicast.now()
         for each in copies:
             if not each.settled:
                 each.branch = self
-                self.unsettled.add(each)
+                self.unsettled[each] = now
         self.passing.add(copies)
+
+    def stuck(self, since: float) -> int:
+        """Return the number of copies without an outcome that arrived before *since*."""
+        return sum(1 for _ in takewhile(lambda at: at < since, self.unsettled.values()))
 
     def check_retired(self) -> None:
         """Detach a branch that is replaced, once nothing of it is under way."""
@@ -260,6 +267,7 @@ class Multicast:
         on_ended: Called once, when all links have ended.
         on_left: Called with each branch that has ended, if the link that came stays without branches; without it, that ends
             with the last branch.
+        now: The clock, in seconds, if ``TreeBranch.stuck`` is called.
 
     Raises:
         LocalProtocolError: No link can be opened for the first edge. The peer has not been answered. Later edges that
@@ -277,8 +285,10 @@ class Multicast:
         refuse: Callable[[Error], None] | None = None,
         on_ended: Callable[[Multicast], None] = lambda multicast: None,
         on_left: Callable[[TreeBranch], None] | None = None,
+        now: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.inlet = came
+        self.now = now
         self._on_left = on_left
         #: CopiedMessage that slow branches did not get.
         self.skipped = 0

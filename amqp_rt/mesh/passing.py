@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Any, Final, Protocol
 
 from ..errors import LocalProtocolError
@@ -22,6 +23,7 @@ from ..outcomes import (
     Accepted,
     Error,
     Modified,
+    Received,
     Rejected,
     Released,
 )
@@ -88,6 +90,7 @@ class Passing:
         revise: Called with the first octets of each message of format 0, and whether they are all of it; returns the octets to
             send instead, or an outcome that refuses the message. While it returns None, the message waits for more, at most
             *frame_max* octets.
+        now: The clock, in seconds, for messages without an outcome; None to keep no times.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Passing:
         frame_max: int,
         keep_tags: bool,
         revise: Callable[[bytes, bool], Revised] | None = None,
+        now: Callable[[], float] | None = None,
     ) -> None:
         self.outlet = outlet
         self._frame_max = frame_max
@@ -115,6 +119,9 @@ class Passing:
         self.modifies = True
         #: Message that was refused before its end had arrived.
         self._refused: IncomingDelivery | None = None
+        self._now = now
+        #: When the messages without an outcome were sent, the oldest first; empty without a clock.
+        self._sent_at: dict[OutgoingDelivery, float] = {}
         #: Message of which a part has been sent on.
         self._open: tuple[IncomingDelivery, OutgoingDelivery] | None = None
         #: Returns whether what waits has to wait on, for messages of other links.
@@ -248,7 +255,18 @@ class Passing:
         if not delivery.settled:
             delivery.context = sending
             self.unanswered += 1
+            if self._now is not None:
+                self._sent_at[sending] = self._now()
         return sending
+
+    def answered(self, sending: OutgoingDelivery) -> None:
+        """Forget when *sending* was sent, if it has an outcome or is settled; *accepted* in a transaction is one."""
+        if self._sent_at and (sending.settled or not isinstance(sending.state, Received | None)):
+            self._sent_at.pop(sending, None)
+
+    def stuck(self, since: float) -> int:
+        """Return the number of messages without an outcome that were sent before *since*."""
+        return sum(1 for _ in takewhile(lambda at: at < since, self._sent_at.values()))
 
     def _begin(self, delivery: IncomingDelivery) -> bool:
         """Send on the beginning of a message in several frames; return False if that needs more of it."""
@@ -282,6 +300,7 @@ class Passing:
             self._open = None
             delivery.context = None
             self.unanswered -= not sending.settled
+            self._sent_at.pop(sending, None)
             sending.abort()
             return True
         complete = delivery.complete
@@ -307,6 +326,7 @@ class Passing:
             self._open = None
         for sending in self.outlet.unsettled:
             give_up(sending.context, begun=sending.delivery_id >= 0, modifies=self.modifies)
+        self._sent_at.clear()
         self.drop()
 
     def drop_unsettled(self) -> None:

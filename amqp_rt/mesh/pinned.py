@@ -78,6 +78,10 @@ class PinnedLinks:
         """Return the number of links that are joined."""
         return sum(len(each.links) for each in self._pins.values())
 
+    def stuck(self, since: float) -> int:
+        """Return the number of messages without an outcome, in either direction, that were sent before *since*."""
+        return sum(splice.stuck(since) for pin in self._pins.values() for splice in pin.links)
+
     @property
     def seeking(self) -> int:
         """Number of links in search of a path."""
@@ -185,6 +189,7 @@ class PinnedLinks:
                 siblings=opener.siblings,
                 refuse=refused,
                 on_ended=ended,
+                now=trio.current_time,
             )
         except LocalProtocolError:
             opened.end()

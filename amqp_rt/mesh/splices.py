@@ -89,6 +89,7 @@ class Splice:
         refuse: Called with the error instead of ``came.refuse`` if the next node refuses the link, so that the first node can
             try another path.
         on_ended: Called once, when both links have ended.
+        now: The clock, in seconds, if :meth:`stuck` is called.
 
     Raises:
         LocalProtocolError: No link can be opened on *opener*. The peer has not been answered.
@@ -108,6 +109,7 @@ class Splice:
         siblings: Siblings | None = None,
         refuse: Callable[[Error], None] | None = None,
         on_ended: Callable[[Splice], None] = lambda splice: None,
+        now: Callable[[], float] | None = None,
     ) -> None:
         self._came: Any = came
         self._limits = limits
@@ -156,7 +158,7 @@ class Splice:
         #: Properties of flows that were passed on last.
         self._told: Mapping[object, object] | None = None
         self._passing = Passing(
-            self.outlet, frame_max=limits.frame_size_max, keep_tags=True, revise=revise
+            self.outlet, frame_max=limits.frame_size_max, keep_tags=True, revise=revise, now=now
         )
         self._siblings = siblings
         if siblings is not None:
@@ -190,6 +192,10 @@ class Splice:
     def dropped(self) -> int:
         """Number of settled messages that were lost because a link ended."""
         return self._passing.dropped
+
+    def stuck(self, since: float) -> int:
+        """Return the number of messages without an outcome that were sent before *since*."""
+        return self._passing.stuck(since)
 
     # --- both links --------------------------------------------------------------------------
 
@@ -295,6 +301,7 @@ class Splice:
                 sending.context = delivery.context = None
                 self._passing.unanswered -= 1
                 sending.settle(delivery.state)
+                self._passing.answered(sending)
 
     def on_flow(self, link: ReceivingLink) -> None:
         """Note what the sender has available, and whether it has answered a drain."""
@@ -322,6 +329,7 @@ class Splice:
                 if sending.context is not None:
                     pass_outcome(sending, sending.context, modifies=self._passing.modifies)
                     self._passing.unanswered -= sending.context is None
+                self._passing.answered(sending)
 
     # --- credit --------------------------------------------------------------------------------
 

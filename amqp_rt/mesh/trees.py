@@ -65,14 +65,28 @@ class RoutedTree:
         self._multicast: Multicast | None = None
         self._branches: dict[str, tuple[TreeBranch, Route, LegCount]] = {}
         self._counts: dict[TreeBranch, LegCount] = {}
-        #: Settled messages that were lost with a branch, and copies that were skipped.
-        self.dropped = 0
-        self.skipped = 0
+        #: Settled messages that were lost with branches that have left.
+        self._dropped = 0
 
     @property
     def deadline(self) -> float:
         """Time at which ``update`` has to be called."""
         return min(self._retry_at, math.inf if self._multicast is not None else self._until)
+
+    @property
+    def dropped(self) -> int:
+        """Number of settled messages that were lost with a branch."""
+        return self._dropped + (self._multicast.dropped if self._multicast is not None else 0)
+
+    @property
+    def skipped(self) -> int:
+        """Number of copies that slow branches did not get."""
+        return self._multicast.skipped if self._multicast is not None else 0
+
+    def stuck(self, since: float) -> int:
+        """Return the number of copies without an outcome that arrived before *since*."""
+        branches = self._multicast.branches if self._multicast is not None else ()
+        return sum(each.stuck(since) for each in branches)
 
     def open_branches(self) -> Iterator[tuple[str, list[str], TreeBranch]]:
         """Yield the branches in use, each with the next node, and the nodes that its part of the tree has."""
@@ -132,6 +146,7 @@ class RoutedTree:
                     refuse=self._refused,
                     on_ended=self._ended,
                     on_left=self._left,
+                    now=self._now,
                 )
                 branch = self._multicast.branches[-1]
             else:
@@ -167,7 +182,7 @@ class RoutedTree:
         self._retry()
 
     def _left(self, branch: TreeBranch) -> None:
-        self.dropped += branch.passing.dropped
+        self._dropped += branch.passing.dropped
         count = self._counts.pop(branch, None)
         if count is not None:
             count.end()
@@ -177,8 +192,6 @@ class RoutedTree:
                 self._retry()
 
     def _ended(self, multicast: Multicast) -> None:
-        self.dropped += multicast.dropped
-        self.skipped += multicast.skipped
         for each in self._counts.values():
             each.end()
         self._counts.clear()

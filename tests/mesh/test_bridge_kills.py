@@ -173,7 +173,7 @@ async def test_the_broker_is_killed(tmp_path: Path) -> None:
             async with connect(url, reconnect=SOON) as there:
                 await crossing.run(made, there, process)
                 await crossing.check(there)
-            assert made.meshes["B"].stats()["bridges"] == {"outside": 1}
+            assert made.meshes["B"].stats().bridges == {"outside": 1}
 
 
 async def test_the_node_with_the_bridge_is_killed() -> None:

@@ -58,7 +58,7 @@ async def test_messages_cross_between_a_mesh_and_rabbitmq() -> None:
                 await out.send(Message("ours", message_annotations={VIA: ["mesh"]}))
 
                 def refused() -> int:
-                    return made.meshes["B"].stats()["looped"]["rabbit"]
+                    return made.meshes["B"].stats().bridges_refused["rabbit"]
 
                 await until(lambda: refused() >= LOOPS_MAX)
                 async with there.receiver("/queue/new") as other:

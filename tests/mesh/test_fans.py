@@ -512,6 +512,29 @@ def test_a_relayed_message_waits_a_second_for_credit() -> None:
     assert world.fan.waiting == 0
 
 
+def test_a_relayed_message_may_wait_for_another_destination_as_well() -> None:
+    """The time at which the fan has to be called again is always to come, or the node would turn without end."""
+    world = World()
+    one = world.leg(credit=0)
+    endpoint = world.fan.relay()
+
+    class Anonymous(Recorder):
+        def deliver(self, link: Any, deliveries: list[Any]) -> None:
+            endpoint.deliver(link, deliveries)
+
+    session = world.joined(lambda link: link.accept(Anonymous(credit=10)))
+    link = session.attach_sender("s", Recorder(), target=Target())
+    world.pump()
+    sending = link.send(b"x")
+    world.pump()
+    world.later(0.5)
+    world.cut(one.joint)
+    world.later(0.5)
+    assert world.fan.deadline == world.now + 0.5
+    world.later(0.5)
+    assert sending.state == RELEASED
+
+
 def test_the_sender_may_settle_before_the_outcome() -> None:
     world = World()
     one = world.leg()

@@ -8,15 +8,18 @@ the handle is a member.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeVar
 
 import trio
 
 from ..errors import AmqpError, LinkDetached, LinkEnded, LinkRefused
+from ..events import Peer
 from ..limits import Limits
 from ..outcomes import Error
 from ..termini import outlives_connection
 from ..unsettled import UnsettledMap
+from ..values import Symbol
 from .engines import EngineSession
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ ROUNDS_MAX: Final = 16
 REDIRECTS_MAX: Final = 5
 REDIRECTS_FORGOTTEN_S: Final = 60.0
 
+#: Property of an open: the member of a mesh that its sender is.
+MESH_MEMBER: Final = Symbol("x-opt-mesh")
 #: Conditions with which a peer detaches, for example for maintenance, but may accept the same link
 #: again. After any other condition, such as *not-found* or *unauthorized-access*, it would only
 #: refuse again.
@@ -77,6 +82,17 @@ def is_transient(error: Error | None, closed: bool) -> bool:
         # Without ``closed`` the link is suspended (Part 2 §2.6.5).
         return not closed
     return error.condition in PASSING_CONDITIONS
+
+
+def _keeper_of(peer: Peer) -> str:
+    """Return a name of *peer* and of all others over which the termini of its links can be reached.
+
+    That is the container-id, or the mesh of which the peer is a member: a link that attaches again at
+    another member leads to the same destination.
+    """
+    member = peer.properties.get(MESH_MEMBER)
+    mesh = member.get("mesh") if isinstance(member, Mapping) else None
+    return f"x-opt-mesh:{mesh}" if isinstance(mesh, str) else peer.container_id
 
 
 class Member(Protocol):
@@ -156,8 +172,8 @@ class LinkHandle:
         #: Unsettled deliveries, to be resumed by the next link (Part 2 §2.6.13); None if the peer
         #: does not keep its side of them.
         self._memory: UnsettledMap | None = None
-        #: Container-id of the peer that keeps our terminus after a lost connection; None if none
-        #: does.
+        #: The peer that keeps its terminus after a lost connection, by :func:`_keeper_of`; None if
+        #: none does.
         self._keeper: str | None = None
         #: Size of the map with which the present link began, and how many times in succession it
         #: has not got smaller.
@@ -410,7 +426,7 @@ class LinkHandle:
 
     def _to_resume(self, core: EngineSession) -> UnsettledMap | None:
         """Return the map to resume with an attach on *core*; None if the peer is another one."""
-        if self._keeper != core.engine.peer.container_id:
+        if self._keeper != _keeper_of(core.engine.peer):
             return None
         return self._memory
 
@@ -421,7 +437,7 @@ class LinkHandle:
         """
         memory, self._memory = self._memory, None
         self._left = 0 if memory is None else len(memory)
-        self._keeper = link.peer.container_id if outlives_connection(terminus) else None
+        self._keeper = _keeper_of(link.peer) if outlives_connection(terminus) else None
         return memory
 
     def _follow(self, error: Error) -> bool:

@@ -289,6 +289,7 @@ class _HostReply:
         self.complete = True
         self.aborted = False
         self.streamed = False
+        self.resumed = False
         self.context: Any = None
 
     def read_chunks(self) -> list[bytes]:

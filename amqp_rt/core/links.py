@@ -18,7 +18,7 @@ from ..unsettled import Unsettled, UnsettledMap
 from .frames import Fault, final_frame, link_fault
 from .lifecycle import ATTACHED, CLOSED, DETACHED, LINK, Half, Step, link_state
 from .performatives import SENDER, Attach, Detach, Flow
-from .resume import read_unsettled
+from .resume import fitting, read_unsettled
 
 if TYPE_CHECKING:
     from .session import Session
@@ -65,6 +65,11 @@ class Link:
         self.resumes: bool = False
         self.sent_unsettled: dict[Any, Any] = {}
         self.sent_all: bool = True
+        #: The link is joined with one of another connection, whose peer compares the unsettled maps;
+        #: see :meth:`relay`.
+        self.relays: bool = False
+        self._relayed: Mapping[bytes, Any] | None = None
+        self._relayed_all: bool = True
         #: Whether both sides gave a map: a delivery absent from a side's map has no record there.
         self.resumed: bool = False
         #: One of the maps was incomplete (§2.6.13): the link sends no new deliveries, is suspended
@@ -239,12 +244,41 @@ class Link:
                     # settled.
                     self._remembered[tag] = entry
 
+    def relay(self, other: Any) -> None:
+        """Stand for the peer of *other*, a link of another connection; call it before our attach.
+
+        Our attach carries the unsettled map that *other*'s peer has sent. The two peers compare their
+        maps as if they had one link (§2.6.13, Part 3 §3.4.6), and this link remembers nothing: resumed
+        deliveries arrive like others, with ``resumed`` set, and leave by ``SenderLink.send_resumed``.
+        A map that does not fit our frame is shortened, for which the peer of *other* has to be told
+        that the answer is incomplete; this is done if *other* relays the answer.
+        """
+        self.relays = True
+        self._relayed = other.remote_unsettled
+        self._relayed_all = not other.remote_incomplete and other.sent_all
+        self.resumes = self._relayed is not None
+
+    def map_to_send(self, room: int) -> bool:
+        """Set ``sent_unsettled`` to our unsettled map, as far as it fits *room* octets; return whether it
+        is complete."""
+        relayed = self._relayed
+        states = self.states() if relayed is None else list(relayed.items())
+        self.sent_unsettled, self.sent_all = fitting(
+            states, room, self.session.limits.unsettled_max
+        )
+        self._relayed = None
+        return self.sent_all and self._relayed_all
+
     def states(self) -> list[tuple[bytes, Any]]:
         """Return the entries of our unsettled map."""
         raise NotImplementedError
 
     def resume(self) -> None:
         """Compare the unsettled maps and act on them, now that both sides are attached."""
+        if self.relays:
+            # The map is for the other link. The owner of both drops it when that has been attached.
+            self.resumed = self.resumes and self.remote_unsettled is not None
+            return
         remote = self.remote_unsettled
         self.remote_unsettled = None
         self.resumed = self.resumes and remote is not None

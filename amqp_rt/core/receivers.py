@@ -553,6 +553,8 @@ class ReceiverLink(Link):
 
     def _begin_resumed(self, transfer: Transfer, delivery_id: int, tag: bytes) -> Delivery:
         """Begin a delivery that the sender resumes."""
+        if self.relays and self.resumed:
+            return self._begin_relayed(transfer, delivery_id, tag)
         entry = self._remembered.pop(tag, None)
         if entry is None:
             # Not in our map: the standard requires that it be ignored (§2.7.5).
@@ -595,6 +597,21 @@ class ReceiverLink(Link):
             self._compare(delivery, transfer.state)
             if not delivery.complete:
                 self._prepare(delivery, transfer.state)
+        return delivery
+
+    def _begin_relayed(self, transfer: Transfer, delivery_id: int, tag: bytes) -> Delivery:
+        """Begin a delivery that the sender resumes at the peer of another link; see :meth:`Link.relay`."""
+        self._use_credit()
+        self.used = True
+        delivery = Delivery(self, delivery_id, tag, transfer.message_format or 0)
+        delivery.resumed = True
+        mode = transfer.rcv_settle_mode
+        delivery.second = (self.rcv_settle_mode if mode is None else mode) == RCV_SECOND
+        delivery.state = transfer.state
+        if transfer.settled or transfer.aborted:
+            delivery.settled = True
+        else:
+            self.session.add_incoming(delivery)
         return delivery
 
     def _hand_out(self, delivery: Delivery) -> None:
@@ -733,6 +750,10 @@ class ReceiverLink(Link):
         elif (self.streaming or delivery.streamed) and not first:
             session.touch(self)
             self._progress.append(delivery)
+        elif self.relays and delivery.resumed:
+            # A node behind us has a part of it.
+            session.touch(self)
+            self._batch.append(delivery)
         elif self.credit == 0 or not self.streaming:
             # The credit is used although nothing is delivered; the endpoint may top it up.
             self._flowed = True

@@ -293,6 +293,51 @@ class SenderLink(Link):
             session.queue_link(self)
         return sending
 
+    def send_resumed(
+        self,
+        payload: bytes,
+        context: Any = None,
+        *,
+        settled: bool,
+        tag: bytes,
+        message_format: int = 0,
+        state: DeliveryState | None = None,
+        more: bool = False,
+        aborted: bool = False,
+    ) -> Sending:
+        """Send on a delivery that the peer of another link resumes, as it came; see :meth:`Link.relay`.
+
+        Other than with ``send``, *state* may be *received*, and *settled* may contradict the settle mode:
+        the peers' maps say what the transfer has to carry (Part 3 §3.4.6). A state that does not fit the
+        peer's frames is left out, and the delivery settled without it.
+
+        Raises:
+            LocalProtocolError: No credit, not attached, or another message of this link is unfinished.
+                Nothing was sent.
+        """
+        if not self.attached or self.credit <= 0 or self._current is not None:
+            raise LocalProtocolError(
+                f"link {self.name!r} is not attached, has no credit, or sends another message"
+            )
+        sending = Sending(self, tag, message_format, settled)
+        sending.resumed = True
+        sending.context = context
+        sending.complete = not more
+        sending.aborted = aborted
+        if state is not None and not aborted:
+            self._set_state(sending, state)
+        self.credit -= 1
+        self.delivery_count = serial.add(self.delivery_count, 1)
+        if self.available:
+            self.available -= 1
+        if more:
+            self._current = sending
+            sending.size = len(payload)
+        self._unsent += 1
+        self._queue.append(_Queued(sending, payload, more))
+        self.session.queue_link(self)
+        return sending
+
     def continue_sending(self, sending: Sending, data: bytes, more: bool) -> None:
         """Send a further piece of an unfinished message; see ``Sending.write``."""
         if self._ended or not self.attached:
@@ -452,14 +497,18 @@ class SenderLink(Link):
     def _send_state(self, sending: Sending, state: DeliveryState | None) -> None:
         """Queue a transfer without payload that carries only the state of *sending*."""
         if state is not None:
-            size = len(encode_state(state))
-            if size < self.session.payload_max:
-                sending.local_state = state
-                sending.state_size = size
-            else:
-                # The state does not fit the peer's frames: settling without it has to suffice.
-                sending.settled = True
+            self._set_state(sending, state)
         self._resuming.append(_Queued(sending, b"", False))
+
+    def _set_state(self, sending: Sending, state: DeliveryState) -> None:
+        """Let the first transfer of *sending* carry *state*, if that fits."""
+        size = len(encode_state(state))
+        if size < self.session.payload_max:
+            sending.local_state = state
+            sending.state_size = size
+        else:
+            # The state does not fit the peer's frames: settling without it has to suffice.
+            sending.settled = True
 
     def confirm(self, sending: Sending, outcome: DeliveryState | None) -> None:
         """Confirm the receiver's outcome, or *outcome* if the owner applied that instead."""

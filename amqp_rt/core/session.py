@@ -38,7 +38,6 @@ from .lifecycle import (
 from .links import Link
 from .performatives import RECEIVER, SENDER, Attach, Begin, Detach, Disposition, End, Flow
 from .receivers import Delivery, ReceiverLink
-from .resume import fitting
 from .senders import SenderLink, Sending
 from .states import is_outcome
 
@@ -144,11 +143,15 @@ class Session:
         properties: Mapping[object, object] | None = None,
         desired_capabilities: tuple[str, ...] = (),
         unsettled: UnsettledMap | None = None,
+        relays: Any = None,
     ) -> SenderLink:
         """Attach a link on which we send (§2.6.3). The endpoint is notified of the result.
 
         With *unsettled* the attach resumes a link of that name: the map holds the deliveries that
         the link left unsettled (§2.6.13). None means that no earlier link is remembered.
+
+        *relays* is a link of another connection, requested by its peer, with which this one is to be
+        joined; see :meth:`Link.relay`. It takes the place of *unsettled*.
 
         Raises:
             LocalProtocolError: The name is taken, the session has ended, no handle is left, or the
@@ -159,6 +162,8 @@ class Session:
         self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
         link.desired_capabilities = desired_capabilities
         link.set_unsettled(unsettled)
+        if relays is not None:
+            link.relay(relays)
         self.send_attach(link, properties=properties, own_max_message_size=max_message_size)
         return link
 
@@ -176,10 +181,11 @@ class Session:
         properties: Mapping[object, object] | None = None,
         desired_capabilities: tuple[str, ...] = (),
         unsettled: UnsettledMap | None = None,
+        relays: Any = None,
     ) -> ReceiverLink:
         """Attach a link on which the peer sends (§2.6.3). The endpoint is notified of the result.
 
-        *unsettled* is as for :meth:`attach_sender`.
+        *unsettled* and *relays* are as for :meth:`attach_sender`.
 
         Raises:
             LocalProtocolError: The name is taken, the session has ended, no handle is left, or the
@@ -191,6 +197,8 @@ class Session:
         self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
         link.desired_capabilities = desired_capabilities
         link.set_unsettled(unsettled)
+        if relays is not None:
+            link.relay(relays)
         self.send_attach(link, properties=properties)
         return link
 
@@ -258,10 +266,8 @@ class Session:
         frame = self.engine.frame_of(self.channel, attach)
         if link.resumes and not null_termini:
             room = self.engine.frame_size_out - len(frame) - _MAP_OVERHEAD
-            link.sent_unsettled, complete = fitting(link.states(), room, self.limits.unsettled_max)
-            link.sent_all = complete
+            attach.incomplete_unsettled = not link.map_to_send(room)
             attach.unsettled = link.sent_unsettled
-            attach.incomplete_unsettled = not complete
             frame = self.engine.frame_of(self.channel, attach)
         if self._free_handles:
             heappop(self._free_handles)

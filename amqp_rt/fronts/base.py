@@ -58,6 +58,8 @@ class IncomingDelivery(Protocol):
     aborted: bool
     #: Streamed because of its size, although its link is not streaming.
     streamed: bool
+    #: The sender resumes it: an earlier link left it unsettled (Part 2 §2.6.13).
+    resumed: bool
     #: Free for use by the endpoint.
     context: Any
 
@@ -148,6 +150,8 @@ class Link(Protocol):
     remote_unsettled: Mapping[bytes, Any] | None
     #: The peer's map is incomplete, because it did not fit its frame.
     remote_incomplete: bool
+    #: Our map, if we have attached with one, was complete.
+    sent_all: bool
     #: Both sides have attached with an unsettled map: the link continues an earlier one (Part 2 §2.6.13).
     resumed: bool
     #: Deliveries that were passed to the attach and are not in the peer's map. On a sending link they have to be sent as
@@ -166,6 +170,12 @@ class Link(Protocol):
     @property
     def connection(self) -> LinkConnection:
         """Connection of the session."""
+
+    def relay(self, other: Any) -> None:
+        """Answer with the unsettled map of the peer of *other*, with which this link is joined; before ``accept``.
+
+        The two peers compare their maps, and nothing is remembered here.
+        """
 
     def refuse(self, error: Error) -> None:
         """Answer an attach request with a null terminus, then detach (Part 2 §2.6.3)."""

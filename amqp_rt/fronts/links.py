@@ -102,6 +102,7 @@ class FrontLink:
         self.unsettled: list[Any] = []
         self.remote_unsettled: Mapping[bytes, Any] | None = None
         self.remote_incomplete = False
+        self.sent_all = True
         self.resumed = False
         self.unknown: list[Any] = []
         self.incomplete = False
@@ -113,6 +114,9 @@ class FrontLink:
         self.on_answer: Callable[[Error | None], None] | None = None
         #: Called with the error, or None, when the endpoint detaches the link.
         self.on_end: Callable[[Error | None], None] | None = None
+
+    def relay(self, other: Any) -> None:
+        """Do nothing: such links are never resumed."""
 
     def refuse(self, error: Error) -> None:
         """Refuse the attach request."""
@@ -188,6 +192,7 @@ class FrontDelivery:
     complete = True
     aborted = False
     streamed = False
+    resumed = False
 
     def __init__(
         self,

@@ -58,8 +58,9 @@ class Opener(Protocol):
         max_message_size: int = 0,
         properties: Mapping[object, object] | None = None,
         desired_capabilities: tuple[str, ...] = (),
+        relays: Any = None,
     ) -> SendingLink:
-        """Attach a link on which we send."""
+        """Attach a link on which we send, for the peer of the link *relays* if that is given."""
 
     def attach_receiver(
         self,
@@ -73,8 +74,9 @@ class Opener(Protocol):
         max_message_size: int | None = None,
         properties: Mapping[object, object] | None = None,
         desired_capabilities: tuple[str, ...] = (),
+        relays: Any = None,
     ) -> ReceivingLink:
-        """Attach a link on which the peer sends."""
+        """Attach a link on which the peer sends, for the peer of the link *relays* if that is given."""
 
 
 class Passing:
@@ -126,6 +128,8 @@ class Passing:
         self._open: tuple[IncomingDelivery, OutgoingDelivery] | None = None
         #: Returns whether what waits has to wait on, for messages of other links.
         self.is_held_back: Callable[[], bool] | None = None
+        #: The sender resumes what is incomplete when its link is lost, so that this is not aborted.
+        self.resumable = False
         #: The latest message that was sent on was one of a transaction.
         self._in_transaction = False
 
@@ -232,6 +236,8 @@ class Passing:
     def _send(
         self, delivery: IncomingDelivery, payload: bytes, *, more: bool = False
     ) -> OutgoingDelivery | None:
+        if delivery.resumed:
+            return self._send_resumed(delivery, payload, more=more)
         outlet = self.outlet
         settled = delivery.settled and outlet.snd_settle_mode != SND_UNSETTLED
         self._in_transaction = type(delivery.state) is TransactionalState
@@ -268,10 +274,50 @@ class Passing:
         """Return the number of messages without an outcome that were sent before *since*."""
         return sum(1 for _ in takewhile(lambda at: at < since, self._sent_at.values()))
 
+    def _send_resumed(
+        self, delivery: IncomingDelivery, payload: bytes, *, more: bool
+    ) -> OutgoingDelivery | None:
+        """Send on what the sender has sent to resume a delivery, or to abort it."""
+        outlet: Any = self.outlet
+        settled = delivery.settled
+        try:
+            sending: OutgoingDelivery = outlet.send_resumed(
+                payload,
+                None if settled else delivery,
+                settled=settled,
+                tag=delivery.tag,
+                message_format=delivery.message_format,
+                state=delivery.state,
+                more=more,
+                aborted=delivery.aborted,
+            )
+        except LocalProtocolError:
+            # It stays unsettled at both peers, until the link is attached once more.
+            return None
+        if type(delivery.state) is Received:
+            # It said where the transfer continues, and is no state of the delivery later.
+            delivery.state = None
+        if sending.settled and not settled:
+            # The outcome that the sender repeats does not fit the frames of the next node, and decides nothing any more.
+            set_outcome(delivery, delivery.state)
+        elif not settled:
+            delivery.context = sending
+            self.unanswered += 1
+            if self._now is not None:
+                self._sent_at[sending] = self._now()
+        return sending
+
+    def _is_aborted(self, delivery: IncomingDelivery) -> bool:
+        """Return whether the sender has aborted *delivery*; otherwise its link was lost in the middle of it."""
+        link = delivery.link
+        return not self.resumable or (link.attached and not link.session.ended)
+
     def _begin(self, delivery: IncomingDelivery) -> bool:
         """Send on the beginning of a message in several frames; return False if that needs more of it."""
         head, self._head = self._head, b""
         if delivery.aborted:
+            if delivery.resumed and self._is_aborted(delivery):
+                self._send_resumed(delivery, b"", more=False)
             return True
         chunks = delivery.read_chunks()
         if self._revise is not None and not delivery.message_format:
@@ -301,7 +347,8 @@ class Passing:
             delivery.context = None
             self.unanswered -= not sending.settled
             self._sent_at.pop(sending, None)
-            sending.abort()
+            if self._is_aborted(delivery):
+                sending.abort()
             return True
         complete = delivery.complete
         if complete:
@@ -342,7 +389,14 @@ class Passing:
                 # What is not read stays in the window of the session, although the link ends.
                 delivery.read_chunks()
 
-    def drop(self) -> None:
+    def suspend(self) -> None:
+        """Forget all messages without an outcome: both peers remember them, and will resume them."""
+        if self._open is not None:
+            self._open[0].read_chunks()
+            self._open = None
+        self.drop(release=False)
+
+    def drop(self, *, release: bool = True) -> None:
         """Release the messages that wait; those that are settled are lost, and counted."""
         waiting, self.waiting = self.waiting, deque()
         self.held = 0
@@ -354,8 +408,8 @@ class Passing:
                 # What is not read stays in the window of the session, although the link ends.
                 delivery.read_chunks()
             if delivery.settled:
-                self.dropped += not delivery.aborted
-            else:
+                self.dropped += not (delivery.aborted or delivery.resumed)
+            elif release:
                 give_up(delivery, begun=False)
 
 

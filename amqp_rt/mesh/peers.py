@@ -15,6 +15,7 @@ from msgspec import Struct
 from ..addresses import host_in, parse_url
 from ..container.connections import Connection
 from ..container.container import Container
+from ..container.links import MESH_MEMBER
 from ..errors import AmqpError, LocalProtocolError
 from ..events import Peer
 from ..net.endpoints import is_loopback
@@ -31,8 +32,6 @@ from .ways import Ways, weight_of
 
 log = logging.getLogger("amqp_rt.mesh")
 
-#: Property of an open: the member that its sender is.
-MEMBER: Final = Symbol("x-opt-mesh")
 VERSION: Final = 1
 #: Entry of an error: the incarnation of a node with the same id as the peer.
 _INCARNATION: Final = Symbol("x-opt-mesh-incarnation")
@@ -59,7 +58,7 @@ class MeshMember(Struct, frozen=True):
 
 def member_of(properties: Mapping[object, object]) -> MeshMember | None:
     """Return the member that an open names; None if it names none, or is malformed."""
-    value = properties.get(MEMBER)
+    value = properties.get(MESH_MEMBER)
     if not isinstance(value, dict):
         return None
     versions = value.get("versions")
@@ -453,7 +452,7 @@ def _replaced_by(member: MeshMember) -> Error:
 def open_properties(member: MeshMember) -> dict[object, Any]:
     """Return the properties of our open."""
     return {
-        MEMBER: {
+        MESH_MEMBER: {
             "versions": [VERSION],
             "mesh": member.mesh,
             "node": member.node,

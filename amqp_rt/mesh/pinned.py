@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from hashlib import blake2b
 from itertools import count
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import trio
 from ..errors import LocalProtocolError
 from ..fronts.base import SENDER, LinkSession, ReceivingLink, SendingLink
 from ..outcomes import Error
-from ..termini import Coordinator
+from ..termini import Coordinator, outlives_connection
 from .fans import ABSENT_S
 from .hops import PINNED, LegUse, Route
 from .routing import MeshRoute
@@ -27,6 +28,11 @@ _ABSENT: Final = Error("amqp:not-found", "no destination of this address can be 
 _NO_COORDINATOR: Final = Error(
     "amqp:not-implemented", "no node within reach coordinates transactions"
 )
+
+
+def _rank(name: str, node: str) -> bytes:
+    """Return what orders nodes for *name*; names that differ only in a number have different orders too."""
+    return blake2b(f"{name}\0{node}".encode(), digest_size=8).digest()
 
 
 class _Pin:
@@ -136,9 +142,16 @@ class PinnedLinks:
     def destinations(
         self, address: str, link: ReceivingLink | SendingLink, node: str
     ) -> list[MeshRoute]:
-        """Return where *link* may go, the best first."""
+        """Return where *link* may go, the best first.
+
+        If its terminus is to be kept, the order is the same from every node: a client that attaches again elsewhere finds it.
+        """
         found = self._ways.destinations(address, gives=link.role == SENDER)
         if not node:
+            if outlives_connection(link.source if link.role == SENDER else link.target):
+                peer = link.peer
+                name = f"{peer.user or ''}\0{peer.container_id}\0{link.name}"
+                found.sort(key=lambda each: _rank(name, each.node))
             return found
         at_node = [each for each in found if each.node == node]
         return at_node or self._ways.at(node)

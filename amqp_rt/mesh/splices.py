@@ -15,13 +15,16 @@ from msgspec.structs import replace
 from ..fronts.base import RECEIVER, IncomingDelivery, OutgoingDelivery, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
-from ..termini import Coordinator, Source, Target
+from ..termini import Coordinator, Source, Target, outlives_connection
 from .loads import LOAD
 from .passing import STREAM_ABOVE, Opener, Passing, cause_of, pass_outcome, room_for
 from .via import Revised
 
 #: Symbol of the outcome *modified*, as sources list it.
 MODIFIED: Final = "amqp:modified:list"
+_MAP_TOO_LARGE: Final = Error(
+    "amqp:frame-size-too-small", "the destination's unsettled map is larger than your frames"
+)
 _NOT_FOUND: Final = Error("amqp:not-found", "the next node of the route refused the link")
 
 
@@ -70,6 +73,10 @@ class Splice:
     If the link that receives ends, what has arrived completely is sent on before the other link is detached; an incomplete
     message is aborted. If the link that sends ends, messages without an outcome get one, *modified(delivery-failed)* if
     they had begun to leave and *released* otherwise, and the other link is detached with the same error.
+
+    Unsettled maps pass in both directions, so that the peers resume their deliveries as if they had one link (Part 2 §2.6.13),
+    over any nodes. If the destination keeps its terminus, the loss of a link therefore gives no outcomes: the other one is
+    suspended as it is, also in the middle of a message, and both peers remember what is unsettled.
 
     Created by a host in its ``attach``, and bound to both links. No method waits.
 
@@ -132,6 +139,8 @@ class Splice:
         self._arrived = False
         #: Then the peer had less credit than the receiver gave.
         self._short = False
+        #: Between nodes of a mesh. A broker outside knows other names of links, and octets may have been changed on the way to it.
+        self._relays = address is None and revise is None and not outer
         common: dict[str, Any] = {
             "source": came.source,
             "target": came.target,
@@ -139,6 +148,7 @@ class Splice:
             "rcv_settle_mode": came.rcv_settle_mode,
             "properties": properties,
             "desired_capabilities": came.desired_capabilities,
+            "relays": came if self._relays else None,
         }
         if address is not None:
             ours = "target" if came.role == RECEIVER else "source"
@@ -213,6 +223,11 @@ class Splice:
             return
         self._answered = True
         came = self._came
+        if self._relays:
+            came.relay(link)
+            self._passing.resumable = outlives_connection(
+                link.target if came is self.inlet else link.source
+            )
         source, target = link.source, link.target
         if isinstance(self._asked, Target):
             target = replace(target, address=self._asked.address)
@@ -234,6 +249,11 @@ class Splice:
             )
         else:
             came.accept(self, snd_settle_mode=link.snd_settle_mode, **common)
+        if self._relays:
+            came.remote_unsettled = link.remote_unsettled = None
+            if not came.sent_all:
+                # The destination does not know that the peer knows only a part of its map.
+                came.detach(_MAP_TOO_LARGE, closed=False)
 
     def hold(self) -> None:
         """Take back the credit of the sender, and give it none from now on."""
@@ -251,19 +271,28 @@ class Splice:
         self.error = self.error or error
         if not self._answered:
             self._over += 1
-            self._refuse(error or _NOT_FOUND)
+            # An error of the connection or session is none of the link, for which there may be another path.
+            self._refuse(error if error is not None and not link.session.ended else _NOT_FOUND)
         elif link is self.inlet:
             self._ending = cause_of(link, error), closed
             if self._outer:
                 self._passing.drop_unsettled()
             self._finish()
         else:
-            self._passing.end()
+            if self._is_suspended(error, closed=closed):
+                self._passing.suspend()
+            else:
+                self._passing.end()
             self.inlet.detach(cause_of(link, error), closed=closed)
         if self._over == 2:
             if self._siblings is not None:
                 self._siblings.remove(self)
             self._on_ended(self)
+
+    def _is_suspended(self, error: Error | None, *, closed: bool) -> bool:
+        """Return whether both peers remember what is unsettled, or resume it on another link already."""
+        stolen = error is not None and error.condition == "amqp:link:stolen"
+        return self._passing.resumable and (stolen or not closed)
 
     def _finish(self) -> None:
         """Detach the link that sends, once everything has left that arrived before the other one ended."""

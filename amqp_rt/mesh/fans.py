@@ -27,7 +27,7 @@ from ..limits import DEFAULT_LIMITS, KIB, Limits
 from ..outcomes import RELEASED, Accepted, Error, Rejected, Released
 from . import balance
 from .loads import read_load
-from .passing import FINAL, Opener, give_up, pass_outcome, room_for
+from .passing import FINAL, Opener, distributed_target, give_up, pass_outcome, room_for
 
 #: Priorities from here on have legs of their own, where the host opens such (Part 3 §3.2.1).
 HIGH_PRIORITY: Final = 5
@@ -514,6 +514,7 @@ class Fan:
         sizes = [each.max_message_size for each in legs if each.max_message_size]
         link.accept(
             Ingress(self, relayed=False),
+            target=distributed_target(link),
             max_message_size=min(sizes, default=self._limits.streaming_message_size_max),
             stream_above=STREAM_ABOVE,
             rcv_settle_mode=min((each.rcv_settle_mode for each in legs), default=0),

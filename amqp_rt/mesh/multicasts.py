@@ -27,6 +27,7 @@ from .passing import (
     Opener,
     Passing,
     cause_of,
+    distributed_target,
     for_client,
     give_up,
     pass_outcome,
@@ -111,6 +112,7 @@ class BranchCopy:
         self.tag = original.tag
         self.message_format = original.message_format
         self.second = False
+        self.resumed = False
         self.state = None
         self.local_state: Any = None
         self.payload = original.payload
@@ -350,6 +352,7 @@ class Multicast:
         sizes = [each.max_message_size for each in links if each.max_message_size]
         self.inlet.accept(
             self,
+            target=distributed_target(self.inlet),
             max_message_size=min(sizes, default=0),
             stream_above=STREAM_ABOVE,
             rcv_settle_mode=0,

@@ -423,6 +423,14 @@ def room_for(held: int, limits: Limits, *, stream_above: int = 0) -> int:
     return max(room, 0 if held else 1)
 
 
+def distributed_target(link: ReceivingLink) -> Target | Coordinator | None:
+    """Return the target to answer *link* with, whose messages go to several destinations: none of them keeps it."""
+    target = link.target
+    if not isinstance(target, Target):
+        return target
+    return Target(address=target.address, capabilities=target.capabilities)
+
+
 def give_up(delivery: IncomingDelivery, *, begun: bool, modifies: bool = True) -> None:
     """Set the outcome of a message that will get none: *modified* if it may have been processed, else *released*."""
     if not delivery.settled and delivery.local_state is None:

@@ -11,7 +11,7 @@ from amqp_rt.broker import Queue
 from amqp_rt.mesh import MeshRule
 from amqp_rt.net.memory import MemoryNetwork
 
-pytestmark = pytest.mark.req("P3", "P5")
+pytestmark = [pytest.mark.slow, pytest.mark.req("P3", "P5")]
 
 RULES = [MeshRule("orders*", route="link")]
 
@@ -70,7 +70,7 @@ async def test_links_with_kept_termini_lead_to_one_destination_from_every_node(
     async with members(network) as made:
         await begin(made, "C", "D")
         taken = []
-        for number in range(8):
+        for number in range(4):
             found = set()
             for ingress in "AB":
                 async with (
@@ -83,3 +83,18 @@ async def test_links_with_kept_termini_lead_to_one_destination_from_every_node(
             assert len(found) == 1
             taken += found
         assert set(taken) == {"C", "D"}
+
+
+async def test_links_whose_messages_are_distributed_keep_nothing(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork()
+    async with members(network) as made:
+        await made.start("A")
+        await made.start("C", "A", broker={"volatile": True})
+        await made.brokers["C"].declare(Queue("orders"))
+        await made.meshes["A"].reachable("orders")
+        async with (
+            client(made.urls["A"], network=network) as peer,
+            peer.sender("orders", timeout=30) as out,
+        ):
+            assert out.target.timeout == 0
+            assert out.target.address == "orders"

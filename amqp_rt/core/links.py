@@ -234,8 +234,11 @@ class Link:
 
     # --- resuming (§2.6.13) ----------------------------------------------------------------
 
-    def set_unsettled(self, unsettled: UnsettledMap | None) -> None:
-        """Set the deliveries that an earlier link left unsettled; None if none is remembered."""
+    def set_unsettled(self, unsettled: UnsettledMap | None, relays: Any = None) -> None:
+        """Set the deliveries that an earlier link left unsettled, None if none is remembered; or the
+        link *relays* that remembers nothing either, see :meth:`relay`."""
+        if relays is not None:
+            self.relay(relays)
         if unsettled is not None:
             self.resumes = True
             for tag, entry in unsettled.items():

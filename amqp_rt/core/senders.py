@@ -379,8 +379,8 @@ class SenderLink(Link):
 
     # --- resuming (§2.6.13) ----------------------------------------------------------------
 
-    def set_unsettled(self, unsettled: UnsettledMap | None) -> None:
-        super().set_unsettled(unsettled)
+    def set_unsettled(self, unsettled: UnsettledMap | None, relays: Any = None) -> None:
+        super().set_unsettled(unsettled, relays)
         # Generated tags continue after those that are in use (§2.8.7).
         for tag in self._remembered:
             if len(tag) == 4:

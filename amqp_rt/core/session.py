@@ -148,10 +148,8 @@ class Session:
         """Attach a link on which we send (§2.6.3). The endpoint is notified of the result.
 
         With *unsettled* the attach resumes a link of that name: the map holds the deliveries that
-        the link left unsettled (§2.6.13). None means that no earlier link is remembered.
-
-        *relays* is a link of another connection, requested by its peer, with which this one is to be
-        joined; see :meth:`Link.relay`. It takes the place of *unsettled*.
+        the link left unsettled (§2.6.13). None means that no earlier link is remembered. With
+        *relays*, a link of another connection, ours stands for the peer of that; see :meth:`Link.relay`.
 
         Raises:
             LocalProtocolError: The name is taken, the session has ended, no handle is left, or the
@@ -161,9 +159,7 @@ class Session:
         link = SenderLink(self, name)
         self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
         link.desired_capabilities = desired_capabilities
-        link.set_unsettled(unsettled)
-        if relays is not None:
-            link.relay(relays)
+        link.set_unsettled(unsettled, relays)
         self.send_attach(link, properties=properties, own_max_message_size=max_message_size)
         return link
 
@@ -196,9 +192,7 @@ class Session:
         link.set_streaming(streaming, max_message_size)
         self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
         link.desired_capabilities = desired_capabilities
-        link.set_unsettled(unsettled)
-        if relays is not None:
-            link.relay(relays)
+        link.set_unsettled(unsettled, relays)
         self.send_attach(link, properties=properties)
         return link
 

@@ -394,6 +394,7 @@ class Passing:
         if self._open is not None:
             self._open[0].read_chunks()
             self._open = None
+        self._sent_at.clear()
         self.drop(release=False)
 
     def drop(self, *, release: bool = True) -> None:

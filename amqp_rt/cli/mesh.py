@@ -116,7 +116,7 @@ def show(what: str, address: str | None, where: Where, count: int, as_json: bool
     \b
     nodes               nodes within reach: zone, cost, path, addresses, state
     addresses [PREFIX*] who serves which addresses, and how messages are distributed
-    legs [PREFIX*]      links that the member has opened to destinations, with credit and latency
+    legs [PREFIX*]      links that the member has opened to destinations, pinned ones too, with credit and latency
     path ADDRESS        where a message for ADDRESS would go from here, the nearest first
 
     ADDRESS may have the wildcard *, except with path.
@@ -282,7 +282,8 @@ def _show_path(where: Where, address: str, *, as_json: bool) -> None:
     show_default=True,
     help="How long to wait until nothing of others runs there any more; 0 does not wait.",
 )
-def drain(where: Where, within: float) -> None:
+@_JSON
+def drain(where: Where, within: float, as_json: bool) -> None:
     """Withdraw the addresses of the member, and wait until others have nothing there any more.
 
     Nothing new is sent there, and paths avoid the member; what is under way is answered. Its own clients are still
@@ -302,6 +303,11 @@ def drain(where: Where, within: float) -> None:
 
     member = _ask(where, work)
     node = cell(member["node"])
+    if as_json:
+        click.echo(json.dumps(_plain(member)))
+        if member["busy"] and within:
+            raise click.exceptions.Exit(NOT_READY)
+        return
     if not member["busy"]:
         click.echo(f"{node} is drained: nothing of others is under way there")
         return

@@ -17,13 +17,17 @@ from msgspec import Struct
 from ..container.container import Container
 from ..errors import AmqpError
 from ..events import Peer
+from ..fronts.base import SENDER
 from ..management.answering import ADDRESS, Collection, EntityManagement, attributes
 from ..message import Message
+from ..termini import Coordinator
 from .host import MeshHost
 from .neighbours import MESH
 from .peers import MeshMember, Peers
+from .pinned import COORDINATOR, PinnedLink
 from .records import EDGE, GIVES, LINK_ROUTED, PATTERN, TAKES
 from .routing import MeshRoute, RoutingEngine
+from .splices import Splice
 from .statistics import MeshStats, collect, neighbours_up, state_of
 from .ways import Ways
 
@@ -112,7 +116,11 @@ class MeshAddressEntity(Struct, frozen=True, kw_only=True):
 
 
 class MeshLegEntity(Struct, frozen=True, kw_only=True):
-    """A link that this node has opened to a destination, for messages of its clients."""
+    """A link that this node has opened to a destination, for messages of its clients.
+
+    A pinned link is the continuation of one link of a client, which its name says after the client's container-id. It has no load or
+    latency.
+    """
 
     name: str
     address: str
@@ -120,7 +128,7 @@ class MeshLegEntity(Struct, frozen=True, kw_only=True):
     user: str
     to: str
     path: list[str]
-    #: ``open``, ``opening``, ``retiring`` or ``ejected``.
+    #: ``open``, ``opening``, ``retiring`` or ``ejected``; ``pinned``, or ``pinned, from there`` for a client's receiver.
     state: str
     credit: int
     outstanding: int
@@ -302,6 +310,31 @@ class MeshStatus:
                     slots=0,
                     latency_ms=0.0,
                 )
+        for pinned, splice in self.host.pinned.joined():
+            yield _pinned_entity(pinned, splice)
+
+
+def _pinned_entity(pinned: PinnedLink, splice: Splice) -> MeshLegEntity:
+    link = pinned.link
+    gives = link.role == SENDER
+    terminus = link.source if gives else link.target
+    attached = link.attached and splice.outlet.attached
+    state = "pinned, from there" if gives else "pinned"
+    return MeshLegEntity(
+        name=f"{link.peer.container_id}/{link.name}",
+        address=COORDINATOR
+        if isinstance(terminus, Coordinator)
+        else getattr(terminus, "address", ""),
+        user=link.peer.user or "",
+        to=pinned.node,
+        path=list(pinned.path),
+        state=state if attached else "opening",
+        credit=splice.outlet.credit if attached else 0,
+        outstanding=splice.unsettled,
+        load=0,
+        slots=0,
+        latency_ms=0.0,
+    )
 
 
 def _address_entity(name: str, found: list[MeshRoute], *, routes: bool) -> MeshAddressEntity:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -35,6 +35,15 @@ def _rank(name: str, node: str) -> bytes:
     return blake2b(f"{name}\0{node}".encode(), digest_size=8).digest()
 
 
+class PinnedLink(NamedTuple):
+    """Link of a client, and where it leads."""
+
+    node: str
+    #: Empty for a link to this node.
+    path: tuple[str, ...]
+    link: ReceivingLink | SendingLink
+
+
 class _Pin:
     """Where the pinned links of one session of a client lead.
 
@@ -43,21 +52,21 @@ class _Pin:
     """
 
     def __init__(self) -> None:
-        #: Links by the splice that joins them, the latest last: the node, and the path to it.
-        self.links: dict[Splice, tuple[str, tuple[str, ...]]] = {}
+        #: Links by the splice that joins them, the latest last.
+        self.links: dict[Splice, PinnedLink] = {}
         #: Node that coordinates the session's transactions; None before the first of its control links.
         self.coordinator: str | None = None
 
     @property
     def node(self) -> str | None:
         """Node of the latest link; None without one."""
-        return next(reversed(self.links.values()))[0] if self.links else None
+        return next(reversed(self.links.values())).node if self.links else None
 
     def path_to(self, node: str) -> tuple[str, ...] | None:
         """Return the path that a link of the session takes to *node*; None without one."""
-        for known, path in self.links.values():
-            if known == node:
-                return path
+        for each in self.links.values():
+            if each.node == node:
+                return each.path
         return None
 
 
@@ -87,6 +96,13 @@ class PinnedLinks:
     def stuck(self, since: float) -> int:
         """Return the number of messages without an outcome, in either direction, that were sent before *since*."""
         return sum(splice.stuck(since) for pin in self._pins.values() for splice in pin.links)
+
+    def joined(self) -> Iterator[tuple[PinnedLink, Splice]]:
+        """Yield the links that are joined, or about to be."""
+        # A copy, since links end between two turns of a query.
+        for pin in list(self._pins.values()):
+            for splice, pinned in list(pin.links.items()):
+                yield pinned, splice
 
     @property
     def seeking(self) -> int:
@@ -207,7 +223,7 @@ class PinnedLinks:
         except LocalProtocolError:
             opened.end()
             raise
-        pin.links[splice] = to.node, path
+        pin.links[splice] = PinnedLink(to.node, path, link)
         if isinstance(link.target, Coordinator):
             pin.coordinator = to.node
 

@@ -199,6 +199,11 @@ class Splice:
         return not self._passing.idle or self._passing.unanswered > 0
 
     @property
+    def unsettled(self) -> int:
+        """Number of messages that wait here, or have no outcome yet."""
+        return len(self._passing.waiting) + self._passing.unanswered
+
+    @property
     def dropped(self) -> int:
         """Number of settled messages that were lost because a link ended."""
         return self._passing.dropped

@@ -103,6 +103,8 @@ def test_probes_have_exit_codes(pair: tuple[Served, Served]) -> None:
 def test_a_drained_member_is_live_and_not_ready(tmp_path: Path) -> None:
     alone = Served("--dev", "--name", "alone", "--mesh-name", "shop", "--mesh-role", "interior")
     assert ok("mesh", "drain", url=alone.url).startswith("alone is drained")
+    drained = json.loads(ok("mesh", "drain", "--json", url=alone.url))
+    assert (drained["node"], drained["draining"], drained["busy"]) == ("alone", True, False)
     assert amqp_rt("mesh", "health", url=alone.url).returncode == 3
     assert ", draining" in ok("mesh", "health", "--live", url=alone.url) + ", draining"
     assert alone.stop()[0] == 0

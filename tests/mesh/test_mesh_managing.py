@@ -11,6 +11,7 @@ from meshed import client, line, members, until
 from trio.testing import MockClock
 
 from amqp_rt import Broker, Container
+from amqp_rt.broker import Queue
 from amqp_rt.errors import AmqpError, CallFailed
 from amqp_rt.limits import Limits
 from amqp_rt.mesh import Mesh, MeshRule
@@ -90,6 +91,42 @@ async def test_a_member_tells_about_nodes_addresses_and_legs(autojump_clock: Moc
                 with pytest.raises(CallFailed, match="has no operation DELETE"):
                     await there.delete("amqp_rt.mesh-node", "B")
                 assert set((await there.types()).keys()) == {*TYPES.values(), "org.amqp.management"}
+
+
+async def test_pinned_links_are_legs(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork()
+    rules = [MeshRule("one", route="link")]
+    async with members(network) as made:
+        await made.start("A", rules=rules)
+        await made.start("B", "A", rules=rules, broker={"volatile": True})
+        await made.brokers["B"].declare(Queue("one"), Queue("two"))
+        for address in ("one", "two", "$coordinator"):
+            await made.meshes["A"].reachable(address)
+        async with client(made.urls["A"], "shop", network=network) as peer:
+            async with (
+                peer.sender("one", name="out") as out,
+                peer.receiver("two", name="in", credit=7),
+                peer.transaction() as txn,
+            ):
+                await out.send("x", transaction=txn)
+                legs = await rows(peer, MeshLegEntity)
+                assert sorted(
+                    (row["address"], row["state"], row["to"], row["path"]) for row in legs.values()
+                ) == [
+                    ("$coordinator", "pinned", "B", ["B"]),
+                    ("one", "pinned", "B", ["B"]),
+                    ("two", "pinned, from there", "B", ["B"]),
+                ]
+                assert legs["shop/in"]["credit"] == 7
+                assert legs["shop/out"]["credit"] > 0
+                async with peer.management() as there:
+                    leg = await there.read(TYPES[MeshLegEntity], "shop/out")
+                    assert leg["address"] == "one"
+            assert not [
+                row
+                for row in (await rows(peer, MeshLegEntity)).values()
+                if row["address"] != "$coordinator"
+            ]
 
 
 async def test_a_member_is_drained_by_an_operation(autojump_clock: MockClock) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from certificates import certificates
 from click.testing import CliRunner
 from commands import Served, amqp_rt, ok
 
@@ -153,3 +154,48 @@ def test_mistakes_in_options_of_the_mesh_are_sentences(arguments: list[str], sai
     done = CliRunner().invoke(serve, ["--listen", "amqp://127.0.0.1:0", *arguments])
     assert done.exit_code == 2, done.output
     assert said in " ".join(done.output.split())
+
+
+@pytest.mark.slow
+@pytest.mark.req("P4")
+def test_certificates_are_the_logins_of_members(tmp_path: Path) -> None:
+    made = certificates()
+    tls = ("--tls-client-ca", str(made.ca), "--mesh-name", "shop", "--mesh-role", "interior")
+    access = tmp_path / "access.toml"
+    access.write_text(
+        '[[rule]]\naddress = "$mesh"\nrights = ["manage"]\nusers = ["one", "two"]\n'
+        '[[rule]]\naddress = "*"\nrights = ["send", "listen", "manage"]\nusers = ["ada"]\n'
+    )
+    login = ("--ca", str(made.ca), "--cert", str(made.client))
+    started: list[Served] = []
+
+    def serve_as(name: str, *seeds: str) -> Served:
+        certificate = made.issue("localhost", "127.0.0.1", common_name=name)
+        dialled = [part for each in seeds for part in ("--mesh", each)]
+        options = ("--name", name, "--tls-cert", str(certificate), "--access", str(access))
+        member = Served("--volatile", *options, *tls, *dialled, listen="amqps://127.0.0.1:0")
+        started.append(member)
+        return member
+
+    def nodes_of(member: Served) -> list[str]:
+        shown = ok("mesh", "show", "--json", *login, url=member.url)
+        return [json.loads(line)["name"] for line in shown.splitlines()]
+
+    try:
+        one = serve_as("one")
+        two = serve_as("two", one.url)
+        deadline = time.monotonic() + 30
+        while nodes_of(two) != ["two", "one"]:
+            assert time.monotonic() < deadline, "the members have not found each other"
+        # The certificate of a stranger to the rules is good for TLS, and makes no member.
+        other = serve_as("three", one.url)
+        while True:
+            asked = ok("mesh", "health", "--live", "--json", *login, url=one.url)
+            if any(reason.startswith("member: ") for reason in json.loads(asked)["refused"]):
+                break
+            assert time.monotonic() < deadline, asked
+        assert nodes_of(other) == ["three"]
+        assert nodes_of(one) == ["one", "two"]
+    finally:
+        ends = [each.stop() for each in reversed(started)]
+    assert [code for code, _ in ends] == [0, 0, 0], ends

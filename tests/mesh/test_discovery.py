@@ -98,14 +98,14 @@ async def running(*seeds: Seed) -> AsyncIterator[Watched]:
 # --- urls and addresses ----------------------------------------------------------------------------
 
 
-@pytest.mark.req("P1")
+@pytest.mark.req("P1", "A19")
 async def test_urls_are_places_at_once() -> None:
     made = Discovery(["amqp://a:1", "amqps://u:secret@b"], lambda: None, LogLimiter())
     assert made.places == found("amqp://a:1", "amqps://u:secret@b")
     assert "secret" not in repr(made.places)
 
 
-@pytest.mark.req("P1")
+@pytest.mark.req("P1", "A19")
 async def test_all_addresses_of_a_name_are_places(
     hosts: Hosts, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -119,7 +119,7 @@ async def test_all_addresses_of_a_name_are_places(
         assert hosts.asked == 2
 
 
-@pytest.mark.req("P1")
+@pytest.mark.req("P1", "A19")
 @pytest.mark.parametrize(
     ("seed", "urls"),
     [
@@ -138,7 +138,7 @@ async def test_schemes(
         assert {str(each.url) for each in made.places} == {str(parse_url(url)) for url in urls}
 
 
-@pytest.mark.req("P1")
+@pytest.mark.req("P1", "A19")
 async def test_a_name_that_fails_keeps_what_was_found_and_is_tried_sooner(
     hosts: Hosts, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,7 +154,7 @@ async def test_a_name_that_fails_keeps_what_was_found_and_is_tried_sooner(
     assert "no members found by dns+a://n: gaierror" in caplog.text
 
 
-@pytest.mark.req("P1")
+@pytest.mark.req("P1", "A19")
 async def test_a_name_with_very_many_addresses_is_cut_off(
     hosts: Hosts, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -208,7 +208,7 @@ async def names(
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.req("P1")
+@pytest.mark.req("P1", "A19")
 async def test_services_are_found_and_followed(
     names: NameServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +223,7 @@ async def test_services_are_found_and_followed(
         await made.become(set())
 
 
-@pytest.mark.req("P1")
+@pytest.mark.req("P1", "A19")
 async def test_a_name_server_that_fails_is_asked_again(
     names: NameServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -238,7 +238,7 @@ async def test_a_name_server_that_fails_is_asked_again(
 # --- iterables -------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("P1")
+@pytest.mark.req("P1", "A19")
 async def test_an_iterable_is_followed_until_it_ends_or_fails(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,7 +258,7 @@ async def test_an_iterable_is_followed_until_it_ends_or_fails(
     assert "the interface has gone" in caplog.text
 
 
-@pytest.mark.req("P1")
+@pytest.mark.req("P1", "A19")
 async def test_changes_are_reported_once_each(
     hosts: Hosts, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -276,7 +276,7 @@ async def test_changes_are_reported_once_each(
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.req("P1")
+@pytest.mark.req("P1", "A19")
 @pytest.mark.parametrize(
     ("seed", "why"),
     [

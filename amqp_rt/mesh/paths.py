@@ -63,7 +63,7 @@ class Paths:
         #: Cost of the path to each node within reach; that of a path through a node to avoid is 2**32 greater.
         self.costs: dict[str, int] = {}
         self._before: dict[str, str] = {source: ""}
-        costs, befores = self.costs, self._before
+        costs, parents = self.costs, self._before
         costs[source] = 0
         # Most costs of a mesh are equal: nodes wait in a list for each cost, and the heap has each cost once.
         waiting: dict[int, list[str]] = {0: [source]}
@@ -79,12 +79,12 @@ class Paths:
                     known = costs.get(other)
                     # Links cost at least 1, so that a node of equal cost is not one that the path has passed.
                     if known is not None and (
-                        total > known or (total == known and node >= befores[other])
+                        total > known or (total == known and node >= parents[other])
                     ):
                         continue
                     if node not in claims.get(other, empty):
                         continue
-                    befores[other] = node
+                    parents[other] = node
                     if total != known:
                         costs[other] = total
                         if total in waiting:

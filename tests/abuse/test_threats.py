@@ -19,7 +19,7 @@ import struct
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -51,6 +51,8 @@ from amqp_rt.core.sasl_frames import SaslInit, SaslMechanisms, SaslOutcome, Sasl
 from amqp_rt.errors import CallFailed, DeliveryRejected, LinkRefused
 from amqp_rt.events import Peer
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from amqp_rt.mesh import Mesh
+from amqp_rt.mesh.records import Links, encode_record
 from amqp_rt.message import Message
 from amqp_rt.net.tls import ClientTls, ServerTls, client_layer, encrypt
 from amqp_rt.net.websocket import request_websocket
@@ -81,6 +83,7 @@ LIMITS = Limits(
     failed_login_delay_max_s=0.01,
     connections_unauthenticated_per_address_max=20,
     message_size_max=MIB,
+    mesh_legs_max=20,
     websocket_stranger_max=2 * KIB,
 )
 #: Log lines allowed for two attacks, each on a few connections.
@@ -109,6 +112,8 @@ class Server:
         self.round = trio.Event()
         #: A dynamic node of the good client.
         self.dynamic = ""
+        #: Connections of the good client, and of the mesh with its own container.
+        self.kept = 1
 
     async def reach(self) -> trio.SocketStream:
         """Connect to the port only."""
@@ -138,12 +143,15 @@ class Server:
                 nursery.cancel_scope.cancel()
 
     @asynccontextmanager
-    async def eve(self, by: bytes, container: str = "eve") -> AsyncIterator[Octets]:
+    async def eve(
+        self, by: bytes, container: str = "eve", **properties: Any
+    ) -> AsyncIterator[Octets]:
         """Connect eve with the login *by*, an open connection and a session, frame by frame."""
         async with self.stranger() as peer:
             await peer.say(SASL_HEADER, by)
             assert (await peer.hear(SaslOutcome)).code == 0
-            await peer.say(AMQP_HEADER, frame(Open(container_id=container)), SESSION)
+            opening = frame(Open(container_id=container, properties=properties))
+            await peer.say(AMQP_HEADER, opening, SESSION)
             await peer.hear(Begin)
             yield peer
 
@@ -165,10 +173,14 @@ async def verify(user: str, password: str, peer: Peer) -> str | None:
 
 
 @asynccontextmanager
-async def served(door: str) -> AsyncIterator[Server]:
+async def served(door: str, *, meshed: bool = False) -> AsyncIterator[Server]:
     """Run a server over *door*, attacked within the block; check the conditions common to all attacks."""
     with logged() as (lines, loud):
-        async with attackable(door) as server:
+        async with attackable(door) as server, AsyncExitStack() as stack:
+            if meshed:
+                mesh = Mesh(server.broker.container, role="interior", urls=())
+                await stack.enter_async_context(mesh)
+                server.kept += 1
             yield server
     text = "\n".join(lines)
     for secret in (*USERS.values(), SECRET.decode(), "eyJ"):
@@ -215,6 +227,7 @@ async def attackable(door: str) -> AsyncIterator[Server]:
             [
                 Rule("*", Rights.MANAGE, users=("good",)),
                 Rule("eve", Rights.MANAGE, users=("eve",)),
+                Rule("$mesh", Rights.MANAGE, users=("eve",)),
             ]
         ),
         cbs=Cbs([Jwt(audience="shop", secret=SECRET)]),
@@ -306,7 +319,7 @@ def tasks_of() -> Counter[str]:
 async def over(server: Server, tasks: Counter[str]) -> None:
     """Wait until the attacker's connections and tasks have ended."""
     for _ in range(1_000):
-        if len(server.broker.container.connections) == 1 and tasks_of() <= tasks:
+        if len(server.broker.container.connections) == server.kept and tasks_of() <= tasks:
             break
         await server.round.wait()
     else:
@@ -770,6 +783,102 @@ DONE = [flood, cut_off, noise, guess, post, steal, eavesdrop, manage, forge]
 @pytest.mark.parametrize("attack", DONE, ids=lambda each: each.__name__)
 async def test_what_is_done(attack: Callable[[Server], Awaitable[None]], door: str) -> None:
     async with served(door) as server:
+        await attacked(server, attack)
+
+
+# --- attacks on a mesh -----------------------------------------------------------------------------
+
+
+def member(role: str) -> dict[str, Any]:
+    """Return the properties of an open of eve as a member of the mesh."""
+    return {
+        "x-opt-mesh": {
+            "versions": [1],
+            "mesh": "mesh",
+            "node": "eve",
+            "incarnation": 7,
+            "role": role,
+            "zone": "",
+            "cost": 1,
+        }
+    }
+
+
+def routed(*route: Any, handle: int = 0) -> bytes:
+    """Return the attach of a link that came along a route."""
+    name = f"leg-{handle}"
+    return attach(name=name, handle=handle, properties={Symbol("x-opt-mesh-route"): list(route)})
+
+
+def records(*payloads: bytes, settled: bool = True) -> tuple[bytes, bytes]:
+    """Return the attach of a link of records, and messages for it."""
+    given = attach(to="$mesh", name="records", snd_settle_mode=1 if settled else 2)
+    transfers = [
+        frame(Transfer(0, number, struct.pack(">I", number), 0, settled=settled), payload=payload)
+        for number, payload in enumerate(payloads)
+    ]
+    return given, b"".join(transfers)
+
+
+#: A record whose origin is another node.
+FORGED = b"\x00\x53\x77" + encode_record(Links("b", 2**61, 9, 1, "", False, (), {"eve": 1}))
+FORCED = "amqp:connection:forced"
+NOT_ALLOWED = "amqp:not-allowed"
+
+#: Role of eve in the mesh, empty for none; what she sends before she waits for credit; what she sends then; what she gets.
+MESHED: dict[str, tuple[str, bytes, bytes, str]] = {
+    "a route, from no member": ("", b"", routed("b"), NOT_ALLOWED),
+    "records, from no member": ("", b"", attach(to="$mesh"), NOT_ALLOWED),
+    "a route, from an edge": ("edge", b"", routed("b"), NOT_ALLOWED),
+    "records asked for": ("interior", b"", attach_receiver("$mesh"), NOT_ALLOWED),
+    "a route that is none": ("interior", b"", routed("b", 5), "amqp:invalid-field"),
+    "a route that loops": ("interior", b"", routed("b", "eve", "b"), "amqp:invalid-field"),
+    "a route that is too long": (
+        *("interior", b"", routed("b", *(f"n{number}" for number in range(16)))),
+        "amqp:invalid-field",
+    ),
+    "a route of others": ("interior", b"", routed("x", "eve"), "amqp:not-found"),
+    "a route to nobody": ("interior", b"", routed("b", "x"), "amqp:not-found"),
+    "a flood of legs": (
+        *("interior", b"", b"".join(routed("b", handle=handle) for handle in range(21))),
+        "amqp:resource-limit-exceeded",
+    ),
+    "records twice": (
+        *("interior", records()[0], attach(to="$mesh", name="2", handle=1)),
+        NOT_ALLOWED,
+    ),
+    "records that are not settled": ("edge", *records(FORGED, settled=False), FORCED),
+    "records with sections": ("edge", *records(Message(b"x").encode()), FORCED),
+    "a record that is too large": (
+        *("edge", records(settled=False)[0], message(*cut(bytes(131_072)))),
+        "amqp:link:message-size-exceeded",
+    ),
+    "forged records of an edge": ("edge", *records(*(FORGED,) * 60), ""),
+    "records that are malformed": ("interior", *records(*(b"\x00\x53\x77\xc0\xff\xff",) * 60), ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.req("SE18", "L6", "P3")
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", MESHED)
+async def test_what_is_done_to_a_mesh(name: str, door: str) -> None:
+    role, first, octets, gets = MESHED[name]
+
+    async def attack(server: Server) -> None:
+        async with server.eve(login("eve"), **(member(role) if role else {})) as peer:
+            if first:
+                await peer.say(first)
+                await peer.hear(Flow)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(peer.end)
+                await peer.say(octets)
+                # Nodes answer in tasks of their own.
+                await trio.sleep(0.02)
+                await peer.say(frame(Close()))
+            assert peer.condition == gets
+
+    async with served(door, meshed=True) as server:
         await attacked(server, attack)
 
 

@@ -166,6 +166,8 @@ class Limits(Struct, frozen=True, gc=False):
     mesh_neighbours_max: int = 64
     #: Edges of one node of a mesh, which count neither as nodes nor as neighbours.
     mesh_edges_max: int = 1_024
+    #: Receivers of clients of one node of a mesh that share an address as its destinations.
+    mesh_receivers_max: int = 64
     #: Addresses that one node of a mesh offers, those of all its nodes together, and patterns among these.
     mesh_node_addresses_max: int = 10_000
     mesh_addresses_max: int = 100_000

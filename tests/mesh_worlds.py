@@ -16,8 +16,7 @@ from amqp_rt import Connection, Container, Modify, Reject, Release
 from amqp_rt.container.sending import Receipt
 from amqp_rt.errors import AmqpError, ConnectFailed
 from amqp_rt.limits import KIB, Limits
-from amqp_rt.mesh import host as hosts
-from amqp_rt.mesh import routed
+from amqp_rt.mesh import routed, transit
 from amqp_rt.mesh.fans import STREAM_ABOVE, Fan
 from amqp_rt.mesh.hops import LOW, read_leg
 from amqp_rt.mesh.mesh import Mesh
@@ -479,8 +478,8 @@ class MeshWorld:
                 made.add(self)
 
         with (
-            patch.object(hosts, "Splice", WatchedSplice),
-            patch.object(hosts, "Multicast", WatchedMulticast),
+            patch.object(transit, "Splice", WatchedSplice),
+            patch.object(transit, "Multicast", WatchedMulticast),
             patch.object(routed, "IDLE_S", IDLE_S),
         ):
             yield

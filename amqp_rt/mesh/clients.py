@@ -40,10 +40,10 @@ class RemoteClient:
 
 
 class RemoteClients:
-    """Clients by the node to which they are connected, and the id that it has given to their connection."""
+    """Clients by the node to which they are connected, or the connection of an edge of ours, and the id that it has given to their connection."""
 
     def __init__(self) -> None:
-        self._clients: dict[tuple[str, str], RemoteClient] = {}
+        self._clients: dict[tuple[object, str], RemoteClient] = {}
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -53,31 +53,44 @@ class RemoteClients:
 
         The client has the rights of its user here, but for those to attach, which its own node has judged.
         """
+        peer = replace(
+            link.peer,
+            container_id=leg.container,
+            user=leg.user or None,
+            identity=None,
+            mechanism=None,
+            trusted=False,
+            tokens=None,
+            certificate=None,
+            profile=None,
+            properties={},
+        )
+        self._carry(link, leg.origin, leg.client, peer)
+
+    def carry_from_edge(self, link: ReceivingLink | SendingLink, leg: LegUse) -> None:
+        """Let *link*, which an edge of this node has requested, be one of the edge's client that *leg* names.
+
+        The client has the rights of the edge.
+        """
+        peer = replace(link.peer, container_id=leg.container)
+        # Only the edge's connection tells which rights it has.
+        self._carry(link, link.connection, leg.client, peer)
+
+    def _carry(
+        self, link: ReceivingLink | SendingLink, origin: object, client_id: str, peer: Peer
+    ) -> None:
         session: Any = link.session
-        if not leg.client or session.carrier is not None:
+        if not client_id or session.carrier is not None:
             return
-        key = leg.origin, leg.client
+        key = origin, client_id
         client = self._clients.get(key)
         if client is None:
-            client = self._clients[key] = RemoteClient(
-                replace(
-                    link.peer,
-                    container_id=leg.container,
-                    user=leg.user or None,
-                    identity=None,
-                    mechanism=None,
-                    trusted=False,
-                    tokens=None,
-                    certificate=None,
-                    profile=None,
-                    properties={},
-                )
-            )
+            client = self._clients[key] = RemoteClient(peer)
         client.sessions[session] = None
         session.carrier = client
         session.followers[self] = partial(self._ended, key, session)
 
-    def _ended(self, key: tuple[str, str], session: LinkSession) -> None:
+    def _ended(self, key: tuple[object, str], session: LinkSession) -> None:
         client = self._clients[key]
         del client.sessions[session]
         if not client.sessions:

@@ -68,10 +68,14 @@ class Discovery:
         self._limiter = limiter
         self._found: dict[int, frozenset[Found]] = {}
         self._sources: list[_Names | AsyncIterable[Collection[str]]] = []
+        #: Numbers of the seeds that are followed, by their number in the list of these.
+        self._numbers: dict[int, int] = {}
         for number, seed in enumerate(seeds):
             if not isinstance(seed, str):
+                self._numbers[len(self._sources)] = number
                 self._sources.append(seed)
             elif seed.startswith("dns+"):
+                self._numbers[len(self._sources)] = number
                 self._sources.append(_names(seed))
             else:
                 self._found[-1 - number] = frozenset((Found(parse_url(seed)),))
@@ -80,6 +84,14 @@ class Discovery:
     def places(self) -> frozenset[Found]:
         """All places that the seeds name."""
         return frozenset().union(*self._found.values())
+
+    def in_order(self) -> list[tuple[int, Found]]:
+        """Return the places, each with the number of its seed."""
+        found = []
+        for number, places in self._found.items():
+            found += [(self._numbers.get(number, -1 - number), each) for each in places]
+        # A place that several seeds name counts with the first.
+        return sorted(found, key=lambda each: each[0], reverse=True)
 
     async def run(self) -> None:
         """Follow the seeds until cancelled."""

@@ -17,6 +17,7 @@ from ..codec.sections import read_header_fields
 from ..container.credit import SharedSlots
 from ..errors import DecodeError, LocalProtocolError
 from ..fronts.base import (
+    SND_SETTLED,
     SND_UNSETTLED,
     IncomingDelivery,
     OutgoingDelivery,
@@ -24,7 +25,8 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..limits import DEFAULT_LIMITS, KIB, Limits
-from ..outcomes import RELEASED, Accepted, Error, Rejected, Released
+from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Rejected, Released
+from ..termini import Source
 from . import balance
 from .loads import read_load
 from .passing import FINAL, Opener, distributed_target, give_up, pass_outcome, room_for
@@ -113,7 +115,7 @@ class Leg:
             sending = link.send(
                 chunks[0] if chunks else b"",
                 handover,
-                settled=delivery.settled and link.snd_settle_mode != SND_UNSETTLED,
+                settled=_sends_settled(link, delivery),
                 message_format=delivery.message_format,
                 state=delivery.state,
                 more=delivery.streamed,
@@ -135,6 +137,9 @@ class Leg:
         if delivery.streamed:
             self.open = handover
             self._write(handover, chunks[1:])
+        elif sending.settled and not delivery.settled:
+            # The receiver wants no other outcome.
+            delivery.settle(ACCEPTED)
         return True
 
     def pump(self) -> None:
@@ -166,6 +171,8 @@ class Leg:
             sending.write(last, more=False)
             if delivery.settled and not sending.settled:
                 self.settle(handover)
+            elif sending.settled and not delivery.settled:
+                delivery.settle(ACCEPTED)
 
     def settle(self, handover: Handover) -> None:
         """Settle a message that its sender has settled."""
@@ -437,6 +444,21 @@ class Fan:
         self.legs.append(leg)
         return leg
 
+    def adopt(self, link: SendingLink, standing: balance.Standing, *, source: Source) -> Leg:
+        """Accept *link*, which a receiver requested, as a leg."""
+        leg = Leg(self, standing, LOW)
+        leg.link = link
+        self.legs.append(leg)
+        link.accept(leg, source=source)
+        return leg
+
+    def withdraw(self) -> list[ReceivingLink]:
+        """Return the links that wait for a destination, which no longer belong to this fan."""
+        links = [link for link, _ in self._pending]
+        self._pending.clear()
+        self.senders -= len(links)
+        return links
+
     def retire(self, leg: Leg) -> None:
         """Send nothing new to *leg*, and detach it when its messages are settled."""
         leg.retiring = True
@@ -688,6 +710,13 @@ class Fan:
             self.dropped += 1
         else:
             give_up(handover.delivery, begun=False)
+
+
+def _sends_settled(link: SendingLink, delivery: IncomingDelivery) -> bool:
+    """Return whether a message is sent settled: as its sender wants it, unless the receiver wants all or none of them to be."""
+    if link.snd_settle_mode == SND_SETTLED:
+        return True
+    return delivery.settled and link.snd_settle_mode != SND_UNSETTLED
 
 
 def _standing(leg: Leg) -> balance.Standing:

@@ -21,6 +21,10 @@ from .paths import Tree
 ROUTE: Final = Symbol("x-opt-mesh-route")
 #: Property of an attach: for what its link is used.
 LEG: Final = Symbol("x-opt-mesh-leg")
+#: Property of an attach of a node to itself: the receiver of a client to which its link leads; empty for the node's own nodes.
+END: Final = Symbol("x-opt-mesh-end")
+#: Entry of the error with which an uplink refuses to distribute messages of an edge: links to the address are routed.
+LINKED: Final = Symbol("x-opt-mesh-linked")
 
 #: Ids, and where the link branches a list of routes as the last element.
 Route: TypeAlias = "list[str | list[Route]]"

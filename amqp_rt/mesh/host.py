@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, cast
 
 import trio
@@ -11,7 +11,7 @@ import trio
 from ..container.connections import Connection
 from ..container.container import Container
 from ..container.replies import is_paired
-from ..errors import LocalProtocolError
+from ..errors import LinkRefused, LocalProtocolError
 from ..fronts.base import (
     RECEIVER,
     SENDER,
@@ -26,19 +26,18 @@ from ..termini import Coordinator, DeleteOnClose, Source, Target
 from ..values import Described
 from .bridging import Bridges
 from .clients import RemoteClients
+from .ends import Ends
 from .fans import Fan, Leg
 from .hops import (
+    LINKED,
     LOW,
     PINNED,
     ROUTE,
-    LegUse,
-    Route,
     RouteRefused,
     branches_of,
     read_leg,
     read_route,
 )
-from .multicasts import Edge, Multicast
 from .neighbours import MESH, Neighbour
 from .passing import FAILED_ANSWER
 from .pinned import PinnedLinks
@@ -47,17 +46,19 @@ from .records import LINK_ROUTED
 from .redirects import redirect_to
 from .replying import RemoteReplies, RemoteReply
 from .routed import Relayed, RoutedAddress
-from .routing import MeshRoute
+from .routing import Effect, MeshRoute
 from .rules import MeshRule, MeshRules
-from .splices import Splice
+from .transit import Transit
 from .trees import RoutedTree
-from .ways import LegCount, Ways, node_of
+from .ways import Ways, node_of
 
 #: Seconds after which senders that do not use their credit are asked to return it, if others have none.
 _ROTATE_S: Final = 1.0
 #: Routed addresses that are updated, or called, before other tasks get a turn.
 _TURN: Final = 64
 _DEFAULT: Final = MeshRule("*")
+#: Seconds between two looks at whether the uplink has accepted a link.
+_REACH_S: Final = 0.05
 
 
 class MeshHost(BareHost):
@@ -69,6 +70,7 @@ class MeshHost(BareHost):
         rules: Rules for addresses.
         zone: Our zone.
         on_record: Called with each record of a neighbour.
+        carry_out: Carries out what the routing asks for.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class MeshHost(BareHost):
         *,
         zone: str,
         on_record: Callable[[Neighbour, bytes], None],
+        carry_out: Callable[[Sequence[Effect]], None],
     ) -> None:
         self._container = container
         self._ways = ways
@@ -89,25 +92,34 @@ class MeshHost(BareHost):
         self.members: dict[object, Neighbour] = {}
         self._routed: dict[tuple[str, str], RoutedAddress] = {}
         self._trees: dict[RoutedTree, None] = {}
-        self.pinned = PinnedLinks(ways, self.wake)
+        self.pinned = PinnedLinks(ways, self.wake, self.give_up)
         self._clients = RemoteClients()
         #: Whether the container itself coordinates transactions.
         self.coordinates = False
         #: Bridges of this member.
         self.bridges: Bridges | None = None
         self._remote = RemoteReplies(container.replies, ways)
+        self._ends = Ends(
+            *(container, ways, rules),
+            zone=zone,
+            leg_of=self.pinned.leg_of,
+            grow=self._keep,
+            felled=self._felled,
+            carry_out=carry_out,
+            on_wait=self.wake,
+        )
+        #: Links of our edges to addresses of the mesh.
+        self._of_edges: list[ReceivingLink | SendingLink] = []
         self._wakeup = trio.Event()
         self._changed = False
+        self._transit = Transit(ways)
         #: Addresses without senders whose last legs have not ended.
         self._leaving: list[RoutedAddress] = []
-        #: Trees of others that branch here.
-        self._branching: dict[Multicast, None] = {}
         #: Of what has ended: settled messages that were lost, and copies that slow destinations did not get.
         self._dropped = 0
         self._skipped = 0
         self._reports = LoadReports()
-        #: Hops of others, and legs refused because of their routes.
-        self.hops = 0
+        #: Links refused because of their routes.
         self.refused = 0
 
     def routed_addresses(self) -> list[RoutedAddress]:
@@ -137,10 +149,12 @@ class MeshHost(BareHost):
             else:
                 self._hop(connection, member, link, value)
             return True
+        member = self.members.get(connection.engine)
         terminus = link.source if link.role == SENDER else link.target
         if not isinstance(terminus, Source | Target) or terminus.address != MESH:
+            if member is not None and member.edge:
+                self._clients.carry_from_edge(link, read_leg(link.properties))
             return False
-        member = self.members.get(connection.engine)
         if member is None or link.role == SENDER:
             self._refuse(link, Error("amqp:not-allowed", f"{MESH!r} is for members of the mesh"))
         else:
@@ -181,12 +195,15 @@ class MeshHost(BareHost):
                 self._clients.carry(link, leg)
             self._container.attaching.place(connection, link)
             return
+        if ways.engine.edge and member.node != ways.node:
+            self._refuse(link, Error("amqp:not-allowed", "no links pass through an edge"))
+            return
         branches = branches_of(rest)
         try:
             if branches is None:
-                self._pass_on(member, link, rest, leg)
+                self._transit.pass_on(member, link, rest, leg)
             elif link.role == RECEIVER:
-                self._branch(member, cast("ReceivingLink", link), branches, leg)
+                self._transit.branch(member, cast("ReceivingLink", link), branches, leg)
             else:
                 self._refuse(link, Error("amqp:invalid-field", "links of receivers do not branch"))
         except LocalProtocolError as fault:
@@ -205,82 +222,6 @@ class MeshHost(BareHost):
                 self._reports.follow(found[0], link)
                 self.wake()
 
-    def _pass_on(
-        self, member: Neighbour, link: ReceivingLink | SendingLink, rest: Route, leg: LegUse
-    ) -> None:
-        neighbour = self._ways.next(rest)
-        opener = neighbour.opener(of=None if leg.band == LOW else link.session)
-        properties = {**link.properties, ROUTE: rest}
-        count = LegCount(neighbour, opener)
-
-        def ended(splice: Splice) -> None:
-            self._dropped += splice.dropped
-            self.hops -= 1
-            member.accepted -= 1
-            count.end()
-
-        try:
-            Splice(
-                link,
-                opener,
-                link.name,
-                properties=properties,
-                limits=self._ways.limits,
-                siblings=opener.siblings,
-                on_ended=ended,
-            )
-        except LocalProtocolError:
-            count.end()
-            raise
-        self.hops += 1
-        member.accepted += 1
-
-    def _branch(
-        self, member: Neighbour, link: ReceivingLink, branches: list[Route], leg: LegUse
-    ) -> None:
-        ways = self._ways
-        counts: list[LegCount] = []
-        edges = []
-        for route in branches:
-            # An empty route ends here, and is placed like a link of our own.
-            onward: Route = route or [ways.node]
-            try:
-                neighbour = ways.next(onward)
-                opener = neighbour.opener()
-            except LocalProtocolError:
-                # The others still get the messages; the first node learns of this one by the routing.
-                continue
-            counts.append(LegCount(neighbour, opener))
-            edges.append(Edge(opener, ways.new_name(), {**link.properties, ROUTE: onward}))
-        if not edges:
-            raise LocalProtocolError("no branch of the route can be reached")
-
-        def ended(multicast: Multicast) -> None:
-            self._branching.pop(multicast, None)
-            self._dropped += multicast.dropped
-            self._skipped += multicast.skipped
-            self.hops -= 1
-            member.accepted -= 1
-            for each in counts:
-                each.end()
-
-        try:
-            multicast = Multicast(
-                link,
-                edges,
-                skip_slow=leg.skips,
-                worst=leg.worst,
-                limits=ways.limits,
-                on_ended=ended,
-            )
-        except LocalProtocolError:
-            for each in counts:
-                each.end()
-            raise
-        self._branching[multicast] = None
-        self.hops += 1
-        member.accepted += 1
-
     # --- links of clients --------------------------------------------------------------------------
 
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
@@ -289,16 +230,21 @@ class MeshHost(BareHost):
             # Also beside a broker, whose dynamic queues have names that lead nowhere from other members.
             self._container.replies.attach_dynamic(cast("SendingLink", link))
             return True
-        if (gone := self._refuse_created(self._address_of(link), link.role == SENDER)) is not None:
+        address = self._address_of(link)
+        if (gone := self._refuse_created(address, link.role == SENDER)) is not None:
             link.refuse(gone)
             return True
-        if ROUTE in link.properties:
-            return False
-        if isinstance(link.target, Coordinator):
+        if ROUTE not in link.properties and isinstance(link.target, Coordinator):
             return self.pinned.coordinate(link, own=self.coordinates)
-        address = self._address_of(link)
         if address is None:
             return False
+        if ROUTE in link.properties:
+            return self._ends.attach(link, address)
+        if self._is_linked_edge(address, link):
+            link.refuse(
+                Error("amqp:not-allowed", "links to the address are routed", {LINKED: True})
+            )
+            return True
         gives = link.role == SENDER
         node = self.pinned.coordinator_of(link.session)
         if node is not None and self._is_at(node, address, gives=gives):
@@ -308,7 +254,7 @@ class MeshHost(BareHost):
             self.pinned.route(address, link, node)
             return True
         if not self._is_routed(address, gives=gives):
-            return False
+            return self._ends.attach(link, address)
         self._route(address, link)
         return True
 
@@ -326,7 +272,20 @@ class MeshHost(BareHost):
         )
 
     def _is_at(self, node: str, address: str, *, gives: bool) -> bool:
+        if self._ways.engine.edge:
+            # What the uplink has is asked for when own nodes have been.
+            return node == self._ways.node and self._ways.engine.offers(address)
         return any(each.node == node for each in self._ways.destinations(address, gives=gives))
+
+    def _is_linked_edge(self, address: str, link: ReceivingLink | SendingLink) -> bool:
+        """Return whether *link* is one of an edge for several clients, each of which needs a link of its own."""
+        leg = read_leg(link.properties)
+        if link.role == SENDER or not leg.origin or leg.band != LOW:
+            return False
+        found = self._ways.destinations(address)
+        if not found:
+            return bool(self._ways.destinations(address, gives=True))
+        return self._is_pinned(address, found)
 
     def attach_absent(self, link: ReceivingLink | SendingLink) -> bool:
         """Let *link* wait for a destination: no node or host of the container has its address."""
@@ -362,6 +321,12 @@ class MeshHost(BareHost):
         node = node_of(address)
         if node is not None:
             return node != self._ways.node
+        engine = self._ways.engine
+        if engine.edge:
+            if gives or engine.uplink is None or not engine.offers(address):
+                # Own nodes come first; what they have not is looked for at the uplink after that.
+                return False
+            return (self._rules.find(address) or _DEFAULT).distribution != "closest"
         if _is_ours(address):
             return False
         found = self._ways.destinations(address, gives=gives)
@@ -393,9 +358,13 @@ class MeshHost(BareHost):
         rule = self._rules.find(address) or _DEFAULT
         gives = link.role == SENDER
         found = self._ways.destinations(address, gives=gives)
+        if read_leg(link.properties).origin:
+            self._of_edges.append(link)
         pinned = gives or is_paired(link) or self._is_pinned(address, found)
         distribution = found[0].offer.distribution if found else rule.distribution
-        if rule.redirect and found:
+        if self._ways.engine.edge:
+            distribution = "balanced"
+        elif rule.redirect and found:
             elsewhere = redirect_to(self._ways.urls_of(found[0].node), link.peer, address)
             if elsewhere is not None:
                 link.refuse(elsewhere)
@@ -404,7 +373,11 @@ class MeshHost(BareHost):
             self._grow(address, cast("ReceivingLink", link), rule)
         elif not pinned:
             link = cast("ReceivingLink", link)
-            self.routed(address, link.peer.user or "").fan.join(link, wait=rule.absent == "wait")
+            routed = self.routed(address, link.peer.user or "")
+            if routed.linked:
+                self.pinned.route(address, link)
+            else:
+                routed.fan.join(link, wait=rule.absent == "wait")
         else:
             self.pinned.route(address, link)
 
@@ -421,6 +394,9 @@ class MeshHost(BareHost):
             on_wait=self.wake,
             on_ended=self._felled,
         )
+        self._keep(tree)
+
+    def _keep(self, tree: RoutedTree) -> None:
         self._trees[tree] = None
         tree.update()
         self.wake()
@@ -430,6 +406,16 @@ class MeshHost(BareHost):
             del self._trees[tree]
             self._dropped += tree.dropped
             self._skipped += tree.skipped
+
+    def give_up(self, address: str, link: ReceivingLink | SendingLink, error: Error) -> None:
+        """Refuse *link*, which has found no path; a receiver becomes a destination if no node gives messages to it."""
+        if (
+            link.role == SENDER
+            and error.condition == "amqp:not-found"
+            and self._ends.receive(cast("SendingLink", link), address)
+        ):
+            return
+        link.refuse(error)
 
     def routed(self, address: str, user: str) -> RoutedAddress:
         """Return the routed address, a new one if there is none."""
@@ -447,17 +433,53 @@ class MeshHost(BareHost):
                 now=trio.current_time,
                 zone=self._zone,
                 on_wait=self.wake,
+                on_refused=self._leg_refused,
             )
             found.update()
             self.wake()
         return found
+
+    def _leg_refused(self, routed: RoutedAddress, error: Error) -> None:
+        """Handle the refusal of a leg, which of an edge is its link to the uplink, with the rights of an edge."""
+        if not self._ways.engine.edge or error.condition == "amqp:not-found":
+            return
+        for link in routed.fan.withdraw():
+            if link.session.ended:
+                continue
+            if routed.linked:
+                self.pinned.route(routed.address, link)
+            else:
+                link.refuse(error)
+
+    async def reach(self, address: str) -> None:
+        """Wait until the uplink of this edge accepts links to *address*.
+
+        Raises:
+            LinkRefused: The uplink does not let this edge use the address.
+        """
+        while True:
+            routed = self.routed(address, "")
+            routed.touch()
+            if routed.fan.reachable and any(each.answered for each in routed.fan.legs):
+                return
+            if routed.linked:
+                return
+            refusal = routed.fan.refusal
+            if refusal is not None and refusal.condition != "amqp:not-found":
+                raise LinkRefused(
+                    refusal.description or refusal.condition, condition=refusal.condition
+                )
+            await trio.sleep(_REACH_S)
 
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
         """Return the endpoint for messages to *address* that come through an anonymous terminus."""
         if (gone := self._refuse_created(address, False)) is not None:
             return gone
         if not self._is_routed(address, gives=False):
-            return None
+            return self._ends.relay(address)
+        return self._relay(address, link)
+
+    def _relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error:
         found = self._ways.destinations(address)
         if found and found[0].offer.distribution == "multicast":
             return Error("amqp:not-allowed", f"{address!r} has to be attached to")
@@ -473,8 +495,13 @@ class MeshHost(BareHost):
                     found.setdefault(node, []).append(leg)
         return found
 
-    def relay_absent(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | None:
-        """Return the endpoint for messages to *address*, which has no destination; None without a rule for that."""
+    def relay_absent(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
+        """Return the endpoint for messages to *address*, which has no destination; None without a rule for that.
+
+        An edge asks its uplink for what nothing here has.
+        """
+        if self._ways.engine.edge:
+            return None if node_of(address) == self._ways.node else self._relay(address, link)
         rule = self._rules.find(address)
         if rule is None or rule.distribution == "multicast" or rule.route == "link":
             return None
@@ -525,13 +552,8 @@ class MeshHost(BareHost):
             if rotate:
                 rotate_at = now + _ROTATE_S
             due = await self._look_after(changed=changed, rotate=rotate)
-            if (
-                self._routed
-                or self._leaving
-                or self.pinned.seeking
-                or self._remote.leaving
-                or self._reports
-            ):
+            waits = self._remote.leaving or self._reports or self._ends.waits
+            if self._routed or self._leaving or self.pinned.seeking or waits:
                 due = min(due, rotate_at)
             with trio.move_on_at(due):
                 await self._wakeup.wait()
@@ -567,7 +589,8 @@ class MeshHost(BareHost):
             if changed or now >= tree.deadline:
                 tree.update()
             due = min(due, tree.deadline)
-        return min(due, self.pinned.look_after(now, changed=changed))
+        due = min(due, self.pinned.look_after(now, changed=changed))
+        return min(due, self._ends.look_after(now, changed=changed, sweep=rotate))
 
     def _forget_left(self) -> None:
         """Forget the addresses whose last legs have ended, and count what was lost with these."""
@@ -585,6 +608,17 @@ class MeshHost(BareHost):
         self._remote.tend(close=True)
 
     @property
+    def hops(self) -> int:
+        """Number of links of other members that pass through."""
+        return self._transit.hops
+
+    @property
+    def of_edges(self) -> int:
+        """Number of links of our edges to addresses of the mesh."""
+        self._of_edges = [each for each in self._of_edges if each.attached]
+        return len(self._of_edges)
+
+    @property
     def placed(self) -> int:
         """Number of attached links that end here, those of our own clients through the mesh included."""
         return sum(each.placed.attached() for each in self.members.values())
@@ -592,20 +626,21 @@ class MeshHost(BareHost):
     def _fans(self) -> Iterator[Fan]:
         for each in (*self._routed.values(), *self._leaving):
             yield each.fan
+        yield from self._ends.fans()
 
     @property
     def dropped(self) -> int:
         """Number of settled messages that were lost: with a link, or without a destination. On hops, of links that have ended."""
         fans = sum(each.dropped for each in self._fans())
         trees = sum(each.dropped for each in self._trees)
-        branching = sum(each.dropped for each in self._branching)
-        return self._dropped + self.pinned.dropped + fans + trees + branching
+        others = self.pinned.dropped + self._transit.dropped + self._ends.dropped
+        return self._dropped + fans + trees + others
 
     @property
     def skipped(self) -> int:
         """Number of copies of settled messages that slow destinations did not get."""
         trees = sum(each.skipped for each in self._trees)
-        return self._skipped + trees + sum(each.skipped for each in self._branching)
+        return self._skipped + trees + self._transit.skipped
 
     @property
     def waiting(self) -> int:
@@ -657,5 +692,5 @@ class AbsentHost(BareHost):
         return self._host.attach_absent(link)
 
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
-        """Return the endpoint for messages to *address*, where a rule lets them wait or gives them a fallback."""
+        """Return the endpoint for messages to *address* at an uplink, or where a rule lets them wait or has a fallback."""
         return self._host.relay_absent(address, link)

@@ -18,11 +18,11 @@ from ..container.connections import Connection
 from ..container.container import Container
 from ..container.replies import accept_failed
 from ..errors import AmqpError
-from ..net.endpoints import is_loopback
 from ..net.tls import with_name
 from ..security.access import Rights
 from .bridges import Bridge, check_together
 from .bridging import Bridges
+from .dialling import is_loopback_url
 from .discovery import Discovery, Found, Seed
 from .health import Alive, Health
 from .host import AbsentHost, MeshHost
@@ -32,7 +32,7 @@ from .neighbours import Neighbour
 from .offering import OwnOffers
 from .peers import MeshMember, Peers, open_properties
 from .records import NUMBER_MAX, PATTERN, Offer
-from .routing import RoutingEngine
+from .routing import Effect, RoutingEngine
 from .rules import MeshRule, MeshRules
 from .statistics import MeshStats
 from .ways import Ways
@@ -41,6 +41,8 @@ log = logging.getLogger("amqp_rt.mesh")
 
 #: Seconds for one attempt to connect with a member.
 _DIALLED_WITHIN_S: Final = 5.0
+#: Seconds for which a node that drains waits for its edges to use other uplinks.
+_EDGES_LEAVE_S: Final = 2.0
 #: Seconds between two looks at whether a drain is complete.
 _DRAIN_LOOK_S: Final = 0.02
 
@@ -130,7 +132,7 @@ class Mesh(TrioBlock):
 
     def _look(self) -> None:
         if self._peers is not None:
-            self._peers.look()
+            self._peers.dialling.look()
 
     # --- lifetime --------------------------------------------------------------------------------
 
@@ -141,7 +143,7 @@ class Mesh(TrioBlock):
         listened = list(container.entry.urls)
         role = self._role
         if role == "auto":
-            role = "interior" if any(not _is_loopback(each) for each in listened) else "edge"
+            role = "interior" if any(not is_loopback_url(each) for each in listened) else "edge"
         urls = tuple(_dialable(listened) if self._urls is None else self._urls)
         engine = self._engine = RoutingEngine(
             container.name,
@@ -157,7 +159,10 @@ class Mesh(TrioBlock):
         )
         ways = Ways(engine, container.limits)
         host = self._host = MeshHost(
-            container, ways, self._rules, zone=self._zone, on_record=self._on_record
+            *(container, ways, self._rules),
+            zone=self._zone,
+            on_record=self._on_record,
+            carry_out=self._carry_out,
         )
         last = AbsentHost(host)
         member = MeshMember(self._name, container.name, incarnation, role, self._zone, self._cost)
@@ -271,6 +276,10 @@ class Mesh(TrioBlock):
         assert self._peers is not None
         self._peers.record(neighbour, data)
 
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        assert self._peers is not None
+        self._peers.carry_out(effects)
+
     def _dial(self, found: Found, properties: Mapping[object, Any]) -> Any:
         options = {"within": _DIALLED_WITHIN_S, "reconnect": None, **self._options}
         if found.server_name is not None:
@@ -297,6 +306,10 @@ class Mesh(TrioBlock):
         # What was pulled is still sent on.
         while bridges.busy:  # noqa: ASYNC110
             await trio.sleep(_DRAIN_LOOK_S)
+        # Edges learn of it and go to other uplinks, if they have any.
+        with trio.move_on_after(_EDGES_LEAVE_S):
+            while host.of_edges:  # noqa: ASYNC110
+                await trio.sleep(_DRAIN_LOOK_S)
         host.close()
         # Links of several kinds end, of which only some report it.
         while host.hops or host.busy or host.placed:  # noqa: ASYNC110
@@ -342,25 +355,40 @@ class Mesh(TrioBlock):
 
     @property
     def joined(self) -> bool:
-        """Whether this node is connected with another member; without seeds it is from the start."""
-        return not self._seeded or len(self._engine.paths().costs) >= 2
+        """Whether this node is connected with another member, as an edge with one that has its addresses; without seeds at once."""
+        return not self._seeded or self._engine.joined
 
     async def wait_ready(self) -> None:
-        """Wait until this node is connected with another member; a mesh without seeds is ready at once."""
+        """Wait until this node is connected with another member; a mesh without seeds is ready at once.
+
+        An edge waits until its uplink has its addresses.
+        """
         await trio.lowlevel.checkpoint()
         assert self._peers is not None
         while not self.joined:
             await self._peers.wait_changed()
 
     async def reachable(self, address: str) -> None:
-        """Wait until some node within reach serves *address*."""
+        """Wait until some node within reach serves *address*.
+
+        An edge knows its own addresses only, and asks its uplink by a link to *address*.
+
+        Raises:
+            LinkRefused: The uplink does not let this edge use the address.
+        """
         await trio.lowlevel.checkpoint()
         assert self._peers is not None
+        if self._engine.edge and not self._engine.offers(address):
+            await self._host.reach(address)
+            return
         while not any(each.offer.weight for each in self._engine.lookup(address)):
             await self._peers.wait_changed()
 
     def instances(self, address: str) -> list[MeshInstance]:
-        """Return the nodes that serve *address*, the nearest first, with their health, load, latencies and outcomes."""
+        """Return the nodes that serve *address*, the nearest first, with their health, load, latencies and outcomes.
+
+        An edge knows its own addresses only.
+        """
         legs = self._host.legs_to(address)
         now = trio.current_time()
         return [
@@ -395,16 +423,6 @@ class Mesh(TrioBlock):
 
     def __repr__(self) -> str:
         return f"<Mesh {self._name!r}, node {self._container.name!r}>"
-
-
-def _is_loopback(url: str) -> bool:
-    where = parse_url(url, listening=True)
-    if where.scheme not in ("amqp", "amqps", "ws", "wss"):
-        return True
-    try:
-        return is_loopback(where.host)
-    except ValueError:
-        return where.host == "localhost"
 
 
 def _dialable(urls: Iterable[str]) -> list[str]:

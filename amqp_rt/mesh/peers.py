@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 from msgspec import Struct
 
-from ..addresses import host_in, parse_url
+from ..addresses import host_in
 from ..container.connections import Connection
 from ..container.container import Container
 from ..container.links import MESH_MEMBER
-from ..errors import AmqpError, LocalProtocolError
+from ..errors import LocalProtocolError
 from ..events import Peer
 from ..net.endpoints import is_loopback
 from ..outcomes import Error
 from ..security.access import Rights
 from ..values import Symbol
 from .adjacency import LineState
-from .discovery import Discovery, Found
+from .dialling import Dial, Dialling, is_loopback_url
+from .discovery import Discovery
 from .host import MeshHost
 from .neighbours import MESH, Neighbour
 from .records import COST_MAX, NUMBER_MAX
 from .routing import Effect, Leave, LineChanged, RoutesChanged, RoutingEngine, Send
-from .ways import Ways, weight_of
+from .ways import Ways
 
 log = logging.getLogger("amqp_rt.mesh")
 
 VERSION: Final = 1
 #: Entry of an error: the incarnation of a node with the same id as the peer.
 _INCARNATION: Final = Symbol("x-opt-mesh-incarnation")
-#: Neighbours that a node dials, and of these in its own zone.
-DIALLED: Final = 4
-DIALLED_IN_ZONE: Final = 3
-#: Seconds between two looks at whom to dial, and until a place that failed is dialled again.
-LOOK_S: Final = 1.0
-REDIAL_S: Final = 1.0
-REDIAL_MAX_S: Final = 10.0
+_ROLES: Final = ("interior", "edge")
 _DUPLICATE: Final = Error("amqp:connection:forced", "another connection of the two members stays")
 
 
 class MeshMember(Struct, frozen=True):
-    """MeshMember that an open names."""
+    """Member, as its open names it."""
 
     mesh: str
     node: str
@@ -76,24 +69,6 @@ def member_of(properties: Mapping[object, object]) -> MeshMember | None:
     if not node or "/" in node:
         return None
     return MeshMember(mesh, node, int(incarnation), role, zone, int(cost))
-
-
-class Dial(Protocol):
-    """Opens a connection to a place, which closes with the block."""
-
-    def __call__(self, found: Found) -> AbstractAsyncContextManager[Connection]:
-        """Return the block."""
-
-
-class _Place(Struct):
-    """Where a member may listen, and what became of the last attempt."""
-
-    found: Found
-    #: Node that was there last; empty if that is not known.
-    node: str = ""
-    dialling: bool = False
-    dial_at: float = -math.inf
-    pause_s: float = REDIAL_S
 
 
 class Peers:
@@ -128,15 +103,16 @@ class Peers:
         self._host = host
         self._member = member
         self._discovery = discovery
-        self._dial = dial
+        self.dialling = Dialling(
+            *(engine, ways, discovery, dial),
+            zone=member.zone,
+            is_member=self._is_member,
+        )
         self._on_left = on_left
-        self._places: dict[str, _Place] = {}
         self._effects: deque[Effect] = deque()
         self._carrying_out = False
         self._woken = trio.Event()
-        self._look = trio.Event()
         self._changed = trio.Event()
-        self._nursery: trio.Nursery | None = None
         #: Why a connection that named the mesh was not used, by its reason.
         self.refused: dict[str, int] = {}
         self.stopping = False
@@ -211,6 +187,11 @@ class Peers:
             )
         )
 
+    def _is_member(self, connection: Connection) -> str | None:
+        """Return the id of the member that was dialled; None if it is none of this mesh."""
+        member = member_of(connection.peer.properties)
+        return member.node if member is not None and member.mesh == self._member.mesh else None
+
     def _meet_self(self, connection: Connection, member: MeshMember) -> None:
         """Close a connection with ourselves; of two nodes with one id, the routing decides which leaves."""
         if member.incarnation != self._member.incarnation and member.mesh == self._member.mesh:
@@ -224,20 +205,30 @@ class Peers:
             return "this member leaves"
         if member.mesh != self._member.mesh:
             return "it is of another mesh"
+        if member.role not in _ROLES:
+            return "its role is not known"
+        if self._engine.edge and (member.role == "edge" or not connection.dialled):
+            return "an edge dials its uplinks, which are no edges"
+        if member.role == "edge" and member.node in self._engine.paths().costs:
+            return "an interior node has its id"
+        local = is_loopback_url(peer.address) if connection.dialled else _is_local(peer.address)
+        if not (peer.secure or local):
+            return "the connection is not encrypted"
         if connection.dialled:
+            # Its certificate was verified.
             return ""
         permissions = self._container.permissions
-        if peer.user is None:
-            # Without a login there is no name to trust; a container without rules trusts its machine.
-            if permissions.guarded or not _is_local(peer.address):
-                return "it has not logged in"
+        if local and not permissions.guarded:
+            # A container without rules trusts its machine.
             return ""
-        if peer.user != member.node and permissions.guarded:
+        if peer.user is None:
+            return "it has not logged in"
+        if peer.user != member.node:
             return "it has logged in under another name than its id"
-        if not peer.secure and not _is_local(peer.address):
-            return "the connection is not encrypted"
         wanted = Rights.SEND if member.role == "edge" else Rights.MANAGE
-        if permissions.decide(peer, wanted, MESH) is not None:
+        # What ``authorize`` alone decides is not known here, and may take its time.
+        asked_only = permissions.access is None and peer.tokens is None and permissions.guarded
+        if asked_only or permissions.decide(peer, wanted, MESH) is not None:
             return "it may not join"
         return ""
 
@@ -256,7 +247,7 @@ class Peers:
             if each is neighbour:
                 del self._host.members[engine]
         neighbour.connection.close(error)
-        self._look.set()
+        self.dialling.look()
 
     def _learn_of_namesake(self, connection: Connection) -> None:
         """Leave if a neighbour has closed *connection* for another node with our id, whose incarnation is higher."""
@@ -319,7 +310,7 @@ class Peers:
         elif isinstance(effect, RoutesChanged):
             self._host.routes_changed()
             self._notify()
-            self._look.set()
+            self.dialling.look()
         else:
             assert isinstance(effect, Leave)
             self._on_left(effect.reason)
@@ -338,10 +329,9 @@ class Peers:
     async def run(self) -> None:
         """Drive the routing and dial others, until cancelled."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
             nursery.start_soon(self._tick)
             nursery.start_soon(self._discovery.run)
-            nursery.start_soon(self._keep_dialled)
+            nursery.start_soon(self.dialling.run, lambda: self.stopping)
 
     async def _tick(self) -> None:
         while True:
@@ -354,90 +344,6 @@ class Peers:
                 await trio.lowlevel.checkpoint()
             with trio.move_on_at(self._engine.deadline):
                 await self._woken.wait()
-
-    def look(self) -> None:
-        """Look soon at whom to dial."""
-        self._look.set()
-
-    async def _keep_dialled(self) -> None:
-        while True:
-            self._look = trio.Event()
-            if not self.stopping:
-                self._dial_some()
-            with trio.move_on_after(LOOK_S):
-                await self._look.wait()
-            # Records arrive in bursts; each may bring URLs.
-            await trio.sleep(0.01)
-
-    def _dial_some(self) -> None:
-        now = trio.current_time()
-        for found in self._discovery.places:
-            # Another node may have named the URL before, without the name of its certificate.
-            self._places.setdefault(str(found.url), _Place(found)).found = found
-        seeds = {str(found.url) for found in self._discovery.places}
-        wanted = self._wanted()
-        for key in list(self._places):
-            place = self._places[key]
-            if key not in seeds and place.node not in wanted and not place.dialling:
-                del self._places[key]
-        for node, url in wanted.items():
-            try:
-                place = self._places.setdefault(url, _Place(Found(parse_url(url))))
-            except AmqpError:
-                continue
-            place.node = node
-        ours = self._ways.neighbours
-        idle = [
-            place
-            for key, place in sorted(
-                self._places.items(), key=lambda item: weight_of(self._ways.node, item[0])
-            )
-            if not place.dialling and now >= place.dial_at and place.node != self._ways.node
-        ]
-        for place in idle:
-            if place.node in ours:
-                continue
-            if place.node not in wanted and place.node in self._engine.paths().costs:
-                # Others lead there. Only places out of reach are dialled again and again.
-                continue
-            busy = sum(each.dialling and not each.node for each in self._places.values())
-            if not place.node and busy >= DIALLED:
-                continue
-            place.dialling = True
-            assert self._nursery is not None
-            self._nursery.start_soon(self._run_dialled, place)
-
-    def _wanted(self) -> dict[str, str]:
-        """Return the nodes to dial, with a URL of each."""
-        engine = self._engine
-        here = self._ways.node
-        reached = [
-            links
-            for node in engine.paths().costs
-            if node != here and (links := engine.database.links(node)) is not None and links.urls
-        ]
-        reached.sort(key=lambda links: weight_of(here, links.origin))
-        near = [each for each in reached if each.zone == self._member.zone][:DIALLED_IN_ZONE]
-        rest = [each for each in reached if each not in near][: DIALLED - len(near)]
-        return {each.origin: each.urls[0] for each in (*near, *rest)}
-
-    async def _run_dialled(self, place: _Place) -> None:
-        """Dial *place*, and wait for the end of the connection."""
-        try:
-            async with self._dial(place.found) as connection:
-                member = member_of(connection.peer.properties)
-                if member is None or member.mesh != self._member.mesh:
-                    log.warning("mesh: no member of %r at %s", self._member.mesh, place.found.url)
-                    return
-                place.node = member.node
-                await connection.wait_closed()
-                place.pause_s = REDIAL_S
-        except (AmqpError, OSError) as error:
-            log.debug("mesh: %s cannot be dialled: %s", place.found.url, error)
-        finally:
-            place.dialling = False
-            place.dial_at = trio.current_time() + place.pause_s
-            place.pause_s = min(2 * place.pause_s, REDIAL_MAX_S)
 
 
 def _replaced_by(member: MeshMember) -> Error:

@@ -76,11 +76,18 @@ class PinnedLinks:
     Args:
         ways: The ways from here.
         on_wait: Called when :meth:`look_after` has to be called earlier.
+        give_up: Called with the address, a link that has found no path to it, and the error with which to refuse it.
     """
 
-    def __init__(self, ways: Ways, on_wait: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        ways: Ways,
+        on_wait: Callable[[], None],
+        give_up: Callable[[str, ReceivingLink | SendingLink, Error], None],
+    ) -> None:
         self._ways = ways
         self._on_wait = on_wait
+        self._give_up = give_up
         self._seeking: dict[Seeker, None] = {}
         self._pins: dict[LinkSession, _Pin] = {}
         #: Ids of the connections of clients.
@@ -136,7 +143,8 @@ class PinnedLinks:
         pin = self._pin(link.session)
         node = pin.coordinator or pin.node
         if node is None:
-            found = self._ways.destinations(COORDINATOR)
+            # The uplink of an edge says which node it is, if the edge itself does not coordinate.
+            found = [] if own and self._ways.engine.edge else self._ways.destinations(COORDINATOR)
             node = found[0].node if found else (self._ways.node if own else "")
         if node == self._ways.node and pin.node != node:
             pin.coordinator = node
@@ -188,7 +196,6 @@ class PinnedLinks:
             LocalProtocolError: No link can be opened.
         """
         ways = self._ways
-        peer = link.peer
         pin = self._pin(link.session)
         # Links of one transaction take one way: a discharge must not arrive before messages that were sent before it.
         path = pin.path_to(to.node) or to.path
@@ -202,11 +209,7 @@ class PinnedLinks:
             pin.links.pop(splice, None)
             opened.end()
 
-        leg = LegUse(
-            *(ways.node, PINNED, peer.user or ""),
-            client=self._client_of(link.connection),
-            container=peer.container_id,
-        )
+        leg = self.leg_of(link)
         try:
             splice = Splice(
                 link,
@@ -227,6 +230,15 @@ class PinnedLinks:
         if isinstance(link.target, Coordinator):
             pin.coordinator = to.node
 
+    def leg_of(self, link: ReceivingLink | SendingLink) -> LegUse:
+        """Return the use of a link to be joined with *link*, one of a client: it names the client."""
+        peer = link.peer
+        return LegUse(
+            *(self._ways.node, PINNED, peer.user or ""),
+            client=self._client_of(link.connection),
+            container=peer.container_id,
+        )
+
     def _client_of(self, connection: Any) -> str:
         """Return the id that other nodes know *connection* by."""
         found = self._clients.get(connection)
@@ -243,6 +255,16 @@ class PinnedLinks:
         """Try *seeker* again when its time has come, or paths have changed."""
         self._seeking[seeker] = None
         self._on_wait()
+
+    def given_up(
+        self, address: str, link: ReceivingLink | SendingLink, node: str, error: Error
+    ) -> None:
+        """Deal with *link*, which has found no path."""
+        if node or address == COORDINATOR:
+            # Transactions bind it to that node.
+            link.refuse(error)
+        else:
+            self._give_up(address, link, error)
 
     def found(self, seeker: Seeker) -> None:
         """Forget a link that has found its path, or was refused."""
@@ -331,4 +353,4 @@ class Seeker:
     def _give_up(self) -> None:
         self._pinned.found(self)
         if not self._link.session.ended:
-            self._link.refuse(self._error)
+            self._pinned.given_up(self._address, self._link, self._node, self._error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from msgspec import Struct
 
@@ -13,7 +14,8 @@ from ..outcomes import Error
 from ..termini import Source, Target
 from .balance import Answers, Standing
 from .fans import Fan, Ingress, Leg
-from .hops import LegUse, Route
+from .hops import LINKED, LegUse, Route
+from .routing import MeshRoute
 from .rules import MeshRule
 from .ways import LegCount, Ways, spread
 
@@ -46,6 +48,7 @@ class RoutedAddress:
         now: The clock, in seconds.
         zone: Our zone.
         on_wait: Called when ``deadline`` may have become earlier.
+        on_refused: Called with the error when a leg was refused.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class RoutedAddress:
         now: Callable[[], float],
         zone: str,
         on_wait: Callable[[], None],
+        on_refused: Callable[[RoutedAddress, Error], None] = lambda routed, error: None,
     ) -> None:
         self.address = address
         self.user = user
@@ -68,6 +72,9 @@ class RoutedAddress:
         self._ways = ways
         self._now = now
         self._on_wait = on_wait
+        self._on_refused = on_refused
+        #: The uplink has said that links to the address are routed.
+        self.linked = False
         self.fan = Fan(
             now=now,
             zone=zone,
@@ -125,15 +132,15 @@ class RoutedAddress:
             return
         ways = self._ways
         address = self.address
-        found = ways.destinations(address)
+        found = self._wanted(address)
         if not found and self._fallback is not None:
             address = self._fallback
-            found = ways.destinations(address)
+            found = self._wanted(address)
         wanted = {
             each.node: each for each in spread(found, ways.limits.fan_legs_max, zone=self._zone)
         }
         for node, known in list(self._legs.items()):
-            if node not in wanted or known.address != address or not ways.stands(known.path):
+            if node not in wanted or known.address != address or not self._stands(known.path):
                 del self._legs[node]
                 self.fan.retire(known.leg)
         for node, each in wanted.items():
@@ -142,6 +149,18 @@ class RoutedAddress:
                 continue
             standing = Standing(cost=each.cost, zone=each.zone, weight=each.offer.weight)
             self._open(node, address, each.path or (ways.node,), standing)
+
+    def _wanted(self, address: str) -> list[MeshRoute]:
+        """Return the destinations of *address*, the best first."""
+        return self._ways.destinations(address)
+
+    def _stands(self, path: tuple[str, ...]) -> bool:
+        """Return whether legs still take *path*."""
+        return self._ways.stands(path)
+
+    def _properties(self, route: Route) -> dict[object, Any]:
+        """Return the properties of a leg's attach."""
+        return self._ways.properties(route, LegUse(self._ways.node, user=self.user))
 
     def _open(self, node: str, address: str, path: tuple[str, ...], standing: Standing) -> None:
         ways = self._ways
@@ -153,7 +172,7 @@ class RoutedAddress:
                 opener,
                 ways.new_name(),
                 standing,
-                properties=ways.properties(route, LegUse(ways.node, user=self.user)),
+                properties=self._properties(route),
                 source=Source(),
                 target=Target(address=address),
             )
@@ -179,6 +198,12 @@ class RoutedAddress:
     def _left(self, leg: Leg) -> None:
         if leg.context is not None:
             leg.context.end()
+        refusal = self.fan.refusal
+        if not leg.answered and refusal is not None:
+            self.linked = bool((refusal.info or {}).get(LINKED))
+            self._on_refused(self, refusal)
+            if self.linked:
+                self.close()
         for node, each in self._legs.items():
             if each.leg is leg:
                 del self._legs[node]

@@ -22,6 +22,7 @@ from .origination import NameLost, Origination
 from .paths import Paths, within_reach
 from .records import (
     EDGE,
+    GIVES,
     MILLISECONDS_MAX,
     NUMBER_MAX,
     TAKES,
@@ -51,6 +52,8 @@ _LATE_KEPT_S: Final = 5.0
 _ANSWERS_A_TURN: Final = 8
 #: Requests of one neighbour that wait for answers.
 _ANSWERS_WAITING_MAX: Final = 4
+#: What receivers of clients take is filed under this in place of an origin; no node has this id.
+_RECEIVED: Final = ""
 #: Messages accepted last whose copies are recognized without decoding, and octets of the longest.
 _RECENT_MAX: Final = 1_024
 _RECENT_SIZE_MAX: Final = 2_048
@@ -266,16 +269,19 @@ class RoutingEngine:
         self._due = self._next(now)
         return self._take()
 
-    def offer(self, address: str, offer: Offer, *, now: float) -> list[Effect]:
-        """Offer *address*, or change how it is offered."""
-        self._own.add(self.node, address, offer)
+    def offer(
+        self, address: str, offer: Offer, *, now: float, received: bool = False
+    ) -> list[Effect]:
+        """Offer *address*, or change how it is offered; *received* is for what receivers of clients take."""
+        self._own.add(_RECEIVED if received else self.node, address, offer)
         self._addresses_changed(now)
         return self._take()
 
-    def withdraw(self, address: str, *, now: float) -> list[Effect]:
+    def withdraw(self, address: str, *, now: float, received: bool = False) -> list[Effect]:
         """Offer *address* no longer."""
-        if address in self._own.of(self.node):
-            self._own.remove(self.node, address)
+        origin = _RECEIVED if received else self.node
+        if address in self._own.of(origin):
+            self._own.remove(origin, address)
             self._addresses_changed(now)
         return self._take()
 
@@ -360,10 +366,18 @@ class RoutingEngine:
             and line.state is LineState.UP
         )
 
-    def offers_itself(self, address: str, flag: int) -> bool:
-        """Return whether this node, and not only an edge of it, offers *address*."""
-        offer = self._own.find(address).get(self.node)
-        return offer is not None and bool(offer.flags & flag)
+    def offers(self, address: str, flag: int = TAKES | GIVES, *, received: bool = True) -> bool:
+        """Return whether this node, and not only an edge of it, offers *address*.
+
+        Args:
+            address: The address.
+            flag: ``TAKES``, ``GIVES``, or both for either.
+            received: Whether receivers of its clients count.
+        """
+        return any(
+            offer.flags & flag and (received or origin == self.node)
+            for origin, offer in self._own.find(address).items()
+        )
 
     def paths(self) -> Paths:
         """Return the paths to all nodes, computed when first asked for after a change."""
@@ -380,9 +394,12 @@ class RoutingEngine:
             if record.node != line.node or record.incarnation != line.incarnation:
                 self.refused += 1
                 return
+            before = self.edge and self.joined
             line.on_hello(record, self.own.incarnation)
             self._choose_uplink()
             self._compare(line, now)
+            if self.edge and self.joined != before:
+                self._effects.append(RoutesChanged())
         elif isinstance(record, Addresses) and line.edge and record.origin == line.node:
             self._on_edge_addresses(line, record, now)
         elif line.edge or self.edge:
@@ -673,8 +690,13 @@ class RoutingEngine:
             return {}
         # Those of edges come last: they cannot take the room of our own.
         offers = {
-            address: Offer(each.flags, each.distribution, 0) if address in self._ailing else each
-            for address, each in self._own.of(self.node).items()
+            **self._own.of(_RECEIVED),
+            **{
+                address: Offer(each.flags, each.distribution, 0)
+                if address in self._ailing
+                else each
+                for address, each in self._own.of(self.node).items()
+            },
         }
         edges = [each.node for each in self.lines.values() if each.edge and each.state is LineState.UP]  # fmt: skip
         for edge in edges:

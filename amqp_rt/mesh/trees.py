@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..errors import LocalProtocolError
 from ..fronts.base import ReceivingLink
@@ -121,6 +122,11 @@ class RoutedTree:
             routes[ways.node] = [ways.node]
         return routes
 
+    def _properties(self, head: str, route: Route) -> dict[object, Any]:
+        """Return the properties of the attach of the branch *head*."""
+        leg = LegUse(self._ways.node, user=self.user, worst=self._worst, skips=self._skips)
+        return self._ways.properties(route, leg)
+
     def _open(self, head: str, route: Route) -> None:
         ways = self._ways
         try:
@@ -129,9 +135,7 @@ class RoutedTree:
             edge = Edge(
                 opener,
                 ways.new_name(),
-                ways.properties(
-                    route, LegUse(ways.node, user=self.user, worst=self._worst, skips=self._skips)
-                ),
+                self._properties(head, route),
             )
             if self._multicast is None:
                 if self._link.session.ended:

@@ -40,6 +40,9 @@ class Ways:
         more senders than others.
         """
         node = node_of(address)
+        if self.engine.edge:
+            # The uplink decides, and says what it finds.
+            return [] if node == self.node else self._over_uplink()
         if node is not None:
             return [] if gives else self.at(node)
         flag = GIVES if gives else TAKES
@@ -55,7 +58,8 @@ class Ways:
         paths = self.engine.paths()
         path = paths.path(node)
         if path is None:
-            return []
+            # An edge is reached by its uplinks, which lead on to it.
+            return self.engine.lookup(f"{MESH}/{node}")
         return [MeshRoute(node, Offer(TAKES, "closest"), paths.costs[node], path, "")]
 
     def ails(self, address: str) -> bool:
@@ -63,9 +67,17 @@ class Ways:
         found = self.engine.lookup(address)
         return any(each.node == self.node and not each.offer.weight for each in found)
 
+    def _over_uplink(self) -> list[MeshRoute]:
+        """Return the way of all links of an edge."""
+        uplink = self.engine.uplink
+        if uplink is None:
+            return []
+        return [MeshRoute(uplink, Offer(TAKES | GIVES, "balanced"), 1, (uplink,), "")]
+
     def path_to(self, node: str) -> tuple[str, ...] | None:
-        """Return the ids to pass to *node*; None if it is out of reach."""
-        return self.engine.paths().path(node)
+        """Return the ids to pass to *node*, an edge or not; None if it is out of reach."""
+        found = self._over_uplink() if self.engine.edge else self.at(node)
+        return (found[0].path or (self.node,)) if found else None
 
     def urls_of(self, node: str) -> tuple[str, ...]:
         """Return where *node* listens, as far as it says so; none for this node."""
@@ -74,6 +86,10 @@ class Ways:
 
     def stands(self, path: Sequence[str]) -> bool:
         """Return whether *path* still leads on over nodes that do not drain."""
+        if self.engine.edge:
+            return path[0] in (self.node, self.engine.uplink)
+        if tuple(path) == (self.node,):
+            return True
         claims = self.engine.database.claims
         draining = self.engine.database.draining(path[:-1])
         here = self.node
@@ -100,12 +116,14 @@ class Ways:
         """Return a name for a link, unique in the mesh."""
         return f"{self.node}/{self.engine.own.incarnation:x}/{next(self._names)}"
 
-    @staticmethod
     def properties(
-        route: Route, leg: LegUse, others: Mapping[object, object] | None = None
+        self, route: Route, leg: LegUse, others: Mapping[object, object] | None = None
     ) -> dict[object, Any]:
-        """Return the properties of an attach with *route*."""
-        return {**(others or {}), ROUTE: route, LEG: write_leg(leg)}
+        """Return the properties of an attach with *route*; links of an edge to its uplink have none, and are judged there."""
+        properties = {**(others or {}), LEG: write_leg(leg)}
+        if not self.engine.edge or route[0] == self.node:
+            properties[ROUTE] = route
+        return properties
 
 
 class LegCount:

@@ -171,6 +171,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         "mesh/test_database.py::test_mesh_nodes_max",
     ),
     "mesh_edges_max": ("mesh/test_routing.py::test_mesh_edges_max",),
+    "mesh_receivers_max": ("mesh/test_mesh_limits.py::test_mesh_receivers_max",),
     "mesh_neighbours_max": (
         "mesh/test_records.py::test_a_message_has_bounds",
         "mesh/test_routing.py::test_a_node_has_so_many_neighbours",

@@ -147,6 +147,8 @@ async def test_members_found_by_a_name_have_certificates_for_it(certified: str, 
                     assert mesh._engine.lines["A"].state.value == "up"
                 else:
                     await until(
-                        lambda: any(each.pause_s > 1 for each in mesh._peers._places.values())
+                        lambda: any(
+                            each.pause_s > 1 for each in mesh._peers.dialling.places.values()
+                        )
                     )
                     assert not mesh._engine.lines

@@ -174,3 +174,24 @@ async def test_mesh_reply_links_max(autojump_clock: MockClock) -> None:
                 await until(lambda: host.placed == 3)
             assert got == list(range(20))
             await until(lambda: host.placed == 2)
+
+
+@pytest.mark.parametrize("distribution", ["balanced", "multicast"])
+async def test_mesh_receivers_max(distribution: str, autojump_clock: MockClock) -> None:
+    """Receivers of one address at one node; one that has gone leaves its place to another."""
+    rules = [MeshRule("svc", distribution)]
+    async with members(MemoryNetwork()) as made:
+        await made.start("A", rules=rules, box_options={"limits": Limits(mesh_receivers_max=2)})
+        async with client(made.urls["A"], network=made.network) as peer, AsyncExitStack() as stack:
+            await stack.enter_async_context(peer.receiver("svc"))
+            async with peer.receiver("svc"):
+                with pytest.raises(LinkRefused, match="mesh_receivers_max") as refused:
+                    async with peer.receiver("svc"):
+                        pass
+                assert refused.value.condition == "amqp:resource-limit-exceeded"
+                # Another address has room of its own.
+                await stack.enter_async_context(peer.receiver("other"))
+            await stack.enter_async_context(peer.receiver("svc"))
+            with pytest.raises(LinkRefused, match="mesh_receivers_max"):
+                async with peer.receiver("svc"):
+                    pass

@@ -235,7 +235,7 @@ async def test_skipped_copies_are_counted_where_the_tree_branches(
             assert 0 < skipped < 20
         await trio.sleep(1)
         assert stats(made, "B").skipped == skipped
-        assert not made.meshes["B"]._host._branching
+        assert not made.meshes["B"]._host._transit.branching
         go.set()
 
 

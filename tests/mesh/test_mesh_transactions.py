@@ -225,3 +225,46 @@ async def test_without_a_coordinator_there_are_no_transactions(autojump_clock: M
                     pass
             assert refused.value.condition == "amqp:not-implemented"
             assert trio.current_time() - since == pytest.approx(2, abs=0.1)
+
+
+@pytest.mark.req("P4")
+async def test_clients_of_an_edge_have_links_and_transactions_of_their_own(
+    autojump_clock: MockClock,
+) -> None:
+    """Their links have the same names, and pass over one connection of the edge."""
+    network = MemoryNetwork()
+    async with brokered(network) as (made, _):
+        await made.start("E", "A", role="edge")
+        await made.meshes["E"].wait_ready()
+        async with (
+            client(made.urls["E"], "one", network=network) as one,
+            client(made.urls["E"], "two", network=network) as two,
+            one.sender("orders", name="out") as out,
+            two.sender("orders", name="out") as other,
+        ):
+            for number in range(4):
+                await out.send(str(number))
+                await other.send(str(number))
+            async with (
+                one.receiver("orders", name="in", credit=2) as source,
+                two.receiver("orders", name="in", credit=2) as beside,
+                one.sender("orders/done", name="done") as done,
+                two.sender("orders/done", name="done") as beside_done,
+                one.transaction() as mine,
+                two.transaction() as theirs,
+            ):
+                (await source.receive()).accept(transaction=mine)
+                await done.send("1", transaction=mine)
+                (await beside.receive()).accept(transaction=theirs)
+                await beside_done.send("2", transaction=theirs)
+                assert held(made, "orders/done") == 0
+            assert (held(made, "orders"), held(made, "orders/done")) == (6, 2)
+            async with one.sender("orders") as held_open, one.transaction() as txn:
+                await held_open.send("mine", transaction=txn)
+                async with two.sender("orders") as guessing:
+                    own = await two.transaction().__aenter__()
+                    own._id = txn._id
+                    assert await told(guessing, own) == "amqp:transaction:unknown-id"
+                    with pytest.raises(TransactionRolledBack):
+                        await own.__aexit__(None, None, None)
+            assert held(made, "orders") == 7

@@ -627,6 +627,33 @@ class Rpc(Client):
             self.request(1)
 
 
+class Answer(Client):
+    """Serves an address as a receiver: sends each message back to where its replies go."""
+
+    def begin(self, container):
+        self.result |= {"answered": 0}
+        self.replies = container.create_sender(self.connection, None)
+        self.receiver = container.create_receiver(self.connection, self.options["address"])
+        self.receiver.flow(self.options.get("credit", 10))
+
+    def on_link_opened(self, event):
+        if event.link.is_receiver:
+            say(attached=event.link.remote_source.address)
+
+    def on_message(self, event):
+        request = event.message
+        self.replies.send(
+            Message(address=request.reply_to, correlation_id=request.id, body=request.body)
+        )
+        self.accept(event.delivery)
+        self.result["answered"] += 1
+        self.receiver.flow(1)
+
+    def on_settled(self, event):
+        if event.link.is_sender and self.result["answered"] == self.options["count"]:
+            self.end()
+
+
 class Mirror(Client):
     def begin(self, container):
         self.result |= {"messages": []}
@@ -1013,6 +1040,7 @@ ROLES = {
     "receive": Receive,
     "transact": Transact,
     "rpc": Rpc,
+    "answer": Answer,
     "mirror": Mirror,
     "authorize": Authorize,
     "serve": Serve,

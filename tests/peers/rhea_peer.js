@@ -449,6 +449,25 @@ function rpc(options) {
     });
 }
 
+// Serves an address as a receiver: sends each message back to where its replies go.
+function answer(options) {
+    const connection = connect(options, { answered: 0 });
+    const { result } = connection;
+    const replies = connection.open_sender({ target: {} });
+    const receiver = connection.open_receiver({ source: { address: options.address }, credit_window: 0 });
+    let settled = 0;
+    receiver.on('receiver_open', () => {
+        say({ attached: receiver.source && receiver.source.address });
+        receiver.add_credit(options.credit || 10);
+    });
+    receiver.on('message', ({ message: request, delivery }) => {
+        replies.send({ to: request.reply_to, correlation_id: types.wrap_ulong(request.message_id), body: request.body });
+        result.answered++;
+        receiver.add_credit(1);
+    });
+    replies.on('settled', () => { if (++settled === options.count) connection.end(); });
+}
+
 function mirror(options) {
     const connection = connect(options, { messages: [] });
     const sender = connection.open_sender({ target: { address: options.address } });
@@ -694,5 +713,5 @@ function survive(options) {
     say({ ready: 1 });
 }
 
-const ROLES = { open, send, receive, rpc, mirror, serve, survive };
+const ROLES = { open, send, receive, rpc, answer, mirror, serve, survive };
 ROLES[process.argv[2]](JSON.parse(process.argv[3]));

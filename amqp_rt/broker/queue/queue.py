@@ -37,7 +37,7 @@ from .accounts import (
 )
 from .browsing import Browsing
 from .deferred import Deferred
-from .fullness import why_full
+from .fullness import why_full as why_queue_full
 from .keyed import Marks
 from .large import LargeMessages
 from .operating import peek, remove
@@ -93,8 +93,6 @@ class MessageQueue(DistributionNode):
         exclusive: Whether only one consumer is allowed.
         limits: Bounds.
     """
-
-    why_full = why_full
 
     def __init__(
         self,
@@ -204,6 +202,10 @@ class MessageQueue(DistributionNode):
         if self.length_max and self.length_max - held < room:
             room = self.length_max - held
         return max(0, room)
+
+    def why_full(self, name: str, size: int) -> str:
+        """Return which limit keeps a message of *size* bytes out of the queue *name*."""
+        return why_queue_full(self, name, size)
 
     def fits(self, size: int) -> bool:
         """Return whether there is room for a message of *size* bytes."""
@@ -837,8 +839,7 @@ class MessageQueue(DistributionNode):
 
     def subscription(self, identity: int) -> Subscription | None:
         """Return the consumer or browser *identity*, None if it has left."""
-        found = self.consumers.get(identity)
-        return self.browsers.get(identity) if found is None else found
+        return self.consumers.get(identity) or self.browsers.get(identity)
 
     # --- Operations of operators ---
 
@@ -873,8 +874,7 @@ class MessageQueue(DistributionNode):
 
     def drop(self, count: int, before: int = NOWHERE_PAGED) -> int:
         """Drop the first *count* messages that :meth:`peek` sees; return how many there were."""
-        found = self.peek(count, before=before)
-        remove(self, found)
+        found = self.withdraw(count, before)
         self.counts.dropped += len(found)
         return len(found)
 

@@ -12,7 +12,7 @@ class BoundedQueue(Protocol):
 
     memory: Memory
     overflow: str
-    length_max: int | None
+    length_max: int
     bytes_max: int
     bytes: int
     available: int

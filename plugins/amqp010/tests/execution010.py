@@ -6,8 +6,9 @@ complete. The model has no wire and no serial numbers: commands are counted from
 session would not become simpler by it, and a distribution ships what runs.
 
 How traffic of 0-10 is read as operations of the model: a command is C; ``execution.result`` and
-``execution.exception`` are DUP of the id that they name; ``completed`` is CEM at its low end, and what it
-states beyond that is processed early; ``known-completed`` is nothing.
+``execution.exception`` are DUP of the id that they name, ``message.accept`` and ``message.reject`` of all ids
+in their ranges; ``completed`` is CEM at its low end, and what it states beyond that is processed early;
+``known-completed`` is nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Kind(Enum):
 
     #: The model layer, which says so.
     MODEL = 0
-    #: The model layer, and its result is told before.
+    #: The model layer, and its result or outcome is told before.
     RESULT = 1
     #: Its arrival: commands of the execution layer itself.
     ARRIVAL = 2
@@ -66,8 +67,9 @@ class ExecutionModel:
         self.skipped.add(number)
 
     def dispose(self, number: int) -> None:
-        """DUP({n}): names a command that was not marked complete before."""
+        """DUP({n}): names a command that was not marked complete before, and once only."""
         assert 0 <= number < len(self.kinds)
+        assert number not in self.told
         assert number > self.mark
         assert number not in self.reported
         self.told.add(number)

@@ -26,6 +26,8 @@ from amqp_rt_amqp010.layouts import (
     ExecutionException,
     ExecutionResult,
     ExecutionSync,
+    MessageAccept,
+    MessageReject,
     MessageTransfer,
     QueueDeclare,
     QueueDelete,
@@ -49,6 +51,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 MASK = 0xFFFF_FFFF
+EXPLICIT = 0
 NAME = b"s"
 KEY = SessionKey("h", "u", NAME)
 TIMEOUT = 1_000
@@ -62,9 +65,13 @@ KINDS: dict[str, Callable[[str], Command]] = {
     "failure": lambda token: QueuePurge(queue=token),
     "failure later": lambda token: QueuePurge(queue="later " + token),
     "transfer": lambda token: MessageTransfer(destination=token),
+    "answered": lambda token: MessageTransfer(destination=token, accept_mode=EXPLICIT),
 }
 #: Failures end sessions: rare, so that sessions become old.
-DRAWN = ["now", "later", "result", "result later", "transfer"] * 3 + ["failure", "failure later"]
+DRAWN = ["now", "later", "result", "result later", "transfer", "answered", "answered"] * 7 + [
+    "failure",
+    "failure later",
+]
 
 
 class Actor:
@@ -77,12 +84,19 @@ class Actor:
         self.pending: dict[int, Command] = {}
 
     def execute(self, number: int, command: Command, assembly: Assembly, *, sync: bool) -> Answer:
+        if isinstance(command, (MessageAccept, MessageReject)):
+            assert command.transfers is not None
+            numbers = command.transfers.among(dict.fromkeys(self.world.known(self.session)))
+            assert len(numbers) == len(command.transfers)
+            for each in numbers:
+                self.world.models[self.session].dispose(self.world.index(each))
+            return None
         token = token_of(command)
         self.world.executed[token] += 1
         model = self.world.models[self.world.tokens[token]]
         if isinstance(command, MessageTransfer):
             assert b"".join(assembly.body or ()) == token.encode() * 9
-        if isinstance(command, QueueDelete) or waits(command):
+        if isinstance(command, QueueDelete) or waits(command) or is_answered(command):
             self.pending[number] = command
             return LATER
         if isinstance(command, QueuePurge):
@@ -92,6 +106,9 @@ class Actor:
         return QueueQueryResult(queue=token) if isinstance(command, QueueQuery) else None
 
     def finish(self, number: int) -> None:
+        if is_answered(self.pending[number]):
+            self.answer([number])
+            return
         command = self.pending.pop(number)
         token = token_of(command)
         model = self.world.models[self.world.tokens[token]]
@@ -102,6 +119,20 @@ class Actor:
         model.process(self.world.index(number))
         result = QueueQueryResult(queue=token) if isinstance(command, QueueQuery) else None
         self.session.complete(number, result)
+
+    def answerable(self) -> list[int]:
+        """Return the transfers whose outcome has not been told."""
+        return [number for number, command in self.pending.items() if is_answered(command)]
+
+    def answer(self, numbers: Sequence[int], *, rejected: bool = False) -> None:
+        """Tell of the outcome of transfers in one command, and complete them."""
+        transfers = RangeSet((number, number) for number in numbers)
+        outcome = (MessageReject if rejected else MessageAccept)(transfers=transfers)
+        self.session.send(write_command(outcome), urgent=True)
+        for number in numbers:
+            token = token_of(self.pending.pop(number))
+            self.world.models[self.world.tokens[token]].process(self.world.index(number))
+            self.session.complete(number)
 
     def on_result(self, number: int, value: object) -> None:
         token = self.world.issued[self.session, number]
@@ -144,6 +175,10 @@ def waits(command: Command) -> bool:
     return isinstance(command, (QueueQuery, QueuePurge)) and (command.queue or "").startswith(
         "later "
     )
+
+
+def is_answered(command: Command) -> bool:
+    return isinstance(command, MessageTransfer) and command.accept_mode == EXPLICIT
 
 
 class End:
@@ -255,9 +290,10 @@ class End:
 def kind_of(command: Command) -> Kind:
     if isinstance(command, ExecutionSync):
         return Kind.BARRIER
-    if isinstance(command, (ExecutionResult, ExecutionException)):
+    if isinstance(command, (ExecutionResult, ExecutionException, MessageAccept, MessageReject)):
         return Kind.ARRIVAL
-    return Kind.RESULT if isinstance(command, QueueQuery) else Kind.MODEL
+    is_told = isinstance(command, QueueQuery) or is_answered(command)
+    return Kind.RESULT if is_told else Kind.MODEL
 
 
 class Client:
@@ -393,17 +429,23 @@ class Peers(RuleBasedStateMachine):
     # --- rules ------------------------------------------------------------------------------------
 
     @precondition(lambda self: not self.ends)
-    @rule(force=st.booleans())
-    def connect(self, force: bool) -> None:
+    @rule(force=st.booleans(), whole=st.booleans())
+    def connect(self, force: bool, whole: bool) -> None:
+        """Connect, and attach the session, unless the connection is to be cut within that."""
         near, far = End(self), End(self)
         client = near.carrier = Client(self, near)
         far.carrier = Attachment(self.registry, far, KEY.host, KEY.user, self.open_handler)
         self.ends = [near, far]
         client.attach(force=force)
+        if whole:
+            self.deliver_all()
 
     @precondition(lambda self: self.ends)
-    @rule(noticed=st.booleans())
-    def cut(self, noticed: bool) -> None:
+    @rule(noticed=st.booleans(), chance=st.integers(0, 5))
+    def cut(self, noticed: bool, chance: int) -> None:
+        if chance:
+            # Rare, so that much has happened before.
+            return
         near, far = self.ends
         self.ends = []
         assert isinstance(near.carrier, Client)
@@ -420,35 +462,48 @@ class Peers(RuleBasedStateMachine):
             ghost.carrier.lose(self.now)
         self.ghosts.clear()
 
-    @precondition(lambda self: self.ends)
+    @precondition(lambda self: any(end.out for end in self.ends))
     @rule(side=st.integers(0, 1), count=st.integers(1, 12))
     def deliver(self, side: int, count: int) -> None:
-        """Deliver frames to an end as one chunk."""
+        """Deliver frames to an end as one chunk; a side without any stands for the other."""
+        if not self.ends[1 - side].out:
+            side = 1 - side
+        self._deliver(side, count)
+
+    def _deliver(self, side: int, count: int) -> None:
         end, other = self.ends[side], self.ends[1 - side]
         for _ in range(min(count, len(other.out))):
             end.read(other.out.popleft())
         end.turn()
         other.turn()
 
-    @precondition(lambda self: self.ends)
+    @precondition(lambda self: any(end.out or end.wants_turn for end in self.ends))
     @rule()
     def deliver_all(self) -> None:
         for _ in range(200):
             if not any(end.out or end.wants_turn for end in self.ends):
                 return
             for side in (0, 1):
-                self.deliver(side, 1_000)
+                self._deliver(side, 1_000)
         raise AssertionError("the peers do not come to rest")
 
     @precondition(lambda self: self.sessions())
-    @rule(side=st.integers(0, 1), kind=st.sampled_from(DRAWN), sync=st.booleans())
-    def send(self, side: int, kind: str, sync: bool) -> None:
+    @rule(
+        side=st.integers(0, 1),
+        kinds=st.lists(st.sampled_from(DRAWN), min_size=1, max_size=6),
+        sync=st.booleans(),
+    )
+    def send(self, side: int, kinds: list[str], sync: bool) -> None:
+        for kind in kinds:
+            self._send(side, kind, sync=sync)
+
+    def _send(self, side: int, kind: str, *, sync: bool) -> None:
         sessions = self.sessions()
         session = sessions[min(side, len(sessions) - 1)]
         token = str(len(self.tokens))
         octets = write_command(KINDS[kind](token), sync=sync)
         self.tokens[token] = session
-        if kind == "transfer":
+        if kind in ("transfer", "answered"):
             header = write_entries([DeliveryProperties(routing_key="k")])
             number = session.send(octets, header, [token.encode() * 4, token.encode() * 5])
         else:
@@ -457,45 +512,51 @@ class Peers(RuleBasedStateMachine):
             self.issued[session, number] = token
 
     @precondition(lambda self: self.sessions())
-    @rule(side=st.integers(0, 1))
-    def sync(self, side: int) -> None:
+    @rule(side=st.integers(0, 1), what=st.sampled_from(["sync", "flush", "flush all", "attach"]))
+    def ask(self, side: int, what: str) -> None:
+        """Send what asks for an answer: one rule, since none of these makes another state."""
         sessions = self.sessions()
-        sessions[min(side, len(sessions) - 1)].send(write_command(ExecutionSync(), sync=True))
-
-    @precondition(lambda self: len(self.sessions()) == 2)
-    @rule(side=st.integers(0, 1), expected=st.booleans(), confirmed=st.booleans())
-    def flush(self, side: int, expected: bool, confirmed: bool) -> None:
-        control = SessionFlush(expected=expected, confirmed=confirmed, completed=True)
-        self.ends[side].send_control(control)
+        if what == "sync":
+            sessions[min(side, len(sessions) - 1)].send(write_command(ExecutionSync(), sync=True))
+        elif what == "attach":
+            self.ends[0].send_control(SessionAttach(name=NAME))
+        elif len(sessions) == 2:
+            every = what == "flush all"
+            control = SessionFlush(expected=every, confirmed=every, completed=True)
+            self.ends[side].send_control(control)
 
     @precondition(lambda self: any(actor.pending for actor in self.actors()))
-    @rule(which=st.integers(0, 30))
-    def finish(self, which: int) -> None:
-        """Complete a command, in any order."""
+    @rule(which=st.integers(0, 30), every=st.integers(0, 2), rejected=st.booleans())
+    def finish(self, which: int, every: int, rejected: bool) -> None:
+        """Complete a command, in any order, or many transfers whose outcome is told at once."""
         pending = [(actor, number) for actor in self.actors() for number in actor.pending]
         actor, number = pending[which % len(pending)]
-        actor.finish(number)
+        if every and is_answered(actor.pending[number]):
+            actor.answer(actor.answerable()[::every], rejected=rejected)
+        else:
+            actor.finish(number)
 
-    @precondition(lambda self: self.sessions())
-    @rule()
-    def attach_again(self) -> None:
-        self.ends[0].send_control(SessionAttach(name=NAME))
-
-    @rule(which=st.integers(0, 30))
-    def lose_kept(self, which: int) -> None:
-        """Lose a command that was kept for replay: a gap takes its place."""
-        found = [
+    def losable(self) -> list[tuple[Session, int]]:
+        """Return the commands that are kept for replay, and may be lost."""
+        return [
             (session, number)
             for actor in self.actors()
             if not (session := actor.session)._resuming
             for number in session.sender._kept
             if (session, number) in self.issued
         ]
-        if found:
+
+    @precondition(lambda self: self.losable())
+    @rule(which=st.integers(0, 30), chance=st.integers(0, 3))
+    def lose_kept(self, which: int, chance: int) -> None:
+        """Lose a command that was kept for replay: a gap takes its place."""
+        if chance == 0:
+            found = self.losable()
             session, number = found[which % len(found)]
             session.sender._drop([number])
             self.gapped.add(self.issued[session, number])
 
+    @precondition(lambda self: self.registry.deadline is not None)
     @rule(seconds=st.sampled_from([1.0, TIMEOUT / 2, float(TIMEOUT)]))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -535,14 +596,14 @@ class Peers(RuleBasedStateMachine):
         """Connect, deliver everything, and complete every command."""
         for _ in range(100):
             if not self.ends:
-                self.connect(force=True)
+                self.connect(force=True, whole=False)
             self.deliver_all()
             client = self.ends[0].carrier
             assert isinstance(client, Client)
             if client.session is None or len(self.sessions()) < 2:
-                self.cut(noticed=True)
+                self.cut(noticed=True, chance=0)
             elif any(actor.pending for actor in self.actors()):
-                self.finish(0)
+                self.finish(0, every=0, rejected=False)
             else:
                 return
         raise AssertionError("the peers do not come to rest")
@@ -594,6 +655,7 @@ def failed(made: ExecutionModel) -> None:
         ([Kind.MODEL], failed),
         ([Kind.MODEL, Kind.BARRIER], lambda made: made.report([1])),
         ([Kind.MODEL], lambda made: made.dispose(1)),
+        ([Kind.RESULT], lambda made: (made.dispose(0), made.dispose(0))),
     ],
 )
 def test_the_model_finds_breaches(

@@ -54,7 +54,10 @@ class CommandHandler(Protocol):
         """Handle the peer's exception for one of our commands; the peer detaches after it."""
 
     def on_completed(self, commands: RangeSet) -> None:
-        """Handle the completion of our *commands*, which were not complete before; *commands* is ours."""
+        """Handle the completion of our *commands*, which were not complete before; *commands* is ours.
+
+        Their results have come before. Not called once the session has failed.
+        """
 
     def on_ready(self) -> None:
         """Continue to send: ``can_send``, which was False, is True."""

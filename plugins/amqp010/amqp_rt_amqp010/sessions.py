@@ -441,7 +441,8 @@ class Session:
                 self._send_echo()
             self._echo.update(commands)
             self._owes_echo = True
-        if fresh:
+        # A session that has failed drops commands, and with them results that come before completions.
+        if fresh and self._failure is None:
             self.handler.on_completed(fresh)
             self._notify_room()
 

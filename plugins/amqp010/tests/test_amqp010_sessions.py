@@ -830,6 +830,31 @@ def test_a_failure_of_a_session_that_the_peer_forgot_is_not_told(scene: Scene) -
     assert channel.taken() == [point(0), SessionCompleted(commands=ranges((0, 0)))]
 
 
+@pytest.mark.req("D12", "D15")
+def test_a_failed_session_is_told_of_no_completion_whose_result_it_dropped(scene: Scene) -> None:
+    channel = scene.attached(timeout=9)
+    channel.session.send(write_command(QUERY))
+    channel.session.send(octets("a"))
+    channel.attachment.lose(scene.now)
+    channel = reattached(scene)
+    # The exception waits for the replay, and that for room.
+    channel.transport.room_for, channel.transport.has_room = 0, False
+    channel.control(SessionExpected(commands=ranges((0, 0))))
+    channel.session.fail(CommandFault("gone"))
+    channel.control(point(0))
+    channel.command(ExecutionResult(command_id=0, value=RESULT))
+    channel.control(SessionCompleted(commands=ranges((0, 0))))
+    assert channel.actor.events == ["suspended"]
+    channel.taken()
+    channel.transport.room_for, channel.transport.has_room = None, True
+    channel.turn()
+    sent = channel.taken()
+    assert sent[:2] == [point(1), declare("a")]
+    assert isinstance(sent[2], ExecutionException)
+    assert sent[3:] == [SessionDetach(name=NAME)]
+    assert scene.actors[0].events == ["suspended", "resumed", "ended"]
+
+
 @pytest.mark.req("D10")
 def test_replay_goes_on_as_there_is_room(scene: Scene) -> None:
     channel = scene.attached(timeout=9)

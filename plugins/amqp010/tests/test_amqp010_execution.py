@@ -47,6 +47,7 @@ from amqp_rt_amqp010.registry import SessionRegistry
 from amqp_rt_amqp010.serials import RangeSet
 from amqp_rt_amqp010.sessions import Session, SessionKey
 from execution010 import ExecutionModel, Kind
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -82,6 +83,7 @@ class Actor:
         self.session = session
         #: Commands to be completed later.
         self.pending: dict[int, Command] = {}
+        self.is_congested = False
 
     def execute(self, number: int, command: Command, assembly: Assembly, *, sync: bool) -> Answer:
         if isinstance(command, (MessageAccept, MessageReject)):
@@ -609,7 +611,13 @@ class Peers(RuleBasedStateMachine):
         raise AssertionError("the peers do not come to rest")
 
 
-# Long runs (``make test-long``) have 5,000 examples: some 220,000 steps.
+# Three times as many examples as others have, since most failures need a session that has become old: about ten
+# seconds where runs are quick. Long runs (``make test-long``) have 5,000: some 220,000 steps.
+Peers.TestCase.settings = settings(
+    max_examples=min(5_000, 3 * settings().max_examples),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 TestPeers = pytest.mark.slow(
     pytest.mark.req("D10", "D11", "D12", "D13", "D14", "D15", "D16")(Peers.TestCase)
 )

@@ -92,6 +92,7 @@ class Redialled:
     def __init__(self) -> None:
         self.peer = self.default_session = self
         self.container_id = ""
+        self.properties: dict[object, Any] = {}
         self.links: list[Any] = []
 
     async def wait_open(self) -> None:

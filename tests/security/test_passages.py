@@ -124,7 +124,7 @@ OTHERS = {
     *("max_deliveries", "max_attempts", "ttl_s", "length_max", "bytes_max", "overflow"),
     *("priorities", "sort_key", "last_value_key", "groups", "group_key", "lock_s", "single_active"),
     *("exclusive", "check_user_id", "absolute_expiry", "duplicate_window_s", "browse_only"),
-    *("redelivery_delay_s", "redelivery_delay_max_s", "redelivery_growth"),
+    *("redelivery_delay_s", "redelivery_delay_max_s", "redelivery_growth", "number_header"),
     # Which messages stay in the queue.
     "selector",
     # For which reasons messages go to the dead-letter address.

@@ -550,8 +550,7 @@ class Bridges(BareHost):
             if not outside.open:
                 continue
             for push in outside.bridge.push:
-                rule = self._rules.find(push.address)
-                distribution = rule.distribution if rule is not None else "balanced"
+                distribution = self._rules.rule_for(push.address).distribution
                 found[push.address] = Offer(TAKES, distribution)
             prefix = outside.bridge.prefix.replace("{", "{{").replace("}", "}}")
             if prefix:

@@ -21,12 +21,11 @@ from .hops import END, LEG, PINNED, ROUTE, LegUse, Route, read_leg, write_leg
 from .records import EDGE, GIVES, LINK_ROUTED, TAKES, Offer
 from .routed import Relayed, RoutedAddress
 from .routing import Effect, MeshRoute
-from .rules import MeshRule, MeshRules
+from .rules import MeshRules
 from .splices import Splice
 from .trees import RoutedTree
-from .ways import LegCount, Ways, node_of
+from .ways import Ways, node_of
 
-_DEFAULT: Final = MeshRule("*")
 #: Seconds until a link with unused credit is asked to return it, while another one has none; doubled up to the maximum. Links
 #: of other nodes take all the credit that there is, so that this is the time until a further node can send.
 _ROTATE_S: Final = 0.01
@@ -173,7 +172,7 @@ class Ends:
             return False
         own = engine.offers(address, GIVES if gives else TAKES, received=False)
         leg = read_leg(link.properties)
-        rule = self._rules.find(address) or _DEFAULT
+        rule = self._rules.rule_for(address)
         if ROUTE in link.properties:
             # The first node has chosen this one for the link.
             pinned = gives or rule.route == "link" or leg.band == PINNED
@@ -227,7 +226,7 @@ class Ends:
     def _address(self, address: str) -> EndAddress:
         found = self._addresses.get(address)
         if found is None:
-            rule = self._rules.find(address) or _DEFAULT
+            rule = self._rules.rule_for(address)
             found = self._addresses[address] = EndAddress(
                 *(address, "", rule),
                 closest=self._distribution(address) == "closest",
@@ -242,32 +241,17 @@ class Ends:
 
     def _to_edge(self, link: ReceivingLink | SendingLink, edge: str) -> None:
         """Join *link* with one to *edge*."""
-        ways = self._ways
         properties = {**link.properties, ROUTE: [edge]}
         if ROUTE not in link.properties:
             # The first node of the route says who the client is: no client does, nor another edge.
             properties[LEG] = write_leg(self._leg_of(link))
-        try:
-            neighbour = ways.next([edge])
-            opener = neighbour.opener(of=link.session)
-        except LocalProtocolError as fault:
-            link.refuse(Error("amqp:not-found", fault.description))
-            return
-        opened = LegCount(neighbour, opener)
 
         def ended(splice: Splice) -> None:
             self.dropped += splice.dropped
-            opened.end()
 
         try:
-            Splice(
-                *(link, opener, link.name),
-                properties=properties,
-                limits=ways.limits,
-                on_ended=ended,
-            )
+            self._ways.join(link, [edge], of=link.session, properties=properties, on_ended=ended)
         except LocalProtocolError as fault:
-            opened.end()
             link.refuse(Error("amqp:not-found", fault.description))
 
     # --- receivers of clients ------------------------------------------------------------------------
@@ -275,8 +259,7 @@ class Ends:
     def receive(self, link: SendingLink, address: str) -> bool:
         """Make *link* of a client a destination of *address*, of which no node gives messages; return False if it may not."""
         ways = self._ways
-        rule = self._rules.find(address)
-        distribution = rule.distribution if rule is not None else "balanced"
+        distribution = self._rules.rule_for(address).distribution
         offer = Offer(TAKES, distribution)
         if address.startswith("$") or not self._rules.admit(ways.node, address, offer):
             return False

@@ -56,7 +56,6 @@ from .ways import Ways, node_of
 _ROTATE_S: Final = 1.0
 #: Routed addresses that are updated, or called, before other tasks get a turn.
 _TURN: Final = 64
-_DEFAULT: Final = MeshRule("*")
 #: Seconds between two looks at whether the uplink has accepted a link.
 _REACH_S: Final = 0.05
 
@@ -302,7 +301,7 @@ class MeshHost(BareHost):
             # The node may create the address on its first use.
             self.pinned.route(address, link, node)
             return True
-        rule = self._rules.find(address) or _DEFAULT
+        rule = self._rules.rule_for(address)
         if link.role == SENDER and rule.absent == "wait":
             # Nothing can be agreed with a destination that is not there.
             return False
@@ -326,7 +325,7 @@ class MeshHost(BareHost):
             if gives or engine.uplink is None or not engine.offers(address):
                 # Own nodes come first; what they have not is looked for at the uplink after that.
                 return False
-            return (self._rules.find(address) or _DEFAULT).distribution != "closest"
+            return self._rules.rule_for(address).distribution != "closest"
         if _is_ours(address):
             return False
         found = self._ways.destinations(address, gives=gives)
@@ -351,11 +350,11 @@ class MeshHost(BareHost):
 
     def _is_pinned(self, address: str, found: list[MeshRoute]) -> bool:
         """Return whether links of senders to *address*, which *found* serve, go to one destination."""
-        rule = self._rules.find(address) or _DEFAULT
+        rule = self._rules.rule_for(address)
         return rule.route == "link" or any(each.offer.flags & LINK_ROUTED for each in found)
 
     def _route(self, address: str, link: ReceivingLink | SendingLink) -> None:
-        rule = self._rules.find(address) or _DEFAULT
+        rule = self._rules.rule_for(address)
         gives = link.role == SENDER
         found = self._ways.destinations(address, gives=gives)
         if read_leg(link.properties).origin:
@@ -419,7 +418,7 @@ class MeshHost(BareHost):
 
     def routed(self, address: str, user: str) -> RoutedAddress:
         """Return the routed address, a new one if there is none."""
-        rule = self._rules.find(address) or _DEFAULT
+        rule = self._rules.rule_for(address)
         key = (address, user if rule.per_user else "")
         found = self._routed.get(key)
         if found is None:

@@ -149,9 +149,7 @@ class OwnOffers:
         return offers
 
     def _offer_of(self, address: str, flags: int) -> Offer:
-        rule = self._rules.find(address)
-        if rule is None:
-            return Offer(flags)
+        rule = self._rules.rule_for(address)
         return Offer(flags | (LINK_ROUTED if rule.route == "link" else 0), rule.distribution)
 
     def _offer(self, address: str, offer: Offer) -> None:

@@ -18,7 +18,7 @@ from .fans import ABSENT_S
 from .hops import PINNED, LegUse, Route
 from .routing import MeshRoute
 from .splices import Splice
-from .ways import LegCount, Ways
+from .ways import Ways
 
 #: Address under which nodes offer to coordinate transactions; no link has it.
 COORDINATOR: Final = "$coordinator"
@@ -45,11 +45,7 @@ class PinnedLink(NamedTuple):
 
 
 class _Pin:
-    """Where the pinned links of one session of a client lead.
-
-    Args:
-        on_ended: Called when the session has ended.
-    """
+    """Where the pinned links of one session of a client lead."""
 
     def __init__(self) -> None:
         #: Links by the splice that joins them, the latest last.
@@ -200,32 +196,20 @@ class PinnedLinks:
         # Links of one transaction take one way: a discharge must not arrive before messages that were sent before it.
         path = pin.path_to(to.node) or to.path
         route: Route = list(path) or [ways.node]
-        neighbour = ways.next(route)
-        opener = neighbour.opener(of=link.session)
-        opened = LegCount(neighbour, opener)
 
         def ended(splice: Splice) -> None:
             self.dropped += splice.dropped
             pin.links.pop(splice, None)
-            opened.end()
 
-        leg = self.leg_of(link)
-        try:
-            splice = Splice(
-                link,
-                opener,
-                # Termini are kept for the client and its name of the link, so that they are found from any node.
-                link.name,
-                properties=ways.properties(route, leg, link.properties),
-                limits=ways.limits,
-                siblings=opener.siblings,
-                refuse=refused,
-                on_ended=ended,
-                now=trio.current_time,
-            )
-        except LocalProtocolError:
-            opened.end()
-            raise
+        splice = ways.join(
+            link,
+            route,
+            of=link.session,
+            properties=ways.properties(route, self.leg_of(link), link.properties),
+            on_ended=ended,
+            refuse=refused,
+            now=trio.current_time,
+        )
         pin.links[splice] = PinnedLink(to.node, path, link)
         if isinstance(link.target, Coordinator):
             pin.coordinator = to.node

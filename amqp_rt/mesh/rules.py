@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -92,6 +92,10 @@ class MeshRule(Struct, frozen=True, kw_only=False):
             )
 
 
+#: How addresses are treated for which there is no rule.
+_DEFAULT: Final = MeshRule("*")
+
+
 class MeshRules:
     """Rules in order; the first whose address matches holds."""
 
@@ -104,6 +108,10 @@ class MeshRules:
             if wild_match(parts, address):
                 return rule
         return None
+
+    def rule_for(self, address: str) -> MeshRule:
+        """Return the rule for *address*, or the default one."""
+        return self.find(address) or _DEFAULT
 
     def admit(self, origin: str, address: str, offer: Offer) -> bool:
         """Return whether *origin* may offer *address*.

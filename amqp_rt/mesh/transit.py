@@ -46,30 +46,19 @@ class Transit:
         Raises:
             LocalProtocolError: No link can be opened.
         """
-        neighbour = self._ways.next(rest)
-        opener = neighbour.opener(of=None if leg.band == LOW else link.session)
-        properties = {**link.properties, ROUTE: rest}
-        count = LegCount(neighbour, opener)
 
         def ended(splice: Splice) -> None:
             self._dropped += splice.dropped
             self.hops -= 1
             member.accepted -= 1
-            count.end()
 
-        try:
-            Splice(
-                link,
-                opener,
-                link.name,
-                properties=properties,
-                limits=self._ways.limits,
-                siblings=opener.siblings,
-                on_ended=ended,
-            )
-        except LocalProtocolError:
-            count.end()
-            raise
+        self._ways.join(
+            link,
+            rest,
+            of=None if leg.band == LOW else link.session,
+            properties={**link.properties, ROUTE: rest},
+            on_ended=ended,
+        )
         self.hops += 1
         member.accepted += 1
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 from zlib import crc32
 
 from ..errors import LocalProtocolError
+from ..fronts.base import LinkSession, ReceivingLink, SendingLink
 from ..limits import Limits
+from ..outcomes import Error
 from .hops import LEG, ROUTE, LegUse, Route, write_leg
 from .neighbours import MESH, Neighbour, Sessions
 from .records import GIVES, TAKES, Offer
 from .routing import MeshRoute, RoutingEngine
+from .splices import Splice
 
 
 class Ways:
@@ -111,6 +114,54 @@ class Ways:
         if neighbour is None or not neighbour.usable:
             raise LocalProtocolError(f"the next node {route[0]!r:.50} is no neighbour")
         return neighbour
+
+    def join(
+        self,
+        link: ReceivingLink | SendingLink,
+        route: Route,
+        *,
+        of: LinkSession | None,
+        properties: Mapping[object, object],
+        on_ended: Callable[[Splice], None],
+        refuse: Callable[[Error], None] | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> Splice:
+        """Join *link* with one to the next node of *route*, which counts among the links there until it ends.
+
+        Args:
+            link: The link, requested and not answered. The one to the next node gets its name: termini are kept for a client
+                and its name of the link, so that they are found from any node.
+            route: The ids still to pass.
+            of: Session of the peer whose links depend on each other; None for links of many senders.
+            properties: Properties of the attach, with the route.
+            on_ended: Called once, when both links have ended.
+            refuse: As for :class:`Splice`.
+            now: As for :class:`Splice`.
+
+        Raises:
+            LocalProtocolError: No link can be opened.
+        """
+        neighbour = self.next(route)
+        opener = neighbour.opener(of=of)
+        opened = LegCount(neighbour, opener)
+
+        def ended(splice: Splice) -> None:
+            on_ended(splice)
+            opened.end()
+
+        try:
+            return Splice(
+                *(link, opener, link.name),
+                properties=properties,
+                limits=self.limits,
+                siblings=opener.siblings,
+                refuse=refuse,
+                on_ended=ended,
+                now=now,
+            )
+        except LocalProtocolError:
+            opened.end()
+            raise
 
     def new_name(self) -> str:
         """Return a name for a link, unique in the mesh."""

@@ -114,6 +114,29 @@ class Collection(Protocol):
         """Perform *operation*, one of its own, on an existing entity, as *message* requests."""
 
 
+class UnchangeableEntities:
+    """Base of collections whose entities cannot be created or changed, unless a subclass overrides that.
+
+    Management refuses operations that are not among ``operations`` before it calls a collection.
+    """
+
+    type_name: str
+    attributes: type[msgspec.Struct]
+    operations: Mapping[str, list[str]] = {"READ": []}
+
+    async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
+        raise NotImplementedError
+
+    async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
+        raise NotImplementedError
+
+    async def delete(self, name: str, virtual_host: str) -> None:
+        raise NotImplementedError
+
+    async def act(self, operation: str, name: str, message: Message, virtual_host: str) -> None:
+        raise NotImplementedError
+
+
 class Asked(msgspec.Struct, frozen=True):
     """Request with its peer."""
 

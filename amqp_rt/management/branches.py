@@ -21,7 +21,7 @@ from ..broker.branches.states import State
 from ..errors import AmqpError
 from ..message import Message
 from ..transactions import XaStatus
-from .answering import attributes, text_of
+from .answering import UnchangeableEntities, attributes, text_of
 
 RESOLVE_BRANCH: Final = "RESOLVE-BRANCH"
 
@@ -43,11 +43,14 @@ class BranchEntity(Struct, frozen=True, kw_only=True):
     prepared_at: float
 
 
-class BranchCollection:
-    """Branches of *branches* that are in doubt (:class:`~amqp_rt.management.node.Collection`)."""
+class BranchCollection(UnchangeableEntities):
+    """Branches of *branches* that are in doubt (:class:`~amqp_rt.management.answering.Collection`).
+
+    Only coordinators create branches, and they have nothing to change.
+    """
 
     type_name = "amqp_rt.branch"
-    attributes: type[Struct] = BranchEntity
+    attributes = BranchEntity
     operations: Mapping[str, list[str]] = {
         "READ": [],
         "DELETE": [],
@@ -73,14 +76,6 @@ class BranchCollection:
             if str(branch.xid) == name:
                 return branch
         return None
-
-    async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
-        """Refuse: only coordinators create branches."""
-        raise NotImplementedError
-
-    async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
-        """Refuse: a branch has nothing to change."""
-        raise NotImplementedError
 
     async def delete(self, name: str, virtual_host: str) -> None:
         """Forget branch *name*, which an operator has completed.

@@ -22,10 +22,9 @@ from ..container.connections import Connection
 from ..container.container import Container
 from ..errors import AmqpError
 from ..fronts.base import SENDER
-from ..message import Message
 from ..outcomes import Error
 from ..termini import Source, Target
-from .answering import Collection, attributes
+from .answering import Collection, UnchangeableEntities, attributes
 from .branches import BranchCollection
 
 
@@ -178,12 +177,8 @@ def _link_entity(session: str, connection: str, handle: int, link: Any) -> LinkE
     )
 
 
-class _Collection:
-    """Collection whose entities cannot be created or changed, unless a subclass overrides it."""
-
-    type_name: str
-    attributes: type[Struct]
-    operations: Mapping[str, list[str]] = {"READ": []}
+class _Collection(UnchangeableEntities):
+    """Collection of what a broker's container has."""
 
     def __init__(self, entities: _Entities) -> None:
         self._in = entities
@@ -200,18 +195,6 @@ class _Collection:
         raise NotImplementedError
 
     def _find(self, name: str, virtual_host: str) -> Struct | None:
-        raise NotImplementedError
-
-    async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
-        raise NotImplementedError
-
-    async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
-        raise NotImplementedError
-
-    async def delete(self, name: str, virtual_host: str) -> None:
-        raise NotImplementedError
-
-    async def act(self, operation: str, name: str, message: Message, virtual_host: str) -> None:
         raise NotImplementedError
 
 

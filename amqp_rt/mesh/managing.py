@@ -18,7 +18,13 @@ from ..container.container import Container
 from ..errors import AmqpError
 from ..events import Peer
 from ..fronts.base import SENDER
-from ..management.answering import ADDRESS, Collection, EntityManagement, attributes
+from ..management.answering import (
+    ADDRESS,
+    Collection,
+    EntityManagement,
+    UnchangeableEntities,
+    attributes,
+)
 from ..message import Message
 from ..termini import Coordinator
 from .host import MeshHost
@@ -367,31 +373,15 @@ def _address_entity(name: str, found: list[MeshRoute], *, routes: bool) -> MeshA
     )
 
 
-class _MemberEntities:
-    """Base of the collections: entities that can be read only.
+class _MemberEntities(UnchangeableEntities):
+    """Base of the collections.
 
     Args:
         status: The state of the member.
     """
 
-    type_name: str
-    attributes: type[Struct]
-    operations: Mapping[str, list[str]] = {"READ": []}
-
     def __init__(self, status: MeshStatus) -> None:
         self._status = status
-
-    async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
-        raise NotImplementedError
-
-    async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
-        raise NotImplementedError
-
-    async def delete(self, name: str, virtual_host: str) -> None:
-        raise NotImplementedError
-
-    async def act(self, operation: str, name: str, message: Message, virtual_host: str) -> None:
-        raise NotImplementedError
 
 
 class _Memberships(_MemberEntities):

@@ -45,17 +45,17 @@ class ViaWriter:
     def __call__(self, octets: bytes, complete: bool) -> Revised:
         """Append the name of the mesh to the list of the message that begins with *octets*."""
         try:
-            place = _find_annotations(octets, complete, self._limits)
-            if place is None:
+            found = _read_via(octets, complete, self._limits)
+            if found is None:
                 return None
-            start, end = place
-            annotations = octets[start:end]
-            names = names_in(read_annotations(annotations, self._limits))
+            start, end, names = found
             if len(names) >= _NAMES_MAX:
                 return Rejected(
                     Error("amqp:not-allowed", f"the message has passed {len(names)} meshes")
                 )
-            changed = merge_annotations(annotations, {VIA: [*names, self._mesh]}, self._limits)
+            changed = merge_annotations(
+                octets[start:end], {VIA: [*names, self._mesh]}, self._limits
+            )
         except AmqpError as error:
             return Rejected(Error.of(error))
         return octets[:start] + changed + octets[end:]
@@ -80,13 +80,12 @@ class ViaCheck:
     def __call__(self, octets: bytes, complete: bool) -> Revised:
         """Decide about the message that begins with *octets*."""
         try:
-            place = _find_annotations(octets, complete, self._limits)
-            if place is None:
-                return None
-            start, end = place
-            names = names_in(read_annotations(octets[start:end], self._limits))
+            found = _read_via(octets, complete, self._limits)
         except AmqpError as error:
             return Rejected(Error.of(error))
+        if found is None:
+            return None
+        names = found[2]
         if self._mesh in names:
             self._count()
             return Modified(undeliverable_here=True)
@@ -118,6 +117,21 @@ def names_in(annotations: Mapping[Symbol | ULong, object]) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise DecodeError(f"the annotation {VIA!r} is no list of names of meshes")
     return [str(each) for each in found]
+
+
+def _read_via(octets: bytes, complete: bool, limits: Limits) -> tuple[int, int, list[str]] | None:
+    """Return where the message annotations are, or belong, and the meshes that they name.
+
+    None if *octets* end before that is known.
+
+    Raises:
+        DecodeError: The sections before the body, or the annotation, are malformed.
+    """
+    place = _find_annotations(octets, complete, limits)
+    if place is None:
+        return None
+    start, end = place
+    return start, end, names_in(read_annotations(octets[start:end], limits))
 
 
 def _find_annotations(octets: bytes, complete: bool, limits: Limits) -> tuple[int, int] | None:

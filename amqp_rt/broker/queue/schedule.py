@@ -55,10 +55,18 @@ def due_of(annotations: Mapping[Any, object], now: float) -> Due | None:
         if not isinstance(value, int) or isinstance(value, bool):
             kind = "a number of milliseconds" if key == DELAY else "a timestamp"
             raise DecodeError(f"the message annotation {key} is {kind}, not {value!r:.50}")
-        due = Due(now + value / 1000, value / 1000) if key == DELAY else Due(value / 1000)
-        if due.at > now and (found is None or due.at > found.at):
-            found = due
+        found = _later(found, _due_by(key, value, now), now)
     return found
+
+
+def _due_by(key: str, value: int, now: float) -> Due:
+    """Return the time that the request *key* with *value* names, in milliseconds."""
+    return Due(now + value / 1000, value / 1000) if key == DELAY else Due(value / 1000)
+
+
+def _later(found: Due | None, due: Due, now: float) -> Due | None:
+    """Return *due* if it is in the future and later than *found*, otherwise *found*."""
+    return due if due.at > now and (found is None or due.at > found.at) else found
 
 
 def requested_pause(
@@ -84,11 +92,8 @@ def requested_pause(
         rest = {name: each for name, each in rest.items() if name != key}
         if not isinstance(value, int) or isinstance(value, bool):
             continue
-        due = Due(now + value / 1000, value / 1000) if key == DELAY else Due(value / 1000)
-        if due.at > expires_at:
-            due = Due(expires_at)
-        if due.at > now and (found is None or due.at > found.at):
-            found = due
+        due = _due_by(key, value, now)
+        found = _later(found, Due(expires_at) if due.at > expires_at else due, now)
     return rest, found
 
 

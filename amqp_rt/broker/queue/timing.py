@@ -113,12 +113,16 @@ class Timing:
         queue.conclude(subscription, entry, RELEASED)
         queue.settle(delivery, entry, RELEASED)
 
+    def _open_schedule(self) -> Schedule:
+        """Return the schedule, which most queues never need."""
+        if self.schedule is None:
+            self.schedule = Schedule(self._queue.wall, self._queue.monotonic)
+        return self.schedule
+
     def delays(self, entry: Entry) -> bool:
         """Hold *entry* if it is not due yet; return whether that is so."""
         queue = self._queue
-        if self.schedule is None:
-            self.schedule = Schedule(queue.wall, queue.monotonic)
-        if not self.schedule.add(entry):
+        if not self._open_schedule().add(entry):
             entry.due = None
             return False
         queue.delayed += 1
@@ -145,15 +149,14 @@ class Timing:
         single active consumer, those of its group with groups.
         """
         queue = self._queue
-        if self.schedule is None:
-            self.schedule = Schedule(queue.wall, queue.monotonic)
+        schedule = self._open_schedule()
         if entry.due is None:
             pause_s = self._pause_after_failures(entry)
             if pause_s <= 0:
                 queue.put_back(entry)
                 return
-            self.schedule.pause(entry, pause_s)
-        elif not self.schedule.add(entry):
+            schedule.pause(entry, pause_s)
+        elif not schedule.add(entry):
             entry.due = None
             queue.put_back(entry)
             return
@@ -181,9 +184,7 @@ class Timing:
             return False
         if not entry.attempts:
             return self.delays(entry)
-        if self.schedule is None:
-            self.schedule = Schedule(queue.wall, queue.monotonic)
-        if not self.schedule.add(entry):
+        if not self._open_schedule().add(entry):
             entry.due = None
             return False
         if not queue.mark(entry):

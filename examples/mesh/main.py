@@ -130,7 +130,7 @@ class Shop:
         """Note and print one event."""
         match event:
             case {"serving": nodes} if not self.closing:
-                print(f"{'':20}{name}: prices come from {' and '.join(nodes) or 'nobody'}")
+                print(f"{'':20}{name}: prices come from {' and '.join(nodes) or 'no instance'}")
             case {"booked": number, "total": total}:
                 self.booked[number] += 1
                 self.cents += round(100 * total)

@@ -33,7 +33,7 @@ class Price(msgspec.Struct):
 
 
 class Order(msgspec.Struct):
-    """What a customer wants."""
+    """Order of a customer."""
 
     number: int
     sku: str

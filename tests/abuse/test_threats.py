@@ -838,7 +838,7 @@ MESHED: dict[str, tuple[str, bytes, bytes, str]] = {
         "amqp:invalid-field",
     ),
     "a route of others": ("interior", b"", routed("x", "eve"), "amqp:not-found"),
-    "a route to nobody": ("interior", b"", routed("b", "x"), "amqp:not-found"),
+    "a route to an unknown node": ("interior", b"", routed("b", "x"), "amqp:not-found"),
     "a flood of legs": (
         *("interior", b"", b"".join(routed("b", handle=handle) for handle in range(21))),
         "amqp:resource-limit-exceeded",

@@ -16,7 +16,7 @@ from amqp_rt.outcomes import Modified
 
 
 class Gate:
-    """What blocks handlers until the test opens it, and counts how many are inside."""
+    """Gate that blocks handlers until the test opens it, and counts those inside."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()

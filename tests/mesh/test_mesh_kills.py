@@ -24,7 +24,7 @@ STEP = 6
 
 
 class Exchange:
-    """What happened in one run: outcomes by the number of the message, messages handled, frames before and after."""
+    """Record of one run: outcomes by the number of the message, messages handled, frames before and after."""
 
     def __init__(self, kill_at: int = 0, *, silent: bool = False) -> None:
         self.kill_at = kill_at

@@ -1,4 +1,4 @@
-"""What a member with a broker offers, as queues come and go, in virtual time."""
+"""Offers of a member with a broker while queues are declared and deleted, in virtual time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_queues_of_a_member_can_be_used_at_each_other(autojump_clock: Mock
                 async with peer.receiver("jobs", credit=1) as source:
                     (await source.receive()).modify(failed=True)
             await until(lambda: broker.stats("dead").available == 1)
-            # Dynamic queues are found by nobody but those who get their address.
+            # Dynamic queues are found only by peers that get their address.
             async with (
                 client(made.urls["B"], network=network) as near,
                 near.receiver(dynamic=True) as mine,

@@ -33,7 +33,7 @@ Talk = Callable[["Run", Connection, Connection], Awaitable[None]]
 
 
 class Run:
-    """What is killed at which frame, what the client saw, and what the broker has in the end."""
+    """Kill of one node at one frame, with the observations of the client and the final state of the broker."""
 
     def __init__(self, victim: str = "", kill_at: int = 0, *, silent: bool = False) -> None:
         self.victim = victim

@@ -1,4 +1,4 @@
-"""What a mesh does about failures and adversaries, in virtual time: the rows that have no file of their own.
+"""Failures and adversaries of a mesh, in virtual time: the rows that have no file of their own.
 
 | failure, adversary | tests |
 | --- | --- |

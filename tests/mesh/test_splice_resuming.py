@@ -30,7 +30,7 @@ BODIES = [
     for n in range(6)
 ]
 #: A connection of the path is lost, and nodes learn of it; all are lost at once; or the client has given up its connection,
-#: and nobody has noticed when it comes back over other nodes.
+#: and no node has noticed when it attaches again over other nodes.
 ALL, STALE = -1, -2
 #: The last two conditions are those of a node of the chain which has no connection to the next one.
 _LOST = (
@@ -397,7 +397,7 @@ def test_an_abort_of_what_cannot_be_resumed_passes() -> None:
 
 
 def test_resumptions_without_maps_are_ignored() -> None:
-    """They have no meaning, and a link that was not resumed has to ignore them (§2.7.5)."""
+    """Ignore ``resume`` of a transfer on a link that was not resumed, where it has no meaning (§2.7.5)."""
     chain = Chain(1)
     chain.sender()
     session = chain.sessions[0]

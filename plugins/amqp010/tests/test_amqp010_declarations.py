@@ -553,7 +553,7 @@ async def test_names_of_exchanges(tmp_path: Path) -> None:
 
 @pytest.mark.req("D5")
 async def test_names_of_queues() -> None:
-    """They begin with a letter, a digit or an underscore, and go on with any text."""
+    """Names of queues begin with a letter, a digit or an underscore; any text may follow."""
     async with Broker() as broker:
         await broker.declare(Queue("-old"))
         here = DeclaringSession(broker)

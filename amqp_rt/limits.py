@@ -40,6 +40,7 @@ _RANGES: Final = {
     "frame_size_before_open": (8, 2**32 - 1),
     "frame_size_max": (512, 2**32 - 1),
     "channel_max": (0, 2**16 - 1),
+    "mesh_channel_max": (0, 2**16 - 1),
     "handle_max": (0, 2**32 - 1),
     "session_window": (1, 2**31 - 1),
     "delivery_tag_max": (0, 32),
@@ -190,6 +191,8 @@ class Limits(Struct, frozen=True, gc=False):
     #: Links of clients that seek a path through a mesh at a time, because nodes on the way or destinations have
     #: refused them, or no destination is known; further ones are refused at once.
     mesh_seeking_max: int = 4_096
+    #: Highest channel number on connections of members of a mesh that have logged in, unless ``channel_max`` is higher.
+    mesh_channel_max: int = 1_023
     #: Links that a node of a mesh keeps for replies to callers at other nodes, beyond those of replies that are
     #: being streamed, which are bounded by the same number; the least recently used is detached.
     mesh_reply_links_max: int = 1_024

@@ -150,6 +150,8 @@ class ConnectionEntry:
         self.branches: Callable[[Peer, LinkConnection], TransactionBranches] | None = None
         #: Properties of our open on all connections that peers open, besides those of their profile.
         self.open_properties: dict[object, object] = {}
+        #: Returns the highest channel number for a peer that has opened, after its login; None for that of the limits.
+        self.channel_max_for: Callable[[Peer], int | None] | None = None
         #: URLs at which we listen, with the addresses that were bound.
         self.urls: list[str] = []
         #: Called with each connection that a peer has opened, after its login and before its first link.
@@ -384,6 +386,7 @@ class ConnectionEntry:
                 ),
                 sasl_required=not trusted and logins.required,
                 address=address,
+                channel_max_for=self._channel_max_for if self.channel_max_for else None,
                 offered_capabilities=(
                     *_capabilities(logins),
                     *(Symbol(each) for host in self._home.hosts for each in host.capabilities),
@@ -440,13 +443,12 @@ class ConnectionEntry:
         """
         peer = connection.peer
         asked = peer.virtual_host
-        for host in self._home.hosts:
-            found = host.virtual_host(peer.virtual_host)
-            if found is None and not peer.trusted:
-                connection.engine.close(_unknown_host(asked))
-                return False
-            # Use the virtual host's own name from now on, not an alias that the peer used.
-            peer.virtual_host = found or ""
+        found = self._virtual_host_of(peer)
+        if found is None:
+            connection.engine.close(_unknown_host(asked))
+            return False
+        # Use the virtual host's own name from now on, not an alias that the peer used.
+        peer.virtual_host = found
         watch = self._watch_of(connection)
         if peer.enters_by_right and self._home.permissions.decide_anywhere(peer) is not None:
             self._log_connection("connection refused", connection, ": no right in its virtual host")
@@ -467,6 +469,27 @@ class ConnectionEntry:
         if self.on_opened is not None:
             self.on_opened(connection)
         return True
+
+    def _virtual_host_of(self, peer: Peer) -> str | None:
+        """Return the own name of the virtual host that *peer* asks for; None if there is none."""
+        name = peer.virtual_host
+        for host in self._home.hosts:
+            found = host.virtual_host(name)
+            if found is None and not peer.trusted:
+                return None
+            name = found or ""
+        return name
+
+    def _channel_max_for(self, peer: Peer) -> int:
+        """Return the highest channel number for *peer*, whose open has arrived and was not handled yet."""
+        asked, found = peer.virtual_host, self._virtual_host_of(peer)
+        most = None
+        if found is not None and self.channel_max_for is not None:
+            # Rights are those in the virtual host, by its own name.
+            peer.virtual_host = found
+            most = self.channel_max_for(peer)
+            peer.virtual_host = asked
+        return self._logins_of[peer.profile].limits.channel_max if most is None else most
 
     def _log_connection(self, event: str, connection: Connection, why: str) -> None:
         """Log *event* of a connection that a peer opened, limited for each network."""

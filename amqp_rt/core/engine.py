@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from ..codec.composites import read_composite
 from ..codec.primitives import Reader
-from ..errors import AmqpError, DecodeError, LocalProtocolError
+from ..errors import AmqpError, LocalProtocolError
 from ..events import Closed, ConnectionFailed, Event, Opened, Peer
-from ..limits import Limits
 from ..outcomes import Error
 from .frames import (
     AMQP_FRAME,
@@ -64,6 +63,7 @@ from .performatives import (
     Flow,
     Open,
     Transfer,
+    read_last,
 )
 from .sasl import SaslLayer
 from .senders import SenderLink
@@ -120,6 +120,8 @@ class Engine:
         #: Unread bytes of streamed messages, over all sessions.
         self.held: int = 0
         self._remote: dict[int, Session] = {}
+        #: Highest channel number that we allow the peer, and use ourselves.
+        self.channel_max: int = options.limits.channel_max
         self._remote_channel_max: int = 65535
         self._buffer = FrameBuffer(self.limits.frame_size_before_open)
         #: Input that is read next, as one of the constants in ``lifecycle``.
@@ -346,7 +348,7 @@ class Engine:
         channel = 0
         while channel in self.sessions:
             channel += 1
-        if channel > min(self._remote_channel_max, self.limits.channel_max):
+        if channel > min(self._remote_channel_max, self.channel_max):
             raise LocalProtocolError(
                 f"no channel is left: at most {channel} sessions are allowed",
                 condition="amqp:resource-limit-exceeded",
@@ -532,7 +534,7 @@ class Engine:
         if code == 0x14:
             session = self._remote.get(buffer.channel)
             if session is None or self.theirs.stage is not OPENED:
-                raise _no_session("transfer", buffer.channel, self.limits)
+                raise _no_session("transfer", buffer.channel, self.channel_max)
             if session.ours.stage is MAPPED:
                 try:
                     session.on_transfer(data, at, end)
@@ -541,7 +543,7 @@ class Engine:
         elif code == 0x15 and self.theirs.stage is OPENED:
             session = self._remote.get(buffer.channel)
             if session is None:
-                raise _no_session("disposition", buffer.channel, self.limits)
+                raise _no_session("disposition", buffer.channel, self.channel_max)
             if session.ours.stage is MAPPED:
                 session.on_disposition(read_disposition(data, at, end, self.limits))
         else:
@@ -574,7 +576,7 @@ class Engine:
             return
         session = self._remote.get(channel)
         if session is None:
-            raise _no_session(type(performative).__name__.lower(), channel, self.limits)
+            raise _no_session(type(performative).__name__.lower(), channel, self.channel_max)
         if isinstance(performative, End):
             session.on_end(performative)
             return
@@ -679,7 +681,7 @@ class Engine:
             container_id=options.container_id,
             hostname=options.hostname,
             max_frame_size=limits.frame_size_max,
-            channel_max=limits.channel_max,
+            channel_max=self.channel_max,
             idle_time_out=idle,
             offered_capabilities=options.offered_capabilities,
             desired_capabilities=options.desired_capabilities,
@@ -692,7 +694,10 @@ class Engine:
         limits = self.limits
         self._buffer.size_max = limits.frame_size_max
         self._handshake_deadline = inf
+        self.peer_miscounts = _note_peer(self.peer, performative, client=self.client)
         if self.ours.stage is HEADER:
+            if self.options.channel_max_for is not None:
+                self.channel_max = self.options.channel_max_for(self.peer)
             self._send_open()
         if performative.max_frame_size < FRAME_SIZE_MIN:
             raise connection_fault(
@@ -715,31 +720,11 @@ class Engine:
                 )
             self._send_interval = seconds / 4
             self._next_send = self._now + self._send_interval
-        peer = self.peer
-        peer.container_id = performative.container_id
-        if not self.client:
-            # Without a hostname here, the one from SASL or TLS applies, or else the default
-            # (§2.7.1).
-            peer.virtual_host = performative.hostname or peer.virtual_host
-        peer.offered_capabilities = performative.offered_capabilities
-        peer.desired_capabilities = performative.desired_capabilities
-        peer.properties = performative.properties or {}
-        # RabbitMQ before 4.0 counts a flow's link-credit from its own delivery-count, ignoring that
-        # of the flow, so that transfers in flight are granted a second time.
-        version = peer.properties.get("version")
-        self.peer_miscounts = (
-            peer.properties.get("product") == "RabbitMQ"
-            and isinstance(version, str)
-            and version.startswith("3.")
-        )
-        self.report(Opened(peer))
+        self.report(Opened(self.peer))
 
     def _on_begin(self, begin: Begin, channel: int) -> None:
-        if channel > self.limits.channel_max:
-            raise connection_fault(
-                "amqp:connection:framing-error",
-                f"channel {channel} is above the channel-max {self.limits.channel_max}",
-            )
+        if channel > self.channel_max:
+            raise _above_channel_max(channel, self.channel_max)
         if channel in self._remote:
             raise connection_fault("amqp:not-allowed", f"channel {channel} has a session already")
         if begin.remote_channel is not None:
@@ -752,7 +737,7 @@ class Engine:
             session.on_begin(begin, channel)
             self._remote[channel] = session
             return
-        if len(self.sessions) > self.limits.channel_max:
+        if len(self.sessions) > self.channel_max:
             raise connection_fault(
                 "amqp:resource-limit-exceeded", f"more than {len(self.sessions)} sessions"
             )
@@ -797,24 +782,10 @@ class Engine:
 
     def _after_close(self, data: bytes, at: int, end: int) -> None:
         """Process a frame after our close was sent: only the peer's close counts (§2.4.3)."""
-        error: Error | None = None
-        if end - at > 3 and data[at] == 0 and data[at + 1] == 0x53:
-            # The usual encoding of a descriptor.
-            closes = data[at + 2] == 0x18
-        else:
-            closes = True
-        if closes:
-            try:
-                performative = read_composite(Reader(data, at, end, self.limits), *PERFORMATIVES)
-                closes = isinstance(performative, Close)
-                if isinstance(performative, Close):
-                    error = performative.error
-            except DecodeError:
-                # A close that cannot be decoded closes all the same; other frames are ignored.
-                closes = data[at + 2 : at + 3] == b"\x18" and data[at : at + 2] == b"\x00\x53"
-        if closes:
+        close = read_last(data, at, end, self.limits)
+        if close is not None:
             self.theirs.stage = CLOSED
-            self._report_closed(error)
+            self._report_closed(close.error)
             self._finish()
         elif self.theirs.stage is HEADER:
             # Our close crossed the peer's open; its close follows.
@@ -888,12 +859,35 @@ class Engine:
         self.wake()
 
 
-def _no_session(name: str, channel: int, limits: Limits) -> Fault:
-    if channel > limits.channel_max:
-        return connection_fault(
-            "amqp:connection:framing-error",
-            f"channel {channel} is above the channel-max {limits.channel_max}",
-        )
+def _note_peer(peer: Peer, performative: Open, *, client: bool) -> bool:
+    """Note what the open of *peer* says; return whether the peer counts credit twice."""
+    peer.container_id = performative.container_id
+    if not client:
+        # Without a hostname here, the one from SASL or TLS applies, or else the default (§2.7.1).
+        peer.virtual_host = performative.hostname or peer.virtual_host
+    peer.offered_capabilities = performative.offered_capabilities
+    peer.desired_capabilities = performative.desired_capabilities
+    peer.properties = performative.properties or {}
+    # RabbitMQ before 4.0 counts a flow's link-credit from its own delivery-count, ignoring that of
+    # the flow, so that transfers in flight are granted a second time.
+    version = peer.properties.get("version")
+    return (
+        peer.properties.get("product") == "RabbitMQ"
+        and isinstance(version, str)
+        and version.startswith("3.")
+    )
+
+
+def _above_channel_max(channel: int, channel_max: int) -> Fault:
+    return connection_fault(
+        "amqp:connection:framing-error",
+        f"channel {channel} is above the channel-max {channel_max}",
+    )
+
+
+def _no_session(name: str, channel: int, channel_max: int) -> Fault:
+    if channel > channel_max:
+        return _above_channel_max(channel, channel_max)
     return connection_fault(
         "amqp:not-allowed", f"{name} on channel {channel}, which has no session"
     )

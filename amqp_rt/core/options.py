@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from msgspec import Struct
 
+from ..events import Peer
 from ..limits import DEFAULT_LIMITS, Limits
 
 
@@ -37,6 +38,9 @@ class EngineOptions(Struct, kw_only=True):
     #: Server: mechanisms to offer. Client: unused.
     mechanisms: tuple[str, ...] = ()
     sasl_required: bool = False
+    #: Server: returns the highest channel number for a peer, called after its open and before ours; None
+    #: for that of the limits.
+    channel_max_for: Callable[[Peer], int] | None = None
     #: Client: mechanisms to use, preferred ones first.
     client_mechanisms: tuple[ClientMechanism, ...] = ()
     #: Client: send open together with the protocol header. False: wait for the peer's header first.

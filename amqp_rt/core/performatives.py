@@ -22,7 +22,11 @@ from ..codec.composites import (
     any_of,
     composite,
     one_of,
+    read_composite,
 )
+from ..codec.primitives import Reader
+from ..errors import DecodeError
+from ..limits import Limits
 from ..outcomes import Accepted, Error, Modified, Received, Rejected, Released
 from ..termini import Coordinator, Source, Target
 from ..transactions import Declared, DeliveryState, TransactionalState
@@ -229,3 +233,18 @@ class Close(Struct, gc=False):
 
 #: Every performative that may occur in an AMQP frame.
 PERFORMATIVES = (Open, Begin, Attach, Flow, Transfer, Disposition, Detach, End, Close)
+
+
+def read_last(data: bytes, at: int, end: int, limits: Limits) -> Close | None:
+    """Read a frame that arrives after our close, of which only a close counts (§2.4.3); None for any other.
+
+    A close that cannot be decoded closes all the same, without an error.
+    """
+    # The usual encoding of a descriptor; only for others it has to be decoded.
+    if end - at > 3 and data[at] == 0 and data[at + 1] == 0x53 and data[at + 2] != 0x18:
+        return None
+    try:
+        performative = read_composite(Reader(data, at, end, limits), *PERFORMATIVES)
+    except DecodeError:
+        return Close() if data[at : at + 3] == b"\x00\x53\x18" else None
+    return performative if isinstance(performative, Close) else None

@@ -32,6 +32,7 @@ class Front:
                 properties=options.properties,
                 mechanisms=options.mechanisms,
                 sasl_required=options.sasl_required,
+                channel_max_for=options.channel_max_for,
                 address=options.address,
                 echo_addresses=options.echo_addresses,
                 whole_errors=options.whole_errors,

@@ -719,6 +719,9 @@ class ServerOptions(Struct, kw_only=True):
     address: str = ""
     offered_capabilities: tuple[str, ...] = ()
     properties: Mapping[object, object] = {}
+    #: Returns the highest number of a session's channel for a peer, called when it has opened and before we do;
+    #: None for that of the limits. Fronts whose protocol agrees on channels before the login ignore it.
+    channel_max_for: Callable[[Peer], int] | None = None
     #: Returns the topology that the peer of a connection may change, called once its virtual host
     #: is known; None if nothing can be declared.
     topology: Callable[[Peer, LinkConnection], Topology] | None = None

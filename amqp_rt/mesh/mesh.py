@@ -10,6 +10,7 @@ from random import SystemRandom
 from typing import Any, Final, Literal, Self
 
 import trio
+from msgspec.structs import replace
 
 from ..addresses import Pattern, parse_url
 from ..clock import Clock, SystemClock
@@ -30,7 +31,7 @@ from .instances import MeshInstance, instance_of
 from .managing import MeshStatus, managed
 from .neighbours import Neighbour
 from .offering import OwnOffers
-from .peers import MeshMember, Peers, open_properties
+from .peers import MeshMember, Peers, channel_max_of, open_properties
 from .records import NUMBER_MAX, PATTERN, Offer
 from .routing import Effect, RoutingEngine
 from .rules import MeshRule, MeshRules
@@ -239,6 +240,7 @@ class Mesh(TrioBlock):
         container, host = self._container, self._host
         container.entry.open_properties.update(properties)
         container.entry.on_opened = peers.opened
+        container.entry.channel_max_for = peers.channel_max_for
         container.attaching.transit = host.transit
         container.replies.prefix = f"$mesh/{container.name}/"
         container.replies.elsewhere = host.reply_path
@@ -262,6 +264,7 @@ class Mesh(TrioBlock):
         """Leave the container as it was without a mesh."""
         container = self._container
         container.entry.on_opened = None
+        container.entry.channel_max_for = None
         container.entry.open_properties.clear()
         container.attaching.transit = None
         container.replies.prefix = ""
@@ -282,6 +285,8 @@ class Mesh(TrioBlock):
 
     def _dial(self, found: Found, properties: Mapping[object, Any]) -> Any:
         options = {"within": _DIALLED_WITHIN_S, "reconnect": None, **self._options}
+        limits = options.get("limits") or self._container.limits
+        options["limits"] = replace(limits, channel_max=channel_max_of(limits))
         if found.server_name is not None:
             options["tls"] = with_name(options.get("tls"), found.server_name)
         assert self._peers is not None

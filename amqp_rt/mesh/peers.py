@@ -16,6 +16,7 @@ from ..container.container import Container
 from ..container.links import MESH_MEMBER
 from ..errors import LocalProtocolError
 from ..events import Peer
+from ..limits import Limits
 from ..net.endpoints import is_loopback
 from ..outcomes import Error
 from ..security.access import Rights
@@ -133,6 +134,18 @@ class Peers:
             self._learn_of_namesake(connection)
             self._ended(connection)
 
+    def channel_max_for(self, peer: Peer) -> int | None:
+        """Return the highest channel number for *peer*, if that is a member that has logged in; None for others.
+
+        Each session of a client whose links are pinned has one of its own on each connection of their path.
+        """
+        member = member_of(peer.properties)
+        if member is None or peer.user != member.node:
+            return None
+        if self._reason_to_refuse(peer, member, dialled=False):
+            return None
+        return channel_max_of(self._ways.limits)
+
     def neighbour(self, node: str) -> Neighbour | None:
         """Return the neighbour of that id; None without one."""
         return self._ways.neighbours.get(node)
@@ -146,7 +159,7 @@ class Peers:
         if member.node == self._ways.node:
             self._meet_self(connection, member)
             return
-        why = self._reason_to_refuse(connection, peer, member)
+        why = self._reason_to_refuse(peer, member, dialled=connection.dialled)
         if why:
             self.refused[why] = self.refused.get(why, 0) + 1
             log.warning("mesh: the connection with %.100r is not used: %s", member.node, why)
@@ -200,21 +213,21 @@ class Peers:
             )
         connection.close(_DUPLICATE)
 
-    def _reason_to_refuse(self, connection: Connection, peer: Peer, member: MeshMember) -> str:
+    def _reason_to_refuse(self, peer: Peer, member: MeshMember, *, dialled: bool) -> str:
         if self.stopping:
             return "this member leaves"
         if member.mesh != self._member.mesh:
             return "it is of another mesh"
         if member.role not in _ROLES:
             return "its role is not known"
-        if self._engine.edge and (member.role == "edge" or not connection.dialled):
+        if self._engine.edge and (member.role == "edge" or not dialled):
             return "an edge dials its uplinks, which are no edges"
         if member.role == "edge" and member.node in self._engine.paths().costs:
             return "an interior node has its id"
-        local = is_loopback_url(peer.address) if connection.dialled else _is_local(peer.address)
+        local = is_loopback_url(peer.address) if dialled else _is_local(peer.address)
         if not (peer.secure or local):
             return "the connection is not encrypted"
-        if connection.dialled:
+        if dialled:
             # Its certificate was verified.
             return ""
         permissions = self._container.permissions
@@ -368,6 +381,11 @@ def open_properties(member: MeshMember) -> dict[object, Any]:
             "cost": member.cost,
         }
     }
+
+
+def channel_max_of(limits: Limits) -> int:
+    """Return the highest channel number on connections with members."""
+    return max(limits.channel_max, limits.mesh_channel_max)
 
 
 def _is_local(address: str) -> bool:

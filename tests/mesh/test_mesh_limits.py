@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 import trio
 from meshed import client, line, members, until
 from trio.testing import MockClock
 
-from amqp_rt import Limits
-from amqp_rt.errors import LinkRefused
+from amqp_rt import Access, Container, Limits, Plain, Rights, Rule
+from amqp_rt.errors import LinkRefused, LocalProtocolError
 from amqp_rt.mesh import MeshRule
 from amqp_rt.mesh.neighbours import RecordSender
+from amqp_rt.mesh.peers import MeshMember, open_properties
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.termini import Target
 from amqp_rt.testing.pairs import Joined, Recorder
@@ -195,3 +197,97 @@ async def test_mesh_receivers_max(distribution: str, autojump_clock: MockClock) 
             with pytest.raises(LinkRefused, match="mesh_receivers_max"):
                 async with peer.receiver("svc"):
                     pass
+
+
+CHANNELS = Limits(channel_max=2, mesh_channel_max=5)
+#: Login, and the member that the open names; the highest channel number that A allows.
+GUESTS: dict[str, tuple[str, dict[str, Any] | None, int]] = {
+    "member": ("B", {}, 5),
+    "edge": ("E", {"node": "E", "role": "edge"}, 5),
+    "client": ("B", None, 2),
+    "member of another mesh": ("B", {"mesh": "other"}, 2),
+    "member under another name than its login": ("B", {"node": "C"}, 2),
+    "member without a right": ("ann", {"node": "ann"}, 2),
+    "edge that would be a member": ("E", {"node": "E"}, 2),
+    "member of a later version": ("B", {"versions": [2]}, 2),
+    "member that has not logged in": ("", {}, 2),
+}
+
+
+@pytest.mark.parametrize("name", GUESTS)
+async def test_mesh_channel_max(name: str, autojump_clock: MockClock) -> None:
+    """Members that have logged in may have more sessions; at either bound, one more ends the connection."""
+    user, member, most = GUESTS[name]
+    network = MemoryNetwork()
+    users = {each: each for each in ("B", "C", "E", "ann")}
+    access = Access(
+        [
+            Rule("$mesh", Rights.MANAGE, users=("B", "C")),
+            Rule("$mesh", Rights.SEND, users=("E",)),
+            Rule("*", Rights.SEND, users=("ann",)),
+        ]
+    )
+    box = {"limits": CHANNELS, "plain_in_clear": True}
+    if user:
+        box |= {"users": users, "access": access}
+    async with members(network) as made:
+        await made.start("A", box_options=box)
+        said = open_properties(MeshMember("mesh", "B", 7, "interior", "", 1))
+        said["x-opt-mesh"] |= member or {}
+        options = {"auth": Plain(user, user), "plain_in_clear": True} if user else {}
+        async with Container("client", network=network) as there:
+
+            async def records(record: Any) -> None:
+                pass
+
+            there.node("$mesh")(records)
+            async with there.connect(
+                made.urls["A"],
+                properties=said if member is not None else {},
+                limits=Limits(channel_max=100),
+                reconnect=None,
+                **options,
+            ) as peer:
+                await trio.sleep(0.1)
+                engine: Any = peer.engine
+                # A member has a session for its records.
+                while len(engine.sessions) <= most:
+                    engine.begin()
+                with pytest.raises(LocalProtocolError, match=f"at most {most + 1} sessions"):
+                    engine.begin()
+                await trio.sleep(0.1)
+                assert peer.state == "open"
+                # A peer that does not care what A allows.
+                engine._remote_channel_max = 100
+                engine.begin()
+                await peer.wait_closed()
+                assert peer.ended_with.condition == "amqp:connection:framing-error"
+                assert f"channel {most + 1} is above the channel-max {most}" in str(peer.ended_with)
+
+
+async def test_members_use_more_sessions_than_clients(autojump_clock: MockClock) -> None:
+    """Two clients of A have links to B in many sessions, which have one each between A and B."""
+    network = MemoryNetwork()
+    rules = [MeshRule("jobs", route="link")]
+    login = {"auth": Plain("B", "b"), "plain_in_clear": True}
+    async with members(network) as made:
+        box = {"users": {"B": "b"}, "plain_in_clear": True}
+        await made.start("A", rules=rules, box_options=box)
+        await made.start("B", "A", rules=rules, dial=login)
+        got: list[str] = []
+
+        async def job(text: str) -> None:
+            got.append(text)
+
+        made.boxes["B"].node("jobs")(job)
+        await made.meshes["A"].reachable("jobs")
+        async with AsyncExitStack() as stack:
+            for name in ("c", "d"):
+                peer = await stack.enter_async_context(
+                    client(made.urls["A"], name, network=network, **login)
+                )
+                for at in range(50):
+                    session = await stack.enter_async_context(peer.session())
+                    out = await stack.enter_async_context(session.sender("jobs"))
+                    await out.send(f"{name}{at}")
+        assert len(got) == 100

@@ -44,6 +44,7 @@ from amqp_rt.message import Message
 from amqp_rt.net.dial import Transport
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.net.tls import ClientTls, ServerTls
+from amqp_rt.observers import Observer
 from amqp_rt.outcomes import Error, Outcome
 from amqp_rt.policies import Policy, Retry
 from amqp_rt.security.access import Access
@@ -96,6 +97,7 @@ class Container(TrioBlock):
         network: MemoryNetwork | None = ...,
         fronts: Sequence[Front] = ...,
         trace: str | PathLike[str] | None = ...,
+        observe: Iterable[Observer] = ...,
     ) -> None: ...
     def add(self, *nodes: Any) -> None: ...
     def remove(self, *nodes: Any) -> None: ...
@@ -103,6 +105,7 @@ class Container(TrioBlock):
     def remove_host(self, host: Host) -> None: ...
     def provide(self, thing: Any, *, as_type: type | None = ...) -> None: ...
     def override(self, kind: Any, value: Any) -> AbstractContextManager[None]: ...
+    def observe(self, observer: Observer) -> None: ...
     def on_startup(self, hook: Hook) -> Hook: ...
     def on_shutdown(self, hook: Hook) -> Hook: ...
     @property
@@ -419,6 +422,7 @@ class Broker(TrioBlock):
         origins: Collection[str] = ...,
         network: MemoryNetwork | None = ...,
         trace: str | PathLike[str] | None = ...,
+        observe: Iterable[Observer] = ...,
         management: bool = ...,
         store: str | Store | None = ...,
         volatile: bool = ...,

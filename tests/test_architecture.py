@@ -37,6 +37,8 @@ NEUTRAL = {
         "config_files",
         "durations",
         "loglimit",
+        "observers",
+        "trace_context",
         "batches",
         "policies",
         "signatures",

@@ -35,6 +35,7 @@ from ..management.node import Management
 from ..message import Message
 from ..net.memory import MemoryNetwork
 from ..net.tls import ServerTls
+from ..observers import Observer
 from ..security.access import Access, reserved
 from ..security.bearer import VerifyToken
 from ..security.identities import Users
@@ -105,6 +106,7 @@ class Broker(TrioBlock):
         origins: Web pages that may connect to ``ws://`` and ``wss://``.
         network: Network in which ``memory://`` addresses are looked up.
         trace: A folder for traces of connections; see :class:`~amqp_rt.Container`.
+        observe: Observers of the operations on messages; see :class:`~amqp_rt.Container`.
         management: Answer at ``$management``.
         store: Store of declared nodes and durable messages: ``"sqlite:PATH"``, a
             :class:`~amqp_rt.stores.base.Store`, or None for no store. Without one, durable messages
@@ -150,6 +152,7 @@ class Broker(TrioBlock):
         origins: Collection[str] = (),
         network: MemoryNetwork | None = None,
         trace: str | PathLike[str] | None = None,
+        observe: Iterable[Observer] = (),
         management: bool = True,
         store: str | Store | None = None,
         volatile: bool = False,
@@ -183,6 +186,7 @@ class Broker(TrioBlock):
             origins=origins,
             network=network,
             trace=trace,
+            observe=observe,
         )
         kept = store_of(store) if isinstance(store, str) else store
         self.host = BrokerHost(
@@ -209,22 +213,26 @@ class Broker(TrioBlock):
         self.container.nodes.check = self._check_route
         self.management: Management | None = None
         if management:
-            self.management = Management(
-                self.host.space,
-                self.host.virtual_hosts,
-                decide=self.container.permissions.decide,
-                may_declare=self.container.permissions.may_declare,
-                collections=collections_of(self.container, self.host),
-                limits=self.container.limits,
-                open_to_all=self.container.permissions.open_management,
-            )
-            add_epochs(self.management, self.host.staging)
-            add_leases(self.management, self.host.leases)
-            self.container.management = self.management
-            self.container.rpc(ADDRESS)(self._answer)
+            self._add_management()
         for each in addons:
             (addon_of(each) if isinstance(each, str) else each).install(self)
         self._guard()
+
+    def _add_management(self) -> None:
+        """Answer at ``$management``."""
+        self.management = management = Management(
+            self.host.space,
+            self.host.virtual_hosts,
+            decide=self.container.permissions.decide,
+            may_declare=self.container.permissions.may_declare,
+            collections=collections_of(self.container, self.host),
+            limits=self.container.limits,
+            open_to_all=self.container.permissions.open_management,
+        )
+        add_epochs(management, self.host.staging)
+        add_leases(management, self.host.leases)
+        self.container.management = management
+        self.container.rpc(ADDRESS)(self._answer)
 
     def _guard(self) -> None:
         """Check rights to addresses to which the broker itself sends, if there are rights at all."""

@@ -1,34 +1,22 @@
 """Deadline and trace context of the request that a handler processes, for calls that the handler makes.
 
 Both are in a context variable, so they reach the tasks that a handler starts. A call made meanwhile waits
-no longer than the handler's caller, and carries the same trace context (W3C Trace Context, and its draft for
-AMQP: publishers write application-properties, readers prefer message-annotations).
+no longer than the handler's caller, and carries the same trace context, unless an observer writes that of its own
+operation (:mod:`amqp_rt.trace_context`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 from math import inf
-from typing import Any, Final
+from typing import Any
 
 import trio
 
-from ..errors import DeadlineExceeded, DecodeError
+from ..errors import DeadlineExceeded
 from ..message import Message
-
-TRACEPARENT: Final = "traceparent"
-TRACESTATE: Final = "tracestate"
-#: ``traceparent`` as it is encoded. Only messages with it near their start are decoded for their trace
-#: context: decoding the sections of every message would cost time. See ``Limits.trace_context_within``.
-TRACE_OCTETS: Final = b"traceparent"
-#: Characters of ``tracestate`` that are passed on (Trace Context §3.3.1.5).
-_TRACESTATE_MAX: Final = 512
-#: Version, trace-id, parent-id, flags (Trace Context §3.2.2); later versions may append fields.
-_TRACEPARENT: Final = re.compile(
-    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]{0,200})?"
-)
+from ..trace_context import TRACEPARENT, trace_of
 
 
 class CallerContext:
@@ -78,21 +66,5 @@ CALLER: ContextVar[CallerContext | None] = ContextVar("amqp_rt_caller", default=
 
 
 def caller_of(message: Message, at: float = inf) -> CallerContext:
-    """Return the caller that sent *message*, with the deadline *at*.
-
-    A malformed trace context is left out, since Trace Context §3.2.2 requires that.
-    """
-    trace: dict[str, str] = {}
-    try:
-        for found in (message.message_annotations, message.application_properties):
-            parent = found.get(TRACEPARENT)
-            if isinstance(parent, str) and _TRACEPARENT.fullmatch(parent):
-                trace[TRACEPARENT] = str(parent)
-                state = found.get(TRACESTATE)
-                if isinstance(state, str) and 0 < len(state) <= _TRACESTATE_MAX:
-                    trace[TRACESTATE] = str(state)
-                break
-    except DecodeError:
-        # The section is read again, and refused, when a handler asks for it.
-        pass
-    return CallerContext(at, trace)
+    """Return the caller that sent *message*, with the deadline *at*."""
+    return CallerContext(at, trace_of(message))

@@ -16,6 +16,7 @@ from typing import (
     Any,
     Final,
     Literal,
+    NamedTuple,
     Protocol,
     TypeAlias,
     TypeVar,
@@ -109,8 +110,20 @@ class OpenHandler(Protocol):
         """Handle the peer's open; return False if the connection was closed."""
 
 
+class LinkClasses(NamedTuple):
+    """Classes of the links that connections open, and of their calls."""
+
+    sender: type[Sender] = Sender
+    receiver: type[Receiver] = Receiver
+    requests: type[Requests] = Requests
+
+
 class ConnectionHome(Home, Protocol):
     """Container, as its connections use it."""
+
+    @property
+    def link_classes(self) -> LinkClasses:
+        """Classes of the links that connections open from now on, observed ones where there are observers."""
 
     @property
     def attaching(self) -> AttachHandler:
@@ -311,7 +324,7 @@ class Session:
     def sender(self, address: str | None = None, **options: Unpack[SenderOptions]) -> Sender:
         """Create a sender to *address*; see :meth:`Connection.sender`."""
         options.setdefault("name", self.connection.new_name(address))
-        sender = Sender(self, address, **options)
+        sender = self.connection.container.link_classes.sender(self, address, **options)
         self.add(sender)
         return sender
 
@@ -323,7 +336,7 @@ class Session:
                 'container-id and name=, such as receiver("news", name="inbox", durable=1)'
             )
         options.setdefault("name", self.connection.new_name(address))
-        receiver = Receiver(self, address, **options)
+        receiver = self.connection.container.link_classes.receiver(self, address, **options)
         self.add(receiver)
         return receiver
 
@@ -772,7 +785,7 @@ class Connection:
 
     def _calls(self) -> Requests:
         if self._requests is None:
-            self._requests = Requests(self)
+            self._requests = self.container.link_classes.requests(self)
         return self._requests
 
     def management(self, entity: str = "", *, within: float | None = 10.0) -> ManagementClient:

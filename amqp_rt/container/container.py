@@ -42,6 +42,7 @@ from ..net.memory import MemoryNetwork
 from ..net.reactor import Reactor, open_reactor
 from ..net.tls import ServerTls
 from ..net.traces.recording import Traces
+from ..observers import Observer
 from ..outcomes import MODIFIED_FAILED, Error
 from ..policies import Retry
 from ..security.access import (
@@ -57,13 +58,14 @@ from ..security.mechanisms import (
 from ..security.tokens import Cbs
 from .attaching import Attaching
 from .blocks import TrioBlock
-from .connections import Connection
+from .connections import Connection, LinkClasses
 from .consuming import consume
 from .declaring import NodeDecorator, RpcDecorator, SourceDecorator, declared
 from .entry import ConnectionEntry, SaslPolicy
 from .home import Feed
 from .links import fresh
 from .nodes import Nodes
+from .observed import OBSERVED
 from .permissions import Authorize, Permissions
 from .profiles import Profile
 from .raising import OnError
@@ -136,6 +138,7 @@ class Container(TrioBlock):
         fronts: Protocols that listeners speak.
         trace: A folder in which each connection records its input and output in a file; see
             :mod:`amqp_rt.net.traces.recording`. The files contain messages, but no passwords.
+        observe: Observers of the operations on messages, such as :class:`amqp_rt.telemetry.otel.Otel`.
     """
 
     _public_name = "Container"
@@ -166,6 +169,7 @@ class Container(TrioBlock):
         network: MemoryNetwork | None = None,
         fronts: Sequence[Front] = (),
         trace: str | PathLike[str] | None = None,
+        observe: Iterable[Observer] = (),
     ) -> None:
         super().__init__()
         self.name = name
@@ -173,6 +177,10 @@ class Container(TrioBlock):
         self.on_error = on_error
         self.retry = retry
         self.log_limiter = LogLimiter(limits)
+        self.observers: list[Observer] = []
+        self.link_classes = LinkClasses()
+        for each in observe:
+            self.observe(each)
         check_seconds("drain_s", drain_s, most=inf)
         self.drain_s = drain_s
         if isinstance(users, Mapping):
@@ -310,6 +318,11 @@ class Container(TrioBlock):
             ValueError: It is overridden already.
         """
         return self._resources.overridden(kind, value)
+
+    def observe(self, observer: Observer) -> None:
+        """Tell *observer* of the operations on links that attach from now on, and of new connections' calls."""
+        self.observers.append(observer)
+        self.link_classes = OBSERVED
 
     def on_startup(self, hook: Hook) -> Hook:
         """Call *hook* when the container starts, before links are served. Usable as a decorator."""

@@ -302,6 +302,16 @@ class Delivery:
         return f"<Delivery {self.tag.hex()}: {len(self.raw.payload)} bytes, {self.outcome}>"
 
 
+def readable(delivery: IncomingDelivery) -> Message | None:
+    """Return the message of *delivery*; None if it is none, or has not arrived yet."""
+    if delivery.message_format != MESSAGE_FORMAT or not delivery.complete:
+        return None
+    try:
+        return Message.decode(delivery.payload)
+    except DecodeError:
+        return None
+
+
 class StreamedBody:
     """Context of a delivery of a streaming receiver."""
 

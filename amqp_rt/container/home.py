@@ -18,6 +18,7 @@ from ..loglimit import LogLimiter
 from ..net.memory import MemoryNetwork
 from ..net.reactor import Reactor
 from ..net.traces.recording import Traces
+from ..observers import Observer
 from ..policies import Retry
 from .permissions import Permissions
 from .raising import OnError
@@ -63,6 +64,10 @@ class Home(Protocol):
     @property
     def log_limiter(self) -> LogLimiter:
         """Limiter of log lines that peers can cause."""
+
+    @property
+    def observers(self) -> Sequence[Observer]:
+        """Observers that links are offered to when they attach."""
 
     @property
     def permissions(self) -> Permissions:

@@ -33,12 +33,14 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..message import MESSAGE_FORMAT, Message, MessageId, Properties, data_message
+from ..observers import error_of
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Outcome, Received, Rejected
 from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
+from ..trace_context import TRACE_OCTETS
 from ..transactions import DeliveryState
 from ..values import Int, Symbol
-from .callers import CALLER, TRACE_OCTETS, caller_of
+from .callers import CALLER, caller_of
 from .credit import CreditWindow
 from .failures import log_failure, only_cancelled
 from .home import Home
@@ -540,6 +542,7 @@ class Replies:
             reply_to = message.properties.reply_to
             ttl_ms = message.header.ttl
         except (DecodeError, Reject) as error:
+            worker.failure = error_of(error)
             stats.rejected += 1
             settle_if_open(delivery, Rejected(Error.of(error)))
             return
@@ -564,6 +567,7 @@ class Replies:
             try:
                 request = Request(message, self.path(binding, reply_to, hosts=hosts))
             except Reject as error:
+                worker.failure = error_of(error)
                 stats.rejected += 1
                 settle_if_open(delivery, Rejected(Error.of(error)))
                 return
@@ -581,6 +585,7 @@ class Replies:
             except trio.Cancelled:
                 raise
             except Exception as error:
+                worker.failure = error_of(error)
                 outcome = await _fail(inbox, request, error)
                 if outcome is _FAILED:
                     outcome = ACCEPTED

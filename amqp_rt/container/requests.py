@@ -89,7 +89,7 @@ class Outgoing:
         return Outgoing(self.address, self.args, self.deadline, self.properties, self.own)
 
 
-class _Call(Receipt):
+class PendingCall(Receipt):
     """Pending request, until its reply has arrived or cannot arrive any more."""
 
     __slots__ = ("caller", "failure", "key", "reply")
@@ -185,7 +185,7 @@ class _Replies(_ReplyLink):
 
     def __init__(self, session: Session, name: str) -> None:
         super().__init__(session, name, _REPLY_CREDIT)
-        self.calls: dict[str, _Call] = {}
+        self.calls: dict[str, PendingCall] = {}
 
     def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Pass arrived replies to their calls, and drop those without one."""
@@ -220,13 +220,13 @@ class _Replies(_ReplyLink):
             call.lose(error)
 
 
-class _Parts(_ReplyLink):
+class StreamLink(_ReplyLink):
     """Link of one streamed reply at a time."""
 
     def __init__(self, session: Session, name: str, credit: int) -> None:
         super().__init__(session, name, credit)
         self.credit = credit
-        self.call: _Call | None = None
+        self.call: PendingCall | None = None
         self._inbox: deque[IncomingDelivery] = deque()
 
     def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
@@ -287,8 +287,8 @@ class Requests:
         #: Number of tasks that wait for each sender, or start a stream with it.
         self._awaited: Counter[Sender] = Counter()
         self._replies: _Replies | None = None
-        self._idle: list[_Parts] = []
-        self._answered: deque[_Call] = deque()
+        self._idle: list[StreamLink] = []
+        self._answered: deque[PendingCall] = deque()
         # Keys have the form of UUIDs: a random prefix and a number.
         self._prefix = f"{uuid4()}"[:24]
         self._numbers = count(1)
@@ -402,8 +402,8 @@ class Requests:
         args: tuple[Any, ...],
         deadline: float,
         properties: Mapping[str, Any],
-    ) -> _Call:
-        call = _Call(sender, f"{self._prefix}{next(self._numbers):012x}")
+    ) -> PendingCall:
+        call = PendingCall(sender, f"{self._prefix}{next(self._numbers):012x}")
         ttl_ms = None
         if deadline != inf:
             ttl_ms = max(1, round((deadline - trio.current_time()) * 1000))
@@ -452,7 +452,7 @@ class Requests:
             out += Message(body, body_kind=kind).encode()
         return bytes(out)
 
-    def _settle_later(self, call: _Call) -> None:
+    def _settle_later(self, call: PendingCall) -> None:
         """Let the peer settle an answered request, but settle the oldest beyond the limit."""
         self._answered.append(call)
         if len(self._answered) > _ANSWERED_MAX:
@@ -533,13 +533,15 @@ class Requests:
         if credit < 1:
             raise ValueError(f"credit must be at least 1, not {credit}")
         caller = CALLER.get()
+        given = properties
         if caller is not None:
             within = caller.within(within)
-            properties = caller.traced(args, properties)
+            given = caller.traced(args, properties)
         deadline = inf if within is None else trio.current_time() + within
-        return ReplyStream(_Stream(self, address, args, deadline, credit, properties), kind)
+        reply = StreamedReply(self, address, args, deadline, credit, given, properties)
+        return ReplyStream(reply, kind)
 
-    async def begin(self, stream: _Stream) -> tuple[_Parts, _Call]:
+    async def begin(self, stream: StreamedReply) -> tuple[StreamLink, PendingCall]:
         """Send the request of *stream*. If cancelled, nothing was sent."""
         sender = await self._sender(stream.address)
         parts = None
@@ -551,7 +553,7 @@ class Requests:
         if parts is None:
             session = self._connection.default_session
             name = self._connection.new_name("stream")
-            parts = _Parts(session, name, stream.credit)
+            parts = StreamLink(session, name, stream.credit)
             session.add(parts)
         try:
             while not parts.attached:
@@ -571,7 +573,7 @@ class Requests:
             raise
         return parts, call
 
-    def end(self, parts: _Parts, call: _Call, *, complete: bool) -> None:
+    def end(self, parts: StreamLink, call: PendingCall, *, complete: bool) -> None:
         """End a stream, and keep or detach its link. Not a checkpoint."""
         parts.call = None
         if not complete:
@@ -585,7 +587,7 @@ class Requests:
             parts.abandon()
 
 
-class _Stream:
+class StreamedReply:
     """Streamed reply, from the request to its end."""
 
     def __init__(
@@ -596,16 +598,19 @@ class _Stream:
         deadline: float,
         credit: int,
         properties: Mapping[str, Any],
+        own: Mapping[str, Any],
     ) -> None:
         self.address = address
         self.args = args
         self.deadline = deadline
         self.credit = credit
         self.properties = properties
+        #: The properties that the application gave, without the trace context of its caller.
+        self.own = own
         self.over = False
         self.reading = False
         self._requests = requests
-        self._running: tuple[_Parts, _Call] | None = None
+        self._running: tuple[StreamLink, PendingCall] | None = None
 
     async def next(self) -> Message | None:
         """Return the next part; None at the end. Cancelling loses nothing.
@@ -655,7 +660,7 @@ class ReplyStream:
     ``async with`` or :meth:`aclose`.
     """
 
-    def __init__(self, stream: _Stream, kind: Any) -> None:
+    def __init__(self, stream: StreamedReply, kind: Any) -> None:
         self._stream = stream
         self._kind = kind
         self._turn = 0

@@ -356,6 +356,8 @@ class Sender(LinkHandle):
         self._room = trio.lowlevel.ParkingLot()
         self._crowd = 0
         self._turn = 0
+        #: Class of the receipts, which observed senders replace.
+        self._receipts: type[Receipt] = Receipt
 
     # --- state ---------------------------------------------------------------------------
 
@@ -421,7 +423,7 @@ class Sender(LinkHandle):
     ) -> Outcome:
         if len(self._queue) + len(self._unsettled) >= self.max_pending:
             await self._wait_for_room()
-        receipt = Receipt(self, payload, message_format, transaction=transaction)
+        receipt = self._receipts(self, payload, message_format, transaction=transaction)
         if transaction is not None:
             try:
                 transaction.add(receipt, self.link)
@@ -468,7 +470,7 @@ class Sender(LinkHandle):
         self._refuse_if_over()
         if self.pending >= self.max_pending:
             raise WouldBlock(f"{self.pending} messages to {self.address!r} have no outcome yet")
-        receipt = Receipt(self, payload, message_format, transaction=transaction)
+        receipt = self._receipts(self, payload, message_format, transaction=transaction)
         if transaction is not None:
             transaction.add(receipt, self.link)
         self.submit(receipt)
@@ -496,7 +498,6 @@ class Sender(LinkHandle):
         count = 0
         try:
             for message in messages:
-                payload = self.encode(message, properties)
                 while receipts and type(receipts[0]._outcome) is Accepted:
                     receipts.popleft()
                 if receipts and receipts[0].done:
@@ -507,7 +508,7 @@ class Sender(LinkHandle):
                     await receipts[0].accepted()
                 if len(self._queue) + len(self._unsettled) >= self.max_pending:
                     await self._wait_for_room()
-                receipt = Receipt(self, payload)
+                receipt = self._receipts(self, self.encode(message, properties))
                 self.submit(receipt)
                 receipts.append(receipt)
                 count += 1
@@ -679,14 +680,14 @@ class Sender(LinkHandle):
             # flush() waits for the last outcome, the writer of a stream for that of its message.
             self.changes.unpark_all()
 
-    def begin_stream(self, payload: bytes) -> Receipt:
-        """Send or queue a message of which *payload* is only the beginning.
+    def begin_stream(self, front: Message) -> Receipt:
+        """Send or queue the beginning of *front*, up to its body.
 
         Raises:
             LinkDetached: The sender is closed, or its link has ended permanently.
             ConnectionLost: The connection has ended permanently.
         """
-        receipt = Receipt(self, payload, unfinished=True)
+        receipt = self._receipts(self, front.encode_front(), unfinished=True)
         self.submit(receipt)
         return receipt
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import trio
@@ -28,6 +28,7 @@ from ..fronts.base import (
     ReceivingLink,
 )
 from ..message import MESSAGE_FORMAT, Message, read_data
+from ..observers import LinkObserver, ObservedLink, Observer, bind, error_of
 from ..outcomes import (
     ACCEPTED,
     MODIFIED_FAILED,
@@ -39,9 +40,11 @@ from ..outcomes import (
     Rejected,
     Released,
 )
+from ..trace_context import TRACE_OCTETS
 from ..transactions import TransactionalState
-from .callers import CALLER, TRACE_OCTETS, caller_of
+from .callers import CALLER, caller_of
 from .credit import CreditWindow, SharedSlots
+from .deliveries import readable
 from .failures import (
     keeps_paused,
     only_cancelled,
@@ -67,10 +70,76 @@ _ROTATION_MIN_S: Final = 0.005
 _ROTATION_MAX_S: Final = 0.5
 
 
+class ObservedRun:
+    """Processing of the messages of one link, with observers.
+
+    They are asked about the link with its first message, when its peer is known.
+
+    Args:
+        observers: The container's observers.
+        binding: The link and its route.
+        run: Processes one message, up to its outcome.
+    """
+
+    def __init__(self, observers: Sequence[Observer], binding: RouteBinding, run: Run) -> None:
+        self._observers = observers
+        self._binding = binding
+        self._run = run
+        self._link: ReceivingLink | None = None
+        self._observer: LinkObserver | None = None
+
+    def _bound(self) -> LinkObserver | None:
+        binding = self._binding
+        if self._link is not binding.link:
+            self._link = binding.link
+            route = binding.route
+            self._observer = bind(
+                self._observers,
+                ObservedLink(
+                    kind="serve" if route.kind == "rpc" else "process",
+                    address=binding.address,
+                    template=route.address if route.pattern.captures else None,
+                    peer=binding.peer,
+                    dialled=binding.connection.dialled,
+                ),
+            )
+        return self._observer
+
+    async def __call__(self, inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
+        """Process one message. Cancelling is passed on, and ends the operation."""
+        observer = self._bound()
+        operation = None if observer is None else observer.begin(readable(delivery))
+        if operation is None:
+            await self._run(inbox, delivery, worker)
+            return
+        worker.failure = None
+        error: str | None = "cancelled"
+        operation.enter()
+        try:
+            await self._run(inbox, delivery, worker)
+            error = _error_of(worker, delivery)
+        finally:
+            worker.failure = None
+            operation.leave()
+            operation.end(error)
+
+
+def _error_of(worker: Worker, delivery: IncomingDelivery) -> str | None:
+    """Return why the message that *worker* has processed failed; None if it did not, or that is not known."""
+    outcome = delivery.local_state
+    if worker.failure is not None:
+        return worker.failure
+    if isinstance(outcome, Rejected):
+        return "rejected" if outcome.error is None else str(outcome.error.condition)
+    if isinstance(outcome, Released):
+        return "released"
+    return "modified" if isinstance(outcome, Modified) else None
+
+
 class Worker:
     """Task of a route, with the state of the message that it processes."""
 
-    __slots__ = ("cancelled", "scope", "task", "timed")
+    __slots__ = ("cancelled", "failure", "scope", "task", "timed")
 
     def __init__(self) -> None:
         self.task = trio.lowlevel.current_task()
@@ -81,6 +150,9 @@ class Worker:
         self.cancelled = False
         #: Whether ``scope`` has had a deadline, which may have cancelled it.
         self.timed = False
+        #: Condition or class of the latest failure of a handler, for observers. Not the exception, which
+        #: would keep the connection in memory.
+        self.failure: str | None = None
 
     def cancel(self) -> None:
         """Cancel the handler, because its caller has given up."""
@@ -109,7 +181,8 @@ class Workers:
         self.running = 0
         #: Messages that wait or are processed, of all links.
         self.load = 0
-        self._run = run
+        #: Processes one message, up to its outcome.
+        self.run = run
         self._ring: deque[Inbox] = deque()
         self._parked: list[Worker] = []
         self._started = 0
@@ -168,7 +241,6 @@ class Workers:
 
     async def _work_until_cancelled(self, worker: Worker) -> None:
         """Process message after message; return when the scope of *worker* is cancelled."""
-        run = self._run
         scope = worker.scope
         count = 0
         since = trio.current_time()
@@ -190,7 +262,7 @@ class Workers:
                 self._wake()
             self.running += 1
             try:
-                await run(inbox, delivery, worker)
+                await inbox.run(inbox, delivery, worker)
             except Exception:
                 # An error of this package, since run() turns errors of handlers into outcomes. It
                 # must not stop the worker.
@@ -288,6 +360,9 @@ class Inbox:
         self.held: dict[IncomingDelivery, Outcome] = {}
         #: Set when the messages that were held have their outcomes, because no more are taken.
         self._unheld: trio.Event | None = None
+        observers = binding.container.observers
+        #: Processes one message; with observers, it also tells them of it.
+        self.run = workers.run if not observers else ObservedRun(observers, binding, workers.run)
         self._open = True
         self._owns_credit = window is None
         if window is None and workers.shared is None:
@@ -515,6 +590,7 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
         settle_if_open(delivery, RELEASED)
         raise
     except Exception as error:
+        worker.failure = error_of(error)
         outcome = outcome_of_error(inbox, delivery, error)
     except BaseExceptionGroup as group:
         stats.released += 1
@@ -547,6 +623,7 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
         settle_if_open(delivery, RELEASED)
         raise
     except Exception as error:
+        worker.failure = error_of(error)
         if delivery.aborted or not (delivery.complete or delivery.link.attached):
             # The sender aborted the message, or its link has ended: there is no outcome to send, and the
             # handler has not failed.

@@ -41,7 +41,7 @@ class StreamedMessage:
             raise LocalProtocolError("a stream is one message: ask for another")
         sender = self._sender
         await trio.lowlevel.checkpoint()
-        self._receipt = receipt = sender.begin_stream(self._front.encode_front())
+        self._receipt = receipt = sender.begin_stream(self._front)
         try:
             while receipt.raw is None and not receipt.done:
                 await sender.changes.park()

@@ -1,0 +1,348 @@
+"""Senders, receivers and calls of containers with observers.
+
+Separate classes, so that others do not even check whether they are observed. Handlers are observed by
+:class:`~amqp_rt.container.serving.ObservedRun`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+from ..errors import AmqpError, ConnectionLost
+from ..events import Peer
+from ..fronts.base import IncomingDelivery, Payload
+from ..message import Message
+from ..observers import (
+    Kind,
+    LinkObserver,
+    ObservedLink,
+    ObservedOperation,
+    Observer,
+    bind,
+    error_of,
+)
+from ..outcomes import Accepted, Outcome
+from ..trace_context import TRACEPARENT, with_trace
+from .connections import Connection, LinkClasses, Session
+from .deliveries import Delivery, readable
+from .receiving import Receiver
+from .requests import Outgoing, PendingCall, Requests, StreamedReply, StreamLink
+from .sending import MessageProperties, Receipt, Sender, make_message, refusal
+
+if TYPE_CHECKING:
+    from .transactions import Transaction
+
+
+#: Addresses whose observers a connection keeps for its calls.
+_OBSERVERS_MAX: Final = 1_024
+
+
+def _peer_of(connection: Connection) -> Peer | None:
+    try:
+        return connection.peer
+    except ConnectionLost:
+        return None
+
+
+def observers_of(connection: Connection, kind: Kind, address: str | None) -> LinkObserver | None:
+    """Bind the observers of *connection*'s container to a link of *kind* that we open on it."""
+    observers: Sequence[Observer] = connection.container.observers
+    peer = _peer_of(connection)
+    link = ObservedLink(kind=kind, address=address or "", peer=peer, dialled=connection.dialled)
+    return bind(observers, link)
+
+
+class ObservedReceipt(Receipt):
+    """Receipt that ends the operation of its message."""
+
+    __slots__ = ("operation",)
+
+    def __init__(
+        self,
+        sender: ObservedSender,
+        payload: Payload,
+        message_format: int = 0,
+        *,
+        unfinished: bool = False,
+        transaction: Transaction | None = None,
+    ) -> None:
+        super().__init__(
+            sender, payload, message_format, unfinished=unfinished, transaction=transaction
+        )
+        #: The operation that was begun when the message was encoded, just before.
+        self.operation = sender.take_begun()
+
+    def _settle(self) -> None:
+        super()._settle()
+        if self.operation is not None:
+            error: AmqpError | None = self.error
+            if error is None and type(self._outcome) is not Accepted:
+                assert self._outcome is not None
+                error = refusal(self._outcome)
+            self.operation.end(None if error is None else error_of(error))
+
+
+class ObservedSender(Sender):
+    """Sender with observers: the operation on a message begins when it is encoded, and ends with its outcome."""
+
+    def __init__(self, session: Session, address: str | None, **options: Any) -> None:
+        super().__init__(session, address, **options)
+        self._receipts: type[Any] = ObservedReceipt
+        self._connection = session.connection
+        self._observer: LinkObserver | None = None
+        self._bound = False
+        self._begun: ObservedOperation | None = None
+
+    def _begin(self, link: Any) -> None:
+        # Before the messages that wait leave; the address may be one that the peer has created.
+        self._bound = False
+        super()._begin(link)
+
+    def _begin_operation(self, message: Message | None) -> ObservedOperation | None:
+        if not self._bound:
+            self._bound = self._stage == "attached"
+            self._observer = observers_of(self._connection, "send", self.address)
+        return None if self._observer is None else self._observer.begin(message)
+
+    def take_begun(self) -> ObservedOperation | None:
+        """Return the operation of the message encoded last; one without trace context for a payload."""
+        begun, self._begun = self._begun, None
+        return self._begin_operation(None) if begun is None else begun
+
+    def encode(self, message: object, properties: MessageProperties | Mapping[str, Any]) -> Payload:
+        """Begin the operation, write its trace context, and encode the message.
+
+        Nothing may wait between this and the receipt of the message.
+
+        Raises:
+            EncodeError: A value has no encoding.
+            LocalProtocolError: The message is for the anonymous terminus and has no ``to``.
+        """
+        if isinstance(message, Message):
+            built = message.replace(**properties) if properties else message
+        else:
+            built = make_message(message, properties)
+        operation = self._begin_operation(built)
+        try:
+            if operation is not None:
+                built = with_trace(built, operation.trace)
+            payload = super().encode(built, {})
+        except BaseException as error:
+            if operation is not None:
+                operation.end(error_of(error))
+            raise
+        self._begun = operation
+        return payload
+
+    async def send(
+        self,
+        message: object,
+        *,
+        transaction: Transaction | None = None,
+        **properties: Unpack[MessageProperties],
+    ) -> Outcome:
+        """Send a message and wait for its outcome; see :meth:`Sender.send`. Cancelling ends the operation."""
+        if self.pending >= self.max_pending:
+            await self._wait_for_room()
+        payload = self.encode(message, properties)
+        operation = self._begun
+        try:
+            return await self._send(payload, 0, transaction)
+        except BaseException as error:
+            if operation is not None:
+                operation.end("cancelled" if not isinstance(error, Exception) else error_of(error))
+            raise
+
+    def withdraw(self, receipt: Receipt) -> bool:
+        """Withdraw the message if it has not left, which cancels its operation."""
+        waits = receipt.raw is None and not receipt.done
+        if waits and isinstance(receipt, ObservedReceipt) and receipt.operation is not None:
+            receipt.operation.end("cancelled")
+        return super().withdraw(receipt)
+
+    def begin_stream(self, front: Message) -> Receipt:
+        """Send or queue the beginning of *front*, with the trace context of its operation.
+
+        Raises:
+            LinkDetached: The sender is closed, or its link has ended permanently.
+            ConnectionLost: The connection has ended permanently.
+        """
+        self._begun = operation = self._begin_operation(front)
+        return super().begin_stream(
+            front if operation is None else with_trace(front, operation.trace)
+        )
+
+
+class ObservedDelivery(Delivery):
+    """Delivery whose outcomes are observed."""
+
+    __slots__ = ("_observer",)
+
+    def __init__(self, raw: IncomingDelivery, observer: LinkObserver) -> None:
+        super().__init__(raw)
+        self._observer = observer
+
+    def settle(self, outcome: Outcome, *, transaction: Transaction | None = None) -> None:
+        """Set *outcome*; see :meth:`Delivery.settle`."""
+        operation = self._observer.begin(readable(self.raw))
+        error: str | None = None
+        try:
+            super().settle(outcome, transaction=transaction)
+        except Exception as failure:
+            error = error_of(failure)
+            raise
+        finally:
+            if operation is not None:
+                operation.end(error)
+
+
+class ObservedReceiver(Receiver):
+    """Receiver with observers, which hear of each delivery that is taken, and of its outcome."""
+
+    def __init__(self, session: Session, address: str | None, **options: Any) -> None:
+        super().__init__(session, address, **options)
+        self._connection = session.connection
+        self._observer: LinkObserver | None = None
+        self._settling: LinkObserver | None = None
+
+    def _begin(self, link: Any) -> None:
+        super()._begin(link)
+        self._observer = observers_of(self._connection, "receive", self.address)
+        self._settling = observers_of(self._connection, "settle", self.address)
+
+    def _take(self) -> Delivery:
+        delivery = super()._take()
+        if self._observer is not None:
+            operation = self._observer.begin(readable(delivery.raw))
+            if operation is not None:
+                operation.end()
+        if self._settling is None:
+            return delivery
+        return ObservedDelivery(delivery.raw, self._settling)
+
+
+class _TracedProperties(dict[str, Any]):
+    """Properties of a request with the operation that it belongs to."""
+
+    operation: ObservedOperation
+
+
+class ObservedRequests(Requests):
+    """Calls with observers. Under policies each attempt is an operation of its own."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        #: Address → its observer. An application calls few addresses, or chooses them itself.
+        self._observers: dict[str, LinkObserver | None] = {}
+        self._streams: dict[PendingCall, ObservedOperation] = {}
+
+    def _begin_call(self, address: str) -> ObservedOperation | None:
+        if address not in self._observers:
+            if len(self._observers) >= _OBSERVERS_MAX:
+                self._observers.clear()
+            self._observers[address] = observers_of(self._connection, "call", address)
+        observer = self._observers[address]
+        return None if observer is None else observer.begin(None)
+
+    def _request(
+        self,
+        sender: Sender,
+        reply_to: str | None,
+        args: tuple[Any, ...],
+        deadline: float,
+        properties: Mapping[str, Any],
+    ) -> PendingCall:
+        call = super()._request(sender, reply_to, args, deadline, properties)
+        if isinstance(properties, _TracedProperties):
+            properties.operation.identify(call.key, call.key)
+        return call
+
+    async def call(
+        self,
+        address: str,
+        args: tuple[Any, ...],
+        kind: Any,
+        within: float | None,
+        properties: Mapping[str, Any],
+    ) -> Any:
+        """Send a request and wait for its reply; see :meth:`Connection.call`."""
+        operation = self._begin_call(address)
+        if operation is None:
+            return await super().call(address, args, kind, within, properties)
+        error: str | None = "cancelled"
+        try:
+            traced = _traced(operation, args, properties, properties)
+            found = await super().call(address, args, kind, within, traced)
+            error = None
+        except Exception as failure:
+            error = error_of(failure)
+            raise
+        finally:
+            operation.end(error)
+        return found
+
+    async def attempt(self, outgoing: Outgoing) -> Message:
+        """Send *outgoing* once and return its reply, as :meth:`Requests.attempt` does."""
+        operation = self._begin_call(outgoing.address)
+        if operation is None:
+            return await super().attempt(outgoing)
+        error: str | None = "cancelled"
+        given = outgoing.properties
+        try:
+            outgoing.properties = _traced(operation, outgoing.args, outgoing.own, given)
+            reply = await super().attempt(outgoing)
+            error = None
+        except Exception as failure:
+            error = error_of(failure)
+            raise
+        finally:
+            outgoing.properties = given
+            operation.end(error)
+        return reply
+
+    async def begin(self, stream: StreamedReply) -> tuple[StreamLink, PendingCall]:
+        """Send the request of *stream*. If cancelled, nothing was sent."""
+        operation = self._begin_call(stream.address)
+        if operation is None:
+            return await super().begin(stream)
+        try:
+            stream.properties = _traced(operation, stream.args, stream.own, stream.properties)
+            parts, call = await super().begin(stream)
+        except BaseException as error:
+            operation.end("cancelled" if not isinstance(error, Exception) else error_of(error))
+            raise
+        self._streams[call] = operation
+        return parts, call
+
+    def end(self, parts: StreamLink, call: PendingCall, *, complete: bool) -> None:
+        """End a stream, and its operation. Not a checkpoint."""
+        operation = self._streams.pop(call, None)
+        if operation is not None:
+            error = None if complete else "cancelled"
+            operation.end(error if call.failure is None else error_of(call.failure))
+        super().end(parts, call, complete=complete)
+
+
+#: Classes of links and calls where there are observers.
+OBSERVED: Final = LinkClasses(ObservedSender, ObservedReceiver, ObservedRequests)
+
+
+def _traced(
+    operation: ObservedOperation,
+    args: tuple[Any, ...],
+    own: Mapping[str, Any],
+    properties: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """Return *properties* of a request with the trace context of *operation*, and the operation itself.
+
+    A trace context that the application has given, among its *own* properties, stays.
+    """
+    traced = _TracedProperties(properties)
+    traced.operation = operation
+    given = own.get("application_properties")
+    if given is None and len(args) == 1 and isinstance(args[0], Message):
+        given = args[0].application_properties
+    if operation.trace and not (given and TRACEPARENT in given):
+        traced["application_properties"] = {**(given or {}), **operation.trace}
+    return traced

@@ -1,0 +1,240 @@
+"""Observers of operations on messages: what they hear, and that others do not pay for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+import trio
+from call_counts import Calls, plain_only
+
+from amqp_rt import Container, Message, Reject, Retry, node, rpc
+from amqp_rt.broker.broker import Broker
+from amqp_rt.broker.nodes import Queue
+from amqp_rt.container.receiving import Receiver
+from amqp_rt.container.sending import Sender
+from amqp_rt.errors import DeliveryRejected
+from amqp_rt.observers import LinkObserver, ObservedLink, ObservedOperation
+
+pytestmark = pytest.mark.req("O2")
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Noted:
+    """Operation that notes in a list what becomes of it."""
+
+    def __init__(self, log: list[tuple[str, ...]], name: str, trace: Mapping[str, str]) -> None:
+        self.log = log
+        self.name = name
+        self.trace = trace
+        self.ids: tuple[object, object] | None = None
+        self.inside = False
+
+    def identify(self, message_id: object, conversation_id: object) -> None:
+        self.ids = (message_id, conversation_id)
+
+    def enter(self) -> None:
+        self.inside = True
+
+    def leave(self) -> None:
+        assert self.inside
+        self.inside = False
+
+    def end(self, error: str | None = None) -> None:
+        assert not self.inside
+        self.log.append((self.name, error or "ok"))
+
+
+class Notes:
+    """Observer that notes the ends of all operations of some kinds."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = kinds
+        self.links: list[ObservedLink] = []
+        self.ended: list[tuple[str, ...]] = []
+        self.trace: dict[str, str] = {"traceparent": TRACEPARENT}
+
+    def observe(self, link: ObservedLink) -> LinkObserver | None:
+        if self.kinds and link.kind not in self.kinds:
+            return None
+        self.links.append(link)
+        return _NotesOfLink(self, link)
+
+
+class _NotesOfLink:
+    def __init__(self, notes: Notes, link: ObservedLink) -> None:
+        self.notes = notes
+        self.link = link
+
+    def begin(self, message: Message | None) -> ObservedOperation | None:
+        name = f"{self.link.kind} {self.link.address}"
+        return Noted(self.notes.ended, name, self.notes.trace)
+
+
+class Application:
+    def __init__(self) -> None:
+        self.traces: list[object] = []
+
+    @node("orders/{customer}")
+    async def place(self, message: Message) -> None:
+        self.traces.append(message.application_properties.get("traceparent"))
+        if message.body == b"bad":
+            raise Reject("no such article")
+        if message.body == b"broken":
+            raise KeyError("article")
+
+    @rpc("double")
+    async def double(self, number: int) -> int:
+        return 2 * number
+
+    @rpc("count")
+    async def count(self, most: int) -> AsyncIterator[int]:
+        for each in range(most):
+            yield each
+
+
+async def test_each_operation_is_told_once_with_its_end() -> None:
+    here, there = Notes(), Notes()
+    application = Application()
+    async with Container("server", nodes=[application], observe=[there]) as server:
+        await server.listen("memory://b")
+        async with (
+            Container("client", network=server.network, observe=[here]) as client,
+            client.connect("memory://b") as peer,
+            peer.sender("orders/ada") as sender,
+        ):
+            await sender.send(b"good")
+            await sender.send_nowait(b"good").accepted()
+            assert await sender.send_many([b"good", b"good"]) == 2
+            async with sender.stream() as body:
+                await body.write(b"good")
+            await sender.send_payload(Message(b"good").encode())
+            with pytest.raises(DeliveryRejected):
+                await sender.send(b"bad")
+            own = TRACEPARENT.replace("b7ad", "c0de")
+            await sender.send(b"good", application_properties={"traceparent": own})
+            assert await peer.call("double", 4) == 8
+            assert await peer.calling(Retry()).call("double", 4) == 8
+            assert [each async for each in peer.stream("count", 2)] == [0, 1]
+    assert here.ended == [
+        *[("send orders/ada", "ok")] * 6,
+        ("send orders/ada", "amqp:precondition-failed"),
+        ("send orders/ada", "ok"),
+        *[("call double", "ok")] * 2,
+        ("call count", "ok"),
+    ]
+    assert there.ended == [
+        *[("process orders/ada", "ok")] * 6,
+        ("process orders/ada", "amqp:precondition-failed"),
+        ("process orders/ada", "ok"),
+        *[("serve double", "ok")] * 2,
+        ("serve count", "ok"),
+    ]
+    # A payload is sent as it is, and a trace context that a message has stays.
+    assert application.traces == [*[TRACEPARENT] * 5, None, TRACEPARENT, own]
+    (orders,) = [each for each in there.links if each.kind == "process"]
+    assert (orders.address, orders.template, orders.dialled) == (
+        "orders/ada",
+        "orders/{customer}",
+        False,
+    )
+    assert orders.peer is not None
+    assert orders.peer.container_id == "client"
+    assert {(each.kind, each.dialled) for each in here.links} == {("send", True), ("call", True)}
+
+
+async def test_the_exception_of_a_handler_is_named_and_receivers_are_observed() -> None:
+    notes = Notes("process", "receive", "settle")
+    async with Broker("broker", nodes=[Application()], observe=[notes]) as broker:
+        await broker.declare(Queue("q"))
+        async with broker.local() as peer:
+            async with peer.sender("orders/ada") as sender:
+                await sender.send_nowait(b"broken").outcome()
+            async with peer.sender("q") as sender, peer.receiver("q") as receiver:
+                await sender.send(b"one")
+                delivery = await receiver.receive()
+                delivery.accept()
+    assert notes.ended == [
+        ("process orders/ada", "KeyError"),
+        ("receive q", "ok"),
+        ("settle q", "ok"),
+    ]
+
+
+async def test_a_cancelled_send_ends_as_cancelled(autojump_clock: Any) -> None:
+    notes = Notes("send")
+    async with Broker("broker", observe=[notes]) as broker:
+        await broker.declare(Queue("q", length_max=1))
+        async with broker.local() as peer, peer.sender("q", max_pending=1) as sender:
+            await sender.send(b"fills the queue")
+            for _ in range(2):
+                with trio.move_on_after(1) as scope:
+                    await sender.send(b"waits")
+                assert scope.cancelled_caught
+            sender.abandon()
+    assert [error for _, error in notes.ended] == ["ok", "cancelled", "cancelled"]
+
+
+async def test_an_observer_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Notes):
+        def observe(self, link: ObservedLink) -> LinkObserver | None:
+            if link.kind == "call":
+                raise RuntimeError("no calls")
+            return super().observe(link)
+
+    class BrokenLater(Notes):
+        def observe(self, link: ObservedLink) -> LinkObserver | None:
+            return self  # type: ignore[return-value]
+
+        def begin(self, message: Message | None) -> ObservedOperation | None:
+            raise RuntimeError("no messages")
+
+    notes = Notes("send", "call")
+    async with Container("all", nodes=[Application()], observe=[Broken(), BrokenLater()]) as all_:
+        all_.observe(notes)
+        async with all_.local() as peer, peer.sender("orders/ada") as sender:
+            await sender.send(b"good")
+            await sender.send(b"good")
+            assert await peer.call("double", 1) == 2
+    assert notes.ended == [*[("send orders/ada", "ok")] * 2, ("call double", "ok")]
+    lines = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    # Once for each link: the sender, the calls (twice), and the two links to nodes.
+    assert len(lines) == 5, lines
+
+
+async def test_an_observer_added_later_hears_of_later_links() -> None:
+    notes = Notes()
+    async with (
+        Container("all", nodes=[Application()]) as all_,
+        all_.local() as peer,
+        peer.sender("orders/ada") as before,
+    ):
+        all_.observe(notes)
+        await before.send(b"good")
+        assert notes.ended == []
+        async with peer.sender("orders/ada") as after:
+            await after.send(b"good")
+    assert notes.ended == [("process orders/ada", "ok"), ("send orders/ada", "ok")]
+
+
+@plain_only
+async def test_without_observers_the_classes_and_calls_are_the_plain_ones() -> None:
+    """``tests/test_call_counts.py`` bounds the calls for a message; none of them is one of observers."""
+    calls = Calls()
+    async with (
+        Container("all", nodes=[Application()]) as all_,
+        all_.local() as peer,
+        peer.sender("orders/ada") as sender,
+        peer.receiver("count") as receiver,
+    ):
+        assert (type(sender), type(receiver)) == (Sender, Receiver)
+        await peer.call("double", 1)
+        with calls:
+            await sender.send(b"good")
+            assert await peer.call("double", 1) == 2
+    named = [name for name in calls.counts if "bserve" in name or "trace" in name]
+    assert calls.counts
+    assert named == []

@@ -238,6 +238,42 @@ RIGHTS_IN_NAMESPACES: Final[dict[str, dict[str, str]]] = {
 }
 
 
+# --- meshes ------------------------------------------------------------------------------------------
+
+NOT_JOINED: Final = "not joined"
+DROPPED: Final = "dropped"
+_JOINS: Final = dict.fromkeys(RIGHTS, NOT_JOINED)
+_MEMBERS: Final = dict.fromkeys(RIGHTS, "amqp:not-allowed")
+_OFFERED: Final = dict.fromkeys(RIGHTS, DROPPED)
+#: operation → right at ``$mesh`` of the login of a container, which names itself as its login → outcome.
+#: ``security/test_rights_in_a_mesh.py`` proves these, and those of edges.
+RIGHTS_AT_MESH: Final[dict[str, dict[str, str]]] = {
+    "join as an interior member": _JOINS | {"manage": ALLOWED},
+    "join as an edge": _JOINS | {"send": ALLOWED, "manage": ALLOWED},
+    "join under another name than that of the login": _JOINS,
+    "join a mesh of another name": _JOINS,
+    "offer an address, as an interior member": _OFFERED | {"manage": ALLOWED},
+    "send records to $mesh, as an interior member": _MEMBERS | {"manage": ALLOWED},
+    "send records to $mesh, as an edge": _MEMBERS | {"send": ALLOWED, "manage": ALLOWED},
+    "send records to $mesh, as a client": _MEMBERS,
+    "receive from $mesh, as an interior member": _MEMBERS,
+    "attach a link along a route, as an interior member": _MEMBERS | {"manage": ALLOWED},
+    "attach a link along a route, as an edge": _MEMBERS,
+    "attach a link along a route, as a client": _MEMBERS,
+}
+#: operation → right at ``q`` of an edge, which may send to ``$mesh`` → outcome.
+RIGHTS_OF_EDGES: Final[dict[str, dict[str, str]]] = {
+    "offer q": _OFFERED | {"listen": ALLOWED, "manage": ALLOWED},
+    "offer a pattern that matches q and others": _OFFERED,
+    "offer an address that begins with $": _OFFERED,
+    "attach a link that sends to q": _SENDERS,
+    "attach a link that receives from q": _LISTENERS,
+    # The refused link of the edge to its uplink has no credit.
+    "send to q by the anonymous terminus": dict.fromkeys(RIGHTS, "released")
+    | {"send": ALLOWED, "manage": ALLOWED},
+}
+
+
 # --- rights at destinations ------------------------------------------------------------------------
 
 #: Rights at the queue ``q`` and the exchange ``q``, of a user who manages the queue ``mine`` and the

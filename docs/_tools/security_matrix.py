@@ -47,6 +47,18 @@ What a client may do in a namespace whose token is signed with a key for the ent
 namespace or to the entity (`plugins/servicebus/tests/test_rights_of_namespaces.py`). Names are those of operations at
 `$management`; a status is that of the answer. Only a key of the namespace lists its queues.
 """
+MESH = """\
+
+## Meshes
+
+What a container may do whose login has a right at `$mesh`, *elsewhere* only, or *nothing* at all
+(`tests/security/test_rights_in_a_mesh.py`). Who has not joined stays an ordinary client. Offers that are *dropped* are counted.
+Members on other machines need TLS as well (`tests/abuse/test_doors.py`).
+"""
+EDGES = """\
+
+What an edge may do, which may send to `$mesh`, by its right at `q`; the uplink judges it as a client.
+"""
 PASSAGES = """\
 
 ## Where messages may be let go
@@ -102,6 +114,8 @@ def page() -> str:
         HEAD + LOGINS: logins(),
         RIGHTS: rights(matrix.RIGHTS_OF, matrix.RIGHTS),
         NAMESPACES: rights({"Service Bus": matrix.RIGHTS_IN_NAMESPACES}, matrix.RIGHTS),
+        MESH: rights({"Members": matrix.RIGHTS_AT_MESH}, matrix.RIGHTS),
+        EDGES: rights({"Edges": matrix.RIGHTS_OF_EDGES}, matrix.RIGHTS),
         PASSAGES: rights(matrix.PASSAGES_OF, matrix.RIGHTS_THERE),
     }
     return "".join(head + "\n".join(lines) + "\n" for head, lines in sections.items())

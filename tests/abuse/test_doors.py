@@ -39,10 +39,13 @@ from amqp_rt.core.sasl_frames import SaslInit, SaslOutcome
 from amqp_rt.errors import AmqpError, AuthenticationFailed, ConnectFailed, ConnectionLost
 from amqp_rt.events import Peer
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from amqp_rt.mesh import Mesh
+from amqp_rt.mesh.peers import MeshMember, open_properties
 from amqp_rt.message import Message
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.tls import ClientTls, ServerTls, client_layer, encrypt
 from amqp_rt.net.websocket import accept_websocket, request_websocket
+from amqp_rt.security.access import Access, Rights, Rule
 from amqp_rt.security.mechanisms import Plain
 from amqp_rt.termini import Coordinator, Source, Target
 from amqp_rt.transactions import Declare
@@ -609,3 +612,82 @@ def test_no_session_of_tls_is_used_again(version: ssl.TLSVersion) -> None:
         session = theirs.session
         assert session is None or not session.has_ticket
     assert listener._context.options & ssl.OP_NO_RENEGOTIATION
+
+
+# --- members of a mesh -----------------------------------------------------------------------------
+
+#: Initial response of PLAIN, the member's id and role, and why it is no member where the connection is encrypted; empty if it
+#: is one, None if its login fails.
+MEMBERS: dict[str, tuple[bytes, str, str, str | None]] = {
+    "a member": (b"\0eve\0pw", "eve", "interior", ""),
+    "an edge": (b"\0dot\0pw", "dot", "edge", ""),
+    "an edge that would be a member": (b"\0dot\0pw", "dot", "interior", "it may not join"),
+    "a user without a right": (b"\0ann\0pw", "ann", "edge", "it may not join"),
+    "another name": (
+        *(b"\0eve\0pw", "bob", "interior"),
+        "it has logged in under another name than its id",
+    ),
+    "no login": (b"", "eve", "interior", "it has not logged in"),
+    "a wrong password": (b"\0eve\0guess", "eve", "interior", None),
+}
+
+
+@pytest.mark.req("SE18", "L6", "P3")
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", MEMBERS)
+async def test_who_joins_a_mesh(
+    name: str, door: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """From another machine only who has logged in over TLS; others are ordinary clients, with the limits of these."""
+
+    async def verify(user: str, password: str, peer: Peer) -> str | None:
+        await trio.lowlevel.checkpoint()
+        return user if password == "pw" else None
+
+    login, node, role, why = MEMBERS[name]
+    access = Access(
+        [
+            Rule("$mesh", Rights.MANAGE, users=("eve",)),
+            Rule("$mesh", Rights.SEND, users=("dot",)),
+            Rule("here", Rights.SEND, users=("ann",)),
+        ]
+    )
+    async with Container(
+        "b",
+        users=verify,
+        sasl=["PLAIN", "ANONYMOUS"],
+        access=access,
+        plain_in_clear=True,
+        tls=ServerTls(KNOWN.server),
+    ) as container:
+        container.node("here")(sink)
+        async with (
+            Mesh(container, role="interior", urls=()) as mesh,
+            visitor(container, door) as peer,
+        ):
+            mechanism = "PLAIN" if login else "ANONYMOUS"
+            await peer.say(SASL_HEADER, frame(SaslInit(mechanism, login), kind=1))
+            outcome = await peer.hear(SaslOutcome)
+            assert (outcome.code != 0) is (why is None)
+            if why is None:
+                await peer.end()
+                assert mesh.stats().members_refused == {}
+                return
+            if door in ("tcp", "ws"):
+                why = "the connection is not encrypted"
+            member = open_properties(MeshMember("mesh", node, 7, role, "", 1))
+            opening = frame(Open(container_id=node, properties=member))
+            route = attach(
+                9, target=Target(address="here"), properties={Symbol("x-opt-mesh-route"): ["b"]}
+            )
+            await peer.say(AMQP_HEADER, opening, BEGIN, route)
+            await peer.hear(Attach)
+            opened = await peer.hear(Open)
+            await trio.sleep(0.1)
+            await peer.say(frame(Close()))
+            await peer.end()
+            stats = mesh.stats()
+            assert stats.members_refused == ({why: 1} if why else {})
+            assert opened.channel_max == (63 if why else 1_023)
+            # Links with a route are judged by no node.
+            assert stats.links_refused == (0 if role == "interior" and not why else 1)

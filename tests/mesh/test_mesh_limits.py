@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from meshed import client, line, members, until
+from meshed import client, line, members, until, verifier
 from trio.testing import MockClock
 
 from amqp_rt import Access, Container, Limits, Plain, Rights, Rule
@@ -229,7 +229,7 @@ async def test_mesh_channel_max(name: str, autojump_clock: MockClock) -> None:
     )
     box = {"limits": CHANNELS, "plain_in_clear": True}
     if user:
-        box |= {"users": users, "access": access}
+        box |= {"users": verifier(users), "access": access}
     async with members(network) as made:
         await made.start("A", box_options=box)
         said = open_properties(MeshMember("mesh", "B", 7, "interior", "", 1))
@@ -271,7 +271,7 @@ async def test_members_use_more_sessions_than_clients(autojump_clock: MockClock)
     rules = [MeshRule("jobs", route="link")]
     login = {"auth": Plain("B", "b"), "plain_in_clear": True}
     async with members(network) as made:
-        box = {"users": {"B": "b"}, "plain_in_clear": True}
+        box = {"users": verifier({"B": "b"}), "plain_in_clear": True}
         await made.start("A", rules=rules, box_options=box)
         await made.start("B", "A", rules=rules, dial=login)
         got: list[str] = []

@@ -73,7 +73,7 @@ class Mesh(TrioBlock):
         rules: Rules for addresses; the first that matches holds.
         urls: Where others can dial this node, by default where it listens.
         cost: Cost of the connections of this node.
-        bridges: Bridges to brokers outside of the mesh.
+        bridges: Bridges to brokers outside of the mesh; of an interior node only.
         dial: Options of :func:`amqp_rt.connect` for connections to other members, such as ``auth`` and ``tls``.
         clock: Its wall time numbers the starts of this node; by default the clock of the system.
 
@@ -114,6 +114,8 @@ class Mesh(TrioBlock):
         self._rules = MeshRules(rules)
         self._urls = urls
         self._cost = cost
+        if role == "edge":
+            self._refuse_for_edges(bridges)
         check_together(bridges)
         self._bridged = tuple(bridges)
         self._options = dict(dial or {})
@@ -145,6 +147,8 @@ class Mesh(TrioBlock):
         role = self._role
         if role == "auto":
             role = "interior" if any(not is_loopback_url(each) for each in listened) else "edge"
+            if role == "edge":
+                self._refuse_for_edges(self._bridged)
         urls = tuple(_dialable(listened) if self._urls is None else self._urls)
         engine = self._engine = RoutingEngine(
             container.name,
@@ -234,6 +238,20 @@ class Mesh(TrioBlock):
         failure = failure or self._failure
         if failure is not None:
             raise failure
+
+    @staticmethod
+    def _refuse_for_edges(bridges: Sequence[Bridge]) -> None:
+        """Check that an edge was not given what only interior nodes can do.
+
+        Raises:
+            ValueError: It was.
+        """
+        if bridges:
+            # Links to what a bridge reaches come along routes, and an edge passes on none.
+            raise ValueError(
+                f"bridge {bridges[0].name!r}: an edge has no bridges; state role='interior', or give the bridge to an "
+                "interior member"
+            )
 
     def _enter(self, peers: Peers, last: AbsentHost, properties: Mapping[object, Any]) -> OwnOffers:
         """Let the container ask the mesh about connections, links, replies and nodes."""

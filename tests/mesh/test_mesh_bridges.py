@@ -435,3 +435,17 @@ async def test_outcomes_cross_as_they_are() -> None:
         assert counts == [0, 0, 1]
         why = [each.message_annotations.get(Symbol("x-opt-why")) for each in seen]
         assert why == [None, None, "later"]
+
+
+@pytest.mark.req("P4")
+@pytest.mark.parametrize("role", ["edge", "auto"])
+async def test_an_edge_has_no_bridges(role: Any) -> None:
+    """With the role auto, a container that listens on loopback is an edge."""
+    bridge = Bridge("rabbit", URL, links="rabbit/*")
+    async with Container("box") as box:
+        await box.listen("amqp://127.0.0.1:0")
+        with pytest.raises(ValueError, match="bridge 'rabbit': an edge has no bridges"):
+            async with Mesh(box, role=role, bridges=[bridge]):
+                pass
+        async with Mesh(box, role="interior", bridges=[bridge]) as mesh:
+            assert mesh.stats().bridges == {"rabbit": 0}

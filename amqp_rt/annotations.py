@@ -26,6 +26,7 @@ from .errors import DecodeError
 from .limits import DEFAULT_LIMITS, Limits
 from .message import Message
 from .outcomes import Error
+from .trace_context import TRACEPARENT, TRACESTATE
 from .values import Symbol
 
 __all__ = [
@@ -109,6 +110,9 @@ def check_maps(
             if isinstance(key, str) and (
                 key.startswith(free) or (key == "rejected" and code == DELIVERY_ANNOTATIONS)
             ):
+                continue
+            if code == MESSAGE_ANNOTATIONS and key in (TRACEPARENT, TRACESTATE):
+                # W3C's draft for AMQP: intermediaries write the trace context there.
                 continue
             if key not in understood:
                 return Error(

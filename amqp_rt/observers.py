@@ -16,6 +16,7 @@ from msgspec import Struct
 from .errors import AmqpError
 from .events import Peer
 from .message import Message
+from .outcomes import Modified, Rejected, Released
 
 log = logging.getLogger("amqp_rt.observers")
 
@@ -167,3 +168,12 @@ def error_of(error: BaseException) -> str:
         if kind.__module__ == "builtins"
         else f"{kind.__module__}.{kind.__qualname__}"
     )
+
+
+def error_of_outcome(outcome: object) -> str | None:
+    """Return the name of *outcome* for observers; None if it is a success, or there is none."""
+    if isinstance(outcome, Rejected):
+        return "rejected" if outcome.error is None else str(outcome.error.condition)
+    if isinstance(outcome, Released):
+        return "released"
+    return "modified" if isinstance(outcome, Modified) else None

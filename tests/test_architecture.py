@@ -81,6 +81,7 @@ LAYERS: dict[str, set[str]] = {
     "security": COMMON,
     "security.jwts": COMMON | {"security"},
     "container": COMMON | {"fronts", "fronts.base", "fronts.amqp10", "net", "security"},
+    "telemetry": COMMON,
     "outbox": COMMON | {"container", "fronts.base"},
     "mesh": COMMON
     | {"container", "fronts", "fronts.base", "management.answering", "net", "security"}

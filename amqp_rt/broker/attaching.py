@@ -349,7 +349,9 @@ class LinkAcceptor:
         limits = self._services.limits
         producer = node.produce()
         if (profile := link.peer.profile) is not None:
-            producer.entry_factory = self._services.entry_factory_for(profile.annotations)
+            producer.entry_factory = self._services.entry_factory_for(
+                profile.annotations, node.name
+            )
         options: dict[str, Any] = {"max_message_size": limits.message_size_max}
         if terms.properties:
             options["properties"] = dict(terms.properties)

@@ -198,6 +198,7 @@ class Broker(TrioBlock):
             virtual_hosts=virtual_hosts,
             life_cycles=LifeCycles() if journal is True else journal or None,
         )
+        self.host.services.observers = self.container.observers
         self.container.add_host(self.host)
         self.topologies = Topologies(
             self.host,

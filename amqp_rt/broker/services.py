@@ -14,6 +14,7 @@ from ..events import Peer
 from ..fronts.base import LinkConnection, ReceivingEndpoint, ReceivingLink
 from ..limits import Limits
 from ..loglimit import LogLimiter
+from ..observers import ObservedLink, Observer, bind
 from ..outcomes import Error
 from .branches.registry import Branches
 from .durable.duplicates import Duplicates
@@ -24,6 +25,7 @@ from .leases import Leases
 from .lifecycles import Journals
 from .log.log import MessageLog
 from .log.storage import LogStorage
+from .observed_intake import ObservedEntryFactory
 from .queue.accounts import Memory
 from .scheduler import Scheduler
 from .staging.staging import Staging
@@ -116,6 +118,8 @@ class Services:
         self.memory = Memory(limits.broker_bytes_max)
         self.entry_factory = EntryFactory(annotations, limits)
         self._entry_factories = {annotations: self.entry_factory}
+        #: Observers of the messages that nodes take in, asked when a node is made.
+        self.observers: Sequence[Observer] = ()
         self.turns = Scheduler(self.memory, clock, guard)
         self.transactions = Transactions(journal, clock.monotonic, limits, self.do_in_turns)
         self.branches = Branches(journal, self.transactions, clock, limits, self.new_number, guard)
@@ -155,10 +159,16 @@ class Services:
         """Do *steps*, as many as this turn allows now and the rest in later ones."""
         self.turns.do_in_turns(steps)
 
-    def entry_factory_for(self, annotations: AnnotationPolicy | None) -> EntryFactory:
-        """Return the factory that checks annotations by another policy; None for that of the broker."""
+    def entry_factory_for(self, annotations: AnnotationPolicy | None, address: str) -> EntryFactory:
+        """Return the factory of entries for the node at *address*.
+
+        It checks annotations by the policy *annotations*; None for that of the broker.
+        """
         if annotations is None:
-            return self.entry_factory
+            annotations = self.entry_factory.annotations
+        observer = bind(self.observers, ObservedLink(kind="relay", address=address))
+        if observer is not None:
+            return ObservedEntryFactory(annotations, self.limits, observer)
         found = self._entry_factories.get(annotations)
         if found is None:
             found = self._entry_factories[annotations] = EntryFactory(annotations, self.limits)

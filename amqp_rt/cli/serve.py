@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -208,6 +209,12 @@ log = logging.getLogger("amqp_rt.cli")
     metavar="FOLDER",
     help="Record every connection in a file of FOLDER, messages included; see amqp-rt trace.",
 )
+@click.option(
+    "--otel",
+    is_flag=True,
+    help="Send spans and metrics by OpenTelemetry, whose own variables name exporter and endpoint, such as "
+    "OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_ENDPOINT.",
+)
 @mesh_options
 @log_options
 @click.pass_context
@@ -240,6 +247,7 @@ def serve(  # noqa: C901
     given_cbs: tuple[str, ...],
     settle_second: bool,
     trace: str | None,
+    otel: bool,
     joining: MeshOptions,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM, after which running work may finish.
@@ -365,6 +373,7 @@ def serve(  # noqa: C901
     if trace is not None:
         broker.container.traces = _traces(trace, broker.container)
 
+    end_otel = _start_otel(broker) if otel else None
     member = joining.member(broker)
 
     async def main() -> None:
@@ -384,7 +393,25 @@ def serve(  # noqa: C901
                     await broker.serve()
             nursery.cancel_scope.cancel()
 
-    run(main)
+    try:
+        run(main)
+    finally:
+        if end_otel is not None:
+            end_otel()
+
+
+def _start_otel(broker: Broker) -> Callable[[], None]:
+    """Observe *broker* with OpenTelemetry; return the function that sends what is left."""
+    from ..telemetry.sdk import start_sdk
+
+    try:
+        end = start_sdk(broker.container.name)
+    except AmqpError as error:
+        raise click.UsageError(error.description) from None
+    from ..telemetry.otel import Otel
+
+    broker.container.observe(Otel())
+    return end
 
 
 def _certificates(cert: str | None, key: str | None, client_ca: str | None) -> ServerTls | None:

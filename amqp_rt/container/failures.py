@@ -12,6 +12,7 @@ from ..errors import DecodeError
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..loglimit import log_loss
 from ..message import MESSAGE_FORMAT
+from ..observers import error_of, error_of_outcome
 from ..outcomes import Error, Modified, Outcome, Rejected, rejected
 from ..policies import Retry
 from ..termini import PAUSES
@@ -98,6 +99,13 @@ def attempt_of(delivery: IncomingDelivery) -> int:
         return walk_head(delivery.payload).delivery_count + 1
     except DecodeError:
         return 1
+
+
+def name_of_failure(error: Exception) -> str:
+    """Return the name of *error*, with which a handler ended, for observers."""
+    if isinstance(error, RaisedOutcome):
+        return error_of_outcome(error.outcome) or error_of(error)
+    return error_of(error)
 
 
 def log_failure(container: Home, route: Route, where: str, error: BaseException | None) -> None:

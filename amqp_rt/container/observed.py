@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from ..errors import AmqpError, ConnectionLost
+from ..errors import ConnectionLost
 from ..events import Peer
 from ..fronts.base import IncomingDelivery, Payload
 from ..message import Message
@@ -21,14 +21,15 @@ from ..observers import (
     Observer,
     bind,
     error_of,
+    error_of_outcome,
 )
-from ..outcomes import Accepted, Outcome
+from ..outcomes import Outcome
 from ..trace_context import TRACEPARENT, with_trace
 from .connections import Connection, LinkClasses, Session
 from .deliveries import Delivery, readable
 from .receiving import Receiver
 from .requests import Outgoing, PendingCall, Requests, StreamedReply, StreamLink
-from .sending import MessageProperties, Receipt, Sender, make_message, refusal
+from .sending import MessageProperties, Receipt, Sender, make_message
 
 if TYPE_CHECKING:
     from .transactions import Transaction
@@ -76,11 +77,8 @@ class ObservedReceipt(Receipt):
     def _settle(self) -> None:
         super()._settle()
         if self.operation is not None:
-            error: AmqpError | None = self.error
-            if error is None and type(self._outcome) is not Accepted:
-                assert self._outcome is not None
-                error = refusal(self._outcome)
-            self.operation.end(None if error is None else error_of(error))
+            error = error_of_outcome(self._outcome) if self.error is None else error_of(self.error)
+            self.operation.end(error)
 
 
 class ObservedSender(Sender):

@@ -33,7 +33,6 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..message import MESSAGE_FORMAT, Message, MessageId, Properties, data_message
-from ..observers import error_of
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Outcome, Received, Rejected
 from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
@@ -42,7 +41,7 @@ from ..transactions import DeliveryState
 from ..values import Int, Symbol
 from .callers import CALLER, caller_of
 from .credit import CreditWindow
-from .failures import log_failure, only_cancelled
+from .failures import log_failure, name_of_failure, only_cancelled
 from .home import Home
 from .payloads import encode_payload
 from .permissions import Permissions
@@ -542,7 +541,7 @@ class Replies:
             reply_to = message.properties.reply_to
             ttl_ms = message.header.ttl
         except (DecodeError, Reject) as error:
-            worker.failure = error_of(error)
+            worker.failure = name_of_failure(error)
             stats.rejected += 1
             settle_if_open(delivery, Rejected(Error.of(error)))
             return
@@ -567,7 +566,7 @@ class Replies:
             try:
                 request = Request(message, self.path(binding, reply_to, hosts=hosts))
             except Reject as error:
-                worker.failure = error_of(error)
+                worker.failure = name_of_failure(error)
                 stats.rejected += 1
                 settle_if_open(delivery, Rejected(Error.of(error)))
                 return
@@ -585,7 +584,7 @@ class Replies:
             except trio.Cancelled:
                 raise
             except Exception as error:
-                worker.failure = error_of(error)
+                worker.failure = name_of_failure(error)
                 outcome = await _fail(inbox, request, error)
                 if outcome is _FAILED:
                     outcome = ACCEPTED

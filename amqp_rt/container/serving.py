@@ -28,7 +28,7 @@ from ..fronts.base import (
     ReceivingLink,
 )
 from ..message import MESSAGE_FORMAT, Message, read_data
-from ..observers import LinkObserver, ObservedLink, Observer, bind, error_of
+from ..observers import LinkObserver, ObservedLink, Observer, bind, error_of_outcome
 from ..outcomes import (
     ACCEPTED,
     MODIFIED_FAILED,
@@ -47,6 +47,7 @@ from .credit import CreditWindow, SharedSlots
 from .deliveries import readable
 from .failures import (
     keeps_paused,
+    name_of_failure,
     only_cancelled,
     outcome_of_error,
     requested_pause_s,
@@ -112,28 +113,15 @@ class ObservedRun:
         if operation is None:
             await self._run(inbox, delivery, worker)
             return
-        worker.failure = None
+        worker.take_failure()
         error: str | None = "cancelled"
         operation.enter()
         try:
             await self._run(inbox, delivery, worker)
-            error = _error_of(worker, delivery)
+            error = worker.take_failure() or error_of_outcome(delivery.local_state)
         finally:
-            worker.failure = None
             operation.leave()
             operation.end(error)
-
-
-def _error_of(worker: Worker, delivery: IncomingDelivery) -> str | None:
-    """Return why the message that *worker* has processed failed; None if it did not, or that is not known."""
-    outcome = delivery.local_state
-    if worker.failure is not None:
-        return worker.failure
-    if isinstance(outcome, Rejected):
-        return "rejected" if outcome.error is None else str(outcome.error.condition)
-    if isinstance(outcome, Released):
-        return "released"
-    return "modified" if isinstance(outcome, Modified) else None
 
 
 class Worker:
@@ -153,6 +141,11 @@ class Worker:
         #: Condition or class of the latest failure of a handler, for observers. Not the exception, which
         #: would keep the connection in memory.
         self.failure: str | None = None
+
+    def take_failure(self) -> str | None:
+        """Return and forget why the latest message failed; None if it did not."""
+        failure, self.failure = self.failure, None
+        return failure
 
     def cancel(self) -> None:
         """Cancel the handler, because its caller has given up."""
@@ -590,7 +583,7 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
         settle_if_open(delivery, RELEASED)
         raise
     except Exception as error:
-        worker.failure = error_of(error)
+        worker.failure = name_of_failure(error)
         outcome = outcome_of_error(inbox, delivery, error)
     except BaseExceptionGroup as group:
         stats.released += 1
@@ -623,7 +616,7 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
         settle_if_open(delivery, RELEASED)
         raise
     except Exception as error:
-        worker.failure = error_of(error)
+        worker.failure = name_of_failure(error)
         if delivery.aborted or not (delivery.complete or delivery.link.attached):
             # The sender aborted the message, or its link has ended: there is no outcome to send, and the
             # handler has not failed.

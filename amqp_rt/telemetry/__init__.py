@@ -1,0 +1,1 @@
+"""Tracing and metrics of containers and brokers, for the tools of others."""

@@ -1,0 +1,273 @@
+"""Spans and metrics of OpenTelemetry: ``Container(observe=[Otel()])``.
+
+Needs ``opentelemetry-api`` (``pip install amqp-rt[otel]``); without an SDK, which applications choose and set up, the
+API does nothing. The trace context of messages is that of W3C, whatever propagator the process has for others, since
+its draft for AMQP says where it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+from .. import __version__
+from ..addresses import parse_url
+from ..errors import AmqpError, DecodeError
+from ..message import Message
+from ..observers import NO_TRACE, Kind, LinkObserver, ObservedLink, ObservedOperation
+from ..trace_context import trace_of
+from . import conventions as names
+
+try:
+    from opentelemetry import context as contexts
+    from opentelemetry import metrics, trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as error:  # pragma: no cover
+    raise ImportError(
+        "Otel() needs opentelemetry-api: pip install 'amqp-rt[otel]', and an SDK with an exporter"
+    ) from error
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import Counter, Histogram, MeterProvider
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+_SCOPE: Final = "amqp_rt"
+#: Different addresses in the attributes of metrics; further ones are left out, as each is kept for good.
+DESTINATIONS_MAX: Final = 1_000
+
+
+class Otel:
+    """Observer that makes spans and metrics of OpenTelemetry, by its conventions for messaging.
+
+    ======================  ================  =============================================================
+    span                    kind              relation
+    ======================  ================  =============================================================
+    ``send A``              PRODUCER          child of the current span; its context goes with the message
+    ``process A``           CONSUMER          links to the message's context; a child of it with *parent*
+    ``settle A``            CLIENT            child of the current span, links to the message's context
+    ``call A``              CLIENT            child of the current span; its context goes with the request
+    ``process A``           SERVER            child of the request's context
+    ``relay A``             PRODUCER          in brokers: child of the context of a sampled message
+    ======================  ================  =============================================================
+
+    Args:
+        parent: Make ``process`` a child of the message's context, so that both are one trace.
+        tracer_provider: Makes the tracer; by default the one of the process.
+        meter_provider: Makes the meter; by default the one of the process.
+    """
+
+    def __init__(
+        self,
+        *,
+        parent: bool = False,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+    ) -> None:
+        self.parent = parent
+        self.tracer: Tracer = trace.get_tracer(
+            _SCOPE, __version__, tracer_provider, schema_url=names.SCHEMA_URL
+        )
+        meter = metrics.get_meter(_SCOPE, __version__, meter_provider, names.SCHEMA_URL)
+        self._counters: dict[str, Counter] = {
+            names.SENT: meter.create_counter(
+                names.SENT, "{message}", "Messages that were sent, or could not be"
+            ),
+            names.CONSUMED: meter.create_counter(
+                names.CONSUMED, "{message}", "Messages that the application was given"
+            ),
+        }
+        self._histograms: dict[str, Histogram] = {
+            name: meter.create_histogram(
+                name, "s", what, explicit_bucket_boundaries_advisory=names.BUCKETS
+            )
+            for name, what in (
+                (names.OPERATION_DURATION, "Duration of operations of a client"),
+                (names.PROCESS_DURATION, "Duration of processing a message"),
+            )
+        }
+        self._destinations: set[str] = set()
+
+    def observe(self, link: ObservedLink) -> LinkObserver | None:
+        """Return the observer of *link*."""
+        named = names.OPERATIONS[link.kind]
+        counter = None if named.counter is None else self._counters[named.counter]
+        histogram = None if named.histogram is None else self._histograms[named.histogram]
+        if link.kind == "receive":
+            assert counter is not None
+            return _Count(counter, self._of_metrics(link))
+        return _LinkSpans(self, link, counter, histogram, self._of_metrics(link))
+
+    def _of_metrics(self, link: ObservedLink) -> dict[str, str]:
+        """Return the attributes of metrics: as those of spans, but with a bounded number of addresses."""
+        found = attributes_of(link)
+        name = found.get(names.DESTINATION_NAME)
+        if name is not None and name not in self._destinations:
+            if len(self._destinations) < DESTINATIONS_MAX:
+                self._destinations.add(name)
+            else:
+                del found[names.DESTINATION_NAME]
+        return found
+
+    def __repr__(self) -> str:
+        return "Otel()"
+
+
+def attributes_of(link: ObservedLink) -> dict[str, str]:
+    """Return the attributes of all spans of *link*, apart from the address of its server."""
+    named = names.OPERATIONS[link.kind]
+    found = {
+        names.SYSTEM: names.system_of(link.peer),
+        names.OPERATION_NAME: named.name,
+        names.OPERATION_TYPE: named.type,
+    }
+    if link.template is not None:
+        found[names.DESTINATION_TEMPLATE] = link.template
+    elif link.address:
+        found[names.DESTINATION_NAME] = link.address
+    return found
+
+
+def _server_of(link: ObservedLink) -> dict[str, str | int]:
+    if not link.dialled or link.peer is None:
+        return {}
+    try:
+        url = parse_url(link.peer.address)
+    except (AmqpError, ValueError):
+        return {}
+    if url.scheme in ("amqp+unix", "memory") or not url.host:
+        return {}
+    return {names.SERVER_ADDRESS: url.host, names.SERVER_PORT: url.port}
+
+
+class _Count:
+    """Counter of the messages of a receiver."""
+
+    def __init__(self, counter: Counter, attributes: Mapping[str, str]) -> None:
+        self._counter = counter
+        self._attributes = attributes
+
+    def begin(self, message: Message | None) -> None:
+        self._counter.add(1, self._attributes)
+
+
+class _LinkSpans:
+    """Spans of one link."""
+
+    def __init__(
+        self,
+        otel: Otel,
+        link: ObservedLink,
+        counter: Counter | None,
+        histogram: Histogram | None,
+        of_metrics: dict[str, str],
+    ) -> None:
+        named = names.OPERATIONS[link.kind]
+        self.kind: Kind = link.kind
+        self.counter = counter
+        self.histogram = histogram
+        self.of_metrics = of_metrics
+        self._tracer = otel.tracer
+        self._attributes: dict[str, Any] = {**attributes_of(link), **_server_of(link)}
+        destination = link.template or link.address
+        self._name = f"{named.name} {destination}" if destination else named.name
+        self._span_kind = trace.SpanKind[named.span_kind]
+        self._is_child = named.is_child or (link.kind == "process" and otel.parent)
+        #: Whether messages carry our context, and whether they may have one of others.
+        self._writes = link.kind in ("send", "call", "relay")
+        self._reads = link.kind != "call"
+        self._anonymous = link.kind == "send" and not link.address
+
+    def begin(self, message: Message | None) -> ObservedOperation | None:
+        attributes = self._attributes
+        context: Context | None = None
+        links: list[trace.Link] | None = None
+        name = self._name
+        if message is not None:
+            given = trace_of(message) if self._reads else NO_TRACE
+            if given:
+                remote = _PROPAGATOR.extract(given, contexts.Context())
+                found = trace.get_current_span(remote).get_span_context()
+                if self._is_child:
+                    context = trace.set_span_in_context(trace.NonRecordingSpan(found))
+                else:
+                    links = [trace.Link(found)]
+                if self.kind == "relay" and not found.trace_flags.sampled:
+                    return None
+            elif self.kind == "relay":
+                return None
+            attributes = {**attributes, **_ids_of(message, calls=self.kind == "serve")}
+            if self._anonymous and message.to:
+                name = f"{name} {message.to}"
+                attributes[names.DESTINATION_NAME] = message.to
+        elif self.kind == "relay":
+            return None
+        span = self._tracer.start_span(name, context, self._span_kind, attributes, links)
+        written: dict[str, str] = {}
+        if self._writes:
+            _PROPAGATOR.inject(written, trace.set_span_in_context(span, contexts.Context()))
+        return _SpanOperation(self, span, written)
+
+
+def _ids_of(message: Message, *, calls: bool) -> dict[str, str]:
+    try:
+        properties = message.properties
+    except DecodeError:
+        return {}
+    found: dict[str, str] = {}
+    own = properties.message_id
+    conversation = properties.correlation_id
+    if calls and conversation is None:
+        conversation = own
+    if own is not None:
+        found[names.MESSAGE_ID] = _text(own)
+    if conversation is not None:
+        found[names.CONVERSATION_ID] = _text(conversation)
+    return found
+
+
+def _text(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+class _SpanOperation:
+    """Operation with a span, from its beginning to its end."""
+
+    __slots__ = ("_began", "_over", "_span", "_spans", "_token", "trace")
+
+    def __init__(self, spans: _LinkSpans, span: Span, written: Mapping[str, str]) -> None:
+        self.trace = written
+        self._spans = spans
+        self._span = span
+        self._began = perf_counter()
+        self._over = False
+        self._token: Any = None
+
+    def identify(self, message_id: object, conversation_id: object) -> None:
+        if self._span.is_recording():
+            self._span.set_attribute(names.MESSAGE_ID, _text(message_id))
+            self._span.set_attribute(names.CONVERSATION_ID, _text(conversation_id))
+
+    def enter(self) -> None:
+        self._token = contexts.attach(trace.set_span_in_context(self._span))
+
+    def leave(self) -> None:
+        contexts.detach(self._token)
+
+    def end(self, error: str | None = None) -> None:
+        if self._over:
+            return
+        self._over = True
+        spans = self._spans
+        attributes: Mapping[str, str] = spans.of_metrics
+        if error is not None:
+            attributes = {**attributes, names.ERROR_TYPE: error}
+            self._span.set_attribute(names.ERROR_TYPE, error)
+            self._span.set_status(trace.StatusCode.ERROR)
+        if spans.counter is not None:
+            spans.counter.add(1, attributes)
+        if spans.histogram is not None:
+            spans.histogram.record(perf_counter() - self._began, attributes)
+        self._span.end()

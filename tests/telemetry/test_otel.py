@@ -1,0 +1,502 @@
+"""Spans and metrics of OpenTelemetry, with the SDK's exporters in memory."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+from commands import Served, amqp_rt
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from peer_programs import PeerPrograms
+
+from amqp_rt import Container, Message, Modify, Reject, Retry, connect, node, rpc
+from amqp_rt.broker.broker import Broker
+from amqp_rt.broker.nodes import Queue
+from amqp_rt.errors import CallFailed, DeliveryRejected
+from amqp_rt.events import Peer
+from amqp_rt.telemetry import conventions as names
+from amqp_rt.telemetry import otel as otel_module
+from amqp_rt.telemetry.otel import Otel
+from amqp_rt.trace_context import trace_of
+from amqp_rt.values import Symbol
+
+pytestmark = pytest.mark.req("O2")
+
+#: Name, kind, name of the parent, names of the spans that it links to, and error.
+Row = tuple[str, str, str | None, list[str], str | None]
+
+
+class Collected:
+    """An SDK whose spans and metrics stay in memory."""
+
+    def __init__(self, **options: Any) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.tracing = TracerProvider(**options)
+        self.tracing.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.reader = InMemoryMetricReader()
+        self.metering = MeterProvider([self.reader])
+
+    def otel(self, **options: Any) -> Otel:
+        return Otel(tracer_provider=self.tracing, meter_provider=self.metering, **options)
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        """All ended spans, in the order in which they began."""
+        return sorted(self.exporter.get_finished_spans(), key=lambda each: each.start_time or 0)
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [each for each in self.spans if each.name == name]
+
+    def rows(self) -> list[Row]:
+        by_id = {each.context.span_id: each.name for each in self.spans if each.context}
+        return [
+            (
+                each.name,
+                each.kind.name,
+                None if each.parent is None else by_id.get(each.parent.span_id, "unknown"),
+                [by_id.get(link.context.span_id, "unknown") for link in each.links],
+                (each.attributes or {}).get("error.type"),  # type: ignore[misc]
+            )
+            for each in self.spans
+        ]
+
+    def metrics(self) -> dict[str, dict[tuple[str, ...], Any]]:
+        """Values of counters, and counts of histograms, by the values of their attributes."""
+        found: dict[str, dict[tuple[str, ...], Any]] = {}
+        data = self.reader.get_metrics_data()
+        assert data is not None
+        for resource in data.resource_metrics:
+            for scope in resource.scope_metrics:
+                assert scope.schema_url == names.SCHEMA_URL
+                for metric in scope.metrics:
+                    for point in metric.data.data_points:
+                        key = tuple(
+                            str(value)
+                            for name, value in sorted((point.attributes or {}).items())
+                            if name not in ("messaging.system", "messaging.operation.type")
+                        )
+                        value = getattr(point, "count", None) or getattr(point, "value", None)
+                        found.setdefault(metric.name, {})[key] = value
+        return found
+
+
+class Shop:
+    """Nodes of the last hops: a consumer of a queue calls a request, whose handler calls another."""
+
+    def __init__(self) -> None:
+        self.peer: Any = None
+        self.arrived: list[Message] = []
+        self.done = trio.Event()
+
+    @node("orders")
+    async def place(self, message: Message) -> None:
+        self.arrived.append(message)
+        assert await self.peer.call("stock/price", "A-1", reply=int) == 7
+        self.done.set()
+
+
+class Stock:
+    def __init__(self) -> None:
+        self.peer: Any = None
+
+    @rpc("stock/{what}")
+    async def stock(self, article: str, *, what: str) -> int:
+        tax: int = await self.peer.calling(Retry()).call("tax", article, reply=int)
+        return 6 + tax
+
+    @rpc("tax")
+    async def tax(self, article: str) -> int:
+        return 1
+
+    @rpc("count")
+    async def count(self, most: int) -> AsyncIterator[int]:
+        for each in range(most):
+            yield each
+        if most > 9:
+            raise Reject("too many")
+
+
+async def test_spans_over_three_hops_and_nested_calls() -> None:
+    sdk = Collected()
+    shop, stock = Shop(), Stock()
+    async with Broker("broker", nodes=[stock], observe=[sdk.otel()]) as broker:
+        await broker.declare(Queue("orders"))
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        async with (
+            broker.local() as inside,
+            Container("shop", observe=[sdk.otel()]) as worker,
+            worker.connect(url) as served,
+            Container("client", observe=[sdk.otel()]) as client,
+            client.connect(url) as peer,
+            peer.sender("orders") as sender,
+        ):
+            stock.peer, shop.peer = inside, served
+            with trio.fail_after(5):
+                await sender.send({"article": "A-1"}, message_id="m-1")
+                await served.serve(shop)
+                await shop.done.wait()
+    assert sdk.rows() == [
+        ("send orders", "PRODUCER", None, [], None),
+        ("relay orders", "PRODUCER", "send orders", [], None),
+        # Of three contexts that the message could have, it is the one in its annotations.
+        ("process orders", "CONSUMER", None, ["relay orders"], None),
+        ("call stock/price", "CLIENT", "process orders", [], None),
+        ("process stock/{what}", "SERVER", "call stock/price", [], None),
+        ("call tax", "CLIENT", "process stock/{what}", [], None),
+        ("process tax", "SERVER", "call tax", [], None),
+    ]
+    traces = [each.context.trace_id for each in sdk.spans if each.context]
+    assert len(set(traces[:2])) == len(set(traces[2:])) == 1
+    assert traces[0] != traces[2]
+    send, process, call, served_call = (sdk.spans[each] for each in (0, 2, 3, 4))
+    port = int(url.rpartition(":")[2])
+    assert send.attributes == {
+        "messaging.system": "amqp",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "orders",
+        "messaging.message.id": "m-1",
+        "server.address": "127.0.0.1",
+        "server.port": port,
+    }
+    assert process.attributes == {
+        "messaging.system": "amqp",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "orders",
+        "messaging.message.id": "m-1",
+        "server.address": "127.0.0.1",
+        "server.port": port,
+    }
+    assert call.attributes is not None
+    assert served_call.attributes is not None
+    assert served_call.attributes["messaging.destination.template"] == "stock/{what}"
+    assert "messaging.destination.name" not in served_call.attributes
+    conversation = call.attributes["messaging.message.conversation_id"]
+    assert served_call.attributes["messaging.message.conversation_id"] == conversation
+    scope = send.instrumentation_scope
+    assert scope is not None
+    assert (scope.name, scope.schema_url) == ("amqp_rt", names.SCHEMA_URL)
+    # The publisher wrote into the application-properties, and the broker only into the annotations.
+    (message,) = shop.arrived
+    written = {
+        str(found.get("traceparent")).split("-")[2]
+        for found in (message.application_properties, message.message_annotations)
+    }
+    assert written == {f"{each.context.span_id:016x}" for each in sdk.spans[:2] if each.context}
+
+
+async def test_process_is_a_child_on_request_and_failures_have_their_condition() -> None:
+    sdk = Collected()
+
+    @node("checked")
+    async def checked(body: bytes) -> None:
+        if body == b"bad":
+            raise Reject("no", condition="app:no")
+        if body == b"later":
+            raise Modify("later")
+        if body == b"broken":
+            raise KeyError(body)
+
+    async with (
+        Container("all", nodes=[checked], observe=[sdk.otel(parent=True)]) as all_,
+        all_.local() as peer,
+        peer.sender("checked") as sender,
+    ):
+        with pytest.raises(DeliveryRejected):
+            await sender.send(b"bad")
+        for body in (b"later", b"broken"):
+            await sender.send_nowait(body).outcome()
+    assert [(row[0], row[2], row[4]) for row in sdk.rows()] == [
+        ("send checked", None, "app:no"),
+        ("process checked", "send checked", "app:no"),
+        ("send checked", None, "modified"),
+        ("process checked", "send checked", "modified"),
+        ("send checked", None, "modified"),
+        ("process checked", "send checked", "KeyError"),
+    ]
+    assert all(not each.status.is_ok for each in sdk.spans)
+
+
+async def test_a_callers_own_context_goes_on_and_a_message_keeps_its_own() -> None:
+    sdk = Collected()
+    stock = Stock()
+    own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with (
+        Container("all", nodes=[stock], observe=[sdk.otel()]) as all_,
+        all_.local() as peer,
+    ):
+        stock.peer = peer
+        with sdk.tracing.get_tracer("test").start_as_current_span("mine"):
+            assert await peer.call("tax", "A-1") == 1
+            assert [each async for each in peer.stream("count", 2)] == [0, 1]
+        await peer.call("tax", "A-1", application_properties={"traceparent": own})
+        with pytest.raises(CallFailed):
+            _ = [each async for each in peer.stream("count", 10)]
+    rows = sdk.rows()
+    assert [row[:3] for row in rows[:6]] == [
+        ("mine", "INTERNAL", None),
+        ("call tax", "CLIENT", "mine"),
+        ("process tax", "SERVER", "call tax"),
+        ("call count", "CLIENT", "mine"),
+        ("process count", "SERVER", "call count"),
+        ("call tax", "CLIENT", None),
+    ]
+    assert rows[6][:3] == ("process tax", "SERVER", "unknown")
+    parent = sdk.spans[6].parent
+    assert parent is not None
+    assert f"{parent.span_id:016x}" == "b7ad6b7169203331"
+    assert rows[7][4] is not None
+    assert rows[8][4] == "amqp:precondition-failed"
+
+
+async def test_settling_by_hand_links_to_the_message() -> None:
+    sdk = Collected()
+    async with Broker("broker", observe=[sdk.otel()]) as broker:
+        await broker.declare(Queue("q"))
+        async with (
+            broker.local() as peer,
+            peer.sender("q") as sender,
+            peer.receiver("q") as receiver,
+        ):
+            await sender.send(b"one")
+            delivery = await receiver.receive()
+            delivery.accept()
+    assert sdk.rows()[2:] == [("settle q", "CLIENT", None, ["relay q"], None)]
+    assert sdk.metrics() == {
+        "messaging.client.sent.messages": {("q", "send"): 1},
+        "messaging.client.consumed.messages": {("q", "receive"): 1},
+        "messaging.client.operation.duration": {("q", "send"): 1, ("q", "settle"): 1},
+    }
+
+
+async def test_metrics_have_bounded_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otel_module, "DESTINATIONS_MAX", 3)
+    sdk = Collected()
+
+    @node("to/{anything}")
+    async def anything(body: bytes) -> None:
+        if body == b"bad":
+            raise Reject("no", condition="app:no")
+
+    async with (
+        Container("all", nodes=[anything], observe=[sdk.otel()]) as all_,
+        all_.local() as peer,
+    ):
+        for number in range(5):
+            async with peer.sender(f"to/{number}") as sender:
+                await sender.send(b"good")
+                with pytest.raises(DeliveryRejected):
+                    await sender.send(b"bad")
+    found = sdk.metrics()
+    good = {key: value for key, value in found[names.SENT].items() if "app:no" not in key}
+    assert good == {("to/0", "send"): 1, ("to/1", "send"): 1, ("to/2", "send"): 1, ("send",): 2}
+    assert found[names.CONSUMED] == {
+        ("to/{anything}", "process"): 5,
+        ("app:no", "to/{anything}", "process"): 5,
+    }
+    assert sum(found[names.PROCESS_DURATION].values()) == 10
+
+
+async def test_unsampled_messages_carry_their_context_and_are_not_relayed() -> None:
+    sdk = Collected(sampler=ALWAYS_OFF)
+    async with Broker("broker", observe=[sdk.otel()]) as broker:
+        await broker.declare(Queue("q"))
+        async with (
+            broker.local() as peer,
+            peer.sender("q") as sender,
+            peer.receiver("q") as receiver,
+        ):
+            await sender.send(b"one")
+            message = (await receiver.receive()).message
+    assert int(trace_of(message)["traceparent"][-2:], 16) & 1 == 0
+    assert not message.message_annotations
+    assert sdk.spans == []
+
+
+async def test_without_an_sdk_the_callers_context_is_passed_on() -> None:
+    own = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    seen: list[dict[str, str]] = []
+    peers: list[Any] = []
+
+    @rpc("outer")
+    async def outer(body: str) -> int:
+        found: int = await peers[0].call("inner", body, reply=int)
+        return found
+
+    @rpc("inner")
+    async def inner(message: Message) -> int:
+        seen.append(trace_of(message))
+        return 1
+
+    observer = Otel(tracer_provider=trace.NoOpTracerProvider())
+    async with (
+        Container("all", nodes=[outer, inner], observe=[observer]) as all_,
+        all_.local() as peer,
+    ):
+        peers.append(peer)
+        await peer.call("outer", "x", application_properties=own)
+        await peer.call("outer", "x")
+    assert seen == [own, {}]
+
+
+def test_the_system_is_that_of_the_peers_product() -> None:
+    for product, system in (
+        ("RabbitMQ", "rabbitmq"),
+        ("apache-activemq-artemis", "activemq"),
+        ("ActiveMQ", "activemq"),
+        ("Microsoft.ServiceBus", "servicebus"),
+        ("amqp-rt", "amqp"),
+    ):
+        assert names.system_of(Peer(properties={Symbol("product"): product})) == system
+    assert names.system_of(Peer()) == names.system_of(None) == "amqp"
+
+
+async def test_a_broker_takes_in_messages_that_another_one_has_annotated() -> None:
+    """The policy for annotations refuses unknown keys that are reserved."""
+    sdk = Collected()
+    context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for observe in ([], [sdk.otel()]):
+        async with Broker("broker", observe=observe) as broker:
+            await broker.declare(Queue("q"))
+            async with broker.local() as peer, peer.receiver("q") as receiver:
+                message = Message(
+                    b"one", message_annotations={Symbol("traceparent"): context, "x-opt-a": 1}
+                )
+                broker.publish("q", message.encode())
+                got = (await receiver.receive()).message
+                assert got.message_annotations["x-opt-a"] == 1
+                assert (got.message_annotations["traceparent"] == context) == (not observe)
+    (relay,) = sdk.named("relay q")
+    assert relay.parent is not None
+    assert f"{relay.parent.span_id:016x}" == "b7ad6b7169203331"
+
+
+@pytest.mark.peer("proton")
+@pytest.mark.slow
+async def test_a_trace_goes_through_proton(proton: list[str]) -> None:
+    sdk = Collected()
+    programs = PeerPrograms("proton", proton)
+    arrived = trio.Event()
+
+    @node("end")
+    async def end(body: bytes) -> None:
+        arrived.set()
+
+    async with Broker("broker", nodes=[end], observe=[sdk.otel()]) as broker:
+        await broker.declare(Queue("q"))
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        port = int(url.rpartition(":")[2])
+        async with broker.local() as peer, peer.sender("q") as sender:
+            await sender.send(b"one")
+        got = await programs.run("receive", port=port, address="q", count=1)
+        await programs.run("send", port=port, address="end", messages=got["messages"])
+        with trio.fail_after(5):
+            await arrived.wait()
+    assert sdk.rows() == [
+        ("send q", "PRODUCER", None, [], None),
+        ("relay q", "PRODUCER", "send q", [], None),
+        # The program passes on the properties of the message, and not its annotations.
+        ("process end", "CONSUMER", None, ["send q"], None),
+    ]
+
+
+@pytest.mark.foreign
+@pytest.mark.slow
+async def test_a_trace_goes_through_a_client_of_0_9_1() -> None:
+    """Headers of 0-9-1 are application-properties; its client knows nothing of annotations."""
+    pika = pytest.importorskip("pika")
+    from amqp_rt_amqp091 import Front
+
+    sdk = Collected()
+    arrived = trio.Event()
+
+    @node("end")
+    async def end(body: bytes) -> None:
+        arrived.set()
+
+    def pass_on(port: int) -> dict[str, Any]:
+        connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port))
+        channel = connection.channel()
+        for _ in range(200):
+            method, properties, body = channel.basic_get("in", auto_ack=True)
+            if method is not None:
+                break
+        channel.basic_publish("", "out", body, properties)
+        connection.close()
+        return dict(properties.headers)
+
+    async with Broker("broker", nodes=[end], fronts=[Front()], observe=[sdk.otel()]) as broker:
+        await broker.declare(Queue("in"), Queue("out"))
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        port = int(url.rpartition(":")[2])
+        async with (
+            broker.local() as peer,
+            peer.sender("in") as sender,
+            peer.receiver("out") as receiver,
+        ):
+            await sender.send(b"one")
+            headers = await trio.to_thread.run_sync(pass_on, port)
+            with trio.fail_after(5):
+                delivery = await receiver.receive()
+            delivery.accept()
+    assert "traceparent" in headers
+    rows = sdk.rows()
+    assert [row[0] for row in rows] == ["send in", "relay in", "relay out", "settle out"]
+    assert rows[2][2] in ("send in", "relay in")
+    assert rows[3][3] == ["relay out"]
+
+
+@pytest.mark.slow
+async def test_serve_sends_spans_as_the_variables_of_the_sdk_say() -> None:
+    context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    variables = {"OTEL_TRACES_EXPORTER": "console", "OTEL_METRICS_EXPORTER": "none"}
+    served = Served("--otel", "--node", "queue:q", "--name", "eu-1", **variables)
+    try:
+        async with connect(served.url) as peer, peer.sender("q") as sender:
+            await sender.send(b"one", application_properties={"traceparent": context})
+    finally:
+        served.process.send_signal(signal.SIGTERM)
+        shown, errors = served.process.communicate(timeout=30)
+    assert served.process.returncode == 0, errors
+    (span,) = [each for each in _objects(shown) if "context" in each]
+    assert span["name"] == "relay q"
+    assert span["parent_id"] == "0xb7ad6b7169203331"
+    assert span["resource"]["attributes"]["service.name"] == "eu-1"
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    """Return the JSON objects in *text*, which follow each other."""
+    decoder = json.JSONDecoder()
+    found: list[dict[str, Any]] = []
+    at = text.find("{")
+    while at >= 0:
+        value, end = decoder.raw_decode(text, at)
+        found.append(value)
+        at = text.find("{", end)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", ["OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER"])
+def test_an_exporter_that_is_not_installed_is_named(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    monkeypatch.setenv(variable, "carrier-pigeon")
+    done = amqp_rt("serve", "--listen", "amqp://127.0.0.1:0", "--otel")
+    assert done.returncode == 2
+    assert "there is no exporter 'carrier-pigeon'" in done.stderr
+    assert variable in done.stderr
+    assert "Traceback" not in done.stderr

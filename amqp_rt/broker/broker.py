@@ -23,6 +23,7 @@ from ..container.entry import SaslPolicy
 from ..container.permissions import Authorize
 from ..container.profiles import Profile
 from ..container.routes import Context, Route
+from ..container.running import run_application, run_program
 from ..errors import AmqpError
 from ..fronts import amqp10
 from ..fronts.base import Front
@@ -548,6 +549,34 @@ class Broker(TrioBlock):
     def stop(self) -> None:
         """Make :meth:`serve` return."""
         self.container.stop()
+
+    async def drain(self) -> None:
+        """Stop taking messages, and let running handlers finish; see :meth:`Container.drain`."""
+        await self.container.drain()
+
+    def run(
+        self,
+        url: str | Sequence[str] | None = None,
+        *,
+        listen: str | Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        """Run the broker as the whole program, until SIGINT or SIGTERM; see :meth:`Container.run`."""
+        run_program(self, url, listen, **options)
+
+    async def run_async(
+        self,
+        url: str | Sequence[str] | None = None,
+        *,
+        listen: str | Sequence[str] = (),
+        signals: bool = True,
+        task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+        **options: Any,
+    ) -> None:
+        """Run the broker within a program that runs trio; see :meth:`Container.run_async`."""
+        await run_application(
+            self, url, listen, signals=signals, task_status=task_status, **options
+        )
 
     def local(self, virtual_host: str = "") -> AbstractAsyncContextManager[Connection]:
         """Open a connection to this broker without a socket."""

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from ..addresses import Url
 from ..clock import SystemClock
+from ..container.running import stop_on_signals
 from ..errors import ConnectFailed, printable
 from ..limits import DEFAULT_LIMITS
 from ..net.carrier import READ_SIZE
@@ -24,7 +25,6 @@ from ..net.tls import ClientTls
 from ..net.traces.drawing import Climber, Rung, draw_rung
 from ..net.traces.octets import CompositeValue
 from ..net.traces.recording import Kind, Mask, TraceRecord, TraceWriter
-from .running import signalled
 
 __all__ = ["Drawing", "trace_live"]
 
@@ -260,7 +260,7 @@ async def trace_live(
         else:
             listeners = await open_tcp(listen.host, listen.port)
             where = Url(host=listen.host, port=bound_address(listeners[0])[1])
-        await nursery.start(signalled, nursery.cancel_scope.cancel)
+        await nursery.start(stop_on_signals, nursery.cancel_scope.cancel)
         serve = partial(live.serve, nursery=nursery)
         for listener in listeners:
             nursery.start_soon(partial(serve_socket, listener, limiter, serve, nursery=nursery))

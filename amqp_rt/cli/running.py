@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -19,6 +18,7 @@ import trio
 
 from ..container.connections import Connection
 from ..container.container import Container
+from ..container.running import first_of
 from ..durations import parse_duration
 from ..errors import AmqpError, printable
 from ..net.tls import ClientTls
@@ -178,19 +178,6 @@ def set_up_logs(level: str, form: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the most useful error of a group: the first expected one, else the first of all."""
-    flat: list[BaseException] = []
-    pending: list[BaseException] = [group]
-    while pending:
-        error = pending.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            pending = [*error.exceptions, *pending]
-        else:
-            flat.append(error)
-    return next((e for e in flat if isinstance(e, AmqpError | OSError | SystemExit)), flat[0])
-
-
 def run(work: Callable[[], Awaitable[T]]) -> T:
     """Run *work* under trio.
 
@@ -200,7 +187,7 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
     try:
         return trio.run(work)
     except BaseException as raised:
-        error = first_of(raised) if isinstance(raised, BaseExceptionGroup) else raised
+        error = first_of(raised)
         if isinstance(error, KeyboardInterrupt):
             raise click.exceptions.Exit(130) from None
         if isinstance(error, SystemExit | BrokenPipeError):
@@ -229,19 +216,3 @@ def report_ready(listeners: list[str], **more: str) -> None:
     gc.collect()
     gc.freeze()
     click.echo(f"ready {json.dumps({**more, 'listeners': listeners, 'pid': os.getpid()})}")
-
-
-async def signalled(
-    stop: Callable[[], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    """Call *stop* at the first SIGINT or SIGTERM; the second one ends the process at once."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        seen = 0
-        async for number in signals:
-            seen += 1
-            if seen > 1:
-                sys.stderr.write("stopped without waiting\n")
-                sys.stderr.flush()
-                raise SystemExit(128 + number)
-            stop()

@@ -22,6 +22,7 @@ from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
 from ..container.container import Container
 from ..container.entry import SASL_POLICIES, SaslPolicy
+from ..container.running import stop_on_signals
 from ..errors import AmqpError
 from ..limits import DEFAULT_LIMITS
 from ..net.tls import ServerTls
@@ -31,7 +32,7 @@ from ..security.identities import Users, parse_user
 from .configured import ConfiguredCommand
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
 from .mesh_options import MeshOptions, mesh_options
-from .running import is_local_host, log_options, report_ready, run, signalled
+from .running import is_local_host, log_options, report_ready, run
 
 log = logging.getLogger("amqp_rt.cli")
 
@@ -379,7 +380,7 @@ def serve(  # noqa: C901
     async def main() -> None:
         # Signals are handled until the very end, so that a second one can end the wait.
         async with trio.open_nursery() as nursery:
-            await nursery.start(signalled, broker.stop)
+            await nursery.start(stop_on_signals, broker.stop)
             if tls is not None:
                 await nursery.start(_reload_on_hangup, tls)
             async with broker:

@@ -75,6 +75,7 @@ from .replies import (
 )
 from .resources import Resources
 from .routes import Middleware, Route
+from .running import run_application, run_program
 from .schema import asyncapi
 from .serving import Workers
 
@@ -383,6 +384,61 @@ class Container(TrioBlock):
         if self._failure is not None:
             raise fresh(self._failure)
 
+    def run(
+        self,
+        url: str | Sequence[str] | None = None,
+        *,
+        listen: str | Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        """Run the container as the whole program, under trio, until SIGINT or SIGTERM.
+
+        ::
+
+            if __name__ == "__main__":
+                shop.run("amqp://broker.example", listen="amqp://127.0.0.1:0")
+
+        The signal stops the container as the end of its block does: no more messages are taken, handlers have
+        ``drain_s`` to finish, links detach. The second signal ends the process at once, with the status 128 and
+        its number.
+
+        Args:
+            url: A peer, such as a broker: its addresses are consumed from by the nodes of the container, as
+                :meth:`Connection.serve` does. Several URLs are a failover list.
+            listen: Where to listen, too.
+            options: Options of the connection to *url*; see :func:`amqp_rt.connect`.
+
+        Raises:
+            SystemExit: With a sentence, for a status of 1: it cannot listen or connect, or the peer has no such
+                address.
+            ValueError: There is neither *url* nor *listen*.
+        """
+        run_program(self, url, listen, **options)
+
+    async def run_async(
+        self,
+        url: str | Sequence[str] | None = None,
+        *,
+        listen: str | Sequence[str] = (),
+        signals: bool = True,
+        task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+        **options: Any,
+    ) -> None:
+        """Do as :meth:`run` within a program that runs trio: ``await nursery.start(shop.run_async, url)``.
+
+        ``nursery.start`` returns the URLs that were bound, once nodes are served. With *signals*, which takes the main
+        thread, SIGINT and SIGTERM stop the container; otherwise only :meth:`stop` does. Cancelling stops it
+        without waiting for handlers.
+
+        Raises:
+            AmqpError: It cannot listen or connect, or the peer has no such address; later, a node can no longer be
+                served at the peer.
+            ValueError: There is neither *url* nor *listen*.
+        """
+        await run_application(
+            self, url, listen, signals=signals, task_status=task_status, **options
+        )
+
     def fail(self, error: AmqpError) -> None:
         """Make :meth:`serve` raise *error*, because a node is no longer served."""
         if not self._stopped.is_set():
@@ -409,7 +465,7 @@ class Container(TrioBlock):
                                 # Raised again below: nurseries would wrap the exception in a group.
                                 failure = error
                             try:
-                                await self._drain(self.drain_s if failure is None else 0.0)
+                                await self.drain(0.0 if failure is not None else None)
                             finally:
                                 handlers.cancel_scope.cancel()
                     finally:
@@ -434,8 +490,14 @@ class Container(TrioBlock):
         if failure is not None:
             raise failure
 
-    async def _drain(self, seconds: float) -> None:
-        """Stop taking messages, and let running handlers finish within *seconds*."""
+    async def drain(self, seconds: float | None = None) -> None:
+        """Stop taking messages, and let running handlers finish within *seconds*; by default ``drain_s``.
+
+        The end of the block does the same. Called before it, connections that :meth:`connect` has made still
+        carry the outcomes of the handlers. If cancelled, handlers continue, without new messages.
+        """
+        if seconds is None:
+            seconds = self.drain_s
         self.stopping = True
         self._started().listeners.cancel_scope.cancel()
         for workers in self.nodes.workers:

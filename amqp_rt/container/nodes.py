@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from ..addresses import AddressError, AddressTable
-from ..security.access import MANAGEMENT
+from ..security.access import MANAGEMENT, reserved
 from .declaring import declared
 from .home import Home
 from .resources import Resources
@@ -153,7 +153,7 @@ class Nodes:
         """Return the nodes with which *things* are served at a peer; those that are new are created.
 
         Without *things*, all nodes that have an address without captures and do not handle links
-        themselves.
+        themselves, except those of this library, such as ``$management``: a peer has its own.
         """
         found: list[Workers] = []
         for thing in things:
@@ -166,7 +166,9 @@ class Nodes:
         return found or [
             each
             for each in self._placed
-            if each.route.kind != "link" and not each.route.pattern.captures
+            if each.route.kind != "link"
+            and not each.route.pattern.captures
+            and not reserved(each.route.address)
         ]
 
     def _declared_by(self, function: Callable[..., Any], address: str) -> Workers | None:

@@ -42,7 +42,7 @@ INSIDE = frozenset({
     "forget_session", "freed", "give_up", "going", "handle", "link", "listener_nursery", "lose",
     "lost", "lost_error", "may_be_replaced", "move", "new_name", "on_attached", "on_credit",
     "on_data", "on_detached", "on_flow", "on_outcomes", "on_settled", "refuse_if_closed", "remove",
-    "restart", "retire", "retract_outcome", "returns", "say", "session_for_tokens", "start",
+    "restart", "retire", "retract_outcome", "returns", "run", "run_async", "say", "session_for_tokens", "start",
     "start_connection", "start_handler", "state", "submit", "wait_settled", "withdraw",
 })
 # fmt: on

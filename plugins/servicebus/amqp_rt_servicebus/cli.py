@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,7 @@ import trio
 
 from amqp_rt import Broker, ServerTls
 from amqp_rt.cli.limit_options import limit_value
-from amqp_rt.cli.running import is_local_host, log_options, report_ready, run, signalled
+from amqp_rt.cli.running import is_local_host, log_options, report_ready, run
 from amqp_rt.config_files import SettingsError
 from amqp_rt.errors import AmqpError
 from amqp_rt.limits import Limits
@@ -148,12 +149,8 @@ def servicebus(
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(signalled, broker.stop)
-            async with broker:
-                bound = await broker.listen(*urls)
-                report_ready(bound, connection_string=_connection_string(namespace, bound[0]))
-                await broker.serve()
-            nursery.cancel_scope.cancel()
+            bound = await nursery.start(partial(broker.run_async, listen=urls))
+            report_ready(bound, connection_string=_connection_string(namespace, bound[0]))
 
     run(main)
 

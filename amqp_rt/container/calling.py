@@ -18,6 +18,7 @@ from ..errors import AmqpError, CircuitOpen, DeadlineExceeded, Overloaded
 from ..message import Message
 from ..policies import Breaker, Bulkhead, Cache, CacheKey, Hedge, Policy, Retry, is_failure
 from .callers import CALLER
+from .codecs import Codecs
 from .links import fresh
 from .requests import Outgoing, Requests, check_reply, decode_reply
 from .sending import MessageProperties, make_message
@@ -43,6 +44,7 @@ class Calling:
                 )
             step = make(policy, requests, step, idempotent)
         self._step = step
+        self._codecs = requests.codecs
         self._policies = tuple(policies)
 
     @overload
@@ -82,7 +84,7 @@ class Calling:
             CircuitOpen: A :class:`~amqp_rt.policies.Breaker` refused the call. Nothing was sent.
             Overloaded: A :class:`~amqp_rt.policies.Bulkhead` refused the call. Nothing was sent.
         """
-        check_reply(reply)
+        reply = check_reply(reply, self._codecs)
         caller = CALLER.get()
         given: Any = properties
         if caller is not None:
@@ -260,7 +262,7 @@ class _Flight:
 
 def _caching(policy: Cache, requests: Requests, then: Step, idempotent: bool) -> Step:
     async def step(outgoing: Outgoing) -> Message:
-        key = (requests.identity, outgoing.address, _digest(outgoing))
+        key = (requests.identity, outgoing.address, _digest(outgoing, requests.codecs))
         while True:
             reply = policy.get(key, trio.current_time())
             if reply is not None:
@@ -306,14 +308,14 @@ async def _fly(policy: Cache, key: CacheKey, then: Step, outgoing: Outgoing) -> 
     return reply
 
 
-def _digest(outgoing: Outgoing) -> bytes:
+def _digest(outgoing: Outgoing, codecs: Codecs) -> bytes:
     """Return a digest of payload and properties, without the trace context of the caller."""
     args = outgoing.args
     payload = None if not args else args[0] if len(args) == 1 else list(args)
     if isinstance(payload, Message):
         message = payload.replace(**outgoing.own) if outgoing.own else payload
     else:
-        message = make_message(payload, outgoing.own)
+        message = make_message(payload, outgoing.own, codecs.encoding)
     return blake2b(message.encode(), digest_size=32).digest()
 
 

@@ -43,6 +43,7 @@ from ..limits import Limits
 from ..outcomes import Error
 from ..policies import Policy
 from .calling import Calling
+from .codecs import Codecs
 from .engines import ConnectionEngine, EngineSession
 from .home import AttachedLinks, Home
 from .links import PASSING_CONDITIONS, LinkHandle, Member, fresh
@@ -177,6 +178,11 @@ class Session:
     def limits(self) -> Limits:
         """Limits of the session's connection."""
         return self.connection.container.limits
+
+    @property
+    def codecs(self) -> Codecs:
+        """Codecs of payloads."""
+        return self.connection.container.codecs
 
     def follow(self, member: LinkHandle, error: Error) -> bool:
         """Move a redirected link to its new place; return whether that is tried."""
@@ -740,7 +746,7 @@ class Connection:
             DecodeError: The reply cannot be decoded as *reply*.
             TypeError: *reply* is not a type that payloads can be decoded as; nothing was sent.
         """
-        check_reply(reply)
+        reply = check_reply(reply, self.container.codecs)
         return await self._calls().call(address, args, reply, within, properties)
 
     def stream(
@@ -762,7 +768,7 @@ class Connection:
             CallFailed: Raised while iterating, like the other errors of :meth:`call`.
             TypeError: *reply* is not a type that payloads can be decoded as.
         """
-        check_reply(reply)
+        reply = check_reply(reply, self.container.codecs)
         return self._calls().stream(address, args, reply, within, credit, properties)
 
     def calling(self, *policies: Policy, idempotent: bool = False) -> Calling:

@@ -58,6 +58,7 @@ from ..security.mechanisms import (
 from ..security.tokens import Cbs
 from .attaching import Attaching
 from .blocks import TrioBlock
+from .codecs import Codec, Codecs
 from .connections import Connection, LinkClasses
 from .consuming import consume
 from .declaring import NodeDecorator, RpcDecorator, SourceDecorator, declared
@@ -103,6 +104,8 @@ class Container(TrioBlock):
         resources: Objects, or ``@asynccontextmanager`` functions that make them, which handlers ask
             for by type.
         middleware: Wrapped around every handler of this container.
+        codecs: Codecs for payloads of types that msgspec does not know, or that it should not encode; see
+            :class:`~amqp_rt.container.codecs.Codec`. Those of installed packages follow, then pydantic's, then msgspec.
         sasl: Mechanisms to offer, by name or as objects. By default those that *users* and *tokens*
             allow: PLAIN, SCRAM if every user has SCRAM credentials, OAUTHBEARER and XOAUTH2.
             Without either, ANONYMOUS, and with *cbs* also those that log in with its tokens.
@@ -151,6 +154,7 @@ class Container(TrioBlock):
         nodes: Iterable[Any] = (),
         resources: Iterable[Any] = (),
         middleware: Sequence[Middleware] = (),
+        codecs: Iterable[Codec] = (),
         sasl: Collection[str | ServerMechanism] | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
         tokens: VerifyToken | None = None,
@@ -199,8 +203,14 @@ class Container(TrioBlock):
         self.feeds: set[Feed] = set()
         self.replies = Replies(self)
         self._resources = Resources(resources)
+        #: Codecs of payloads.
+        self.codecs = Codecs(codecs)
         self.nodes = Nodes(
-            self, answer=self.replies.answer, resources=self._resources, middleware=middleware
+            self,
+            answer=self.replies.answer,
+            resources=self._resources,
+            codecs=self.codecs,
+            middleware=middleware,
         )
         self.permissions = Permissions(
             # With CBS, a peer without a token has no rights.
@@ -347,7 +357,7 @@ class Container(TrioBlock):
 
     def asyncapi(self, *, version: str = "1.0.0") -> dict[str, Any]:
         """Return the nodes as an AsyncAPI 3.0 document."""
-        return asyncapi(self.name, self.routes, version=version)
+        return asyncapi(self.name, self.routes, version=version, codecs=self.codecs)
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Return counts of the messages of each node, by address.

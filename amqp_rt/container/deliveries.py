@@ -15,7 +15,7 @@ from ..message import MESSAGE_FORMAT, Message
 from ..outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, Modified, Outcome, Rejected
 from ..transactions import TransactionalState
 from ..values import Symbol
-from .payloads import decode_payload
+from .codecs import Codecs, default_codecs
 from .raising import RaisedOutcome, with_pause
 from .streams import ByteStream
 
@@ -27,6 +27,11 @@ T = TypeVar("T")
 
 class DeliveryHolder:
     """Base of receivers: a delivery refers to its receiver, to give back its room."""
+
+    @property
+    def codecs(self) -> Codecs:
+        """Codecs of payloads."""
+        raise NotImplementedError
 
     def freed(self, raw: IncomingDelivery) -> None:
         """Free the room of *raw*, which has its outcome."""
@@ -47,12 +52,13 @@ class Delivery:
     (delivery-failed)*, or *rejected* for a ``DecodeError``.
     """
 
-    __slots__ = ("_message", "raw")
+    __slots__ = ("_codecs", "_message", "raw")
 
-    def __init__(self, raw: IncomingDelivery) -> None:
+    def __init__(self, raw: IncomingDelivery, codecs: Codecs | None = None) -> None:
         #: The delivery of the engine's link.
         self.raw = raw
         self._message: Message | None = None
+        self._codecs = codecs
 
     # --- the message ---------------------------------------------------------------------
 
@@ -88,9 +94,15 @@ class Delivery:
         """Decode the body as *kind*, according to the message's content-type.
 
         Raises:
-            DecodeError: The body is not a valid *kind*; the reason names the field.
+            DecodeError: The body is not a valid *kind*; the reason names the field, and ``info["errors"]`` has
+                path and message of each fault.
+            TypeError: *kind* is not a type that payloads can be decoded as.
         """
-        found: T = decode_payload(self.message, kind)
+        codecs = self._codecs
+        if codecs is None:
+            receiver = _receiver_of(self.raw)
+            codecs = default_codecs() if receiver is None else receiver.codecs
+        found: T = codecs.decoding(kind)(self.message, kind)
         return found
 
     def chunks(self) -> ByteStream:
@@ -267,7 +279,7 @@ class Delivery:
         elif isinstance(error, RaisedOutcome):
             self.settle(error.outcome)
         elif isinstance(error, DecodeError):
-            self.reject(error.description, condition=error.condition)
+            self.reject(error.description, condition=error.condition, info=error.info or None)
         elif isinstance(error, Exception):
             self.settle(MODIFIED_FAILED)
         else:

@@ -16,6 +16,7 @@ from ..message import Message
 from ..outcomes import ACCEPTED, Error, Received
 from ..termini import Source
 from ..transactions import DeliveryState
+from .codecs import Codecs
 from .failures import log_failure, only_cancelled
 from .links import LinkHandle, Member
 from .raising import RaisedOutcome
@@ -33,9 +34,9 @@ def _filter(binding: RouteBinding) -> Mapping[object, object]:
     return (asked.filter if isinstance(asked, Source) else None) or {}
 
 
-def message_of(value: Any) -> Message:
+def message_of(value: Any, codecs: Codecs) -> Message:
     """Return a handler's result or item as a message."""
-    return value if isinstance(value, Message) else make_message(value, {})
+    return value if isinstance(value, Message) else make_message(value, {}, codecs.encoding)
 
 
 class SourceLink:
@@ -152,7 +153,7 @@ class SourceFeed:
                     value = await values.asend(outcome)
                 except StopAsyncIteration:
                     break
-                payload = message_of(value).buffers()
+                payload = message_of(value, self.binding.container.codecs).buffers()
                 self._holds = True
                 while not (link.credit and link.writable):
                     await self._wait()
@@ -306,6 +307,11 @@ class LinkHandler:
     def limits(self) -> Limits:
         """Limits of the connection."""
         return self.binding.container.limits
+
+    @property
+    def codecs(self) -> Codecs:
+        """Codecs of payloads."""
+        return self.binding.container.codecs
 
     def add(self, member: Member) -> None:
         """Do nothing: the peer's attach attaches the link, not ours."""

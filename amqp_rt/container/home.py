@@ -20,6 +20,7 @@ from ..net.reactor import Reactor
 from ..net.traces.recording import Traces
 from ..observers import Observer
 from ..policies import Retry
+from .codecs import Codecs
 from .permissions import Permissions
 from .raising import OnError
 
@@ -64,6 +65,10 @@ class Home(Protocol):
     @property
     def log_limiter(self) -> LogLimiter:
         """Limiter of log lines that peers can cause."""
+
+    @property
+    def codecs(self) -> Codecs:
+        """Codecs of payloads."""
 
     @property
     def observers(self) -> Sequence[Observer]:

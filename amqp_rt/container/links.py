@@ -20,6 +20,7 @@ from ..outcomes import Error
 from ..termini import outlives_connection
 from ..unsettled import UnsettledMap
 from ..values import Symbol
+from .codecs import Codecs
 from .engines import EngineSession
 
 if TYPE_CHECKING:
@@ -123,6 +124,10 @@ class Owner(Protocol):
     @property
     def limits(self) -> Limits:
         """Limits of the connection."""
+
+    @property
+    def codecs(self) -> Codecs:
+        """Codecs of payloads."""
 
     def add(self, member: Member) -> None:
         """Add a link, which attaches now or when there is a connection again."""

@@ -9,6 +9,7 @@ import msgspec
 
 from ..addresses import AddressError, AddressTable
 from ..security.access import MANAGEMENT, reserved
+from .codecs import Codecs
 from .declaring import declared
 from .home import Home
 from .resources import Resources
@@ -32,6 +33,7 @@ class Nodes:
         home: The container.
         answer: Processes one request to a node of the kind ``rpc``.
         resources: Objects that handlers may request.
+        codecs: Codecs of payloads.
         middleware: Wrapped around every handler, outside of the handler's own.
     """
 
@@ -41,11 +43,13 @@ class Nodes:
         *,
         answer: Run,
         resources: Resources,
+        codecs: Codecs | None = None,
         middleware: Sequence[Middleware] = (),
     ) -> None:
         self._home = home
         self._answer = answer
         self._resources = resources
+        self._codecs = codecs
         self._middleware = tuple(middleware)
         #: Called with each handler before it is added; raises AddressError to refuse it.
         self.check: Callable[[Route], None] | None = None
@@ -84,7 +88,7 @@ class Nodes:
             declaration = msgspec.structs.replace(
                 declaration, middleware=(*self._middleware, *declaration.middleware)
             )
-        route = Route(function, declaration, self._resources)
+        route = Route(function, declaration, self._resources, self._codecs)
         if route.kind == "rpc":
             return Workers(route, self._home, self._answer)
         return Workers(route, self._home, run_streamed if route.streaming else run_message)

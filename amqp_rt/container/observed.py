@@ -120,7 +120,7 @@ class ObservedSender(Sender):
         if isinstance(message, Message):
             built = message.replace(**properties) if properties else message
         else:
-            built = make_message(message, properties)
+            built = make_message(message, properties, self._session.codecs.encoding)
         operation = self._begin_operation(built)
         try:
             if operation is not None:

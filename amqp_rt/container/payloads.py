@@ -11,7 +11,7 @@ import datetime as dt
 import types
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final, TypeAlias, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, cast, get_args, get_origin
 from uuid import UUID
 
 import msgspec
@@ -20,6 +20,11 @@ from ..codec.composites import from_described
 from ..errors import DecodeError, EncodeError
 from ..message import BodyKind, Message, Sequence
 from ..values import Array, Char, Described, Float32, Map, Symbol, Timestamp
+from .faults import INPUT_ERRORS, SEARCHED_MAX, find_faults, info_of
+from .models import is_model, plain_of_model
+
+if TYPE_CHECKING:
+    from .codecs import Codecs
 
 JSON: Final = "application/json"
 MESSAGE_PACK: Final = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
@@ -49,25 +54,28 @@ _Decoders: TypeAlias = Callable[[Any], msgspec.json.Decoder[Any] | msgspec.msgpa
 _DECODERS_MAX: Final = 1024
 _REASON_MAX: Final = 300
 
-#: Exceptions of msgspec for bad input. The last two come from types that cannot hold the value.
-_FAULTS: Final = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError)
-
 
 # --- Sending -----------------------------------------------------------------------------------
 
 
-def encode_payload(value: object, content_type: str | None = None) -> Encoded:
+def encode_payload(
+    value: object, content_type: str | None = None, codecs: Codecs | None = None
+) -> Encoded:
     """Return the body for *value*.
 
     Without *content_type*, Structs, dataclasses, maps and lists are sent as JSON, bytes as data,
     and anything else as the corresponding AMQP value; a :class:`~amqp_rt.message.Sequence` and
     objects of composite classes keep their form. ``AMQP_VALUE`` also sends maps and lists as AMQP
     values, and Structs and dataclasses as maps. With a content-type, bytes count as encoded
-    already.
+    already. Models of pydantic are sent as JSON. Types that *codecs* claim are encoded by these.
 
     Raises:
         EncodeError: *value* cannot be encoded in this way.
     """
+    if codecs is not None:
+        claimed = codecs.encode(value, content_type)
+        if claimed is not None:
+            return claimed
     if content_type is None:
         if type(value) in _AS_THEY_ARE:
             return None, value, "value"
@@ -78,7 +86,7 @@ def encode_payload(value: object, content_type: str | None = None) -> Encoded:
         if _is_structured(value):
             return JSON, _encoded(msgspec.json.encode, value), "data"
         return None, _as_value(value), "value"
-    kind = _media_type(content_type)
+    kind = media_type_of(content_type)
     if kind == AMQP_VALUE:
         try:
             return None, _as_value(value), "value"
@@ -113,14 +121,18 @@ def _is_structured(value: object) -> bool:
     return (
         isinstance(value, msgspec.Struct | Mapping | list | tuple | set | frozenset)
         and not isinstance(value, Described)
-    ) or (hasattr(type(value), "__dataclass_fields__") or hasattr(type(value), "__attrs_attrs__"))
+    ) or (
+        hasattr(type(value), "__dataclass_fields__")
+        or hasattr(type(value), "__attrs_attrs__")
+        or is_model(type(value))
+    )
 
 
 def _encoded(encode: Callable[..., bytes], value: object) -> bytes:
     try:
         return encode(value, enc_hook=_encodable)
-    except _FAULTS as error:
-        raise EncodeError(f"the payload cannot be encoded: {_brief(error)}") from None
+    except INPUT_ERRORS as error:
+        raise EncodeError(f"the payload cannot be encoded: {brief(error)}") from None
 
 
 def _encodable(value: Any) -> Any:
@@ -134,6 +146,8 @@ def _encodable(value: Any) -> Any:
         return dict(value.items())
     if isinstance(value, Array):
         return list(value)
+    if is_model(type(value)):
+        return plain_of_model(value)
     raise TypeError(f"{type(value).__name__} has no encoding there")
 
 
@@ -155,6 +169,8 @@ def _as_value(value: Any) -> Any:
             field.encode_name: _as_value(getattr(value, field.name))
             for field in msgspec.structs.fields(value)
         }
+    if is_model(kind):
+        return plain_of_model(value)
     if dataclasses.is_dataclass(value):
         return {
             field.name: _as_value(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -194,7 +210,7 @@ def decode_payload(message: Message, kind: Any) -> Any:
     content_type = properties.content_type
     if content_type is None:
         return _from_untyped(body, kind)
-    media_type = _media_type(content_type)
+    media_type = media_type_of(content_type)
     if media_type == JSON or media_type.endswith("+json"):
         return _from_encoded(_json_decoder, body, kind)
     if media_type in MESSAGE_PACK:
@@ -203,7 +219,7 @@ def decode_payload(message: Message, kind: Any) -> Any:
         return _from_text(_text(body, content_type), kind)
     if media_type == OCTETS or kind is Any or kind is object:
         return _from_untyped(body, kind)
-    raise DecodeError(f"{_name(kind)} cannot be made of {content_type[:80]!r}")
+    raise DecodeError(f"{name_of(kind)} cannot be made of {content_type[:80]!r}")
 
 
 def has_no_payload(message: Message) -> bool:
@@ -222,8 +238,20 @@ def _from_encoded(
 ) -> Any:
     try:
         return decoder(kind).decode(body)
-    except _FAULTS as error:
-        raise DecodeError(_brief(error)) from None
+    except INPUT_ERRORS as error:
+        raise _fault(error, decoder, body, kind) from None
+
+
+def _fault(error: Exception, decoder: _Decoders, body: bytes | str, kind: Any) -> DecodeError:
+    """Return the error for octets that are not a *kind*, with all their faults."""
+    if not isinstance(error, msgspec.ValidationError) or len(body) > SEARCHED_MAX:
+        return DecodeError(brief(error))
+    # Not of this type: msgspec has stopped at the first fault. Octets behind it may be malformed.
+    try:
+        value = decoder(Any).decode(cast("bytes", body))
+    except INPUT_ERRORS:
+        return DecodeError(brief(error))
+    return DecodeError(brief(error), info=info_of(find_faults(value, kind)))
 
 
 def _from_encoded_value(message: Message, body: str | bytes, content_type: str, kind: Any) -> Any:
@@ -232,7 +260,7 @@ def _from_encoded_value(message: Message, body: str | bytes, content_type: str, 
     Several clients (rhea, Proton, JMS) send JSON in this form, so the content-type decides, as for
     data. The text or the octets themselves are returned if *kind* asks for them.
     """
-    media_type = _media_type(content_type)
+    media_type = media_type_of(content_type)
     decoder: _Decoders
     if media_type == JSON or media_type.endswith("+json"):
         decoder = _json_decoder
@@ -248,17 +276,17 @@ def _from_encoded_value(message: Message, body: str | bytes, content_type: str, 
         return _from_value(body, kind)
     try:
         return decoder(kind).decode(cast("bytes", body))
-    except _FAULTS as error:
-        if type(body) in _members(kind):
+    except INPUT_ERRORS as error:
+        if type(body) in members_of(kind):
             return body
-        raise DecodeError(_brief(error)) from None
+        raise _fault(error, decoder, body, kind) from None
 
 
 def _from_untyped(body: bytes, kind: Any) -> Any:
     """Decode data whose content-type gives no format."""
     if kind is str:
         return _text(body, "")
-    if kind is Any or kind is object or bytes in _members(kind):
+    if kind is Any or kind is object or bytes in members_of(kind):
         return body
     return _from_encoded(_json_decoder, body, kind)
 
@@ -269,14 +297,14 @@ def _from_text(text: str, kind: Any) -> Any:
     try:
         # Numbers in text are always written as text, so conversion is not strict.
         return msgspec.convert(text, kind, strict=False)
-    except _FAULTS as error:
-        raise DecodeError(_brief(error)) from None
+    except INPUT_ERRORS as error:
+        raise DecodeError(brief(error)) from None
 
 
 def _from_value(value: Any, kind: Any) -> Any:
     if kind is Any or kind is object:
         return value
-    members = _members(kind)
+    members = members_of(kind)
     if type(value) in members and type(value) not in _PLAIN:
         return value
     if isinstance(value, Described):
@@ -293,8 +321,10 @@ def _from_value(value: Any, kind: Any) -> Any:
                 raise
         # *kind* may expect a timestamp as a number.
         return msgspec.convert(_plain(value, moments, numbers=True), kind)
-    except _FAULTS as error:
-        raise DecodeError(_brief(error)) from None
+    except msgspec.ValidationError as error:
+        raise DecodeError(brief(error), info=info_of(find_faults(plain, kind))) from None
+    except INPUT_ERRORS as error:
+        raise DecodeError(brief(error)) from None
 
 
 _PLAIN: Final = frozenset({list, dict})
@@ -345,7 +375,7 @@ def check_payload_type(kind: Any) -> None:
     # AMQP's own classes are recognized by descriptor or type, before msgspec is involved.
     members = [
         member
-        for member in _members(kind)
+        for member in members_of(kind)
         if not (isinstance(member, type) and (_is_of_amqp(member) or member is type(None)))
     ]
     if not members:
@@ -357,14 +387,15 @@ def check_payload_type(kind: Any) -> None:
     except NameError:
         return  # A field mentions a class that is defined later.
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{_name(kind)} cannot be decoded: {_brief(error)}") from None
+        raise TypeError(f"{name_of(kind)} cannot be decoded: {brief(error)}") from None
     for each in unknown:
         if not (isinstance(each, type) and _is_of_amqp(each)):
-            whole = str(kind) if get_origin(kind) is not None else _name(kind)
+            whole = str(kind) if get_origin(kind) is not None else name_of(kind)
             inside = "" if each is kind else f" (in {whole})"
             raise TypeError(
-                f"{_name(each)}{inside} cannot be decoded from a message: use a msgspec.Struct, a "
-                "dataclass, a TypedDict, or take the value (Any) or the octets (bytes)"
+                f"{name_of(each)}{inside} cannot be decoded from a message: use a msgspec.Struct, a "
+                "dataclass, a TypedDict, a pydantic model, a codec that claims it (codecs=), or take the "
+                "value (Any) or the octets (bytes)"
             )
 
 
@@ -393,18 +424,20 @@ def _custom_types(info: object) -> list[Any]:
     return found
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def members_of(kind: Any) -> tuple[Any, ...]:
     """Return the members of a union, or *kind* alone."""
     if get_origin(kind) in (Union, types.UnionType):
         return get_args(kind)
     return (kind,)
 
 
-def _name(kind: Any) -> str:
+def name_of(kind: Any) -> str:
+    """Return the name of *kind* for errors."""
     return cast("str", getattr(kind, "__name__", None)) or str(kind)[:80]
 
 
-def _media_type(content_type: str) -> str:
+def media_type_of(content_type: str) -> str:
+    """Return *content_type* without parameters, in lower case."""
     return content_type.partition(";")[0].strip().lower()
 
 
@@ -427,7 +460,8 @@ def _text(body: bytes, content_type: str) -> str:
         raise DecodeError(f"the text is not {charset}: {error.reason}") from None
 
 
-def _brief(error: Exception) -> str:
+def brief(error: Exception) -> str:
+    """Return the text of *error*, cut to its limit."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     text = str(error) or type(error).__name__

@@ -29,6 +29,7 @@ from ..outcomes import (
 from ..termini import DeleteOnClose, Source, Target
 from ..transactions import TransactionalState
 from ..values import Described, Symbol, ULong
+from .codecs import Codecs
 from .credit import CreditWindow
 from .deliveries import Delivery, DeliveryHolder, StreamedBody
 from .engines import EngineSession
@@ -219,6 +220,11 @@ class Receiver(LinkHandle, DeliveryHolder):
     def limits(self) -> Limits:
         """Limits of the connection."""
         return self._session.limits
+
+    @property
+    def codecs(self) -> Codecs:
+        """Codecs of payloads."""
+        return self._session.codecs
 
     # --- taking --------------------------------------------------------------------------
 

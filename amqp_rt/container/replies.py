@@ -40,6 +40,7 @@ from ..trace_context import TRACE_OCTETS
 from ..transactions import DeliveryState
 from ..values import Int, Symbol
 from .callers import CALLER, caller_of
+from .codecs import Codecs
 from .credit import CreditWindow
 from .failures import log_failure, name_of_failure, only_cancelled
 from .home import Home
@@ -564,7 +565,9 @@ class Replies:
                 or await permissions.may_send(binding.link.peer, reply_to) is None
             )
             try:
-                request = Request(message, self.path(binding, reply_to, hosts=hosts))
+                request = Request(
+                    message, self.path(binding, reply_to, hosts=hosts), self.home.codecs
+                )
             except Reject as error:
                 worker.failure = name_of_failure(error)
                 stats.rejected += 1
@@ -639,9 +642,10 @@ def paired_properties(link: ReceivingLink | SendingLink) -> dict[object, object]
 class Request:
     """Data of a request that its replies need."""
 
-    __slots__ = ("correlation_id", "path", "reply_to", "sequence")
+    __slots__ = ("_codecs", "correlation_id", "path", "reply_to", "sequence")
 
-    def __init__(self, message: Message, path: ReplyPath) -> None:
+    def __init__(self, message: Message, path: ReplyPath, codecs: Codecs) -> None:
+        self._codecs = codecs.encoding
         properties = message.properties
         # The type is kept: ulong, uuid, binary and string are separate key spaces (§3.2.11).
         self.correlation_id: MessageId | None = (
@@ -663,7 +667,7 @@ class Request:
         if isinstance(value, Message):
             return value.replace(**self._address()).buffers()
         if self.sequence is None:
-            content_type, body, kind = encode_payload(value)
+            content_type, body, kind = encode_payload(value, None, self._codecs)
             if kind == "data":
                 return data_message(
                     body,
@@ -674,16 +678,17 @@ class Request:
                     ),
                 )
             return Message(body, body_kind=kind, **self._address()).buffers()
-        return make_message(value, self._address()).buffers()
+        return make_message(value, self._address(), self._codecs).buffers()
 
     def stream_end(self) -> list[bytes]:
         """Return the message without content that ends a streamed reply."""
         return Message(b"", message_annotations={STREAM_END: True}, **self._address()).buffers()
 
     def failure(self, error: Error) -> list[bytes]:
-        """Return the reply that reports *error*; it also ends a stream."""
+        """Return the reply that reports *error*; it also ends a stream. The body has the faults of the payload."""
+        faults = (error.info or {}).get("errors")
         return Message(
-            b"",
+            b"" if faults is None else {"errors": faults},
             application_properties={
                 "statusCode": Int(STATUS.get(error.condition, _FAILURE_STATUS)),
                 "statusDescription": error.description or "",

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from itertools import count
 from math import inf
 from types import TracebackType
@@ -35,10 +34,11 @@ from ..outcomes import ACCEPTED, Accepted, Error
 from ..termini import DeleteOnClose, Source, Target
 from ..values import Symbol
 from .callers import CALLER
+from .codecs import Claimed, Codecs
 from .credit import CreditWindow
 from .engines import EngineSession
 from .links import LinkHandle, fresh
-from .payloads import check_payload_type, decode_payload, encode_payload
+from .payloads import decode_payload, encode_payload
 from .sending import Receipt, Sender, make_message, refusal
 
 if TYPE_CHECKING:
@@ -283,6 +283,7 @@ class Requests:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.codecs: Codecs = connection.container.codecs
         self._senders: OrderedDict[str, Sender] = OrderedDict()
         #: Number of tasks that wait for each sender, or start a stream with it.
         self._awaited: Counter[Sender] = Counter()
@@ -419,7 +420,7 @@ class Requests:
         if isinstance(payload, Message):
             message = payload.replace(**properties, **own, correlation_id=None)
         else:
-            message = make_message(payload, {**properties, **own})
+            message = make_message(payload, {**properties, **own}, self.codecs.encoding)
         call.payload = message.encode()
         return call
 
@@ -429,7 +430,7 @@ class Requests:
         The sections before the body are the same for all of them, except for the key, whose length
         is constant: they are encoded once.
         """
-        content_type, body, kind = encode_payload(payload)
+        content_type, body, kind = encode_payload(payload, None, self.codecs.encoding)
         envelope = self._envelopes.get(content_type)
         if envelope is None or envelope[0] != reply_to:
             if len(self._envelopes) >= _ENVELOPES_MAX:
@@ -732,22 +733,22 @@ class ReplyStream:
         return f"<ReplyStream from {self._stream.address!r}{', over' if self._stream.over else ''}>"
 
 
-def check_reply(kind: Any) -> None:
+def check_reply(kind: Any, codecs: Codecs) -> Any:
     """Check that replies can be decoded as *kind*, the ``reply=`` of a call.
+
+    Returns:
+        *kind*, or its decoding if a codec has claimed it.
 
     Raises:
         TypeError: Replies cannot; the error names the part of *kind* that is not supported.
     """
     if kind is Any or kind is Message:
-        return
+        return kind
     try:
-        _check_once(kind)
+        decode = codecs.decoding(kind)
     except TypeError as error:
         raise TypeError(f"reply=: {error}") from None
-
-
-#: Types that pass are remembered: most programs call often and with few types.
-_check_once = lru_cache(maxsize=256)(check_payload_type)
+    return decode if type(decode) is Claimed else kind
 
 
 def result(message: Message, kind: Any) -> Any:
@@ -760,9 +761,7 @@ def result(message: Message, kind: Any) -> Any:
     """
     if message.application_properties:
         check_answer(message)
-    if kind is Message:
-        return message
-    return decode_payload(message, kind)
+    return decode_reply(message, kind)
 
 
 def decode_reply(message: Message, kind: Any) -> Any:
@@ -771,7 +770,9 @@ def decode_reply(message: Message, kind: Any) -> Any:
     Raises:
         DecodeError: The reply cannot be decoded as *kind*.
     """
-    return message if kind is Message else decode_payload(message, kind)
+    if kind is Message:
+        return message
+    return kind(message, kind) if type(kind) is Claimed else decode_payload(message, kind)
 
 
 def check_answer(message: Message) -> None:
@@ -790,8 +791,10 @@ def check_answer(message: Message) -> None:
         description = str(properties.get("statusDescription") or "the request failed")
         if status == 408:
             raise DeadlineExceeded(description)
+        info: dict[object, object] = {} if status is None else {"statusCode": status}
+        body = message.body if message.body_kind == "value" else None
+        if isinstance(body, Mapping) and "errors" in body:
+            info["errors"] = body["errors"]
         raise CallFailed(
-            description,
-            condition=None if condition is None else str(condition),
-            info={} if status is None else {"statusCode": status},
+            description, condition=None if condition is None else str(condition), info=info
         )

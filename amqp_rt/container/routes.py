@@ -47,10 +47,11 @@ from ..message import Message
 from ..outcomes import MODIFIED_FAILED, Outcome
 from ..policies import Retry
 from ..termini import Source, Target
+from .codecs import Codecs, Decode, default_codecs
 from .connections import Connection
 from .deliveries import Delivery
 from .home import Home
-from .payloads import check_payload_type, decode_payload, has_no_payload
+from .payloads import decode_payload, has_no_payload
 from .raising import OnError
 from .resources import Resources
 from .scopes import Scope
@@ -272,7 +273,9 @@ def _message(context: Context) -> Any:
 
 
 def _delivery(context: Context) -> Any:
-    return None if context.delivery is None else Delivery(context.delivery)
+    if context.delivery is None:
+        return None
+    return Delivery(context.delivery, context.binding.container.codecs)
 
 
 def _payload(context: Context) -> Any:
@@ -349,7 +352,11 @@ class Route:
     """
 
     def __init__(
-        self, function: Callable[..., Any], declaration: HandlerDeclaration, resources: Resources
+        self,
+        function: Callable[..., Any],
+        declaration: HandlerDeclaration,
+        resources: Resources,
+        codecs: Codecs | None = None,
     ) -> None:
         self.function = function
         #: What is called for a message: the function, or one that calls it in a thread.
@@ -372,6 +379,9 @@ class Route:
         self.payload: Any = None
         #: Type of the reply, or of each item of a streamed one; ``Any`` if it is not annotated.
         self.reply: Any = Any
+        self._codecs = codecs or default_codecs()
+        #: Decodes a body as the payload.
+        self._decode: Decode = decode_payload
         self._resources = resources
         self._scope = Scope(self.name, resources, _BY_TYPE)
         self._positional: list[_Maker] = []
@@ -468,8 +478,7 @@ class Route:
                 self._positional.append(maker)
         if self.kind in ("node", "rpc") and main:
             self.payload = main[0]
-            for wanted in main:
-                self._check_payload(wanted)
+            self._find_decoding(main)
         if len(main) > 1:
             self.payload = types.GenericAlias(tuple, tuple(main))
             self._positional = [
@@ -516,11 +525,15 @@ class Route:
                 "streaming=True"
             )
 
-    def _check_payload(self, wanted: Any) -> None:
+    def _find_decoding(self, wanted: list[Any]) -> None:
+        """Look up the decoding of the payload, or of several arguments."""
         if self.streaming:
             return  # The handler reads the octets itself.
         try:
-            check_payload_type(wanted)
+            if len(wanted) == 1:
+                self._decode = self._codecs.decoding(wanted[0])
+            else:
+                self._decode = self._codecs.decoding_parts(wanted)
         except TypeError as error:
             raise TypeError(
                 f"{self.name}: {error}; a resource of that type is not provided"
@@ -567,8 +580,8 @@ class Route:
             DecodeError: The payload is not of the handler's type. The handler was not called.
         """
         if self._payload_only:
-            return self.target(decode_payload(message, self.payload))
-        payload = None if self.payload is None else decode_payload(message, self.payload)
+            return self.target(self._decode(message, self.payload))
+        payload = None if self.payload is None else self._decode(message, self.payload)
         if self.takes_nothing and payload is None and not has_no_payload(message):
             raise DecodeError(f"{self.address!r} takes no argument, and the request has one")
         return self._call(Context(binding, delivery, message, deadline, payload))

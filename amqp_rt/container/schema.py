@@ -1,33 +1,41 @@
 """Typed nodes as an AsyncAPI 3.0 document.
 
 Channels are addresses, operations are handlers, and the schemas of payloads are those by which
-msgspec validates them.
+msgspec or a codec validates them.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
+from .codecs import Codec, Codecs, default_codecs
 from .routes import Route
 
 #: Action of the application at a channel by kind of node: a source sends its messages.
 _ACTIONS: Final = {"node": "receive", "link": "receive", "rpc": "receive", "source": "send"}
+#: References to schemas of components, and to those whose names another library has taken.
+_REFERENCES: Final = "#/components/schemas/{name}"
+_OTHER: Final = "codec."
+_OTHER_REFERENCES: Final = f"#/components/schemas/{_OTHER}{{name}}"
 
 
-def asyncapi(title: str, routes: Sequence[Route], *, version: str = "1.0.0") -> dict[str, Any]:
+def asyncapi(
+    title: str, routes: Sequence[Route], *, version: str = "1.0.0", codecs: Codecs | None = None
+) -> dict[str, Any]:
     """Return the document for *routes*, as plain dicts and lists, ready for JSON.
 
-    A payload without a type, or of a type without a msgspec schema, is described by its name only.
+    A payload without a type, or of a type without a schema, is described by its name only. Types that *codecs*
+    claim have the schemas of these.
     """
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
     messages: dict[str, Any] = {}
-    schemas = _Schemas(_types(routes))
+    schemas = _Schemas(_types(routes), codecs or default_codecs())
     for route in routes:
         key = _key(route.address, channels)
         name = _key(f"{route.kind}.{route.address}", operations)
@@ -85,15 +93,44 @@ def _message(
 class _Schemas:
     """JSON schemas of payload types, each described once."""
 
-    def __init__(self, kinds: Sequence[Any]) -> None:
+    def __init__(self, kinds: Sequence[Any], codecs: Codecs) -> None:
         self.components: dict[str, Any] = {}
         self._found: list[tuple[Any, Any]] = []
-        known = [kind for kind in kinds if self._has_schema(kind)]
-        schemas, components = msgspec.json.schema_components(
-            known, ref_template="#/components/schemas/{name}"
-        )
+        self._codecs = codecs
+        parts = [
+            each for kind in kinds for each in (get_args(kind) if self._is_list(kind) else (kind,))
+        ]
+        known = [kind for kind in parts if codecs.claiming(kind) is None and self._has_schema(kind)]
+        schemas, components = msgspec.json.schema_components(known, ref_template=_REFERENCES)
         self.components = dict(components)
         self._found = list(zip(known, schemas, strict=True))
+
+    def _is_list(self, kind: Any) -> bool:
+        """Whether *kind* stands for several arguments, of which codecs claim some."""
+        if get_origin(kind) is not tuple:
+            return False
+        return any(self._codecs.claiming(each) is not None for each in get_args(kind))
+
+    def _claimed(self, codec: Codec, kind: Any) -> Any:
+        """Return the schema of *kind* by *codec*, whose definitions become components."""
+        schema = codec.schema(kind, _REFERENCES)
+        if schema is not None and self._has_others(schema):
+            schema = codec.schema(kind, _OTHER_REFERENCES)
+            if schema is not None and "$defs" in schema:
+                schema["$defs"] = {
+                    f"{_OTHER}{name}": each for name, each in schema["$defs"].items()
+                }
+        if schema is not None:
+            schema = dict(schema)
+            self.components.update(schema.pop("$defs", {}))
+        return schema
+
+    def _has_others(self, schema: Mapping[str, Any]) -> bool:
+        """Whether msgspec, or another codec, has definitions of the same names."""
+        return any(
+            self.components.get(name, each) != each
+            for name, each in schema.get("$defs", {}).items()
+        )
 
     @staticmethod
     def _has_schema(kind: Any) -> bool:
@@ -110,7 +147,20 @@ class _Schemas:
         for known, schema in self._found:
             if known == kind:
                 return schema
-        return None
+        found: Any = None
+        codec = self._codecs.claiming(kind)
+        if self._is_list(kind):
+            parts = [self[each] for each in get_args(kind)]
+            found = {
+                "type": "array",
+                "prefixItems": [{} if each is None else each for each in parts],
+            }
+            found["minItems"] = found["maxItems"] = len(parts)
+        elif codec is not None:
+            found = self._claimed(codec, kind)
+        if found is not None:
+            self._found.append((kind, found))
+        return found
 
 
 def _key(address: str, taken: dict[str, Any]) -> str:

@@ -44,6 +44,7 @@ from .payloads import encode_payload
 from .writing import StreamedMessage
 
 if TYPE_CHECKING:
+    from .codecs import Codecs
     from .links import Owner
     from .transactions import Transaction
 
@@ -552,7 +553,7 @@ class Sender(LinkHandle):
         if isinstance(message, Message):
             built = message.replace(**properties) if properties else message
         else:
-            built = make_message(message, properties)
+            built = make_message(message, properties, self._session.codecs.encoding)
         if self._anonymous:
             self._refuse_without_to(built)
         return built.encode()
@@ -862,10 +863,15 @@ class Sender(LinkHandle):
         return f"<Sender {where}, {state}, {self.pending} pending>"
 
 
-def make_message(payload: object, properties: MessageProperties | Mapping[str, Any]) -> Message:
+def make_message(
+    payload: object,
+    properties: MessageProperties | Mapping[str, Any],
+    codecs: Codecs | None = None,
+) -> Message:
     """Create a message for a typed payload, whose type determines body and content-type.
 
-    With ``body_kind`` among the properties the payload is the body without conversion.
+    With ``body_kind`` among the properties the payload is the body without conversion. *codecs* encode the
+    types that they claim.
 
     Raises:
         EncodeError: The payload has no encoding.
@@ -873,7 +879,7 @@ def make_message(payload: object, properties: MessageProperties | Mapping[str, A
     if "body_kind" in properties:
         return Message(payload, **properties)
     given = properties.get("content_type")
-    content_type, body, kind = encode_payload(payload, given)
+    content_type, body, kind = encode_payload(payload, given, codecs)
     if content_type == given:
         return Message(body, body_kind=kind, **properties)
     # Use the content-type of the encoded body: AMQP_VALUE is our own word for having none.

@@ -378,7 +378,7 @@ def test_values_with_a_content_type(body: Any, content_type: str, kind: Any, fou
 
 
 class Foreign:
-    """As pydantic's models: a class that msgspec knows nothing of."""
+    """A class that msgspec knows nothing of."""
 
 
 class Holder(msgspec.Struct):

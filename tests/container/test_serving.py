@@ -709,7 +709,7 @@ async def test_what_no_handler_could_process_leaves_a_warning(
 
 
 class _Model:
-    """A class that no payload can become, as pydantic's models are."""
+    """A class that no payload can become."""
 
 
 @pytest.mark.parametrize("declare", [node, rpc])
@@ -722,8 +722,8 @@ def test_a_payload_type_that_cannot_be_decoded_is_refused_at_declaration(declare
         Container("c", nodes=[handle])
     assert str(caught.value) == (
         "handle: _Model cannot be decoded from a message: use a msgspec.Struct, a dataclass, a "
-        "TypedDict, or take the value (Any) or the octets (bytes); a resource of that type is not "
-        "provided"
+        "TypedDict, a pydantic model, a codec that claims it (codecs=), or take the value (Any) or the "
+        "octets (bytes); a resource of that type is not provided"
     )
     Container("c", nodes=[handle], resources=[_Model()])
 

@@ -188,6 +188,8 @@ class Limits(Struct, frozen=True, gc=False):
     mesh_tree_max: int = 256
     #: Links of routes that one node opens, or accepts, on the connection to a neighbour.
     mesh_legs_max: int = 4_096
+    #: Direct connections to destinations that one node of a mesh opens.
+    mesh_direct_max: int = 16
     #: Links of clients that seek a path through a mesh at a time, because nodes on the way or destinations have
     #: refused them, or no destination is known; further ones are refused at once.
     mesh_seeking_max: int = 4_096

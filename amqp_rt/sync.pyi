@@ -510,6 +510,7 @@ class Mesh(TrioBlock):
         rules: Iterable[MeshRule] = ...,
         urls: Sequence[str] | None = ...,
         cost: int = ...,
+        direct: bool = ...,
         bridges: Sequence[Bridge] = ...,
         dial: Mapping[str, Any] | None = ...,
         clock: Clock | None = ...,

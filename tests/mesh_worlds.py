@@ -226,6 +226,8 @@ class MeshWorld:
         self.stopping = False
         #: Whether nodes say where they listen, so that they dial each other beside their seeds.
         self.dials = self.luck.random() < 0.3
+        #: Nodes that connect with destinations, which have to say where they listen.
+        self.direct = {name for name in NODES if self.dials and self.luck.random() < 0.5}
         self.seeds = {
             name: sorted(
                 {NODES[at - 1], *self.luck.sample(NODES[:at] or NODES, min(at, 1))} - {name}
@@ -258,6 +260,7 @@ class MeshWorld:
                     zone=f"z{int(name[1:]) % 3}",
                     rules=RULES,
                     urls=None if self.dials else (),
+                    direct=name in self.direct,
                     clock=host.clock,
                 ) as mesh:
                     self.boxes[name], self.meshes[name] = box, mesh
@@ -544,6 +547,7 @@ class MeshWorld:
                 "seeking": host.pinned.seeking,
                 "joined": len(host.pinned),
                 "clients": len(host._clients),
+                "direct": len(host._ways.direct) + len(host._ways.returns),
             }
             for neighbour in host._ways.neighbours.values():
                 counts[f"opened to {neighbour.node}"] = neighbour.opened

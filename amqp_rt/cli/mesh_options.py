@@ -31,6 +31,7 @@ class MeshOptions(Struct, frozen=True):
     zone: str
     role: Literal["auto", "interior", "edge"]
     rules: tuple[MeshRule, ...]
+    direct: bool
     tls: ClientTls | None
 
     def member(self, broker: Broker) -> AbstractAsyncContextManager[object]:
@@ -49,6 +50,7 @@ class MeshOptions(Struct, frozen=True):
                 zone=self.zone,
                 role=self.role,
                 rules=self.rules,
+                direct=self.direct,
                 dial={} if self.tls is None else {"tls": self.tls},
             )
         except AmqpError as error:
@@ -68,15 +70,22 @@ def mesh_options(command: F) -> F:
         zone: str,
         mesh_role: Literal["auto", "interior", "edge"],
         mesh_rules: tuple[str, ...],
+        mesh_direct: bool,
         **options: Any,
     ) -> Any:
-        if not seeds and mesh_name is None and (zone or mesh_rules or mesh_role != "auto"):
+        given = zone or mesh_rules or mesh_direct or mesh_role != "auto"
+        if not seeds and mesh_name is None and given:
             raise click.UsageError(
-                "which mesh? --zone, --mesh-role and --mesh-rule go with --mesh SEED, or with --mesh-name for its "
-                "first member"
+                "which mesh? --zone, --mesh-role, --mesh-direct and --mesh-rule go with --mesh SEED, or with "
+                "--mesh-name for its first member"
+            )
+        if mesh_direct and mesh_role != "interior":
+            raise click.UsageError(
+                "--mesh-direct is for interior members: give --mesh-role interior as well"
             )
         joining = MeshOptions(
-            seeds, mesh_name, zone, mesh_role, tuple(map(rule_of, mesh_rules)), _own_tls(options)
+            *(seeds, mesh_name, zone, mesh_role, tuple(map(rule_of, mesh_rules)), mesh_direct),
+            _own_tls(options),
         )
         return command(*args, joining=joining, **options)
 
@@ -97,6 +106,11 @@ def mesh_options(command: F) -> F:
             show_default=True,
             help="interior passes on links of others, edge only uses the mesh; auto is interior if other "
             "machines can connect.",
+        ),
+        click.option(
+            "--mesh-direct",
+            is_flag=True,
+            help="Connect with destinations in use, so that their messages pass no other member.",
         ),
         click.option(
             "--zone",

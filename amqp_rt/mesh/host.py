@@ -26,6 +26,7 @@ from ..termini import Coordinator, DeleteOnClose, Source, Target
 from ..values import Described
 from .bridging import Bridges
 from .clients import RemoteClients
+from .direct import LinkUse
 from .ends import Ends
 from .fans import Fan, Leg
 from .hops import (
@@ -124,6 +125,15 @@ class MeshHost(BareHost):
     def routed_addresses(self) -> list[RoutedAddress]:
         """Return the addresses to which messages of our clients are routed."""
         return list(self._routed.values())
+
+    def link_uses(self) -> Iterator[LinkUse]:
+        """Yield the uses of links of our clients to their destinations."""
+        now = trio.current_time()
+        for each in self._routed.values():
+            for node, path, leg in each.open_legs():
+                yield LinkUse(node, path, -math.inf if leg.last is None else leg.last.since)
+        for pinned, _ in self.pinned.joined():
+            yield LinkUse(pinned.node, pinned.path, now)
 
     def trees(self) -> list[RoutedTree]:
         """Return the links of our clients whose messages go to several destinations."""

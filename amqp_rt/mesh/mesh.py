@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from random import SystemRandom
@@ -21,9 +21,11 @@ from ..container.replies import accept_failed
 from ..errors import AmqpError
 from ..net.tls import with_name
 from ..security.access import Rights
+from .adjacency import LOST_S
 from .bridges import Bridge, check_together
 from .bridging import Bridges
 from .dialling import is_loopback_url
+from .direct import DirectLines
 from .discovery import Discovery, Found, Seed
 from .health import Alive, Health
 from .host import AbsentHost, MeshHost
@@ -73,6 +75,8 @@ class Mesh(TrioBlock):
         rules: Rules for addresses; the first that matches holds.
         urls: Where others can dial this node, by default where it listens.
         cost: Cost of the connections of this node.
+        direct: Connect with destinations in use, so that links to them pass no other node: up to ``mesh_direct_max``, which
+            other nodes do not learn of. For interior nodes, and for destinations that say where they listen.
         bridges: Bridges to brokers outside of the mesh; of an interior node only.
         dial: Options of :func:`amqp_rt.connect` for connections to other members, such as ``auth`` and ``tls``.
         clock: Its wall time numbers the starts of this node; by default the clock of the system.
@@ -95,6 +99,7 @@ class Mesh(TrioBlock):
         rules: Iterable[MeshRule] = (),
         urls: Sequence[str] | None = None,
         cost: int = 1,
+        direct: bool = False,
         bridges: Sequence[Bridge] = (),
         dial: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
@@ -114,10 +119,11 @@ class Mesh(TrioBlock):
         self._rules = MeshRules(rules)
         self._urls = urls
         self._cost = cost
-        if role == "edge":
-            self._refuse_for_edges(bridges)
+        self._direct = direct
         check_together(bridges)
         self._bridged = tuple(bridges)
+        if role == "edge":
+            self._refuse_for_edges()
         self._options = dict(dial or {})
         self._clock = clock or SystemClock()
         self._failure: MeshError | None = None
@@ -144,11 +150,7 @@ class Mesh(TrioBlock):
         container = self._container
         incarnation = SystemRandom().randrange(1, NUMBER_MAX)
         listened = list(container.entry.urls)
-        role = self._role
-        if role == "auto":
-            role = "interior" if any(not is_loopback_url(each) for each in listened) else "edge"
-            if role == "edge":
-                self._refuse_for_edges(self._bridged)
+        role = self._role_with(listened)
         urls = tuple(_dialable(listened) if self._urls is None else self._urls)
         engine = self._engine = RoutingEngine(
             container.name,
@@ -179,7 +181,7 @@ class Mesh(TrioBlock):
             host,
             member,
             discovery=self._discovery,
-            dial=lambda found: self._dial(found, properties),
+            dial=lambda found: self._dial(found, properties, self._changed),
             on_left=self._leave,
         )
         status = self._status = MeshStatus(
@@ -211,6 +213,8 @@ class Mesh(TrioBlock):
             container.add_host(bridges, first=True)
             nursery.start_soon(offers.run)
             nursery.start_soon(peers.run)
+            if self._direct:
+                nursery.start_soon(self._direct_lines(member, ways).run, lambda: peers.stopping)
             nursery.start_soon(host.run)
             await nursery.start(self._health.run)
             nursery.start_soon(bridges.run)
@@ -231,7 +235,11 @@ class Mesh(TrioBlock):
                 peers.stopping = True
                 container.remove_host(bridges)
                 self._exit(last, offers)
-                for each in list(ways.neighbours.values()):
+                for each in (
+                    *ways.neighbours.values(),
+                    *ways.direct.values(),
+                    *ways.returns.values(),
+                ):
                     if each is not home:
                         each.lose("the member leaves the mesh")
                 nursery.cancel_scope.cancel()
@@ -239,17 +247,29 @@ class Mesh(TrioBlock):
         if failure is not None:
             raise failure
 
-    @staticmethod
-    def _refuse_for_edges(bridges: Sequence[Bridge]) -> None:
+    def _role_with(self, listened: Iterable[str]) -> str:
+        """Return the role of the node, whose container listens at the URLs *listened*."""
+        if self._role != "auto":
+            return self._role
+        if any(not is_loopback_url(each) for each in listened):
+            return "interior"
+        self._refuse_for_edges()
+        return "edge"
+
+    def _refuse_for_edges(self) -> None:
         """Check that an edge was not given what only interior nodes can do.
 
         Raises:
             ValueError: It was.
         """
-        if bridges:
+        if self._direct:
+            raise ValueError(
+                "direct is for interior nodes, and an edge uses its uplink: state role='interior', or leave it out"
+            )
+        if self._bridged:
             # Links to what a bridge reaches come along routes, and an edge passes on none.
             raise ValueError(
-                f"bridge {bridges[0].name!r}: an edge has no bridges; state role='interior', or give the bridge to an "
+                f"bridge {self._bridged[0].name!r}: an edge has no bridges; state role='interior', or give the bridge to an "
                 "interior member"
             )
 
@@ -301,16 +321,40 @@ class Mesh(TrioBlock):
         assert self._peers is not None
         self._peers.carry_out(effects)
 
-    def _dial(self, found: Found, properties: Mapping[object, Any]) -> Any:
+    def _direct_lines(self, member: MeshMember, ways: Ways) -> DirectLines:
+        peers = self._peers
+        assert peers is not None
+        properties = open_properties(replace(member, direct=True))
+
+        def dial(found: Found) -> Any:
+            # There are no hellos: a peer that is silent for as long as a lost line is given up by the idle timeout.
+            return self._dial(found, properties, peers.direct_changed, idle_s=LOST_S / 2)
+
+        return DirectLines(ways, self._host.link_uses, dial, self._host.routes_changed)
+
+    def _dial(
+        self,
+        found: Found,
+        properties: Mapping[object, Any],
+        on_state: Callable[[Connection], None],
+        *,
+        idle_s: float = 0.0,
+    ) -> Any:
         options = {"within": _DIALLED_WITHIN_S, "reconnect": None, **self._options}
         limits = options.get("limits") or self._container.limits
-        options["limits"] = replace(limits, channel_max=channel_max_of(limits))
+        idle_s = min(filter(None, (limits.idle_timeout_s, idle_s)), default=0.0)
+        options["limits"] = replace(
+            limits, channel_max=channel_max_of(limits), idle_timeout_s=idle_s
+        )
         if found.server_name is not None:
             options["tls"] = with_name(options.get("tls"), found.server_name)
-        assert self._peers is not None
         return self._container.connect(
-            str(found.url), properties=properties, on_state=self._peers.changed, **options
+            str(found.url), properties=properties, on_state=on_state, **options
         )
+
+    def _changed(self, connection: Connection) -> None:
+        assert self._peers is not None
+        self._peers.changed(connection)
 
     def _leave(self, reason: str) -> None:
         self._failure = MeshError(reason)

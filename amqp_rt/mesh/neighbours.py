@@ -190,6 +190,7 @@ class Neighbour:
         incarnation: Its incarnation.
         connection: The connection, open.
         edge: It is an edge of ours.
+        direct: It is no neighbour in the routing, and has no links of records.
         on_lost: Called with the neighbour and a reason when it is to be disconnected.
     """
 
@@ -200,6 +201,7 @@ class Neighbour:
         connection: Connection,
         *,
         edge: bool = False,
+        direct: bool = False,
         limits: Limits,
         on_lost: Callable[[Neighbour, str], None] = lambda neighbour, why: None,
     ) -> None:
@@ -207,6 +209,7 @@ class Neighbour:
         self.incarnation = incarnation
         self.connection = connection
         self.edge = edge
+        self.direct = direct
         self._limits = limits
         self._on_lost = on_lost
         self._lost = False
@@ -252,9 +255,15 @@ class Neighbour:
     def receive_from(
         self, link: ReceivingLink, on_record: Callable[[Neighbour, bytes], None]
     ) -> None:
-        """Accept the neighbour's link of records; a second one is refused."""
-        if self._receiver is not None or link.snd_settle_mode not in (SND_SETTLED, 2):
-            link.refuse(Error("amqp:not-allowed", "there is one link of settled records"))
+        """Accept the neighbour's link of records; a second one is refused, and any on a direct connection."""
+        if (
+            self.direct
+            or self._receiver is not None
+            or link.snd_settle_mode not in (SND_SETTLED, 2)
+        ):
+            link.refuse(
+                Error("amqp:not-allowed", "there is one link of settled records between neighbours")
+            )
             return
         self._receiver = RecordReceiver(
             link, self._limits, lambda record: on_record(self, record), self.lose

@@ -48,6 +48,8 @@ class MeshMember(Struct, frozen=True):
     role: str
     zone: str
     cost: int
+    #: The connection is for links that end at one of the two nodes; the routing has no line of it.
+    direct: bool = False
 
 
 def member_of(properties: Mapping[object, object]) -> MeshMember | None:
@@ -69,7 +71,8 @@ def member_of(properties: Mapping[object, object]) -> MeshMember | None:
     mesh, node, role, zone = (str(each) for each in texts)
     if not node or "/" in node:
         return None
-    return MeshMember(mesh, node, int(incarnation), role, zone, int(cost))
+    direct = value.get("direct") is True
+    return MeshMember(mesh, node, int(incarnation), role, zone, int(cost), direct)
 
 
 class Peers:
@@ -128,8 +131,15 @@ class Peers:
 
     def changed(self, connection: Connection) -> None:
         """Follow the state of a connection: links of records may arrive together with the open."""
+        self._follow(connection, direct=False)
+
+    def direct_changed(self, connection: Connection) -> None:
+        """Follow the state of a connection that this node has opened as a direct one."""
+        self._follow(connection, direct=True)
+
+    def _follow(self, connection: Connection, *, direct: bool) -> None:
         if connection.state == "open":
-            self._join(connection)
+            self._join(connection, direct=direct)
         elif connection.state == "closed":
             self._learn_of_namesake(connection)
             self._ended(connection)
@@ -150,7 +160,7 @@ class Peers:
         """Return the neighbour of that id; None without one."""
         return self._ways.neighbours.get(node)
 
-    def _join(self, connection: Connection) -> None:
+    def _join(self, connection: Connection, *, direct: bool) -> None:
         """Begin the line of *connection*, if a member is at its other end."""
         peer = connection.peer
         member = member_of(peer.properties)
@@ -163,6 +173,9 @@ class Peers:
         if why:
             self.refused[why] = self.refused.get(why, 0) + 1
             log.warning("mesh: the connection with %.100r is not used: %s", member.node, why)
+            return
+        if direct or member.direct:
+            self._join_direct(connection, member)
             return
         old = self._ways.neighbours.get(member.node)
         if old is not None and old.usable:
@@ -199,6 +212,22 @@ class Peers:
                 edge=neighbour.edge,
             )
         )
+
+    def _join_direct(self, connection: Connection, member: MeshMember) -> None:
+        """Use a direct connection, in place of an older one."""
+        known = self._ways.direct if connection.dialled else self._ways.returns
+        old = known.get(member.node)
+        if old is not None:
+            self._drop(old, _DUPLICATE)
+        neighbour = Neighbour(
+            *(member.node, member.incarnation, connection),
+            direct=True,
+            limits=self._ways.limits,
+            on_lost=self._lose,
+        )
+        known[member.node] = self._host.members[connection.engine] = neighbour
+        # Links that take a longer way move to this one.
+        self._host.routes_changed()
 
     def _is_member(self, connection: Connection) -> str | None:
         """Return the id of the member that was dialled; None if it is none of this mesh."""
@@ -243,6 +272,10 @@ class Peers:
         asked_only = permissions.access is None and peer.tokens is None and permissions.guarded
         if asked_only or permissions.decide(peer, wanted, MESH) is not None:
             return "it may not join"
+        if member.direct and (
+            member.role == "edge" or member.node not in self._engine.paths().costs
+        ):
+            return "direct connections are for nodes within reach"
         return ""
 
     def _lose(self, neighbour: Neighbour, why: str) -> None:
@@ -253,6 +286,10 @@ class Peers:
 
     def _drop(self, neighbour: Neighbour, error: Error) -> None:
         node = neighbour.node
+        for direct in (self._ways.direct, self._ways.returns):
+            if direct.get(node) is neighbour:
+                del direct[node]
+                self._host.routes_changed()
         if self._ways.neighbours.get(node) is neighbour:
             del self._ways.neighbours[node]
             self._carry_out(self._engine.disconnect(node, now=trio.current_time()))
@@ -379,6 +416,7 @@ def open_properties(member: MeshMember) -> dict[object, Any]:
             "role": member.role,
             "zone": member.zone,
             "cost": member.cost,
+            **({"direct": True} if member.direct else {}),
         }
     }
 

@@ -46,16 +46,16 @@ class RemoteReplies:
         known = self._links.pop(address, None)
         ways = self._ways
         if known is not None and not known[0].over:
-            if ways.stands(known[1]):
+            if ways.stands(known[1], back=True):
                 self._links[address] = known
                 return known[0]
             self._replace(known[0])
-        path = ways.path_to(address.split("/", 2)[1])
+        path = ways.path_back(address.split("/", 2)[1])
         if path is None:
             return None
         link = ReplyLink(self._replies, address)
         try:
-            ways.next(list(path)).opener().attach_sender(
+            ways.next(list(path), back=True).opener().attach_sender(
                 ways.new_name(),
                 link,
                 source=Source(),
@@ -93,7 +93,7 @@ class RemoteReplies:
         for address, (link, path) in list(self._links.items()):
             # A destination that drains waits for the end of links to it; replies to come open one again.
             drains = self._ways.engine.database.draining(path[-1:])
-            if close or link.over or drains or not self._ways.stands(path):
+            if close or link.over or drains or not self._ways.stands(path, back=True):
                 del self._links[address]
                 self._replace(link)
         kept = []

@@ -46,6 +46,8 @@ class MeshStats(Struct, frozen=True, kw_only=True):
     #: out of reach are kept for ``mesh_kept_s``.
     addresses: int
     offers: int
+    #: Direct connections: to members that are no neighbours, opened by either.
+    direct: int
     #: Links to other members, and to our own nodes, that this member has opened along routes.
     legs: int
     #: Links of other members that it passes on, and those that end at its nodes.
@@ -102,7 +104,8 @@ def collect(
         members=_members(engine),
         addresses=directory.named,
         offers=directory.count,
-        legs=sum(each.opened for each in ways.neighbours.values()),
+        direct=len(ways.direct) + len(ways.returns),
+        legs=sum(each.opened for some in (ways.neighbours, ways.direct) for each in some.values()),
         hops=host.hops,
         ends=host.placed,
         seeking=host.pinned.seeking,

@@ -7,6 +7,8 @@ from itertools import count
 from typing import Any
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from ..errors import LocalProtocolError
 from ..fronts.base import LinkSession, ReceivingLink, SendingLink
 from ..limits import Limits
@@ -32,6 +34,10 @@ class Ways:
         self.limits = limits
         #: Neighbours by id, and ourselves: a connection in memory to the container's own nodes.
         self.neighbours: dict[str, Neighbour] = {}
+        #: Direct connections to members that are no neighbours, by id: those that we have opened, for our links, and those that
+        #: they have opened, for replies to what came over these. So the opener knows when nothing needs them any more.
+        self.direct: dict[str, Neighbour] = {}
+        self.returns: dict[str, Neighbour] = {}
         self._names = count(1)
 
     def destinations(self, address: str, *, gives: bool = False) -> list[MeshRoute]:
@@ -54,7 +60,12 @@ class Ways:
             for each in self.engine.lookup(address)
             if each.offer.flags & flag and each.offer.weight
         ]
-        return sorted(found, key=lambda each: (each.cost, weight_of(self.node, each.node)))
+        found.sort(key=lambda each: (each.cost, weight_of(self.node, each.node)))
+        # The cost stays that of the routing: nodes of one distance do not differ by what happens to be connected.
+        return [
+            replace(each, path=(each.node,)) if self._is_direct(each.node) else each
+            for each in found
+        ]
 
     def at(self, node: str) -> list[MeshRoute]:
         """Return the way to *node*, for an address there that no record lists."""
@@ -63,7 +74,13 @@ class Ways:
         if path is None:
             # An edge is reached by its uplinks, which lead on to it.
             return self.engine.lookup(f"{MESH}/{node}")
+        if self._is_direct(node):
+            path = (node,)
         return [MeshRoute(node, Offer(TAKES, "closest"), paths.costs[node], path, "")]
+
+    def _is_direct(self, node: str, *, back: bool = False) -> bool:
+        direct = (self.returns if back else self.direct).get(node)
+        return direct is not None and direct.usable
 
     def ails(self, address: str) -> bool:
         """Return whether this node has *address* and offers it with weight 0."""
@@ -77,8 +94,10 @@ class Ways:
             return []
         return [MeshRoute(uplink, Offer(TAKES | GIVES, "balanced"), 1, (uplink,), "")]
 
-    def path_to(self, node: str) -> tuple[str, ...] | None:
-        """Return the ids to pass to *node*, an edge or not; None if it is out of reach."""
+    def path_back(self, node: str) -> tuple[str, ...] | None:
+        """Return the ids to pass with replies to *node*, an edge or not; None if it is out of reach."""
+        if self._is_direct(node, back=True):
+            return (node,)
         found = self._over_uplink() if self.engine.edge else self.at(node)
         return (found[0].path or (self.node,)) if found else None
 
@@ -87,12 +106,14 @@ class Ways:
         links = self.engine.database.links(node)
         return () if links is None or node == self.node else links.urls
 
-    def stands(self, path: Sequence[str]) -> bool:
-        """Return whether *path* still leads on over nodes that do not drain."""
+    def stands(self, path: Sequence[str], *, back: bool = False) -> bool:
+        """Return whether *path*, *back* of replies, still leads on over nodes that do not drain, and no connection is direct."""
         if self.engine.edge:
             return path[0] in (self.node, self.engine.uplink)
-        if tuple(path) == (self.node,):
+        if not path or tuple(path) == (self.node,):
             return True
+        if self._is_direct(path[-1], back=back):
+            return len(path) == 1
         claims = self.engine.database.claims
         draining = self.engine.database.draining(path[:-1])
         here = self.node
@@ -104,13 +125,16 @@ class Ways:
             here = node
         return True
 
-    def next(self, route: Route) -> Neighbour:
-        """Return the neighbour with which *route* begins.
+    def next(self, route: Route, *, back: bool = False) -> Neighbour:
+        """Return the neighbour, or the member with a direct connection, with which *route*, *back* of replies, begins.
 
         Raises:
             LocalProtocolError: It is none.
         """
-        neighbour = self.neighbours.get(str(route[0]))
+        node = str(route[0])
+        neighbour = self.neighbours.get(node)
+        if neighbour is None or not neighbour.usable:
+            neighbour = (self.returns if back else self.direct).get(node)
         if neighbour is None or not neighbour.usable:
             raise LocalProtocolError(f"the next node {route[0]!r:.50} is no neighbour")
         return neighbour

@@ -186,6 +186,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "mesh_addresses_max": ("mesh/test_database.py::test_mesh_addresses_max",),
     "mesh_patterns_max": ("mesh/test_database.py::test_mesh_patterns_max",),
     "mesh_updates_max": ("mesh/test_database.py::test_mesh_updates_max",),
+    "mesh_direct_max": ("mesh/test_mesh_direct.py::test_mesh_direct_max",),
     "mesh_channel_max": ("mesh/test_mesh_limits.py::test_mesh_channel_max",),
     "mesh_bridge_sessions_max": ("mesh/test_mesh_bridges.py::test_mesh_bridge_sessions_max",),
     "mesh_kept_s": ("mesh/test_database.py::test_mesh_kept_s",),

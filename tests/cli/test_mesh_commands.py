@@ -151,7 +151,11 @@ def test_mistakes_are_sentences(arguments: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--zone", "eu"], "--zone, --mesh-role and --mesh-rule go with --mesh SEED"),
+        (
+            ["--zone", "eu"],
+            "--zone, --mesh-role, --mesh-direct and --mesh-rule go with --mesh SEED",
+        ),
+        (["--mesh-name", "m", "--mesh-direct"], "give --mesh-role interior as well"),
         (["--mesh", "dns+a://"], "is no seed: it names a host"),
         (["--mesh", "amqp://h", "--name", "a/b"], "no '/' in it: give another --name"),
         (

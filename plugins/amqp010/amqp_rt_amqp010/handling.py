@@ -68,28 +68,15 @@ class Parts:
         self.context = context
         declarations = Declarations(context)
         current = CurrentTransaction(context.limits.transaction_work_max)
-        fragments = Fragments(context)
+        self._fragments = fragments = Fragments(context)
         self._publisher = Publisher(context, current, fragments)
-        transactions = Transactions(context, current, self._publisher.report)
-        branches = Branches(context, current, self._publisher.report)
+        self._transactions = transactions = Transactions(context, current, self._publisher.report)
+        self._branches = branches = Branches(context, current, self._publisher.report)
         self.subscriptions = subscriptions = Subscriptions(context, current)
         settling = Settling(context, subscriptions.deliveries, current)
-        streams = Streams(context, self._publisher)
+        self._streams = streams = Streams(context, self._publisher)
         self.staging = FileStaging(context, self._publisher, current)
-        files = Files(context, current)
-        self.all: tuple[object, ...] = (
-            declarations,
-            fragments,
-            self._publisher,
-            transactions,
-            branches,
-            subscriptions,
-            streams,
-            self.staging,
-            files,
-        )
-        #: Name of a hook → that of each part which has it, once it has been called.
-        self._hooks: dict[str, list[Callable[..., None]]] = {}
+        self._files = files = Files(context, current)
         self.methods: Mapping[type[Command], Method] = {
             **declarations.methods(),
             **fragments.methods(),
@@ -108,13 +95,40 @@ class Parts:
         """Whether input should wait: as much of it is in hand as may be."""
         return self.context.order.is_congested or self._publisher.is_congested
 
-    def hooks(self, name: str) -> list[Callable[..., None]]:
-        """Return the hook *name* of the parts that have it."""
-        known = self._hooks.get(name)
-        if known is None:
-            found = (getattr(part, name, None) for part in self.all)
-            known = self._hooks[name] = [hook for hook in found if hook is not None]
-        return known
+    # One call for each part that takes part: a connection may have thousands of sessions, which are all
+    # suspended or ended with it.
+
+    def on_completed(self, commands: RangeSet) -> None:
+        """Return credit, and make room, for the transfers among *commands*, which the peer has completed."""
+        self.subscriptions.on_completed(commands)
+        self._streams.on_completed(commands)
+
+    def on_ready(self) -> None:
+        """Continue to send: the session has room again."""
+        self.subscriptions.on_ready()
+        self._streams.on_ready()
+        self._files.on_ready()
+
+    def on_suspended(self) -> None:
+        """Stop sending: the session was detached, and its state is kept."""
+        self.subscriptions.on_suspended()
+        self._streams.on_suspended()
+
+    def on_resumed(self) -> None:
+        """Continue to send: the session is attached again. Subscriptions have no credit then."""
+        self._streams.on_resumed()
+        self._files.on_resumed()
+
+    def on_ended(self) -> None:
+        """End the parts: each before those that it needs."""
+        self._files.on_ended()
+        self.staging.on_ended()
+        self._streams.on_ended()
+        self.subscriptions.on_ended()
+        self._branches.on_ended()
+        self._transactions.on_ended()
+        self._publisher.on_ended()
+        self._fragments.on_ended()
 
 
 class Handler:
@@ -238,20 +252,22 @@ class Handler:
     def on_completed(self, commands: RangeSet) -> None:
         """Pass on that the peer has completed *commands*."""
         if self._parts is not None:
-            for hook in self._parts.hooks("on_completed"):
-                hook(commands)
+            self._parts.on_completed(commands)
 
     def on_ready(self) -> None:
         """Continue to send."""
-        self._call("on_ready")
+        if self._parts is not None:
+            self._parts.on_ready()
 
     def on_suspended(self) -> None:
         """Stop sending: the session was detached, and its state is kept."""
-        self._call("on_suspended")
+        if self._parts is not None:
+            self._parts.on_suspended()
 
     def on_resumed(self) -> None:
         """Continue to send: the session is attached again."""
-        self._call("on_resumed")
+        if self._parts is not None:
+            self._parts.on_resumed()
 
     def on_ended(self) -> None:
         """End the parts, then the links of the session, and what follows it."""
@@ -261,16 +277,10 @@ class Handler:
         self._parts = None
         context = parts.context
         context.order.end()
-        for hook in reversed(parts.hooks("on_ended")):
-            hook()
+        parts.on_ended()
         context.anchor.end()
         if context.topology is not None:
             context.topology.close()
-
-    def _call(self, name: str) -> None:
-        if self._parts is not None:
-            for hook in self._parts.hooks(name):
-                hook()
 
 
 def anchor_name(key: SessionKey) -> str:

@@ -109,9 +109,10 @@ class SessionRegistry:
             if at_once:
                 session.end()
             else:
-                session.suspend()
+                session.leave()
                 self._ending[key] = session
-                self.on_deadline()
+                if len(self._ending) == 1:
+                    self.on_deadline()
             return
         self._detached[key] = now + session.timeout_s
         self._by_user[key.user] = self._by_user.get(key.user, 0) + 1

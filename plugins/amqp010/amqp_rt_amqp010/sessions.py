@@ -274,7 +274,6 @@ class Session:
 
     def suspend(self) -> None:
         """End the attachment and keep the state."""
-        self.carrier = None
         self.receiver.started = False
         self.sender.attach()
         self._awaits = self._resuming = False
@@ -282,6 +281,11 @@ class Session:
         self._echo.clear()
         self._owes_echo = False
         self._waiting.clear()
+        self.leave()
+
+    def leave(self) -> None:
+        """End the attachment and stop sending; the state ends soon, and is never attached again."""
+        self.carrier = None
         self.handler.on_suspended()
 
     def end(self) -> None:

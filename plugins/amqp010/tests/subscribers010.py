@@ -80,8 +80,7 @@ class Client(worlds010.Client):
         (channel,) = self.engine.sessions.values()
         parts = channel._handler._parts  # type: ignore[union-attr]
         assert parts is not None
-        (found,) = (each for each in parts.all if isinstance(each, Subscriptions))
-        return found
+        return parts.subscriptions
 
     def go_on(self, session: Session) -> Attached:
         """Attach a session of an earlier connection, and replay what the broker has not got."""

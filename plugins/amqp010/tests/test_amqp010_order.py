@@ -24,6 +24,7 @@ from amqp_rt_amqp010.layouts import (
     QueueQueryResult,
 )
 from amqp_rt_amqp010.limits import HELD_MAX, HELD_OCTETS_MAX
+from amqp_rt_amqp010.serials import RangeSet
 from protocol010 import Session
 from served010 import serving
 from worlds010 import Client, World
@@ -36,7 +37,6 @@ class Stepwise:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.all = ()
         self.subscriptions = ()
         self.log: list[object] = []
         #: Makes the steps of each purge.
@@ -54,8 +54,15 @@ class Stepwise:
     def is_congested(self) -> bool:
         return self.context.order.is_congested  # type: ignore[attr-defined, no-any-return]
 
-    def hooks(self, name: str) -> list[Callable[..., None]]:
-        return []
+    def on_completed(self, commands: RangeSet) -> None: ...
+
+    def on_ready(self) -> None: ...
+
+    def on_suspended(self) -> None: ...
+
+    def on_resumed(self) -> None: ...
+
+    def on_ended(self) -> None: ...
 
     def purge(self, number: int, command: Command, assembly: Assembly) -> Answer:
         return self.context.run(number, command, self.steps())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from amqp_rt_amqp010 import engine
 from amqp_rt_amqp010.layouts import DetachCode, MessageSubscribe
 from amqp_rt_amqp010.limits import SUBSCRIPTIONS_MAX
 from octets010 import BODY, HEADERS
@@ -551,6 +552,33 @@ def test_what_is_not_settled_is_requeued_when_the_session_ends() -> None:
     other.subscribe("q")
     (again,) = other.messages()
     assert again.body == b"2"
+    assert again.header("delivery-properties").redelivered
+
+
+def test_a_session_that_is_to_end_with_its_connection_takes_no_more_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine, "LOST_TURN", 1)
+    world = World("q")
+    client = world.client()
+    client.attach(b"first")
+    session = client.attach(b"second")
+    session.subscribe("q")
+    world.publish("q", b"held")
+    (held,) = session.messages()
+    assert held.body == b"held"
+    # Without the turn in which the second session ends.
+    client.lose()
+    world.clients.remove(client)
+    world.publish("q", b"later")
+    other = world.client().attach()
+    other.subscribe("q")
+    (later,) = other.messages()
+    assert later.body == b"later"
+    assert not later.header("delivery-properties").redelivered
+    world.front.tick(world.now)
+    (again,) = other.messages()
+    assert again.body == b"held"
     assert again.header("delivery-properties").redelivered
 
 

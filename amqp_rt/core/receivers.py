@@ -495,9 +495,10 @@ class ReceiverLink(Link):
             delivery._chunks = []
             session.assemble(-delivery._unread)
             delivery._unread = 0
-            self._current = None
         else:
             delivery.payload = data[at:end]
+        # Also after frames without octets, of which nothing is kept.
+        self._current = None
         delivery.complete = True
         if not self._batch:
             session.touch(self)

@@ -70,6 +70,37 @@ def only(engine: Engine, kind: type) -> Any:
     return found
 
 
+@pytest.mark.req("B18", "X8")
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(
+    "pieces", [(b"", b"one"), (b"", b"", b"one"), (b"one", b""), (b"", b"o", b"ne"), (b"", b"")]
+)
+def test_a_delivery_whose_first_frames_are_empty_ends_like_any_other(
+    pieces: tuple[bytes, ...], early: bool
+) -> None:
+    """The next one would count as its continuation."""
+    engine = begun(limits=EARLY)
+    first = b"".join(
+        transfer(None if at else 0, piece, more=at + 1 < len(pieces))
+        for at, piece in enumerate(pieces)
+    )
+    endpoint = Once(5)
+    if early:
+        link = requested(engine, attach() + first + transfer(1, b"two"))
+        link.accept(endpoint)
+    else:
+        link = requested(engine, attach())
+        link.accept(endpoint)
+        engine.receive(first, 0.0)
+        assert not link.arriving
+        engine.receive(transfer(1, b"two"), 0.0)
+    assert [each.payload for each in endpoint.deliveries] == [b"".join(pieces), b"two"]
+    assert not link.arriving
+    assert engine.assembling == 0
+    assert Detach not in [type(each[1]) for each in said(engine) if isinstance(each, tuple)]
+    check(engine)
+
+
 @pytest.mark.req("B18")
 def test_the_first_ones_wait_for_the_answer() -> None:
     engine = begun(limits=EARLY)

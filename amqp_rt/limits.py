@@ -69,6 +69,10 @@ class Limits(Struct, frozen=True, gc=False):
     #: ``max-message-size`` of links whose messages are assembled in memory (bytes). Larger durable
     #: messages for a queue in a store are written there in pieces.
     message_size_max: int = 16 * MIB
+    #: Octets to which a compressed body may grow when it is decoded, and how many times its own size. Bodies up
+    #: to 1 MiB may have any ratio, since rows that repeat are compressed that well.
+    decompressed_max: int = 64 * MIB
+    decompressed_ratio_max: int = 100
     #: ``max-message-size`` advertised by links that stream; 0 means no limit.
     streaming_message_size_max: int = 0
     #: Highest channel number: 64 sessions. Each session costs tables and windows.

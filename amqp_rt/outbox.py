@@ -36,10 +36,11 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 import trio
 from msgspec import Struct
 
+from .container.composing import build_message
 from .container.connections import Connection
 from .container.deliveries import Delivery
 from .container.links import Owner
-from .container.sending import Receipt, Sender, make_message, refusal
+from .container.sending import Receipt, Sender, refusal
 from .errors import AmqpError, LocalProtocolError
 from .fronts.base import RCV_SECOND, OutgoingDelivery, SendingLink
 from .limits import check_seconds
@@ -165,10 +166,8 @@ class Work:
         Raises:
             EncodeError: A value has no encoding.
         """
-        if isinstance(message, Message):
-            built = message.replace(**properties) if properties else message
-        else:
-            built = make_message(message, {"durable": True, **properties})
+        given = {} if isinstance(message, Message) else {"durable": True}
+        built = build_message(message, {**given, **properties})
         if built.message_id is None:
             built = built.replace(message_id=str(uuid.uuid4()))
         self._outbox.database.execute(

@@ -18,6 +18,7 @@ from amqp_rt.broker.statistics import LogStats, NodeStats, SubscriptionStats
 from amqp_rt.broker.topology.arguments import QueueType
 from amqp_rt.clock import Clock
 from amqp_rt.container.codecs import Codec, Codecs
+from amqp_rt.container.composing import MessageFields, MessageProperties
 from amqp_rt.container.connections import State, T
 from amqp_rt.container.container import Hook
 from amqp_rt.container.declaring import NodeDecorator, RpcDecorator, SourceDecorator
@@ -28,7 +29,7 @@ from amqp_rt.container.raising import OnError
 from amqp_rt.container.receiving import ReceiverOptions
 from amqp_rt.container.recovery import Reconnect
 from amqp_rt.container.routes import Middleware, Route
-from amqp_rt.container.sending import MessageProperties, SenderOptions
+from amqp_rt.container.sending import SenderOptions
 from amqp_rt.container.tokens import TokenProvider
 from amqp_rt.events import Peer
 from amqp_rt.fronts.amqp10 import ClientMechanism
@@ -246,7 +247,7 @@ class Sender(LinkHandle):
         self, messages: Iterable[object], **properties: Unpack[MessageProperties]
     ) -> int: ...
     def stream(
-        self, message: Message | None = ..., **properties: Unpack[MessageProperties]
+        self, message: Message | None = ..., **properties: Unpack[MessageFields]
     ) -> StreamedMessage: ...
     def wait_for_room(self) -> None: ...
     def flush(self) -> None: ...

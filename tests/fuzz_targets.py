@@ -26,10 +26,11 @@ from amqp_rt.broker.entries import EntryFactory
 from amqp_rt.broker.filtering.selectors import FILTEX, JMS, QPID, InvalidFilter, compile_selector
 from amqp_rt.broker.filtering.views import Exhausted, MessageView
 from amqp_rt.codec.primitives import Reader
+from amqp_rt.container.compression import decompressed
 from amqp_rt.core.frames import SASL_HEADER
 from amqp_rt.errors import AmqpError, AuthenticationFailed, ConnectFailed, DecodeError
 from amqp_rt.events import Peer
-from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.limits import DEFAULT_LIMITS, KIB, Limits
 from amqp_rt.mesh.records import decode_record, encode_record
 from amqp_rt.message import Message, walk
 from amqp_rt.net.memory import memory_stream_pair
@@ -213,6 +214,17 @@ def token(data: bytes) -> None:
             pass
 
 
+def compression(data: bytes) -> None:
+    """Decode a compressed body; the first octet chooses the encoding."""
+    limits = Limits(decompressed_max=KIB, decompressed_ratio_max=10)
+    try:
+        found = decompressed(data[1:], ("gzip", "zstd")[data[:1] > b"\x7f"], limits)
+    except DecodeError as error:
+        assert str(error)  # noqa: PT017
+    else:
+        assert len(found) <= KIB
+
+
 def url(data: bytes) -> None:
     """Parse a URL, for connecting and for listening."""
     text = data.decode("utf-8", "replace")
@@ -293,7 +305,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     each.__name__: each
     for each in (
         *(types, frames, message, columns, sasl, websocket, selector, token, url, users, trace),
-        *(store, mesh_records),
+        *(store, mesh_records, compression),
         *servicebus_targets.TARGETS,
         *amqp010_targets.TARGETS,
     )

@@ -19,9 +19,9 @@ from ..message import Message
 from ..policies import Breaker, Bulkhead, Cache, CacheKey, Hedge, Policy, Retry, is_failure
 from .callers import CALLER
 from .codecs import Codecs
+from .composing import MessageProperties, build_message
 from .links import fresh
 from .requests import Outgoing, Requests, check_reply, decode_reply
-from .sending import MessageProperties, make_message
 
 T = TypeVar("T")
 
@@ -312,10 +312,7 @@ def _digest(outgoing: Outgoing, codecs: Codecs) -> bytes:
     """Return a digest of payload and properties, without the trace context of the caller."""
     args = outgoing.args
     payload = None if not args else args[0] if len(args) == 1 else list(args)
-    if isinstance(payload, Message):
-        message = payload.replace(**outgoing.own) if outgoing.own else payload
-    else:
-        message = make_message(payload, outgoing.own, codecs.encoding)
+    message = build_message(payload, outgoing.own, codecs.encoding)
     return blake2b(message.encode(), digest_size=32).digest()
 
 

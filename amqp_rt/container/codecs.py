@@ -14,7 +14,9 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from ..errors import AmqpError, DecodeError, EncodeError
+from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
+from .compression import decompressed
 from .faults import INPUT_ERRORS
 from .models import PydanticCodec
 from .payloads import (
@@ -78,12 +80,14 @@ class Codecs:
 
     Args:
         given: The application's own. Those of installed packages and that of pydantic follow.
+        limits: Limits for compressed bodies.
 
     Raises:
         TypeError: One of *given* is no codec.
     """
 
-    def __init__(self, given: Iterable[Codec] = ()) -> None:
+    def __init__(self, given: Iterable[Codec] = (), limits: Limits = DEFAULT_LIMITS) -> None:
+        self.limits = limits
         own = [*given]
         for each in own:
             if isinstance(each, type) or not isinstance(each, Codec):
@@ -95,6 +99,11 @@ class Codecs:
         self.encoding: Codecs | None = self if own else None
         self._codecs: list[Codec] = [*own, PydanticCodec()]
         self._known: dict[Any, Decode] = {}
+        #: Whether compressed bodies have the limits that decode_payload() has by itself.
+        self._usual = all(
+            getattr(limits, name) == getattr(DEFAULT_LIMITS, name)
+            for name in ("decompressed_max", "decompressed_ratio_max")
+        )
 
     def claiming(self, kind: Any) -> Codec | None:
         """Return the first codec that claims *kind*; None if it is left to msgspec."""
@@ -122,9 +131,9 @@ class Codecs:
     def _made(self, kind: Any) -> Decode:
         codec = self.claiming(kind)
         if codec is not None:
-            return Claimed(codec, kind)
+            return Claimed(codec, kind, self.limits)
         check_payload_type(kind)
-        return decode_payload
+        return decode_payload if self._usual else Limited(self.limits)
 
     def decoding_parts(self, kinds: list[Any]) -> Decode:
         """Return the function that decodes a list of several arguments, of which codecs may claim some.
@@ -133,9 +142,9 @@ class Codecs:
             TypeError: As :meth:`decoding`.
         """
         decoding = [self.decoding(each) for each in kinds]
-        if all(each is decode_payload for each in decoding):
-            return decode_payload
-        return _Parts(kinds, decoding)
+        if not any(isinstance(each, Claimed) for each in decoding):
+            return decoding[0]
+        return _Parts(kinds, decoding, self.limits)
 
     def encode(self, value: object, content_type: str | None) -> Encoded | None:
         """Return the body for *value*; None if no codec claims its type.
@@ -156,6 +165,17 @@ class Codecs:
         return content_type or own, octets, "data"
 
 
+class Limited:
+    """Decoding by msgspec with other limits for compressed bodies than the usual ones."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def __call__(self, message: Message, kind: Any) -> Any:
+        """Decode the body of *message*, as :func:`decode_payload` does."""
+        return decode_payload(message, kind, self._limits)
+
+
 class Claimed:
     """Decoding of one type by the codec that claims it.
 
@@ -163,8 +183,9 @@ class Claimed:
         TypeError: The codec does not support the type.
     """
 
-    def __init__(self, codec: Codec, kind: Any) -> None:
+    def __init__(self, codec: Codec, kind: Any, limits: Limits) -> None:
         self._codec = codec
+        self._limits = limits
         self._kind = kind
         self._decoders: dict[str, Callable[[bytes], Any]] = {}
         try:
@@ -180,7 +201,7 @@ class Claimed:
         Raises:
             DecodeError: It is not of the type, or of a media type that the codec does not know.
         """
-        media_type, octets = _octets_of(message)
+        media_type, octets = _octets_of(message, self._limits)
         decoder = self._decoders.get(media_type) or self._decoder(media_type)
         try:
             return decoder(octets)
@@ -199,11 +220,14 @@ class Claimed:
         return found
 
 
-def _octets_of(message: Message) -> tuple[str, bytes]:
+def _octets_of(message: Message, limits: Limits) -> tuple[str, bytes]:
     """Return media type and octets of the body of *message*."""
     body = message.body
     content_type = message.properties.content_type
     if message.body_kind == "data":
+        encoding = message.properties.content_encoding
+        if encoding is not None:
+            body = decompressed(body, encoding, limits)
         return "" if content_type is None else media_type_of(content_type), body
     if content_type is not None and type(body) in (str, bytes):
         return media_type_of(content_type), body.encode() if isinstance(body, str) else body
@@ -214,7 +238,8 @@ def _octets_of(message: Message) -> tuple[str, bytes]:
 class _Parts:
     """Decoding of several arguments, sent as a list."""
 
-    def __init__(self, kinds: list[Any], decoding: list[Decode]) -> None:
+    def __init__(self, kinds: list[Any], decoding: list[Decode], limits: Limits) -> None:
+        self._limits = limits
         self._parts = list(zip(kinds, decoding, strict=True))
         # A type for each argument: the right number is checked with it.
         self._raw = tuple[(msgspec.Raw,) * len(kinds)]  # type: ignore[misc]
@@ -228,7 +253,7 @@ class _Parts:
                 )
         else:
             content_type = message.properties.content_type or JSON
-            raw = decode_payload(message, self._raw)
+            raw = decode_payload(message, self._raw, self._limits)
             items = [Message(bytes(each), content_type=content_type) for each in raw]
         return tuple(self._decoded(at, item) for at, item in enumerate(items))
 

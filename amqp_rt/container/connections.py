@@ -44,13 +44,14 @@ from ..outcomes import Error
 from ..policies import Policy
 from .calling import Calling
 from .codecs import Codecs
+from .composing import MessageProperties
 from .engines import ConnectionEngine, EngineSession
 from .home import AttachedLinks, Home
 from .links import PASSING_CONDITIONS, LinkHandle, Member, fresh
 from .managing import ManagementClient, management_of
 from .receiving import Receiver, ReceiverOptions
 from .requests import ReplyStream, Requests, check_reply
-from .sending import MessageProperties, Sender, SenderOptions
+from .sending import Sender, SenderOptions
 from .transactions import ControlLink, Transaction
 
 log = logging.getLogger("amqp_rt.connections")

@@ -204,7 +204,7 @@ class Container(TrioBlock):
         self.replies = Replies(self)
         self._resources = Resources(resources)
         #: Codecs of payloads.
-        self.codecs = Codecs(codecs)
+        self.codecs = Codecs(codecs, limits)
         self.nodes = Nodes(
             self,
             answer=self.replies.answer,

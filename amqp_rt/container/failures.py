@@ -43,7 +43,7 @@ def outcome_of_error(
         return outcome
     if isinstance(error, DecodeError):
         log_rejection(inbox, delivery, f"it cannot be decoded for {route.name}", Error.of(error))
-        return Rejected(Error("amqp:decode-error", error.description or None, error.info or None))
+        return Rejected(Error(error.condition, error.description or None, error.info or None))
     route.stats.failed += 1
     container = inbox.binding.container
     log_failure(container, route, f"on a message to {inbox.binding.address!r}", error)

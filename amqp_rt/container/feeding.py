@@ -17,12 +17,13 @@ from ..outcomes import ACCEPTED, Error, Received
 from ..termini import Source
 from ..transactions import DeliveryState
 from .codecs import Codecs
+from .composing import make_message
 from .failures import log_failure, only_cancelled
 from .links import LinkHandle, Member
 from .raising import RaisedOutcome
 from .receiving import Receiver
 from .routes import RouteBinding
-from .sending import Sender, make_message
+from .sending import Sender
 from .serving import TURN_MESSAGES, TURN_S
 
 #: Seconds that a generator has to yield more before a drain is answered.

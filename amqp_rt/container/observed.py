@@ -25,11 +25,12 @@ from ..observers import (
 )
 from ..outcomes import Outcome
 from ..trace_context import TRACEPARENT, with_trace
+from .composing import MessageProperties, build_message
 from .connections import Connection, LinkClasses, Session
 from .deliveries import Delivery, readable
 from .receiving import Receiver
 from .requests import Outgoing, PendingCall, Requests, StreamedReply, StreamLink
-from .sending import MessageProperties, Receipt, Sender, make_message
+from .sending import Receipt, Sender
 
 if TYPE_CHECKING:
     from .transactions import Transaction
@@ -117,10 +118,7 @@ class ObservedSender(Sender):
             EncodeError: A value has no encoding.
             LocalProtocolError: The message is for the anonymous terminus and has no ``to``.
         """
-        if isinstance(message, Message):
-            built = message.replace(**properties) if properties else message
-        else:
-            built = make_message(message, properties, self._session.codecs.encoding)
+        built = build_message(message, properties, self._codecs)
         operation = self._begin_operation(built)
         try:
             if operation is not None:

@@ -18,8 +18,10 @@ import msgspec
 
 from ..codec.composites import from_described
 from ..errors import DecodeError, EncodeError
+from ..limits import DEFAULT_LIMITS, Limits
 from ..message import BodyKind, Message, Sequence
 from ..values import Array, Char, Described, Float32, Map, Symbol, Timestamp
+from .compression import MAGICS, decompressed, is_known
 from .faults import INPUT_ERRORS, SEARCHED_MAX, find_faults, info_of
 from .models import is_model, plain_of_model
 
@@ -186,12 +188,13 @@ def _as_value(value: Any) -> Any:
 # --- Receiving ---------------------------------------------------------------------------------
 
 
-def decode_payload(message: Message, kind: Any) -> Any:
+def decode_payload(message: Message, kind: Any, limits: Limits = DEFAULT_LIMITS) -> Any:
     """Decode the body of *message* as *kind*, according to its content-type.
 
     *kind* is any type that msgspec can validate, a class declared with ``@composite``, or ``Any``
     for the value as received. Data without a content-type are read as bytes, text or JSON,
-    depending on *kind*.
+    depending on *kind*. Compressed data are decoded within *limits*; data of another content-encoding
+    can be had as bytes only, as they are.
 
     Raises:
         DecodeError: The body is not a valid *kind*; the reason names the field.
@@ -202,11 +205,14 @@ def decode_payload(message: Message, kind: Any) -> Any:
         if content_type is not None and type(body) in (str, bytes):
             return _from_encoded_value(message, body, content_type, kind)
         return _from_value(body, kind)
-    if kind is bytes:
+    if kind is bytes and body[:2] not in MAGICS:
         return body
     properties = message.properties
-    if properties.content_encoding is not None:
-        raise DecodeError(f"content-encoding {properties.content_encoding[:40]!r} is not decoded")
+    encoding = properties.content_encoding
+    if encoding is not None and (kind is not bytes or is_known(encoding)):
+        body = decompressed(body, encoding, limits)
+    if kind is bytes:
+        return body
     content_type = properties.content_type
     if content_type is None:
         return _from_untyped(body, kind)

@@ -41,6 +41,7 @@ from ..transactions import DeliveryState
 from ..values import Int, Symbol
 from .callers import CALLER, caller_of
 from .codecs import Codecs
+from .composing import make_message
 from .credit import CreditWindow
 from .failures import log_failure, name_of_failure, only_cancelled
 from .home import Home
@@ -49,7 +50,6 @@ from .permissions import Permissions
 from .profiles import address_for
 from .raising import RaisedOutcome, Reject
 from .routes import NO_DEADLINE, Deadline, ReplyPath, RouteBinding
-from .sending import make_message
 from .serving import (
     ABANDONED,
     TURN_MESSAGES,
@@ -79,6 +79,7 @@ STATUS: Final = {
     "amqp:decode-error": 400,
     "amqp:invalid-field": 400,
     "amqp:precondition-failed": 400,
+    "amqp:link:message-size-exceeded": 413,
     "amqp:unauthorized-access": 403,
     "amqp:not-allowed": 403,
     "amqp:not-found": 404,

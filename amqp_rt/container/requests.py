@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from itertools import count
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from uuid import uuid4
 
 import trio
@@ -34,12 +34,13 @@ from ..outcomes import ACCEPTED, Accepted, Error
 from ..termini import DeleteOnClose, Source, Target
 from ..values import Symbol
 from .callers import CALLER
-from .codecs import Claimed, Codecs
+from .codecs import Codecs, Decode
+from .composing import build_message
 from .credit import CreditWindow
 from .engines import EngineSession
 from .links import LinkHandle, fresh
 from .payloads import decode_payload, encode_payload
-from .sending import Receipt, Sender, make_message, refusal
+from .sending import Receipt, Sender, refusal
 
 if TYPE_CHECKING:
     from .connections import Connection, Session
@@ -417,10 +418,9 @@ class Requests:
             own["ttl_ms"] = ttl_ms
         if taken := properties.keys() & {"message_id", "reply_to", "correlation_id"}:
             raise ValueError(f"{min(taken)} is how a call finds its reply: leave it out")
-        if isinstance(payload, Message):
-            message = payload.replace(**properties, **own, correlation_id=None)
-        else:
-            message = make_message(payload, {**properties, **own}, self.codecs.encoding)
+        message = build_message(
+            payload, {**properties, **own, "correlation_id": None}, self.codecs.encoding
+        )
         call.payload = message.encode()
         return call
 
@@ -733,22 +733,29 @@ class ReplyStream:
         return f"<ReplyStream from {self._stream.address!r}{', over' if self._stream.over else ''}>"
 
 
+class _Decoded(NamedTuple):
+    """Type of replies with its decoding."""
+
+    decode: Decode
+    kind: Any
+
+
 def check_reply(kind: Any, codecs: Codecs) -> Any:
     """Check that replies can be decoded as *kind*, the ``reply=`` of a call.
 
     Returns:
-        *kind*, or its decoding if a codec has claimed it.
+        What replies are decoded as: *kind*, or with its decoding if that is not the usual one.
 
     Raises:
         TypeError: Replies cannot; the error names the part of *kind* that is not supported.
     """
-    if kind is Any or kind is Message:
+    if kind is Message:
         return kind
     try:
         decode = codecs.decoding(kind)
     except TypeError as error:
         raise TypeError(f"reply=: {error}") from None
-    return decode if type(decode) is Claimed else kind
+    return kind if decode is decode_payload else _Decoded(decode, kind)
 
 
 def result(message: Message, kind: Any) -> Any:
@@ -761,7 +768,11 @@ def result(message: Message, kind: Any) -> Any:
     """
     if message.application_properties:
         check_answer(message)
-    return decode_reply(message, kind)
+    if kind is Message:
+        return message
+    if type(kind) is _Decoded:
+        return kind.decode(message, kind.kind)
+    return decode_payload(message, kind)
 
 
 def decode_reply(message: Message, kind: Any) -> Any:
@@ -772,7 +783,9 @@ def decode_reply(message: Message, kind: Any) -> Any:
     """
     if kind is Message:
         return message
-    return kind(message, kind) if type(kind) is Claimed else decode_payload(message, kind)
+    if type(kind) is _Decoded:
+        return kind.decode(message, kind.kind)
+    return decode_payload(message, kind)
 
 
 def check_answer(message: Message) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
 
 import trio
@@ -33,18 +32,17 @@ from ..fronts.base import (
     Payload,
     SendingLink,
 )
-from ..message import BodyKind, Message, MessageId, Moment
+from ..message import Message
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Outcome, Received, Rejected
 from ..termini import Coordinator, Source, Target
 from ..transactions import TransactionalState
 from ..values import Symbol
+from .composing import MessageFields, MessageProperties, build_message, make_message
 from .engines import EngineSession
 from .links import LinkHandle, fresh
-from .payloads import encode_payload
 from .writing import StreamedMessage
 
 if TYPE_CHECKING:
-    from .codecs import Codecs
     from .links import Owner
     from .transactions import Transaction
 
@@ -56,37 +54,6 @@ InDoubt = Literal["raise", "resend"]
 PENDING_MAX: Final = 1000
 #: Messages that a loop of sends may submit before other tasks run.
 _TURN_MESSAGES: Final = 64
-
-
-class MessageProperties(TypedDict, total=False):
-    """Properties of a message besides its body; see :class:`~amqp_rt.message.Message`."""
-
-    body_kind: BodyKind | None
-    durable: bool
-    priority: int
-    ttl_ms: int | None
-    ttl_s: float | None
-    delay_s: float | None
-    deliver_at: datetime | None
-    first_acquirer: bool
-    delivery_count: int
-    delivery_annotations: Mapping[Any, Any] | None
-    message_annotations: Mapping[Any, Any] | None
-    message_id: MessageId | None
-    user_id: bytes | None
-    to: str | None
-    subject: str | None
-    reply_to: str | None
-    correlation_id: MessageId | None
-    content_type: str | None
-    content_encoding: str | None
-    absolute_expiry_time: Moment | None
-    creation_time: Moment | None
-    group_id: str | None
-    group_sequence: int | None
-    reply_to_group_id: str | None
-    application_properties: Mapping[str, Any] | None
-    footer: Mapping[Any, Any] | None
 
 
 class SenderOptions(TypedDict, total=False):
@@ -325,6 +292,8 @@ class Sender(LinkHandle):
         if in_doubt not in ("raise", "resend"):
             raise ValueError(f"in_doubt is 'raise' or 'resend', not {in_doubt!r}")
         super().__init__(session, address, name)
+        #: What encodes payloads before msgspec does; None for most applications.
+        self._codecs = session.codecs.encoding
         self.max_pending = max_pending
         self._asked: Target | Coordinator = Target(
             address=None if dynamic else address,
@@ -524,7 +493,7 @@ class Sender(LinkHandle):
         return count
 
     def stream(
-        self, message: Message | None = None, **properties: Unpack[MessageProperties]
+        self, message: Message | None = None, **properties: Unpack[MessageFields]
     ) -> StreamedMessage:
         """Create a message whose body is written in pieces and never held in memory as a whole.
 
@@ -550,10 +519,13 @@ class Sender(LinkHandle):
             EncodeError: A value has no encoding.
             LocalProtocolError: The message is for the anonymous terminus and has no ``to``.
         """
-        if isinstance(message, Message):
-            built = message.replace(**properties) if properties else message
+        if type(message) is Message and not properties:
+            built = message
+        elif "compress" in properties or isinstance(message, Message):
+            built = build_message(message, properties, self._codecs)
         else:
-            built = make_message(message, properties, self._session.codecs.encoding)
+            # As in build_message(), without another call for each message.
+            built = make_message(message, properties, self._codecs)
         if self._anonymous:
             self._refuse_without_to(built)
         return built.encode()
@@ -861,26 +833,3 @@ class Sender(LinkHandle):
         where = "anonymous" if self.address is None else repr(self.address)
         state = "closed" if self.closed else f"{self._stage}, credit {self.credit}"
         return f"<Sender {where}, {state}, {self.pending} pending>"
-
-
-def make_message(
-    payload: object,
-    properties: MessageProperties | Mapping[str, Any],
-    codecs: Codecs | None = None,
-) -> Message:
-    """Create a message for a typed payload, whose type determines body and content-type.
-
-    With ``body_kind`` among the properties the payload is the body without conversion. *codecs* encode the
-    types that they claim.
-
-    Raises:
-        EncodeError: The payload has no encoding.
-    """
-    if "body_kind" in properties:
-        return Message(payload, **properties)
-    given = properties.get("content_type")
-    content_type, body, kind = encode_payload(payload, given, codecs)
-    if content_type == given:
-        return Message(body, body_kind=kind, **properties)
-    # Use the content-type of the encoded body: AMQP_VALUE is our own word for having none.
-    return Message(body, body_kind=kind, **{**properties, "content_type": content_type})

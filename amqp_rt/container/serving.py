@@ -43,6 +43,7 @@ from ..outcomes import (
 from ..trace_context import TRACE_OCTETS
 from ..transactions import TransactionalState
 from .callers import CALLER, caller_of
+from .compression import MAGICS
 from .credit import CreditWindow, SharedSlots
 from .deliveries import readable
 from .failures import (
@@ -565,6 +566,8 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
         octets = None
         if route.takes_octets and delivery.message_format == MESSAGE_FORMAT:
             octets = read_data(delivery.payload)
+            if octets is not None and octets[:2] in MAGICS:
+                octets = None  # The content-encoding decides.
         if octets is not None:
             # As in invoke(), without creating a message.
             if delivery.payload.find(TRACE_OCTETS, 0, inbox.workers.trace_within) >= 0:

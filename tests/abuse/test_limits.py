@@ -313,6 +313,12 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "retry_held_max_s": (
         "container/test_retrying.py::test_another_broker_gets_a_failed_message_back_after_a_bounded_pause",
     ),
+    "decompressed_max": (
+        "container/test_compression.py::test_decompressed_bodies_are_bounded_in_size",
+    ),
+    "decompressed_ratio_max": (
+        "container/test_compression.py::test_decompressed_bodies_are_bounded_in_their_ratio",
+    ),
     "log_lines_max": (
         "test_loglimit.py::test_a_period_has_so_many_lines_and_the_next_one_says_what_was_left_out",
     ),

@@ -38,6 +38,7 @@ NEUTRAL = {
         "durations",
         "loglimit",
         "observers",
+        "tallies",
         "trace_context",
         "batches",
         "policies",
@@ -81,7 +82,7 @@ LAYERS: dict[str, set[str]] = {
     "security": COMMON,
     "security.jwts": COMMON | {"security"},
     "container": COMMON | {"fronts", "fronts.base", "fronts.amqp10", "net", "security"},
-    "telemetry": COMMON,
+    "telemetry": COMMON | {"broker", "container", "fronts.base"},
     "outbox": COMMON | {"container", "fronts.base"},
     "mesh": COMMON
     | {"container", "fronts", "fronts.base", "management.answering", "net", "security"}

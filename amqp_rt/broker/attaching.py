@@ -42,6 +42,7 @@ class LinkAcceptor:
         """Refuse *link* with *error*, and log the refusal."""
         services = self._services
         link.refuse(error)
+        services.refused.add(str(error.condition))
         log_refusal(_log, services.log_limiter, link, error, services.clock.monotonic())
 
     def attach(self, link: ReceivingLink | SendingLink) -> bool:

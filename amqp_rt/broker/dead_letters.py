@@ -125,6 +125,7 @@ class DeadLetters:
             node.inlet.take(letter)
         else:
             self._hand_over(declared.name, entry, letter, node.inlet)
+        services.dead_lettered.add(reason)
         return True
 
     def _hand_over(self, source: str, entry: Entry, letter: Entry, inlet: Inlet) -> None:
@@ -188,6 +189,7 @@ class DeadLetters:
                 unit.then(partial(node.inlet.take, letter.copy_for_node()))
             else:
                 node.inlet.take(letter.copy_for_node())
+        services.dead_lettered.add(reason)
         return True
 
     def _within_copies(

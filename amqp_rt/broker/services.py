@@ -16,6 +16,7 @@ from ..limits import Limits
 from ..loglimit import LogLimiter
 from ..observers import ObservedLink, Observer, bind
 from ..outcomes import Error
+from ..tallies import BoundedCounts
 from .branches.registry import Branches
 from .durable.duplicates import Duplicates
 from .durable.journal import Journal
@@ -141,6 +142,9 @@ class Services:
         #: Called with virtual host and name after a node is deleted, so that dependants such as
         #: bindings can be removed.
         self.on_deleted: Callable[[str, str], None] | None = None
+        #: Links that nodes have refused, by condition, and messages dead-lettered by reason.
+        self.refused = BoundedCounts()
+        self.dead_lettered = BoundedCounts()
         #: Number of the next object in the store.
         self.number = 1
         #: Number of nodes in all virtual hosts, and of dynamic nodes by connection.

@@ -19,6 +19,7 @@ from .kinds.base import Node, NodeLink, attached_links
 from .lifecycles import JOURNAL
 from .nodes import LOG, NAME_MAX, Declaration, Log, Queue, split_partition
 from .producers import Inlet
+from .queue.accounts import Counts
 from .queue.subscriptions import ConsumerLink
 from .services import Services
 
@@ -58,6 +59,10 @@ class VirtualHost:
         #: Called with the name of each node that has been created or deleted.
         self.on_change: Callable[[str], None] | None = None
         self.dead_letters = DeadLetters(services, name, self.nodes)
+        #: Counts of deleted nodes, by kind.
+        self.retired: dict[str, Counts] = {}
+        #: Lists of the nodes that are deleted while a snapshot of all counts is taken in turns.
+        self.retiring: list[list[Node]] = []
         #: Number of deleted queues without a store whose messages were moved elsewhere.
         self._left = 0
 
@@ -512,6 +517,7 @@ class VirtualHost:
             if node.number and services.journal is not None:
                 node.delete_stored(services.journal.loose)
             services.guard(node, held.delete)
+            self._retire(node)
         for terminus in termini:
             services.guard(node, terminus.end)
         error = Error("amqp:resource-deleted", f"{name!r} has been deleted")
@@ -519,6 +525,13 @@ class VirtualHost:
         if services.on_deleted is not None:
             services.on_deleted(self.name, name)
         return messages
+
+    def _retire(self, node: Node) -> None:
+        """Keep the counts of *node*, which has been deleted, since totals must not shrink."""
+        kept = self.retired.setdefault(node.kind, Counts())
+        kept.add(node.held.counts)
+        for each in self.retiring:
+            each.append(node)
 
     def _leaving_name(self, node: Node) -> str:
         """Return the name under which *node*, which is deleted, moves its messages elsewhere."""

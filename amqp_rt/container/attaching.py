@@ -139,6 +139,7 @@ class Attaching:
     def _refuse(self, link: ReceivingLink | SendingLink, error: Error) -> None:
         """Refuse *link* with *error*, and log the refusal."""
         link.refuse(error)
+        self._home.tallies.refused.add(str(error.condition))
         log_refusal(log, self._home.log_limiter, link, error, trio.current_time())
 
     def _take_over(self, link: ReceivingLink | SendingLink) -> None:

@@ -56,6 +56,7 @@ from ..security.mechanisms import (
     Verifier,
 )
 from ..security.tokens import Cbs
+from ..tallies import Tallies
 from .attaching import Attaching
 from .blocks import TrioBlock
 from .codecs import Codec, Codecs
@@ -182,10 +183,9 @@ class Container(TrioBlock):
         self.on_error = on_error
         self.retry = retry
         self.log_limiter = LogLimiter(limits)
-        self.observers: list[Observer] = []
-        self.link_classes = LinkClasses()
-        for each in observe:
-            self.observe(each)
+        self.tallies = Tallies()
+        self.observers: list[Observer] = list(observe)
+        self.link_classes = OBSERVED if self.observers else LinkClasses()
         check_seconds("drain_s", drain_s, most=inf)
         self.drain_s = drain_s
         if isinstance(users, Mapping):
@@ -281,13 +281,13 @@ class Container(TrioBlock):
                 if self._nurseries is not None:
                     self.start_handler(self._retire, workers)
                 else:
-                    self.nodes.workers.remove(workers)
+                    self.nodes.retire(workers)
 
     async def _retire(self, workers: Workers) -> None:
         with trio.move_on_after(self.drain_s):
             await workers.wait_idle()
         workers.detach(Error("amqp:resource-deleted", f"{workers.route.address!r} is gone"))
-        self.nodes.workers.remove(workers)
+        self.nodes.retire(workers)
 
     def add_host(self, host: Host, *, first: bool = False) -> None:
         """Look up addresses that no node has in *host*, such as a broker.

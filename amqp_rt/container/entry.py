@@ -158,6 +158,8 @@ class ConnectionEntry:
         self.on_opened: Callable[[Connection], None] | None = None
         #: Connections by engine.
         self._accepted: dict[object, Connection] = {}
+        #: Those that were counted as opened, and will be as closed.
+        self._counted: set[Connection] = set()
         #: Called when the peer of an engine is authenticated, which makes it count as known.
         self._strangers: dict[object, Callable[[], None]] = {}
         self._namesakes = Namesakes(home.limits)
@@ -421,6 +423,9 @@ class ConnectionEntry:
                 connection,
                 "" if error is None else f": {error_text(error)}",
             )
+        if connection in self._counted:
+            self._counted.remove(connection)
+            self._home.tallies.closed.add(connection.peer.protocol)
         self._accepted.pop(engine, None)
         self._strangers.pop(engine, None)
         self._namesakes.leave(connection)
@@ -466,6 +471,8 @@ class ConnectionEntry:
         if not owes:
             self._mark_authenticated(connection)
         self._log_connection("connection opened", connection, "")
+        self._counted.add(connection)
+        self._home.tallies.opened.add(peer.protocol)
         if self.on_opened is not None:
             self.on_opened(connection)
         return True
@@ -617,6 +624,7 @@ class ConnectionEntry:
             connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
         else:
             address = engine.peer.address
+            self._home.tallies.logins_failed.add(event.mechanism)
             log.warning("login from %s failed: %s", address, printable(step.why, _WHY_MAX))
             who = [
                 f"address {network_of(host_in(address))}",

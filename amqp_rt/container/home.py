@@ -20,6 +20,7 @@ from ..net.reactor import Reactor
 from ..net.traces.recording import Traces
 from ..observers import Observer
 from ..policies import Retry
+from ..tallies import Tallies
 from .codecs import Codecs
 from .permissions import Permissions
 from .raising import OnError
@@ -69,6 +70,10 @@ class Home(Protocol):
     @property
     def codecs(self) -> Codecs:
         """Codecs of payloads."""
+
+    @property
+    def tallies(self) -> Tallies:
+        """Counts for operators."""
 
     @property
     def observers(self) -> Sequence[Observer]:

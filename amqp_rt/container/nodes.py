@@ -9,11 +9,12 @@ import msgspec
 
 from ..addresses import AddressError, AddressTable
 from ..security.access import MANAGEMENT, reserved
+from ..tallies import OTHER
 from .codecs import Codecs
 from .declaring import declared
 from .home import Home
 from .resources import Resources
-from .routes import HandlerDeclaration, Middleware, Route
+from .routes import HandlerDeclaration, Middleware, Route, Stats
 from .serving import Run, Workers, run_message, run_streamed
 
 #: Directions of links to a node of each kind: False where the peer sends, True where we do. An rpc
@@ -57,6 +58,8 @@ class Nodes:
         self.on_change: Callable[[], None] | None = None
         #: Workers of all nodes, including nodes that are served at peers only.
         self.workers: list[Workers] = []
+        #: Counts of nodes that have been removed, by the pattern of their addresses.
+        self.retired: dict[str, Stats] = {}
         self._placed: list[Workers] = []
         self._tables: tuple[AddressTable[Workers], AddressTable[Workers]] = (
             AddressTable(),
@@ -124,6 +127,17 @@ class Nodes:
             self._tables[sends].remove(workers.route.pattern)
         if self.on_change is not None:
             self.on_change()
+
+    def retire(self, workers: Workers) -> None:
+        """Forget a removed node, whose handlers have ended, but for its counts."""
+        self.workers.remove(workers)
+        address = workers.route.address
+        if address not in self.retired and len(self.retired) >= self._home.limits.metrics_nodes_max:
+            address = OTHER
+        kept = self.retired.setdefault(address, Stats())
+        for name, count in msgspec.structs.asdict(workers.route.stats).items():
+            setattr(kept, name, getattr(kept, name) + count)
+        kept.links = 0
 
     def find(
         self, address: str, *, sends: bool = False

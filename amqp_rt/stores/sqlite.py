@@ -99,6 +99,16 @@ class SQLiteStore:
         self._shared: dict[int, tuple[bytes, int]] = {}
         self._spilling = False
 
+    def size_on_disk(self) -> int:
+        """Return the bytes of the file and of its write-ahead log. May be called from any thread."""
+        size = 0
+        for path in (self.path, self.path.with_name(f"{self.path.name}-wal")):
+            try:
+                size += path.stat().st_size
+            except OSError:
+                continue
+        return size
+
     def __repr__(self) -> str:
         return f"<SQLiteStore {str(self.path)!r}>"
 

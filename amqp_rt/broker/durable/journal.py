@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from typing import Any, Final, Protocol
 
 import trio
@@ -24,6 +25,7 @@ from ...fronts.base import IncomingDelivery
 from ...loglimit import LogLimiter, error_text
 from ...outcomes import ACCEPTED, Error, Outcome, Rejected
 from ...stores.base import Batch, Store, StoreDamaged, StoreFailed, StoreFull, StoreRefused
+from ...tallies import Distribution
 from ..entries import Entry, head_of
 from ..queue.queue import MessageQueue
 
@@ -40,6 +42,9 @@ LINGER_S: Final = 0.002
 IDLE_S: Final = 1.0
 #: Seconds for writing the remaining changes when the broker stops.
 LAST_COMMIT_S: Final = 30.0
+#: Bounds of the distributions of commits: seconds, and messages in a batch.
+_COMMIT_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_BATCH_BOUNDS: Final = (1.0, 4.0, 16.0, 64.0, 256.0, 1_024.0, 4_096.0)
 #: Seconds between attempts to write changes that cannot be refused while the disk is full.
 FULL_RETRY_S: Final = 1.0
 
@@ -263,6 +268,11 @@ class Journal:
         self.store = store
         self._log_limiter = LogLimiter()
         self.is_open = False
+        #: Durations of commits, and numbers of messages in their batches.
+        self.commit_seconds = Distribution(_COMMIT_BOUNDS_S)
+        self.batch_messages = Distribution(_BATCH_BOUNDS)
+        #: Time by trio's clock at which the present commit began; infinite if there is none.
+        self.commit_began = inf
         #: The error for which the store has been given up; None while it works.
         self.failure: AmqpError | None = None
         #: Called with the error for links whose outcomes can no longer be stored.
@@ -492,7 +502,13 @@ class Journal:
                 if batch.size >= BATCH_BYTES_MAX:
                     break
             if batch:
-                await self._work_on(self.store.commit, batch)
+                began = self.commit_began = trio.current_time()
+                try:
+                    await self._work_on(self.store.commit, batch)
+                finally:
+                    self.commit_began = inf
+                self.commit_seconds.add(trio.current_time() - began)
+                self.batch_messages.add(len(batch.puts))
             done = units[:count]
             del units[:count]
             left = _CHANGES_OF_A_TURN

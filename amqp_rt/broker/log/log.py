@@ -14,7 +14,7 @@ Records are stored as they arrived. Their time to live is ignored: the log's ret
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 from zlib import crc32
 
@@ -149,6 +149,17 @@ class MessageLog:
     def consumers(self) -> list[LogReader]:
         """Readers of the log."""
         return list(self.readers)
+
+    def lags(self) -> Iterator[tuple[str, int]]:
+        """Yield each group of readers with a cursor, and the number of records that it has not read."""
+        for group, offsets in list(self.cursors.items()):
+            yield (
+                group,
+                sum(
+                    max(0, partition.next - max(offsets.get(partition.index, 0), partition.first))
+                    for partition in self.partitions
+                ),
+            )
 
     @property
     def available(self) -> int:

@@ -94,6 +94,16 @@ class Counts:
         #: purged, replaced by a later message, missing in the store, or deleted with the queue.
         self.dropped: int = 0
 
+    def add(self, other: Any) -> None:
+        """Add the counters of *other*, which has the same ones."""
+        self.enqueued += other.enqueued
+        self.delivered += other.delivered
+        self.accepted += other.accepted
+        self.requeued += other.requeued
+        self.dead_lettered += other.dead_lettered
+        self.expired += other.expired
+        self.dropped += other.dropped
+
 
 class Ledger(Protocol):
     """Interface of a queue to the store of its messages.

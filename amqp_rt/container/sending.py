@@ -39,7 +39,7 @@ from ..transactions import TransactionalState
 from ..values import Symbol
 from .composing import MessageFields, MessageProperties, build_message, make_message
 from .engines import EngineSession
-from .links import LinkHandle, fresh
+from .links import DETACH_GRACE_S, LinkHandle, fresh
 from .writing import StreamedMessage
 
 if TYPE_CHECKING:
@@ -320,6 +320,8 @@ class Sender(LinkHandle):
         self._queue: deque[Receipt] = deque()
         #: Messages that have left and have no outcome, in the order in which they left.
         self._unsettled: dict[Receipt, None] = {}
+        #: Those of them whose outcome no task awaits, since their sending was cancelled.
+        self._dropped: dict[Receipt, None] = {}
         #: The streamed message that is being written: no other message can leave meanwhile.
         self.open_stream: Receipt | None = None
         #: Tasks that wait to submit a message, and their number.
@@ -407,8 +409,14 @@ class Sender(LinkHandle):
         try:
             return await receipt.accepted()
         except trio.Cancelled:
-            self.withdraw(receipt)
+            self._drop_outcome(receipt)
             raise
+
+    def _drop_outcome(self, receipt: Receipt) -> None:
+        """Withdraw a message, or if it has left, let :meth:`close` not wait long for an outcome that no task will get."""
+        if not (receipt.done or self.withdraw(receipt)):
+            self._dropped[receipt] = None
+            self.changes.unpark_all()
 
     def send_nowait(
         self,
@@ -489,7 +497,7 @@ class Sender(LinkHandle):
                 receipts.popleft()
         finally:
             for receipt in receipts:
-                self.withdraw(receipt)
+                self._drop_outcome(receipt)
         return count
 
     def stream(
@@ -647,9 +655,11 @@ class Sender(LinkHandle):
     def done(self, receipt: Receipt) -> None:
         """Free the room of a receipt that is done."""
         self._unsettled.pop(receipt, None)
+        if self._dropped:
+            self._dropped.pop(receipt, None)
         if self._crowd:
             self._room.unpark()
-        if self.changes and (receipt is self.open_stream or not (self._unsettled or self._queue)):
+        if self.changes and (receipt is self.open_stream or self.pending <= len(self._dropped)):
             # flush() waits for the last outcome, the writer of a stream for that of its message.
             self.changes.unpark_all()
 
@@ -683,19 +693,29 @@ class Sender(LinkHandle):
             LinkDetached: The link has ended permanently; outcomes are in doubt.
             ConnectionLost: The connection has ended permanently.
         """
-        while self.pending or (self._stage == "attached" and not self._raw.writable):
+        while self.pending or not self._flushed:
             await self.changes.park()
         self._refuse_if_over()
 
+    @property
+    def _flushed(self) -> bool:
+        """Whether all that was sent has left, as far as there is a link."""
+        return self._stage != "attached" or self._raw.writable
+
     async def close(self) -> None:
         """Wait until every message has its outcome or is in doubt, then detach.
+
+        Outcomes of messages whose ``send`` was cancelled get ``DETACH_GRACE_S`` seconds, five.
 
         If cancelled, the link is detached at once: messages that have left without an outcome are
         in doubt, and those that wait for credit are not sent.
         """
         try:
             if not self.closed:
-                await self.flush()
+                while self.pending > len(self._dropped) or not self._flushed:
+                    await self.changes.park()
+                with trio.move_on_after(DETACH_GRACE_S):
+                    await self.flush()
         except AmqpError:
             pass  # Tasks that wait for an outcome have got the error
         finally:

@@ -560,6 +560,59 @@ async def test_leaving_waits_for_outcomes_and_leaving_with_an_exception_does_not
             await out.send("z")
 
 
+@pytest.mark.parametrize(
+    ("answered", "other", "left"), [(None, None, 6), (3, None, 3), (None, 20, 25), (22, 20, 22)]
+)
+@pytest.mark.parametrize("many", [False, True])
+async def test_leaving_waits_briefly_for_the_outcome_of_a_cancelled_send(
+    many: bool,
+    answered: float | None,
+    other: float | None,
+    left: float,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """No task gets that outcome: at most five seconds, after the outcomes of other messages."""
+    far = FarEnd(credit=10)
+    async with connected(far) as peer, trio.open_nursery() as nursery:
+        started = trio.current_time()
+
+        async def settle(number: int, at: float | None) -> None:
+            if at is not None:
+                await trio.sleep_until(started + at)
+                far.heard.deliveries[number].settle(ACCEPTED)
+
+        nursery.start_soon(settle, 0, answered)
+        nursery.start_soon(settle, 1, other)
+        async with peer.sender("q") as out:
+            with trio.move_on_after(1) as scope:
+                await (out.send_many(["x"]) if many else out.send("x"))
+            assert scope.cancelled_caught
+            receipt = out.send_nowait("y") if other else None
+        assert trio.current_time() - started == pytest.approx(left)
+        assert receipt is None or receipt.known_outcome == ACCEPTED
+        await far.until(lambda: far.heard.detached)
+        assert bodies(far) == ["x", *(["y"] if other else [])]
+
+
+async def test_a_send_may_be_cancelled_while_another_task_closes_its_sender(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    far = FarEnd(credit=10)
+    async with connected(far) as peer:
+        out = await peer.sender("q").__aenter__()
+        started = trio.current_time()
+        async with trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                with trio.move_on_after(3):
+                    await out.send("x")
+
+            nursery.start_soon(send)
+            await trio.testing.wait_all_tasks_blocked()
+            await out.close()
+            assert trio.current_time() - started == pytest.approx(8)
+
+
 async def test_a_name_may_be_used_again_at_once() -> None:
     far = FarEnd(settle=ACCEPTED, credit=10)
     async with connected(far) as peer:

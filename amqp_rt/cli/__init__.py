@@ -21,7 +21,12 @@ _COMMANDS: Final = "amqp_rt.commands"
 
 #: Our commands: name → module of this package that defines it, and short help.
 _OURS: Final = {
-    "serve": ("serve", "Run a broker, or the nodes of a file."),
+    "serve": ("serve", "Run a broker, optionally with the nodes of a file."),
+    "run": (
+        "applications",
+        "Run an application: nodes at a broker's queues, or at addresses of its own.",
+    ),
+    "asyncapi": ("applications", "Describe the nodes of an application as an AsyncAPI document."),
     "send": ("messages", "Send a message to an address."),
     "receive": ("messages", "Receive messages from an address."),
     "request": ("messages", "Send a request and print the reply."),

@@ -210,7 +210,7 @@ def is_local_host(host: str) -> bool:
         return False
 
 
-def report_ready(listeners: list[str], **more: str) -> None:
+def report_ready(listeners: list[str], **more: object) -> None:
     """Write the line on standard output by which a service tells that it listens: its URLs, *more* and its pid."""
     # Loaded modules stay for good: exempt them from full collections, which would otherwise delay all connections.
     gc.collect()

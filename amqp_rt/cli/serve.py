@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -32,7 +30,9 @@ from ..security.identities import Users, parse_user
 from .configured import ConfiguredCommand
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
 from .mesh_options import MeshOptions, mesh_options
+from .notifying import ServiceManager
 from .running import is_local_host, log_options, report_ready, run
+from .targets import load_target
 
 log = logging.getLogger("amqp_rt.cli")
 
@@ -253,7 +253,7 @@ def serve(  # noqa: C901
 ) -> None:
     """Run a broker until SIGINT or SIGTERM, after which running work may finish.
 
-    FILE.py:container adds the nodes of a container that a Python file defines. Once listening, a
+    FILE.py:container, or MODULE:container, adds the nodes of a container that a Python file or module defines. Once listening, a
     line on standard output has the addresses: ready {"listeners": [...], "pid": ...}.
     """
     places = [_place(url) for url in urls]
@@ -362,8 +362,13 @@ def serve(  # noqa: C901
                 "options for users, access, TLS, protocols and limits do not apply to the container of"
                 " FILE.py"
             )
+        nodes_of = load_target(application)
+        if not isinstance(nodes_of, Container):
+            raise click.BadParameter(
+                f"{application} is a broker, which amqp-rt run runs", param_hint="FILE.py:container"
+            )
         broker = Broker(
-            container=load(application),
+            container=nodes_of,
             auto_create=auto_create,
             store=kept,
             volatile=volatile,
@@ -376,13 +381,14 @@ def serve(  # noqa: C901
 
     end_otel = _start_otel(broker) if otel else None
     member = joining.member(broker)
+    manager = ServiceManager()
 
     async def main() -> None:
         # Signals are handled until the very end, so that a second one can end the wait.
         async with trio.open_nursery() as nursery:
             await nursery.start(stop_on_signals, broker.stop)
             if tls is not None:
-                await nursery.start(_reload_on_hangup, tls)
+                await nursery.start(_reload_on_hangup, tls, manager)
             async with broker:
                 await broker.declare(*declared)
                 for file in files:
@@ -390,8 +396,11 @@ def serve(  # noqa: C901
                 bound = await broker.listen(*urls)
                 async with member:
                     report_ready(bound)
+                    manager.ready()
+                    nursery.start_soon(manager.show_life)
                     nursery.start_soon(trio.to_thread.run_sync, selectors.prepare)
                     await broker.serve()
+                    manager.stopping()
             nursery.cancel_scope.cancel()
 
     try:
@@ -427,7 +436,10 @@ def _certificates(cert: str | None, key: str | None, client_ca: str | None) -> S
 
 
 async def _reload_on_hangup(
-    tls: ServerTls, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    tls: ServerTls,
+    manager: ServiceManager,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Reload the certificates at each SIGHUP; existing connections keep theirs."""
     if not hasattr(signal, "SIGHUP"):
@@ -436,12 +448,14 @@ async def _reload_on_hangup(
     with trio.open_signal_receiver(signal.SIGHUP) as hangups:
         task_status.started()
         async for _ in hangups:
+            manager.reloading()
             try:
                 tls.reload()
             except AmqpError as error:
                 log.error("the certificates stay as they were: %s", error.description)
             else:
                 log.info("the certificates were read again")
+            manager.ready()
 
 
 def declared_in(option: str, text: str) -> Declaration:
@@ -507,37 +521,3 @@ def _traces(folder: str, container: Container) -> Traces:
             f"{folder} cannot be made a folder: {error.strerror}", param_hint="--trace"
         ) from None
     return traces
-
-
-def load(application: str) -> Container:
-    """Return the container that ``FILE.py:name`` names."""
-    path, colon, name = application.rpartition(":")
-    if not colon or not path:
-        raise click.BadParameter(
-            f"{application!r} is not FILE.py:container", param_hint="FILE.py:container"
-        )
-    file = Path(path)
-    if not file.is_file():
-        raise click.BadParameter(f"there is no file {path}", param_hint="FILE.py:container")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise click.BadParameter(f"{path} is no Python file", param_hint="FILE.py:container")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    sys.path.insert(0, str(file.parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        where = f"{type(error).__name__}: {error}"
-        raise click.ClickException(f"{path} could not be loaded: {where}") from error
-    found = getattr(module, name, None)
-    if not isinstance(found, Container):
-        what = "nothing" if found is None else f"a {type(found).__name__}"
-        defined = [each for each, value in vars(module).items() if isinstance(value, Container)]
-        known = " or ".join(f"{path}:{each}" for each in defined)
-        raise click.BadParameter(
-            f"{path} has {what} called {name!r}, not a Container; "
-            + (f"did you mean {known}?" if known else "define one: app = Container('app')"),
-            param_hint="FILE.py:container",
-        )
-    return found

@@ -61,6 +61,7 @@ async def run_application(
             await watching.start(stop_on_signals, application.stop)
         async with application, AsyncExitStack() as connections:
             bound = await application.listen(*([listen] if isinstance(listen, str) else listen))
+            served = url is None
             if url is not None:
                 # A signal while the peer is not there yet ends the wait for it.
                 async with trio.open_nursery() as starting:
@@ -69,7 +70,11 @@ async def run_application(
                         application.connect(url, **options)
                     )
                     await peer.serve()
+                    served = True
                     starting.cancel_scope.cancel()
+            if not served:
+                # Stopped before: it is not ready when the caller continues.
+                await application.drain()
             task_status.started(bound)
             await application.serve()
             # The connections carry the outcomes of the handlers that end now.

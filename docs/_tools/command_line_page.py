@@ -18,7 +18,20 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "reference" / "command-line.md"
 #: Commands of the distribution amqp-rt itself; those of plug-ins are described in the plug-ins' guides.
 COMMANDS = (
-    *("serve", "send", "receive", "request", "node", "mesh", "store", "user", "limits", "trace"),
+    *(
+        "serve",
+        "run",
+        "asyncapi",
+        "send",
+        "receive",
+        "request",
+        "node",
+        "mesh",
+        "store",
+        "user",
+        "limits",
+        "trace",
+    ),
 )
 
 HEAD = """\

@@ -304,7 +304,7 @@ def test_what_is_not_there_is_one_sentence(
         (["receive", "a", "--timeout", "nan"], "'nan' is not a time such as"),
         (["user", "remove", ".", "ada"], "cannot read users from .: Is a directory"),
         (["serve", "nofile.py:container"], "there is no file nofile.py"),
-        (["serve", "nofile"], "is not FILE.py:container"),
+        (["serve", "nofile"], "is not MODULE:NAME or FILE.py:NAME"),
     ],
 )
 def test_a_users_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:

@@ -1,0 +1,71 @@
+"""Reports of a service's state to the service manager that has started it, such as systemd.
+
+The protocol of ``sd_notify``: datagrams of lines ``NAME=VALUE`` to the Unix socket that ``NOTIFY_SOCKET`` names. Without
+that variable nothing is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+import trio
+
+log = logging.getLogger("amqp_rt.cli")
+
+
+class ServiceManager:
+    """Service manager of this process, told of its state.
+
+    Args:
+        environ: The environment; ``NOTIFY_SOCKET`` is the path of a socket, or ``@`` and an abstract name;
+            ``WATCHDOG_USEC`` the microseconds after which a service without a sign of life is restarted, for the
+            process ``WATCHDOG_PID`` if that is given.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        path = environ.get("NOTIFY_SOCKET", "")
+        self._address = ""
+        if hasattr(socket, "AF_UNIX") and path[:1] in ("/", "@"):
+            self._address = f"\0{path[1:]}" if path[0] == "@" else path
+        watchdog = environ.get("WATCHDOG_USEC", "")
+        ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        #: Seconds between signs of life: half of what the manager allows; None if it expects none.
+        self.watchdog_s = (
+            int(watchdog) / 2e6 if watchdog.isdecimal() and int(watchdog) and ours else None
+        )
+
+    def ready(self, status: str = "serving") -> None:
+        """Report that the service has started, or has loaded its configuration again."""
+        self._send(READY="1", STATUS=status)
+
+    def reloading(self) -> None:
+        """Report that the service loads its configuration again; :meth:`ready` ends that."""
+        # The time shows the manager that this follows its own request (Type=notify-reload).
+        self._send(RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000))
+
+    def stopping(self) -> None:
+        """Report that the service has begun to stop."""
+        self._send(STOPPING="1", STATUS="stopping")
+
+    async def show_life(self) -> None:
+        """Send signs of life, as long as the event loop runs; return at once if none are expected."""
+        if self.watchdog_s is None or not self._address:
+            return
+        while True:
+            self._send(WATCHDOG="1")
+            await trio.sleep(self.watchdog_s)
+
+    def _send(self, **fields: str) -> None:
+        if not self._address:
+            return
+        text = "\n".join(f"{name}={value}" for name, value in fields.items())
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+                out.setblocking(False)
+                out.sendto(text.encode(), self._address)
+        except OSError as error:
+            log.warning("the service manager was not told %s: %s", text.partition("\n")[0], error)

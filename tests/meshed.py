@@ -124,9 +124,9 @@ def verifier(users: dict[str, str]) -> Any:
     return verify
 
 
-async def until(holds: Callable[[], object]) -> None:
-    """Wait until a condition holds."""
-    with trio.fail_after(10):
+async def until(holds: Callable[[], object], *, within: float = 10) -> None:
+    """Wait until a condition holds, at most so many seconds."""
+    with trio.fail_after(within):
         while True:
             if holds():
                 return

@@ -134,8 +134,13 @@ PUBLIC: dict[str, set[str]] = {
         "MeshMemberState",
         "MeshRule",
         "MeshStats",
+        "GIVES",
+        "LINK_ROUTED",
+        "Offer",
+        "PATTERN",
         "Pull",
         "Push",
+        "TAKES",
     },
     "amqp_rt.broker": {"AddOn", "Broker", "LifeCycles", "Log", "Queue", "Topic"},
 }

@@ -5,10 +5,15 @@ from __future__ import annotations
 from .bridges import Bridge, Pull, Push
 from .instances import MeshInstance
 from .mesh import Mesh, MeshError
+from .records import GIVES, LINK_ROUTED, PATTERN, TAKES, Offer
 from .rules import MeshRule
 from .statistics import MeshMemberState, MeshStats
 
 __all__ = [
+    "GIVES",
+    "LINK_ROUTED",
+    "PATTERN",
+    "TAKES",
     "Bridge",
     "Mesh",
     "MeshError",
@@ -16,6 +21,7 @@ __all__ = [
     "MeshMemberState",
     "MeshRule",
     "MeshStats",
+    "Offer",
     "Pull",
     "Push",
 ]

@@ -34,7 +34,7 @@ from .managing import MeshStatus, managed
 from .neighbours import Neighbour
 from .offering import OwnOffers
 from .peers import MeshMember, Peers, channel_max_of, open_properties
-from .records import NUMBER_MAX, PATTERN, Offer
+from .records import NUMBER_MAX, PATTERN, Offer, check_offer
 from .routing import Effect, RoutingEngine
 from .rules import MeshRule, MeshRules
 from .statistics import MeshStats
@@ -115,6 +115,8 @@ class Mesh(TrioBlock):
         self._name = name
         self._role = role
         self._zone = zone
+        for address, each in (offer or {}).items():
+            check_offer(address, each, container.limits)
         self._offer = offer
         self._rules = MeshRules(rules)
         self._urls = urls

@@ -84,7 +84,14 @@ class Links(Struct, frozen=True):
 
 
 class Offer(Struct, frozen=True):
-    """How one node serves an address: flags, distribution, weight for balancing."""
+    """How one node serves an address.
+
+    Args:
+        flags: ``TAKES`` if messages can be sent there, ``GIVES`` if they can be received, or both added; with ``PATTERN`` if the
+            address is a pattern, and with ``LINK_ROUTED`` if each link goes to one destination.
+        distribution: ``balanced``, ``closest`` or ``multicast``. If nodes differ, that of the lowest id holds.
+        weight: Share of balanced messages, relative to those of other nodes, up to 65,535; nothing new comes with 0.
+    """
 
     flags: int = TAKES
     distribution: str = "balanced"
@@ -109,6 +116,32 @@ class Addresses(Struct, frozen=True):
 
 
 Record = Hello | Digest | Ask | Links | Addresses
+
+
+def check_offer(address: str, offer: Offer, limits: Limits) -> None:
+    """Check an offer that other nodes would refuse otherwise.
+
+    Raises:
+        ValueError: The address is too long or no pattern, or a value of the offer is out of bounds.
+    """
+    wrong = ""
+    if not 0 < len(address.encode()) <= limits.mesh_name_max:
+        wrong = f"an address has 1 to mesh_name_max ({limits.mesh_name_max}) octets"
+    elif not offer.flags & (TAKES | GIVES) or offer.flags & ~(
+        TAKES | GIVES | LINK_ROUTED | PATTERN
+    ):
+        wrong = f"flags are TAKES or GIVES, with LINK_ROUTED and PATTERN at most, not {offer.flags}"
+    elif offer.distribution not in DISTRIBUTIONS:
+        wrong = f"distribution is one of {', '.join(DISTRIBUTIONS)}, not {offer.distribution!r}"
+    elif not 0 <= offer.weight <= _WEIGHT_MAX:
+        wrong = f"weight is from 0 to {_WEIGHT_MAX}, not {offer.weight}"
+    elif offer.flags & PATTERN:
+        try:
+            Pattern(address)
+        except AddressError as fault:
+            wrong = str(fault)
+    if wrong:
+        raise ValueError(f"offer of {address!r:.100}: {wrong}")
 
 
 def encode_record(record: Record) -> bytes:

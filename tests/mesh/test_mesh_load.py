@@ -12,6 +12,7 @@ from meshed import Members, client, line, members, until
 from trio.testing import MockClock
 
 from amqp_rt.errors import AmqpError
+from amqp_rt.mesh import Offer
 from amqp_rt.mesh.balance import Standing
 from amqp_rt.mesh.hops import LEG
 from amqp_rt.net.memory import MemoryNetwork
@@ -76,7 +77,14 @@ async def test_the_load_is_told_to_legs_only(autojump_clock: MockClock) -> None:
         assert not made.meshes["B"]._host._reports
 
 
-async def shares(work: dict[str, Any], *, messages: int, senders: int) -> tuple[Counter[str], int]:
+async def shares(
+    work: dict[str, Any],
+    *,
+    messages: int,
+    senders: int,
+    slots: int = 4,
+    weights: dict[str, int] | None = None,
+) -> tuple[Counter[str], int]:
     """Send messages to instances in a star; return how many each got, and how many failed."""
     got: Counter[str] = Counter()
     failed = 0
@@ -88,8 +96,9 @@ async def shares(work: dict[str, Any], *, messages: int, senders: int) -> tuple[
                 got[name] += 1
                 await handler()
 
-            await made.start(name, "hub")
-            made.boxes[name].node("work", slots=4, prefetch=4)(counted)
+            offer = None if weights is None else {"work": Offer(weight=weights[name])}
+            await made.start(name, "hub", offer=offer)
+            made.boxes[name].node("work", slots=slots, prefetch=slots)(counted)
         await until(lambda: len(made.meshes["hub"].instances("work")) == len(work))
         async with (
             client(made.urls["hub"], network=network) as peer,
@@ -136,6 +145,18 @@ async def test_an_instance_that_fails_fast_gets_few_messages(autojump_clock: Moc
     got, failed = await shares(work, messages=1_600, senders=16)
     assert failed == got["i3"] > 0
     assert failed <= 0.05 * 1_600, got
+
+
+async def test_instances_get_shares_by_their_weights(autojump_clock: MockClock) -> None:
+    """All work at the same speed; one that has the weight 0 gets nothing."""
+    weights = {"i1": 1, "i2": 3, "i3": 0, "i4": 1}
+    work = dict.fromkeys(weights, partial(trio.sleep, 0.02))
+    got, failed = await shares(work, messages=900, senders=12, slots=30, weights=weights)
+    assert failed == 0
+    assert sum(got.values()) == 900
+    assert "i3" not in got
+    assert 2 < got["i2"] / got["i1"] < 4.5, got
+    assert 2 < got["i2"] / got["i4"] < 4.5, got
 
 
 async def test_messages_of_a_lost_link_are_no_load(autojump_clock: MockClock) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 from meshed import client, members, until
 from trio.testing import MockClock
 
+from amqp_rt import Container
 from amqp_rt.broker import Queue, Topic
 from amqp_rt.limits import Limits
-from amqp_rt.mesh import MeshRule
+from amqp_rt.mesh import GIVES, PATTERN, TAKES, Mesh, MeshRule, Offer
 from amqp_rt.net.memory import MemoryNetwork
 
 pytestmark = [pytest.mark.req("P1"), pytest.mark.req("P5")]
@@ -84,3 +87,38 @@ async def test_no_more_queues_are_offered_than_the_limit_allows(autojump_clock: 
         assert made.meshes["A"].instances("q2")
         await broker.delete("q0")
         await made.meshes["A"].reachable("q3")
+
+
+@pytest.mark.parametrize(
+    ("address", "offer", "wrong"),
+    [
+        ("", {}, "1 to mesh_name_max"),
+        ("x" * 256, {}, "1 to mesh_name_max"),
+        ("x", {"flags": 0}, "flags are TAKES or GIVES"),
+        ("x", {"flags": PATTERN}, "flags are TAKES or GIVES"),
+        ("x", {"flags": TAKES + 16}, "flags are TAKES or GIVES"),
+        ("{x", {"flags": TAKES + PATTERN}, "offer of '{x'"),
+        ("x", {"distribution": "fair"}, "distribution is one of"),
+        ("x", {"weight": -1}, "weight is from 0 to 65535, not -1"),
+        ("x", {"weight": 65_536}, "weight is from 0 to 65535, not 65536"),
+    ],
+)
+def test_offers_that_others_would_refuse(address: str, offer: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        Mesh(Container("box"), offer={"fine": Offer(), address: Offer(**offer)})
+
+
+async def test_stated_offers_reach_other_members(autojump_clock: MockClock) -> None:
+    """At the bounds of what is allowed, in place of what the container has."""
+    offers = {
+        "x" * 255: Offer(weight=65_535),
+        "rows": Offer(GIVES),
+        "price/{sku}": Offer(TAKES + PATTERN, "closest", 3),
+    }
+    async with members(MemoryNetwork()) as made:
+        await made.start("A")
+        await made.start("B", "A", offer=offers)
+        await made.meshes["A"].reachable("x" * 255)
+        (instance,) = made.meshes["A"].instances("price/1")
+        assert instance.offer == offers["price/{sku}"]
+        assert made.meshes["A"].instances("x" * 255)[0].offer.weight == 65_535

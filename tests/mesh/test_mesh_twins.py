@@ -1,4 +1,7 @@
-"""Members of a mesh in processes of their own, over loopback: one is stopped for two seconds, or killed."""
+"""Members of a mesh in processes of their own, over loopback: one is stopped for two seconds, or killed.
+
+Time is real here. What is waited for may take long on a busy machine; only what the test itself holds up has to be quick.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,21 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
+import meshed
 import pytest
 import trio
-from meshed import until
 
-from amqp_rt import Connection, Container
+from amqp_rt import Container
 from amqp_rt.errors import AmqpError
 from amqp_rt.mesh import Mesh
 
 pytestmark = [pytest.mark.slow, pytest.mark.req("P1", "P3")]
+
+#: Seconds in which a process that is as good as idle does what it has to do.
+WITHIN_S = 60.0
+until = partial(meshed.until, within=WITHIN_S)
 
 #: A member, with a node at its own name, which dials the URLs that follow its name.
 MEMBER = """
@@ -47,7 +55,6 @@ class Twins:
         self.started: list[subprocess.Popen[str]] = []
         self.urls: dict[str, str] = {}
         self.mesh: Mesh
-        self.local: Connection
 
     def start(self, name: str, *seeds: str) -> None:
         command = [sys.executable, "-c", MEMBER, name, *(self.urls[each] for each in seeds)]
@@ -64,7 +71,7 @@ class Twins:
 
     async def call(self, number: int) -> bool:
         try:
-            return await self.mesh.call("at/C", number, reply=int, within=2) == number
+            return await self.mesh.call("at/C", number, reply=int, within=WITHIN_S) == number
         except AmqpError:
             return False
 
@@ -82,7 +89,7 @@ async def twins() -> AsyncIterator[Twins]:
                 made.mesh = mesh
                 for name, *seeds in (("B", "A"), ("D", "A"), ("C", "B", "D")):
                     await trio.to_thread.run_sync(made.start, name, *seeds)
-                with trio.fail_after(30):
+                with trio.fail_after(WITHIN_S):
                     await mesh.reachable("at/C")
                 await until(lambda: len(mesh._engine.paths().costs) == 4)
                 await until(lambda: made.way() == ("B", "C"))
@@ -98,15 +105,19 @@ async def twins() -> AsyncIterator[Twins]:
 async def test_a_stopped_process_is_avoided_and_loses_no_line() -> None:
     async with twins() as made:
         assert await made.call(1)
+        neighbours = made.mesh._host._ways.neighbours
+        connection = neighbours["B"].connection
         made.signal("B", signal.SIGSTOP)
+        stopped_at = trio.current_time()
         await until(lambda: made.way() == ("D", "C"))
         assert await made.call(2)
-        await trio.sleep(2)
+        # A silent line is lost after five seconds.
+        await trio.sleep_until(stopped_at + 2)
         made.signal("B", signal.SIGCONT)
         await until(lambda: made.mesh._engine.lines["B"].state.value == "up")
         await until(lambda: made.way() == ("B", "C"))
         # The connection that was silent is the one that is used again.
-        assert made.mesh._engine.lines["B"].flaps.count == 1
+        assert neighbours["B"].connection is connection
         assert await made.call(3)
 
 

@@ -31,6 +31,7 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..management.answering import ADDRESS
 from ..management.entities import collections_of
 from ..management.epochs import add_epochs
+from ..management.explaining import add_explaining
 from ..management.leases import add_leases
 from ..management.node import Management
 from ..message import Message
@@ -233,6 +234,7 @@ class Broker(TrioBlock):
         )
         add_epochs(management, self.host.staging)
         add_leases(management, self.host.leases)
+        add_explaining(management, self.container.permissions)
         self.container.management = management
         self.container.rpc(ADDRESS)(self._answer)
 

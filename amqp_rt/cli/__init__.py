@@ -20,7 +20,7 @@ from .groups import LazyGroup
 _COMMANDS: Final = "amqp_rt.commands"
 
 #: Our commands: name → module of this package that defines it, and short help.
-_OURS: Final = {
+OURS: Final = {
     "serve": ("serve", "Run a broker, optionally with the nodes of a file."),
     "run": (
         "applications",
@@ -31,9 +31,15 @@ _OURS: Final = {
     "receive": ("messages", "Receive messages from an address."),
     "request": ("messages", "Send a request and print the reply."),
     "node": ("nodes", "Inspect and manage the nodes of a running broker."),
+    "connections": ("entities", "List, show and close the connections of a running broker."),
+    "sessions": ("entities", "The same for its sessions."),
+    "links": ("entities", "The same for its links."),
+    "subscriptions": ("entities", "The same for its subscriptions of topics."),
+    "transactions": ("entities", "Transactions in doubt: list, show, commit, roll back, forget."),
     "mesh": ("mesh", "Look at a mesh from one of its members, drain it, ask for its health."),
     "store": ("stores", "Check, copy or upgrade a broker's store."),
-    "user": ("users", "Manage files of users."),
+    "user": ("users", "Manage users: of a file, or of a running broker."),
+    "access": ("access", "Ask which rule lets a user do something at an address."),
     "limits": ("limit_options", "List the limits of a broker, with their defaults."),
     "trace": ("trace", "Draw the frames of a connection as a ladder."),
 }
@@ -50,7 +56,7 @@ class _Commands(LazyGroup):
 
     def summaries(self) -> dict[str, str]:
         installed = _installed()
-        known = {name: said for name, (_, said) in _OURS.items()}
+        known = {name: said for name, (_, said) in OURS.items()}
         for name in sorted(installed | dict.fromkeys(_ELSEWHERE)):
             distribution, said = _ELSEWHERE.get(name, ("", ""))
             if name not in installed:
@@ -63,8 +69,8 @@ class _Commands(LazyGroup):
         return known
 
     def load_command(self, name: str) -> click.Command | None:
-        if name in _OURS:
-            module = import_module(f"{__name__}.{_OURS[name][0]}")
+        if name in OURS:
+            module = import_module(f"{__name__}.{OURS[name][0]}")
             command: click.Command = getattr(module, name)
             return command
         if found := _installed().get(name):
@@ -78,7 +84,7 @@ class _Commands(LazyGroup):
 
 
 def _installed() -> dict[str, EntryPoint]:
-    return {each.name: each for each in entry_points(group=_COMMANDS) if each.name not in _OURS}
+    return {each.name: each for each in entry_points(group=_COMMANDS) if each.name not in OURS}
 
 
 def _print_versions(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:

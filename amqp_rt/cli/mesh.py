@@ -10,11 +10,11 @@ import click
 import trio
 
 from ..addresses import wild_match, wild_parts
-from ..container.container import Container
 from ..container.managing import ManagementClient
-from ..errors import AmqpError, CallFailed
-from .running import Seconds, Where, client_options, run
-from .tables import cell, table
+from ..errors import CallFailed
+from .listing import ask, json_option
+from .running import Seconds, Where, client_options
+from .tables import cell, plain, table
 
 T = TypeVar("T")
 
@@ -30,8 +30,6 @@ _SHOWN_MAX: Final = 1_000
 _LOOK_S: Final = 0.2
 #: Exit code of ``health``: the member answers, but is not ready.
 NOT_READY: Final = 3
-
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 
 
 async def _membership(there: ManagementClient) -> Mapping[str, Any]:
@@ -65,23 +63,7 @@ async def _address(there: ManagementClient, address: str) -> Mapping[str, Any] |
 
 def _ask(where: Where, work: Callable[[ManagementClient], Awaitable[T]]) -> T:
     """Run *work* with the management node of the member."""
-
-    async def main() -> T:
-        async with (
-            Container("amqp-rt mesh") as container,
-            where.connect(container) as peer,
-            peer.management() as there,
-        ):
-            try:
-                return await work(there)
-            except AmqpError as error:
-                if error.condition == "amqp:not-found" and "$management" in error.description:
-                    raise click.ClickException(
-                        f"{error.description}: it is no member of a mesh, and no broker"
-                    ) from None
-                raise
-
-    return run(main)
+    return ask(where, work, hint="it is no member of a mesh, and no broker")
 
 
 @click.group()
@@ -109,7 +91,7 @@ def mesh() -> None:
     show_default=True,
     help="Lines to show; how many more there are is written to standard error.",
 )
-@_JSON
+@json_option
 def show(what: str, address: str | None, where: Where, count: int, as_json: bool) -> None:
     """Show what the member knows of the mesh: nodes, addresses, legs, or the path to an address.
 
@@ -149,7 +131,7 @@ def show(what: str, address: str | None, where: Where, count: int, as_json: bool
     member, found, more = _ask(where, work)
     if as_json:
         for row in found:
-            click.echo(json.dumps(_plain(row)))
+            click.echo(json.dumps(plain(row)))
     else:
         _SHOW[what](member, found)
     if more:
@@ -257,7 +239,7 @@ def _show_path(where: Where, address: str, *, as_json: bool) -> None:
         )
     if as_json:
         for route in found["routes"]:
-            click.echo(json.dumps(_plain({"address": address, **route})))
+            click.echo(json.dumps(plain({"address": address, **route})))
         return
     click.echo(cell(f"{address}: {_kind(found)}, {_plural(found['instances'], 'node')}"))
     rows = [
@@ -282,7 +264,7 @@ def _show_path(where: Where, address: str, *, as_json: bool) -> None:
     show_default=True,
     help="How long to wait until nothing of others runs there any more; 0 does not wait.",
 )
-@_JSON
+@json_option
 def drain(where: Where, within: float, as_json: bool) -> None:
     """Withdraw the addresses of the member, and wait until others have nothing there any more.
 
@@ -304,7 +286,7 @@ def drain(where: Where, within: float, as_json: bool) -> None:
     member = _ask(where, work)
     node = cell(member["node"])
     if as_json:
-        click.echo(json.dumps(_plain(member)))
+        click.echo(json.dumps(plain(member)))
         if member["busy"] and within:
             raise click.exceptions.Exit(NOT_READY)
         return
@@ -329,7 +311,7 @@ def drain(where: Where, within: float, as_json: bool) -> None:
     help="Ready only if a node within reach serves ADDRESS and is alive. Repeatable.",
 )
 @click.option("--live", is_flag=True, help="Ask only whether the member answers.")
-@_JSON
+@json_option
 def health(where: Where, addresses: tuple[str, ...], live: bool, as_json: bool) -> None:
     """Tell by the exit code whether the member is ready: for probes of an orchestrator.
 
@@ -353,20 +335,9 @@ def health(where: Where, addresses: tuple[str, ...], live: bool, as_json: bool) 
     member, absent = _ask(where, work)
     ready = bool(member["ready"]) and not absent
     if as_json:
-        click.echo(json.dumps(_plain({**member, "ready": ready, "absent": absent})))
+        click.echo(json.dumps(plain({**member, "ready": ready, "absent": absent})))
     else:
         missing = "".join(f"; no node alive serves {cell(each)!r}" for each in absent)
         click.echo(_summary(member) + missing)
     if not live and not ready:
         raise click.exceptions.Exit(NOT_READY)
-
-
-def _plain(value: Any) -> Any:
-    """Return *value* with types of JSON only."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, str):
-        return str(value)
-    return value

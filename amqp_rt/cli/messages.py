@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from typing import Any
@@ -15,6 +14,7 @@ from ..container.container import Container
 from ..errors import printable
 from ..message import Message
 from .running import Seconds, Where, client_options, run
+from .tables import plain
 
 
 def body_of(text: str | None, content_type: str | None) -> tuple[Any, str | None]:
@@ -44,7 +44,7 @@ def shown(message: Message, *, whole: bool) -> str:
     if not whole:
         if isinstance(body, bytes):
             return body.decode("utf-8", "backslashreplace")
-        return body if isinstance(body, str) else json.dumps(_plain(body))
+        return body if isinstance(body, str) else json.dumps(plain(body))
     properties = msgspec.structs.asdict(message.properties)
     parts: dict[str, Any] = {
         "header": {
@@ -58,30 +58,12 @@ def shown(message: Message, *, whole: bool) -> str:
         "application_properties": message.application_properties,
         "body": body,
     }
-    return json.dumps(_plain({name: value for name, value in parts.items() if value}))
+    return json.dumps(plain({name: value for name, value in parts.items() if value}))
 
 
 def for_stdout(text: str) -> str:
     """Return *text* of a peer for standard output, with escape sequences disarmed on a terminal."""
     return printable(text, keep="\n\t") if sys.stdout.isatty() else text
-
-
-def _plain(value: Any) -> Any:
-    """Convert *value* to JSON types."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return {"base64": base64.b64encode(value).decode()}
-    if hasattr(value, "items"):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return str(value)
 
 
 def _pairs(properties: tuple[str, ...]) -> dict[str, str]:

@@ -6,52 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+import msgspec
 
-from ..broker.nodes import LOG
+from ..broker.declarations import declared_by
+from ..broker.nodes import KINDS, LOG, declaration_of
 from ..container.container import Container
+from ..container.managing import ManagementClient
 from ..errors import AmqpError
-from ..management.answering import ADDRESS, SELF_TYPE
-from ..management.node import NODE_TYPE, VIRTUAL_HOST_TYPE
+from ..management.node import NODE_TYPE
 from ..message import Message
 from ..values import Described, Symbol
+from .listing import LISTINGS, Output, ask, json_option, list_options, show_entity, show_list
 from .messages import for_stdout, shown
 from .running import Where, client_options, run
-from .tables import cell, table
-
-#: Columns of the list.
-_COLUMNS = ("name", "kind", "available", "acquired", "consumers", "producers", "enqueued")
+from .tables import cell
 
 
-def _manage(where: Where, operation: str, **arguments: Any) -> Any:
-    """Perform a management operation; return the body of the reply."""
-    kind = SELF_TYPE if operation == "QUERY" else NODE_TYPE
-    asked = {"operation": operation, "type": kind, **arguments}
+def _manage(where: Where, operation: str, name: str, **arguments: Any) -> Any:
+    """Perform a management operation on a node; return the body of the reply."""
 
-    async def main() -> Any:
-        async with (
-            Container("amqp-rt node") as container,
-            where.connect(container) as peer,
-        ):
-            message = Message({}, application_properties=asked)
-            reply = await peer.call(ADDRESS, message, reply=Message, within=10)
-            return reply.body
+    async def work(there: ManagementClient) -> Any:
+        reply = await there.request(operation, type=NODE_TYPE, name=name, **arguments)
+        return reply.body
 
-    return run(main)
-
-
-def _query(where: Where, kind: str) -> Mapping[str, Any]:
-    """Return all entities of a type, queried page by page."""
-    found: Mapping[str, Any] = _manage(where, "QUERY", entityType=kind)
-    names = found["attributeNames"]
-    results = page = found["results"]
-    while page:
-        more = _manage(where, "QUERY", entityType=kind, offset=len(results))
-        page = [
-            [dict(zip(more["attributeNames"], row, strict=True)).get(name) for name in names]
-            for row in more["results"]
-        ]
-        results = [*results, *page]
-    return {"attributeNames": names, "results": results}
+    return ask(where, work)
 
 
 def _records(where: Where, name: str, count: int) -> list[bytes]:
@@ -81,39 +59,106 @@ def node() -> None:
 @click.option(
     "--all", "everything", is_flag=True, help="Include dynamic nodes, such as reply queues."
 )
-def list_(where: Where, everything: bool) -> None:
+@list_options
+def list_(where: Where, everything: bool, output: Output) -> None:
     """List queues, topics and logs with their messages and links."""
-    found = _query(where, NODE_TYPE)
-    names = [str(name) for name in found["attributeNames"]]
-    dynamic = names.index("dynamic")
-    rows = [
-        ["" if row[names.index(head)] is None else row[names.index(head)] for head in _COLUMNS]
-        for row in found["results"]
-        if everything or not row[dynamic]
-    ]
-    click.echo(table(sorted(rows), _COLUMNS))
+    show_list(
+        where,
+        output,
+        LISTINGS["node list"],
+        wanted=lambda row: everything or not row["dynamic"],
+    )
 
 
 @node.command()
 @client_options
-def hosts(where: Where) -> None:
+@list_options
+def hosts(where: Where, output: Output) -> None:
     """List virtual hosts: all of them from the default one, otherwise the current one."""
-    found = _manage(where, "QUERY", entityType=VIRTUAL_HOST_TYPE)
-    names = [str(name) for name in found["attributeNames"]]
-    heads = ("name", "nodes")
-    rows = [[row[names.index(head)] for head in heads] for row in found["results"]]
-    click.echo(table(sorted([name or "(default)", nodes] for name, nodes in rows), heads))
+    show_list(
+        where,
+        output,
+        LISTINGS["node hosts"],
+        shown=lambda row: {**row, "name": row["name"] or "(default)"},
+    )
 
 
 @node.command()
 @click.argument("name")
 @client_options
-def show(name: str, where: Where) -> None:
+@json_option
+def show(name: str, where: Where, as_json: bool) -> None:
     """Show the declaration and statistics of a node."""
-    found: Mapping[str, Any] = _manage(where, "READ", name=name)
-    width = max((len(cell(key)) for key in found), default=0)
-    for key, value in found.items():
-        click.echo(f"{cell(key).ljust(width)}  {cell(value)}")
+    show_entity(_manage(where, "READ", name), as_json=as_json)
+
+
+@node.command()
+@click.argument("declarations", nargs=-1, required=True, metavar="KIND:NAME[?OPTIONS]...")
+@client_options
+def create(declarations: tuple[str, ...], where: Where) -> None:
+    """Declare nodes, such as queue:orders, topic:prices, log:clicks or 'queue:work?priorities=5&dead_letter=dead'.
+
+    A node that exists already with the same options stays as it is; one with others is an error.
+    """
+    try:
+        declared = [declared_by(text) for text in declarations]
+    except AmqpError as error:
+        raise click.UsageError(error.description) from None
+
+    async def work(there: ManagementClient) -> None:
+        for each in declared:
+            await there.create(each)
+
+    ask(where, work)
+
+
+@node.command()
+@click.argument("name")
+@click.argument("options", nargs=-1, required=True, metavar="OPTION=VALUE...")
+@client_options
+def update(name: str, options: tuple[str, ...], where: Where) -> None:
+    """Change options of node NAME, such as max_deliveries=5; the others stay as they are.
+
+    OPTION= without a value takes the option back to its default.
+    """
+    given: dict[str, str] = {}
+    for text in options:
+        option, equals, value = text.partition("=")
+        if not equals or not option:
+            raise click.UsageError(f"{text!r} is not OPTION=VALUE")
+        given[option] = value
+
+    async def work(there: ManagementClient) -> None:
+        kind = str((await there.read(NODE_TYPE, name))["kind"])
+        if kind not in KINDS:
+            raise click.ClickException(f"{name!r} is a {kind}, which has no options")
+        # An option without a value is left out here, so that the declaration has its default.
+        known = KINDS[kind].__struct_fields__
+        fields = {key: value for key, value in given.items() if value or key not in known}
+        try:
+            declared = declaration_of({**fields, "kind": kind, "name": name}, strict=False)
+        except ValueError as error:
+            raise click.UsageError(f"{name!r}: {error}") from None
+        # Only what changes is sent: others may have changed the rest meanwhile.
+        changed = {key: msgspec.to_builtins(getattr(declared, key)) for key in given}
+        await there.request("UPDATE", changed, type=NODE_TYPE, name=name)
+
+    ask(where, work)
+
+
+@node.command()
+@click.argument("name")
+@client_options
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def delete(name: str, where: Where, yes: bool) -> None:
+    """Delete a node and its messages. This cannot be undone."""
+    if not yes:
+        found: Mapping[str, Any] = _manage(where, "READ", name)
+        click.confirm(
+            f"Delete {cell(found['kind'])} {cell(name)} with {found.get('available', 0)} messages?",
+            abort=True,
+        )
+    _manage(where, "DELETE", name)
 
 
 @node.command()
@@ -131,11 +176,11 @@ def show(name: str, where: Where) -> None:
 )
 def peek(name: str, where: Where, count: int, whole: bool) -> None:
     """Show the first messages of a queue, or records of a log, without acquiring them."""
-    found = _manage(where, "READ", name=name)
+    found = _manage(where, "READ", name)
     if found["kind"] == LOG:
         payloads = _records(where, name, min(count, found["available"]))
     else:
-        payloads = _manage(where, "PEEK", name=name, count=count)
+        payloads = _manage(where, "PEEK", name, count=count)
     for payload in payloads:
         try:
             click.echo(for_stdout(shown(Message.decode(payload), whole=whole)))
@@ -147,13 +192,14 @@ def peek(name: str, where: Where, count: int, whole: bool) -> None:
 @click.argument("name")
 @client_options
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def purge(name: str, where: Where, yes: bool) -> None:
+@json_option
+def purge(name: str, where: Where, yes: bool, as_json: bool) -> None:
     """Delete all waiting messages of a queue, or the records of a log. This cannot be undone."""
     if not yes:
         # Report a mistyped name before asking for confirmation.
-        _manage(where, "READ", name=name)
+        _manage(where, "READ", name)
         click.confirm(f"Drop every message that waits in {name}?", abort=True)
-    click.echo(f"{cell(_manage(where, 'PURGE', name=name)['messages'])} messages dropped")
+    _report(_manage(where, "PURGE", name), "dropped", as_json=as_json)
 
 
 @node.command()
@@ -163,9 +209,18 @@ def purge(name: str, where: Where, yes: bool) -> None:
 @click.option(
     "--count", type=click.IntRange(1), help="Number of messages; by default all that are waiting."
 )
-def move(name: str, to: str, where: Where, count: int | None) -> None:
+@json_option
+def move(name: str, to: str, where: Where, count: int | None, as_json: bool) -> None:
     """Move waiting messages of queue NAME to node TO, in order."""
-    arguments: dict[str, Any] = {"name": name, "to": to}
+    arguments: dict[str, Any] = {"to": to}
     if count is not None:
         arguments["count"] = count
-    click.echo(f"{cell(_manage(where, 'MOVE', **arguments)['messages'])} messages moved")
+    _report(_manage(where, "MOVE", name, **arguments), "moved", as_json=as_json)
+
+
+def _report(done: Mapping[str, Any], what: str, *, as_json: bool) -> None:
+    """Write the number of messages that an operation changed."""
+    if as_json:
+        show_entity({"messages": done["messages"]}, as_json=True)
+    else:
+        click.echo(f"{cell(done['messages'])} messages {what}")

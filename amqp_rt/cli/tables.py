@@ -1,8 +1,11 @@
-"""Tables for terminals."""
+"""Tables and JSON for terminals."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Collection, Sequence
+from math import isfinite
+from typing import Any
 
 from ..errors import printable
 
@@ -26,3 +29,24 @@ def table(
         ]
         lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
+
+
+def plain(value: Any) -> Any:
+    """Return *value*, received from a peer, with types of JSON only; octets that are no text as base64."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        # JSON has no infinity.
+        return value if isfinite(value) else str(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if hasattr(value, "items"):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value)

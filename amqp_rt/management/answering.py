@@ -214,6 +214,7 @@ class EntityManagement:
         self._limits = limits
         self._collections = {each.type_name: each for each in collections}
         self._registered: dict[str, None] = {}
+        self._self_operations = dict(_SELF_OPERATIONS)
         #: Held for one turn of a query, so that each pass of the event loop has only one such turn
         #: however many queries run. trio's lock serves waiting queries in order.
         self._turn = trio.Lock()
@@ -244,6 +245,33 @@ class EntityManagement:
     def remove_collection(self, type_name: str) -> None:
         """Answer no more requests about entities of the type *type_name*."""
         del self._collections[type_name]
+
+    def add_operation(
+        self,
+        operation: str,
+        perform: Callable[[Message, Peer], Any],
+        arguments: Sequence[str] = (),
+    ) -> None:
+        """Answer *operation* of ``$management`` itself, for peers with the right to manage it.
+
+        Args:
+            operation: Name of the operation.
+            perform: Called with the request and its peer; returns the body of the reply. An AmqpError that
+                it raises is reported.
+            arguments: Names of the application-properties that it takes.
+
+        Raises:
+            ValueError: There is such an operation already.
+        """
+        if operation in self._self_operations:
+            raise ValueError(f"there is an operation {operation!r} already")
+
+        def checked(asked: Asked) -> tuple[int, Any]:
+            self._check(asked.peer, Rights.MANAGE, ADDRESS)
+            return 200, perform(asked.message, asked.peer)
+
+        self._operations[operation] = checked
+        self._self_operations[operation] = list(arguments)
 
     def _check_new(self, type_name: str) -> None:
         if type_name in self._known_types() or type_name in self._added_types:
@@ -517,7 +545,7 @@ class EntityManagement:
 
     def _operations_of(self, name: str) -> dict[str, list[str]]:
         if name == SELF_TYPE:
-            return dict(_SELF_OPERATIONS)
+            return dict(self._self_operations)
         if name in self._collections:
             return dict(self._collections[name].operations)
         return {operation: [] for operation in self._added_types[name].operations}

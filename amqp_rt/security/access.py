@@ -9,7 +9,7 @@ and the tokens of the connection (:mod:`amqp_rt.security.tokens`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Flag
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -134,10 +134,16 @@ class Access:
     def rights(self, peer: Peer, address: str) -> Rights:
         """Return the rights of *peer* at *address*, in time proportional to the addresses of all rules."""
         found = Rights.NONE
+        for rule in self.matching(peer, address):
+            found |= rule.rights
+        return found
+
+    def matching(self, peer: Peer, address: str) -> Iterator[Rule]:
+        """Yield the rules that give *peer* rights at *address*, in their order; one of a realm for each of its
+        addresses that match."""
         for rule, users, parts in self._compiled:
             if _applies(rule, users, peer) and wild_match(parts, address):
-                found |= rule.rights
-        return found
+                yield rule
 
     def anywhere(self, peer: Peer) -> Rights:
         """Return the rights of *peer* at any address."""
@@ -281,6 +287,71 @@ def decide_passages(decide: Decide, peer: Peer, passages: Iterable[Passage]) -> 
     return None
 
 
+class Explanation(Struct, frozen=True, kw_only=True):
+    """Whether a peer may do something at an address, and why."""
+
+    #: Name of the node at the address, which may be called by an alias.
+    address: str
+    #: The right that is asked for: ``send``, ``listen`` or ``manage``.
+    right: str
+    allowed: bool
+    #: Rules that give rights there, each as one line; those that decide have a part of *right*.
+    rules: list[str]
+    #: The reason, as a sentence.
+    reason: str
+
+
+def explain(
+    access: Access | None,
+    peer: Peer,
+    wanted: Rights,
+    address: str,
+    judge: Decide | None = None,
+) -> Explanation:
+    """Return the judgement of :func:`decide` on *peer* at *address*, and the rules that it results from.
+
+    Args:
+        access: The rules, if there are any.
+        peer: The peer; tokens of its connection count as well.
+        wanted: Rights to ask for.
+        address: Name of the node.
+        judge: Decides in place of :func:`decide`, with more than rules, such as aliases.
+    """
+    refused = judge(peer, wanted, address) if judge else decide(access, peer, wanted, address)
+    who = "a peer without a user name" if peer.user is None else f"user {peer.user!r}"
+    rules = [] if access is None else list(dict.fromkeys(access.matching(peer, address)))
+    gives = [each for each in rules if each.rights & wanted]
+    if access is None:
+        reason = "there are no rules, so that every peer may do everything"
+    elif refused is None and wanted in granted(access, peer, address):
+        reason = f"decided by {' and '.join(map(_line, gives))}"
+    elif refused is None:
+        reason = f"not by a rule for {address!r}: {who} has a right that opens this address"
+    elif rules:
+        reason = (
+            f"{who} has the right to {granted(access, peer, address)} there; {refused.description}"
+        )
+    else:
+        reason = f"no rule gives {who} a right at {address!r}"
+    return Explanation(
+        address=address,
+        right=str(wanted),
+        allowed=refused is None,
+        rules=[_line(each) for each in rules],
+        reason=reason,
+    )
+
+
+def _line(rule: Rule) -> str:
+    """Return *rule* as one line."""
+    where = f"address {rule.address!r}" if rule.realm is None else f"realm {rule.realm!r}"
+    parts = [f"users {', '.join(rule.users)}"] if rule.users else []
+    parts += [f"groups {', '.join(rule.groups)}"] if rule.groups else []
+    parts += ["anonymous"] if rule.anonymous else []
+    parts += [] if rule.virtual_host is None else [f"virtual host {rule.virtual_host!r}"]
+    return f"the rule for {where} ({'; '.join(parts)}): {rule.rights}"
+
+
 def reserved(address: str) -> str:
     """Return the reason why no node, alias or dead-letter address may have *address*, empty if one may.
 
@@ -369,6 +440,7 @@ __all__ = [
     "MANAGEMENT",
     "Access",
     "Decide",
+    "Explanation",
     "Passage",
     "Rights",
     "Rule",
@@ -377,6 +449,7 @@ __all__ = [
     "decide",
     "decide_anywhere",
     "decide_passages",
+    "explain",
     "granted",
     "reserved",
     "rights_of",

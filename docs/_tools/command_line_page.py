@@ -13,26 +13,12 @@ from pathlib import Path
 import click
 
 from amqp_rt import cli
+from amqp_rt.cli.listing import LISTINGS
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "reference" / "command-line.md"
 #: Commands of the distribution amqp-rt itself; those of plug-ins are described in the plug-ins' guides.
-COMMANDS = (
-    *(
-        "serve",
-        "run",
-        "asyncapi",
-        "send",
-        "receive",
-        "request",
-        "node",
-        "mesh",
-        "store",
-        "user",
-        "limits",
-        "trace",
-    ),
-)
+COMMANDS = tuple(cli.OURS)
 
 HEAD = """\
 # Command line and configuration
@@ -67,6 +53,17 @@ idle_timeout_s = 30
 The table `[limits]` has the names of [Limits](../limits.md), and `[cbs]` those of `--cbs`. Nodes are declared in files of
 their own, which `--nodes` names; see [Declaring nodes](../guides/declaring.md).
 `python docs/_tools/command_line_page.py` writes this page.
+"""
+
+LISTS = """\
+(keys-of-lists)=
+## Keys of lists
+
+With `--json` a list has one JSON object a line, with exactly these keys. Keys are not renamed or removed within a major
+version; new ones may come. What an entity does not have is `null`.
+
+| list | keys |
+| --- | --- |
 """
 
 
@@ -133,7 +130,16 @@ def _cell(text: str) -> str:
 
 def page() -> str:
     """Return the text of the page."""
-    return "\n".join([HEAD, *(described(name, command) for name, command in commands())])
+    return "\n".join([HEAD, _keys(), *(described(name, command) for name, command in commands())])
+
+
+def _keys() -> str:
+    """Return the table of the keys of each list."""
+    rows = (
+        f"| `{name}` | {', '.join(f'`{key}`' for key in listing.keys)} |"
+        for name, listing in LISTINGS.items()
+    )
+    return LISTS + "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":

@@ -5,15 +5,16 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+import trio
 from click.testing import CliRunner
 from commands import Served, amqp_rt, ok
 from wire import frame
 
-from amqp_rt.cli import live, nodes, running
+from amqp_rt.cli import listing, live, nodes, running
 from amqp_rt.cli.messages import for_stdout, shown
 from amqp_rt.container.container import Container
 from amqp_rt.core.frames import SASL_HEADER
@@ -89,18 +90,20 @@ ANSWERS: dict[str, Any] = {
     [["hosts"], ["show", "q"], ["purge", "q", "--yes"], ["move", "q", "r"]],
 )
 def test_a_hostile_broker_is_shown(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = dict(ANSWERS)
-    if arguments == ["hosts"]:
-        answers["QUERY"] = {"attributeNames": ["name", "nodes"], "results": [[EVIL, EVIL]]}
-    asked: list[str] = []
+    class Hostile:
+        """Management node of a broker whose texts are hostile."""
 
-    def manage(where: object, operation: str, **given: Any) -> Any:
-        if operation in asked:
-            return {"attributeNames": ["name", "nodes"], "results": []}
-        asked.append(operation)
-        return answers[operation]
+        async def request(self, operation: str, **given: object) -> Message:
+            return Message(ANSWERS[operation])
 
-    monkeypatch.setattr(nodes, "_manage", manage)
+        async def query(self, kind: str) -> AsyncIterator[dict[str, str]]:
+            yield {"name": EVIL, "nodes": EVIL}
+
+    def ask(where: object, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        return trio.run(work, Hostile())
+
+    monkeypatch.setattr(nodes, "ask", ask)
+    monkeypatch.setattr(listing, "ask", ask)
     done = CliRunner().invoke(nodes.node, arguments)
     assert done.exit_code == 0
     assert SHOWN in done.output

@@ -366,6 +366,9 @@ class Limits(Struct, frozen=True, gc=False):
     #: Octets at the start of a message that are searched for the trace context of its sender; 0 searches
     #: none. Each message to a node is searched, so large bodies would cost time.
     trace_context_within: int = 16 * KIB
+    #: Seconds without progress after which deliveries, queues, senders and handlers are reported as stuck; 0 for
+    #: never.
+    stuck_after_s: float = 300.0
     #: Nodes that metrics name at a time, one set of values for each; further ones are left out, and counted.
     metrics_nodes_max: int = 1_000
     #: Filters in the filter-set of one source.

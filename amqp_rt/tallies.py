@@ -70,3 +70,7 @@ class Tallies:
         self.refused = BoundedCounts()
         #: Logins that failed, by mechanism.
         self.logins_failed = BoundedCounts()
+        #: What is stuck, by cause, and since when the oldest unsettled delivery of each session has been that, as the
+        #: latest round of :mod:`amqp_rt.telemetry.stuck` found.
+        self.stuck: dict[str, int] = {}
+        self.unsettled_since: dict[object, float] = {}

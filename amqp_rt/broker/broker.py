@@ -44,6 +44,7 @@ from ..security.identities import Users
 from ..security.mechanisms import ServerMechanism, Verifier
 from ..security.tokens import Cbs
 from ..stores.base import Store
+from ..telemetry.stuck import StuckWatch
 from .bindings import RoutingTable
 from .branches.peers import PeerBranches
 from .declarations import declarations_in, declared_by
@@ -533,6 +534,7 @@ class Broker(TrioBlock):
                     )
             async with self.container:
                 self.container.start_handler(self.host.run)
+                self.container.start_handler(StuckWatch(self.container).run)
                 yield self
         finally:
             with trio.CancelScope(shield=True):

@@ -764,6 +764,10 @@ class Transactions:
         if not self._sessions[link.session]:
             del self._sessions[link.session]
 
+    def oldest(self) -> Transaction | None:
+        """Return the transaction that has been open for the longest time; None if none is open."""
+        return next(iter(self._open.values()), None)
+
     def overdue(self) -> list[Callable[[], None]]:
         """Return a function for each overdue transaction that rolls it back.
 

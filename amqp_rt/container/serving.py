@@ -143,6 +143,17 @@ class Worker:
         #: would keep the connection in memory.
         self.failure: str | None = None
 
+    def delivery(self) -> IncomingDelivery | None:
+        """Return the delivery that the task processes; None if it waits for one.
+
+        It is read from the frames of the task, so that processing does not have to note it.
+        """
+        for frame, _ in self.task.iter_await_frames():
+            if frame.f_code is _PROCESSING:
+                found: IncomingDelivery | None = frame.f_locals.get("delivery")
+                return found
+        return None
+
     def take_failure(self) -> str | None:
         """Return and forget why the latest message failed; None if it did not."""
         failure, self.failure = self.failure, None
@@ -172,6 +183,8 @@ class Workers:
         #: Without prefetch the links share the free slots; with it each has its own window.
         self.shared = None if route.prefetch else SharedSlots(route.slots)
         self.inboxes: set[Inbox] = set()
+        #: Tasks that have been started, idle ones included.
+        self.tasks: set[Worker] = set()
         self.running = 0
         #: Messages that wait or are processed, of all links.
         self.load = 0
@@ -225,12 +238,14 @@ class Workers:
         self._woken -= 1
         # The worker may have been started by what a handler of another route did.
         CALLER.set(None)
+        self.tasks.add(worker)
         try:
             while True:
                 with trio.CancelScope() as worker.scope:
                     worker.cancelled = worker.timed = False
                     await self._work_until_cancelled(worker)
         finally:
+            self.tasks.discard(worker)
             self._started -= 1
 
     async def _work_until_cancelled(self, worker: Worker) -> None:
@@ -325,6 +340,10 @@ class Workers:
         """Wait until no handler runs and no message waits for one."""
         while self.running or any(inbox.waiting for inbox in self._ring):
             await self._idle.park()
+
+
+#: Code that has the message of a worker among its local variables.
+_PROCESSING: Final = Workers._work_until_cancelled.__code__
 
 
 class Inbox:

@@ -112,7 +112,7 @@ class Sending:
             return
         if self.delivery_id >= 0:
             session = self.link.session
-            if session.sent_unsettled(self.delivery_id):
+            if self.delivery_id in session.sent_unsettled:
                 session.queue_disposition(SENDER, self.delivery_id, True, state)
                 session.forget_outgoing(self.delivery_id)
         self.settled = True

@@ -327,9 +327,10 @@ class Session:
             self._outgoing[delivery_id] = sending
         return delivery_id
 
-    def sent_unsettled(self, delivery_id: int) -> bool:
-        """Return whether a delivery that we sent is unsettled."""
-        return delivery_id in self._outgoing
+    @property
+    def sent_unsettled(self) -> dict[int, Sending]:
+        """Unsettled deliveries that we sent, by id, the oldest first."""
+        return self._outgoing
 
     def forget_outgoing(self, delivery_id: int) -> None:
         """Remove a settled delivery that we sent."""
@@ -759,8 +760,7 @@ class Session:
     def _left_by(self, link: Link) -> list[Any]:
         """Return the unsettled deliveries of *link*, now that all links end with the session.
 
-        The deliveries are grouped by link in one pass. A search for each link would take as many
-        passes as there are links.
+        They are grouped in one pass, since a search for each link would take as many passes as links.
         """
         found: list[Any] = []
         if self._left is None:

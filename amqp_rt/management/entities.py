@@ -23,6 +23,7 @@ from ..container.container import Container
 from ..errors import AmqpError
 from ..fronts.base import SENDER
 from ..outcomes import Error
+from ..tallies import Tallies
 from ..termini import Source, Target
 from .answering import Collection, UnchangeableEntities, attributes
 from .branches import BranchCollection
@@ -35,6 +36,8 @@ class ContainerEntity(Struct, frozen=True, kw_only=True):
     connections: int
     nodes: int
     bytes: int
+    #: Number of deliveries, queues, senders, handlers and others that make no progress.
+    stuck: int
 
 
 class ConnectionEntity(Struct, frozen=True, kw_only=True):
@@ -60,6 +63,9 @@ class SessionEntity(Struct, frozen=True, kw_only=True):
     connection: str
     channel: int
     links: int
+    #: Seconds since when the oldest delivery that the peer has not settled has been that, to within ten seconds;
+    #: None if there is none.
+    oldest_unsettled_s: float | None
 
 
 class LinkEntity(Struct, frozen=True, kw_only=True):
@@ -209,6 +215,7 @@ class _Containers(_Collection):
             connections=len(container.connections),
             nodes=len(host.space(virtual_host).nodes),
             bytes=host.memory.held,
+            stuck=sum(container.tallies.stuck.values()),
         )
 
     def _find(self, name: str, virtual_host: str) -> Struct | None:
@@ -257,11 +264,11 @@ class _Sessions(_Collection):
 
     def _each(self, virtual_host: str) -> Iterator[Struct]:
         for name, connection, session in self._in.sessions(virtual_host):
-            yield _session_entity(name, connection, session)
+            yield _session_entity(name, connection, session, self._in.container.tallies)
 
     def _find(self, name: str, virtual_host: str) -> Struct | None:
         found = self._in.session(name, virtual_host)
-        return None if found is None else _session_entity(name, *found)
+        return None if found is None else _session_entity(name, *found, self._in.container.tallies)
 
     async def delete(self, name: str, virtual_host: str) -> None:
         found = self._in.session(name, virtual_host)
@@ -269,9 +276,14 @@ class _Sessions(_Collection):
             found[1].end(_BY_OPERATOR)
 
 
-def _session_entity(name: str, connection: str, session: Any) -> SessionEntity:
+def _session_entity(name: str, connection: str, session: Any, tallies: Tallies) -> SessionEntity:
+    since = tallies.unsettled_since.get(session)
     return SessionEntity(
-        name=name, connection=connection, channel=session.channel, links=len(session.links)
+        name=name,
+        connection=connection,
+        channel=session.channel,
+        links=len(session.links),
+        oldest_unsettled_s=None if since is None else round(trio.current_time() - since, 3),
     )
 
 

@@ -267,6 +267,7 @@ def families(
     )
     yield _gauge("handler_running", ("route",), _of_one(found.running))
     yield _counter("handler_outcomes", ("route", "outcome"), found.outcomes.items())
+    yield _gauge("stuck", ("what",), _of_one(found.stuck))
     yield _gauge("metrics_left_out", (), [((), found.left_out)])
     compiled = "true" if COMPILED else "false"
     yield _gauge("build_info", ("version", "compiled"), [((__version__, compiled), 1)])

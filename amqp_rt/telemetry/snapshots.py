@@ -78,6 +78,8 @@ class Snapshot(Struct):
     batch_messages: Distribution | None = None
     #: Records that a group has not read: virtual host, log, group, number.
     lags: list[tuple[str, str, str, int]] = field(default_factory=list)
+    #: What is stuck, by cause.
+    stuck: dict[str, int] = field(default_factory=dict)
     #: Running handlers, and outcomes, by route.
     running: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -121,6 +123,7 @@ async def take_snapshot(
     found.logins_failed.update(tallies.logins_failed.items())
     await _add_connections(found, container, slices)
     _add_handlers(found, container)
+    found.stuck.update(tallies.stuck)
     return found
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .container.raising import Modify, Reject, Release
     from .container.receiving import Receiver
     from .container.recovery import Reconnect, connect
-    from .container.routes import Deadline
+    from .container.routes import Batch, Deadline
     from .container.scopes import Depends, PerMessage
     from .container.sending import Sender
     from .container.tokens import Sas
@@ -42,6 +42,7 @@ __all__ = [
     "COMPILED",
     "Access",
     "Anonymous",
+    "Batch",
     "BearerToken",
     "Breaker",
     "Broker",
@@ -102,6 +103,7 @@ COMPILED: bool
 _HOMES: dict[str, str] = {
     "Access": "amqp_rt.security.access",
     "Anonymous": "amqp_rt.security.mechanisms",
+    "Batch": "amqp_rt.container.routes",
     "BearerToken": "amqp_rt.security.tokens",
     "Breaker": "amqp_rt.policies",
     "Broker": "amqp_rt.broker.broker",

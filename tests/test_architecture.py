@@ -182,6 +182,7 @@ LARGE: dict[str, str] = {
 _IMPLEMENTED = "a Protocol and its implementation"
 #: Names of several classes of a distribution → reason. One name means one class otherwise.
 NAMESAKES = {
+    "Batch": "of messages for a handler, and of changes for a store",
     "Delivery": "of the protocol, and of the public client",
     "Front": _IMPLEMENTED,
     "Link": _IMPLEMENTED,

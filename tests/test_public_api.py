@@ -69,6 +69,7 @@ PUBLIC: dict[str, set[str]] = {
         "XOAuth2",
         "Scram",
         "Users",
+        "Batch",
         "BearerToken",
         "Breaker",
         "Broker",

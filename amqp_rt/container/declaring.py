@@ -18,7 +18,7 @@ import msgspec
 from ..addresses import Pattern
 from ..policies import Retry
 from .raising import OnError
-from .routes import PREFETCH, HandlerDeclaration, Kind, Middleware, check_form
+from .routes import PREFETCH, Batch, HandlerDeclaration, Kind, Middleware, check_form
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,6 +40,7 @@ def _declare(
     on_error: OnError | None = None,
     retry: Retry | None = None,
     thread: bool = False,
+    batch: Batch | None = None,
     middleware: Sequence[Middleware] = (),
 ) -> HandlerDeclaration:
     if not isinstance(address, str):
@@ -54,6 +55,10 @@ def _declare(
         raise ValueError(f"{address!r}: prefetch must not be negative, it is {prefetch}")
     if retry is not None and on_error is not None:
         raise ValueError(f"{address!r}: give retry or on_error, not both")
+    if batch is not None and streaming:
+        raise ValueError(f"{address!r}: give batch or streaming, not both")
+    if batch is not None and not isinstance(batch, Batch):
+        raise TypeError(f"{address!r}: batch= takes Batch(messages=100), not {batch!r}")
     if mode not in ("copy", "move"):
         raise ValueError(f"{address!r}: mode is 'copy' or 'move', not {mode!r}")
     Pattern(address)  # A malformed address is refused where it is written
@@ -68,6 +73,7 @@ def _declare(
         on_error=on_error,
         retry=retry,
         thread=thread,
+        batch=batch,
         middleware=tuple(middleware),
     )
 
@@ -105,6 +111,7 @@ class NodeDecorator(_Decorators):
         on_error: OnError | None = None,
         retry: Retry | None = None,
         thread: bool = False,
+        batch: Batch | None = None,
         middleware: Sequence[Middleware] = (),
     ) -> Callable[[F], F]:
         """Declare the decorated function as the node at *address*.
@@ -121,6 +128,8 @@ class NodeDecorator(_Decorators):
                 workers and over restarts. Its ``budget`` and ``attempt_s`` are for calls only.
             thread: Call the function, a ``def`` that blocks, in a thread; at most *slots* at once. It cannot be
                 cancelled: the end of the container waits until it returns.
+            batch: Pass messages in lists, of all links together. *slots* then counts batches. The handler returns
+                None, one outcome for all, or a list with one for each; an exception fails all of them.
             middleware: Wrapped around the handler, the first outermost.
         """
         return self._decorator(
@@ -133,6 +142,7 @@ class NodeDecorator(_Decorators):
                 on_error=on_error,
                 retry=retry,
                 thread=thread,
+                batch=batch,
                 middleware=middleware,
             )
         )

@@ -45,8 +45,17 @@ def outcome_of_error(
         log_rejection(inbox, delivery, f"it cannot be decoded for {route.name}", Error.of(error))
         return Rejected(Error(error.condition, error.description or None, error.info or None))
     route.stats.failed += 1
+    where = f"on a message to {inbox.binding.address!r}"
+    log_failure(inbox.binding.container, route, where, error)
+    return failed_outcome(inbox, delivery, error, count=count)
+
+
+def failed_outcome(
+    inbox: Inbox, delivery: IncomingDelivery, error: Exception, *, count: int | None = None
+) -> Outcome:
+    """Return the outcome of *delivery*, whose handler failed with *error*, by the policy of its node."""
+    route = inbox.route
     container = inbox.binding.container
-    log_failure(container, route, f"on a message to {inbox.binding.address!r}", error)
     policy = route.retry or container.retry
     if route.on_error is None and policy is not None:
         attempt = attempt_of(delivery) if count is None else count + 1

@@ -10,6 +10,7 @@ import msgspec
 from ..addresses import AddressError, AddressTable
 from ..security.access import MANAGEMENT, reserved
 from ..tallies import OTHER
+from .batching import BatchWorkers
 from .codecs import Codecs
 from .declaring import declared
 from .home import Home
@@ -94,6 +95,8 @@ class Nodes:
         route = Route(function, declaration, self._resources, self._codecs)
         if route.kind == "rpc":
             return Workers(route, self._home, self._answer)
+        if route.batch is not None:
+            return BatchWorkers(route, route.batch, self._home)
         return Workers(route, self._home, run_streamed if route.streaming else run_message)
 
     def _place(self, workers: Workers) -> None:

@@ -43,6 +43,7 @@ from ..addresses import Pattern
 from ..errors import DecodeError
 from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink, SendingLink
+from ..limits import MIB, check_seconds
 from ..message import Message
 from ..outcomes import MODIFIED_FAILED, Outcome
 from ..policies import Retry
@@ -201,6 +202,27 @@ CallNext: TypeAlias = Callable[[Context], Awaitable[Any]]
 Middleware: TypeAlias = Callable[[CallNext, Context], Awaitable[Any]]
 
 
+class Batch(Struct, frozen=True):
+    """Bounds of a batch: it is handled when the first of them is reached.
+
+    Args:
+        messages: Number of messages.
+        bytes: Bytes of encoded messages; a larger message is a batch of its own.
+        within_s: Seconds from the first message. 0 takes what has arrived.
+    """
+
+    messages: int = 100
+    bytes: int = 1 * MIB
+    within_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("messages", "bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} of a batch must be at least 1, not {value!r}")
+        check_seconds("within_s", self.within_s)
+
+
 class HandlerDeclaration(Struct, kw_only=True):
     """Declaration of a handler, as a decorator records it on a function."""
 
@@ -214,6 +236,7 @@ class HandlerDeclaration(Struct, kw_only=True):
     on_error: OnError | None = None
     retry: Retry | None = None
     thread: bool = False
+    batch: Batch | None = None
     middleware: tuple[Middleware, ...] = ()
     #: Local names of the enclosing function that the annotations mention.
     names: dict[str, Any] = {}
@@ -365,6 +388,10 @@ class Route:
         self.address = declaration.address
         self.pattern = Pattern(declaration.address)
         self.slots = declaration.slots
+        #: Bounds of the batches that the handler gets; None if it gets single messages.
+        self.batch = declaration.batch
+        #: Messages that are processed at a time.
+        self.capacity = self.slots * (self.batch.messages if self.batch is not None else 1)
         self.prefetch = declaration.prefetch
         self.streaming = declaration.streaming
         self.mode = declaration.mode
@@ -383,7 +410,9 @@ class Route:
         #: Decodes a body as the payload.
         self._decode: Decode = decode_payload
         self._resources = resources
-        self._scope = Scope(self.name, resources, _BY_TYPE)
+        # A batch has messages of several links.
+        self._by_type = _BY_TYPE if self.batch is None else {}
+        self._scope = Scope(self.name, resources, self._by_type)
         self._positional: list[_Maker] = []
         self._keyword: list[tuple[str, _Maker]] = []
         self._captured: dict[str, Any] = {}
@@ -476,6 +505,8 @@ class Route:
                 self._keyword.append((parameter.name, maker))
             else:
                 self._positional.append(maker)
+        if self.batch is not None:
+            main = self._elements(main)
         if self.kind in ("node", "rpc") and main:
             self.payload = main[0]
             self._find_decoding(main)
@@ -484,6 +515,28 @@ class Route:
             self._positional = [
                 _payload_part(0) if maker is _payload else maker for maker in self._positional
             ]
+
+    def _elements(self, main: list[Any]) -> list[Any]:
+        """Return the type of the items of the list that the handler of a batch takes."""
+        if self.pattern.captures:
+            raise TypeError(
+                f"{self.name}: a batch has messages of several links: its address has no captures"
+            )
+        if len(main) != 1 or get_origin(main[0]) is not list:
+            raise TypeError(f"{self.name}: with batch=, the payload is a list: rows: list[Row]")
+        return list(get_args(main[0]))
+
+    def element(self, delivery: IncomingDelivery, message: Message) -> Any:
+        """Return the item of a batch for one message.
+
+        Raises:
+            DecodeError: The payload is not of the handler's type.
+        """
+        if self.payload is Message:
+            return message
+        if self.payload is Delivery:
+            return Delivery(delivery, self._codecs)
+        return self._decode(message, self.payload)
 
     def _maker(self, name: str, wanted: Any) -> _Maker | None:
         """Return the maker of an argument matched by name or type; None if it is neither."""
@@ -495,8 +548,8 @@ class Route:
         if made is not None:
             return made
         kind = _plain(wanted)
-        if isinstance(kind, type) and kind in _BY_TYPE:
-            return _BY_TYPE[kind]
+        if isinstance(kind, type) and kind in self._by_type:
+            return self._by_type[kind]
         found = self._resources.find(kind)
         if found is not None:
             resources = self._resources
@@ -529,6 +582,8 @@ class Route:
         """Look up the decoding of the payload, or of several arguments."""
         if self.streaming:
             return  # The handler reads the octets itself.
+        if self.batch is not None and wanted[0] in (Message, Delivery):
+            return
         try:
             if len(wanted) == 1:
                 self._decode = self._codecs.decoding(wanted[0])

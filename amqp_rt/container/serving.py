@@ -28,7 +28,14 @@ from ..fronts.base import (
     ReceivingLink,
 )
 from ..message import MESSAGE_FORMAT, Message, read_data
-from ..observers import LinkObserver, ObservedLink, Observer, bind, error_of_outcome
+from ..observers import (
+    LinkObserver,
+    ObservedLink,
+    ObservedOperation,
+    Observer,
+    bind,
+    error_of_outcome,
+)
 from ..outcomes import (
     ACCEPTED,
     MODIFIED_FAILED,
@@ -107,10 +114,14 @@ class ObservedRun:
             )
         return self._observer
 
+    def begin(self, delivery: IncomingDelivery) -> ObservedOperation | None:
+        """Begin the operation on a message that is processed together with others."""
+        observer = self._bound()
+        return None if observer is None else observer.begin(readable(delivery))
+
     async def __call__(self, inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
         """Process one message. Cancelling is passed on, and ends the operation."""
-        observer = self._bound()
-        operation = None if observer is None else observer.begin(readable(delivery))
+        operation = self.begin(delivery)
         if operation is None:
             await self._run(inbox, delivery, worker)
             return
@@ -177,11 +188,12 @@ class Workers:
     def __init__(self, route: Route, container: Home, run: Run) -> None:
         self.route = route
         self.container = container
-        self.slots = route.slots
+        #: Messages that are processed at a time.
+        self.slots = route.capacity
         #: Octets of a message that are searched for a trace context.
         self.trace_within = container.limits.trace_context_within
         #: Without prefetch the links share the free slots; with it each has its own window.
-        self.shared = None if route.prefetch else SharedSlots(route.slots)
+        self.shared = None if route.prefetch else SharedSlots(route.capacity)
         self.inboxes: set[Inbox] = set()
         #: Tasks that have been started, idle ones included.
         self.tasks: set[Worker] = set()
@@ -192,6 +204,7 @@ class Workers:
         self.run = run
         self._ring: deque[Inbox] = deque()
         self._parked: list[Worker] = []
+        self._tasks = route.slots
         self._started = 0
         #: Number of woken workers that have not looked for a message yet.
         self._woken = 0
@@ -207,11 +220,17 @@ class Workers:
         if not self._woken:
             self._wake()
 
+    def _queue(self, inbox: Inbox, *, first: bool = False) -> None:
+        """Put *inbox* into the ring without waking a worker."""
+        if not inbox.queued:
+            inbox.queued = True
+            (self._ring.appendleft if first else self._ring.append)(inbox)
+
     def _wake(self) -> None:
         if self._parked:
             worker = self._parked.pop()
             trio.lowlevel.reschedule(worker.task)
-        elif self._started < self.slots and self.container.start_handler(self._work):
+        elif self._started < self._tasks and self.container.start_handler(self._work):
             self._started += 1
         else:
             return
@@ -267,7 +286,7 @@ class Workers:
                 continue
             inbox, delivery = taken
             # Wake further workers for the waiting messages, at most two at a time.
-            if self._woken < 2 and self._ring and (self._parked or self._started < self.slots):
+            if self._woken < 2 and self._ring and (self._parked or self._started < self._tasks):
                 self._wake()
             self.running += 1
             try:
@@ -380,7 +399,7 @@ class Inbox:
         self._owns_credit = window is None
         if window is None and workers.shared is None:
             window = CreditWindow(
-                binding.link, messages=self.route.prefetch, slots=self.route.slots
+                binding.link, messages=self.route.prefetch, slots=self.route.capacity
             )
         self._window = window
         workers.inboxes.add(self)

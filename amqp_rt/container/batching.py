@@ -1,0 +1,221 @@
+"""Batches: handlers that get many messages at a time.
+
+The :class:`BatchWorkers` of a route collect messages of all its links. One worker collects at a time; it waits
+until the batch is full or its time has passed, while the others run handlers. A message that cannot be decoded is
+rejected when it is collected, and takes no place in the batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import trio
+from msgspec import Struct
+
+from ..errors import DecodeError
+from ..fronts.base import IncomingDelivery
+from ..observers import ObservedOperation, error_of
+from ..outcomes import ACCEPTED, RELEASED, Accepted, Modified, Outcome, Rejected, Released
+from .callers import CALLER
+from .failures import failed_outcome, only_cancelled, outcome_of_error
+from .home import Home
+from .raising import RaisedOutcome, Reject
+from .routes import Batch, Route
+from .serving import Inbox, ObservedRun, Worker, Workers, count, read_message, settle_if_open
+
+
+class _Collected(Struct):
+    """Message of a batch, decoded for the handler."""
+
+    inbox: Inbox
+    delivery: IncomingDelivery
+    value: Any
+
+    @property
+    def gone(self) -> bool:
+        """Whether the link has ended before the handler began: its peer delivers the message again."""
+        return not self.delivery.settled and not self.delivery.link.attached
+
+
+class BatchWorkers(Workers):
+    """Workers of a route whose handler gets batches; each worker is a slot for one batch.
+
+    Args:
+        route: The route.
+        batch: Its bounds.
+        container: The container, in whose nursery the tasks run.
+    """
+
+    def __init__(self, route: Route, batch: Batch, container: Home) -> None:
+        super().__init__(route, container, self._run_batch)
+        self._batch = batch
+        #: Worker that collects a batch: further messages are its own.
+        self._collector: Worker | None = None
+        #: Set when more messages have arrived for the collector that waits.
+        self._more = trio.Event()
+        self._stopped = False
+
+    def put(self, inbox: Inbox) -> None:
+        """Process the messages of *inbox*, in the batch that is being collected or in a new one."""
+        if self._collector is None:
+            super().put(inbox)
+            return
+        self._queue(inbox)
+        self._more.set()
+
+    def stop(self) -> None:
+        """Give no more credit, release messages that have not been collected, and handle those that have."""
+        self._stopped = True
+        super().stop()
+        self._more.set()
+
+    def _next(self) -> tuple[Inbox, IncomingDelivery] | None:
+        # A worker that was woken before another one began to collect finds nothing.
+        return super()._next() if self._collector is None else None
+
+    async def _run_batch(self, inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
+        """Collect a batch that begins with *delivery*, and pass it to the handler.
+
+        The caller gives back the room of *delivery*, this function that of the other messages.
+        """
+        collected: list[_Collected] = []
+        if not self._decode(inbox, delivery, collected):
+            return  # The batch begins with a message that it can have.
+        try:
+            await self._collect(collected, worker)
+            await self._handle([each for each in collected if not each.gone], worker)
+        except trio.Cancelled:
+            # Those that the handler has settled keep their outcomes.
+            self.route.stats.released += len(collected)
+            for each in collected:
+                settle_if_open(each.delivery, RELEASED)
+            raise
+        finally:
+            for each in collected:
+                if each.delivery is not delivery:
+                    each.inbox.finished(each.delivery)
+
+    async def _collect(self, collected: list[_Collected], worker: Worker) -> None:
+        """Add messages to *collected* until the batch is full or its time has passed."""
+        self._collector = worker
+        batch = self._batch
+        size = sum(len(each.delivery.payload) for each in collected)
+        deadline = trio.current_time() + batch.within_s
+        try:
+            while len(collected) < batch.messages and size < batch.bytes:
+                found = super()._next()
+                if found is None:
+                    if self._stopped or trio.current_time() >= deadline:
+                        break
+                    self._more = trio.Event()
+                    with trio.move_on_at(deadline):
+                        await self._more.wait()
+                    continue
+                inbox, delivery = found
+                if collected and size + len(delivery.payload) > batch.bytes:
+                    inbox.waiting.appendleft(delivery)
+                    self._queue(inbox, first=True)
+                    break
+                if self._decode(inbox, delivery, collected):
+                    size += len(delivery.payload)
+                else:
+                    # Its room is free at once, so that malformed messages do not hold up a batch.
+                    inbox.finished(delivery)
+        finally:
+            self._collector = None
+            if self._ring and not self._woken:
+                self._wake()
+
+    def _decode(
+        self, inbox: Inbox, delivery: IncomingDelivery, collected: list[_Collected]
+    ) -> bool:
+        """Add the payload of *delivery* to the batch, or reject it; return whether it was added."""
+        try:
+            value = self.route.element(delivery, read_message(delivery))
+        except (DecodeError, Reject) as error:
+            _settle(inbox, delivery, outcome_of_error(inbox, delivery, error))
+            return False
+        collected.append(_Collected(inbox, delivery, value))
+        return True
+
+    async def _handle(self, items: list[_Collected], worker: Worker) -> None:
+        """Call the handler, and set the outcomes of *items*."""
+        if not items:
+            return
+        route = self.route
+        operations = _observed(items)
+        outcomes: Sequence[Outcome]
+        error: str | None = "cancelled"
+        try:
+            result = route.open(items[0].inbox.binding, [each.value for each in items])
+            if inspect.isawaitable(result):
+                result = await result
+            outcomes = _outcomes(result, len(items))
+            error = None
+        except trio.Cancelled:
+            raise
+        except Exception as failure:
+            error = worker.failure = error_of(failure)
+            outcomes = _failed(items, failure)
+        except BaseExceptionGroup as group:
+            route.stats.released += len(items)
+            for each in items:
+                settle_if_open(each.delivery, RELEASED)
+            raise only_cancelled(route, group) from None
+        finally:
+            CALLER.set(None)
+            for operation in operations:
+                operation.end(error)
+        for each, outcome in zip(items, outcomes, strict=True):
+            _settle(each.inbox, each.delivery, outcome)
+
+
+def _settle(inbox: Inbox, delivery: IncomingDelivery, outcome: Outcome) -> None:
+    """Count and set *outcome*, now or after the pause that it requests."""
+    count(inbox.route.stats, outcome)
+    if outcome is ACCEPTED or not inbox.hold(delivery, outcome):
+        settle_if_open(delivery, outcome)
+
+
+def _observed(items: Iterable[_Collected]) -> list[ObservedOperation]:
+    """Begin the operations of observers on all messages but the first, whose operation runs already."""
+    found: list[ObservedOperation] = []
+    for each in list(items)[1:]:
+        if isinstance(each.inbox.run, ObservedRun):
+            operation = each.inbox.run.begin(each.delivery)
+            if operation is not None:
+                found.append(operation)
+    return found
+
+
+def _outcomes(result: Any, size: int) -> Sequence[Outcome]:
+    """Return the outcomes of *size* messages for the *result* of their handler.
+
+    Raises:
+        TypeError: *result* is neither None, an outcome, nor one for each message.
+    """
+    if isinstance(result, list | tuple):
+        if len(result) != size:
+            raise TypeError(f"a batch of {size} messages needs as many outcomes, got {len(result)}")
+        return [_outcome(each) for each in result]
+    return [_outcome(result)] * size
+
+
+def _outcome(result: Any) -> Outcome:
+    if result is None:
+        return ACCEPTED
+    if isinstance(result, Accepted | Rejected | Released | Modified):
+        return result
+    if isinstance(result, RaisedOutcome):
+        return result.outcome
+    raise TypeError(f"a batch returns None or outcomes such as Reject(...), not {result!r:.80}")
+
+
+def _failed(items: Sequence[_Collected], error: Exception) -> list[Outcome]:
+    """Return the outcomes of *items*, whose handler ended with *error*: by the attempts of each."""
+    first, *others = items
+    found = [outcome_of_error(first.inbox, first.delivery, error)]
+    say = outcome_of_error if isinstance(error, RaisedOutcome | DecodeError) else failed_outcome
+    return found + [say(each.inbox, each.delivery, error) for each in others]

@@ -342,6 +342,9 @@ class Session:
         """Handle a control of class session that is not about attachment."""
         if self.ended:
             return
+        if isinstance(control, SessionCompleted) and control.timely_reply:
+            # At once, even if it waits: a peer may send nothing more until it has the reply.
+            self._owe_echo(control.commands or RangeSet())
         if not self._awaits and not len(self._waiting):
             self._on_control(control)
         elif isinstance(control, SessionGap) and self.carrier and self.carrier.transport.has_begun:
@@ -350,6 +353,9 @@ class Session:
             if isinstance(control, SessionFlush) and not control.expected:
                 # It is about the commands that wait. A peer that asks for expected, too, resumes, and
                 # waits for our answer as we wait for its own.
+                self._wait(control)
+            elif isinstance(control, SessionCompleted) and len(self._waiting):
+                # The result of a command comes before its completion, and may be among what waits.
                 self._wait(control)
             else:
                 self._on_control(control)
@@ -410,9 +416,7 @@ class Session:
     def _on_control(self, control: Control, *, waited: bool = False) -> None:
         try:
             if isinstance(control, SessionCompleted):
-                self._on_completed(
-                    control.commands or RangeSet(), timely_reply=control.timely_reply
-                )
+                self._on_completed(control.commands or RangeSet())
             elif isinstance(control, SessionKnownCompleted):
                 self.receiver.know_completed(control.commands or RangeSet())
             elif isinstance(control, SessionFlush):
@@ -436,15 +440,16 @@ class Session:
         except CommandFault as fault:
             self.fail(fault)
 
-    def _on_completed(self, commands: RangeSet, *, timely_reply: bool) -> None:
-        fresh = self.sender.complete(commands)
+    def _owe_echo(self, commands: RangeSet) -> None:
         # On request only: qpid.messaging knows no such control. Others keep what they complete as few
         # ranges meanwhile.
-        if timely_reply:
-            if self._echo.range_count + commands.range_count > RANGES_MAX:
-                self._send_echo()
-            self._echo.update(commands)
-            self._owes_echo = True
+        if self._echo.range_count + commands.range_count > RANGES_MAX:
+            self._send_echo()
+        self._echo.update(commands)
+        self._owes_echo = True
+
+    def _on_completed(self, commands: RangeSet) -> None:
+        fresh = self.sender.complete(commands)
         # A session that has failed drops commands, and with them results that come before completions.
         if fresh and self._failure is None:
             self.handler.on_completed(fresh)

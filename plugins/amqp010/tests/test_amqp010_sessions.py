@@ -792,6 +792,78 @@ def test_commands_that_came_before_expected_are_executed_after_it(scene: Scene) 
     assert channel.taken() == [point(0), SessionCompleted(commands=ranges((0, 4)))]
 
 
+@pytest.mark.req("D10", "D15")
+def test_completions_before_expected_are_those_of_the_state_that_is_kept(scene: Scene) -> None:
+    channel = scene.attached(timeout=9)
+    for name in "abc":
+        channel.session.send(octets(name))
+    channel.attachment.lose(scene.now)
+    channel = reattached(scene)
+    # The replies to our flush may come in any order.
+    channel.control(SessionCompleted(commands=ranges((0, 1)), timely_reply=True))
+    assert channel.taken() == [SessionKnownCompleted(commands=ranges((0, 1)))]
+    assert channel.actor.events == ["suspended", ("completed", [(0, 1)])]
+    # Complete commands are not repeated, even if they are expected.
+    channel.control(SessionExpected(commands=ranges((1, 3))))
+    assert channel.taken() == [SessionGap(commands=ranges((1, 1))), point(2), declare("c")]
+
+
+@pytest.mark.req("D15")
+def test_a_completion_before_expected_follows_the_result_that_waits(scene: Scene) -> None:
+    channel = scene.attached(timeout=9)
+    channel.session.send(octets("a"))
+    channel.attachment.lose(scene.now)
+    channel = reattached(scene)
+    channel.control(point(0))
+    channel.command(ExecutionResult(command_id=0, value=RESULT))
+    channel.control(SessionCompleted(commands=ranges((0, 0)), timely_reply=True))
+    # The reply does not wait with it.
+    assert channel.taken() == [SessionKnownCompleted(commands=ranges((0, 0)))]
+    assert channel.actor.events == ["suspended"]
+    channel.control(SessionExpected(commands=ranges((1, 1))))
+    assert channel.actor.events == [
+        "suspended",
+        ("result", 0, RESULT),
+        ("completed", [(0, 0)]),
+        "resumed",
+    ]
+    assert channel.taken() == [point(1), SessionCompleted(commands=ranges((0, 0)))]
+
+
+@pytest.mark.req("D10")
+def test_a_new_peer_that_completes_nothing_before_expected(scene: Scene) -> None:
+    channel = scene.attached(timeout=9)
+    channel.session.send(octets("old"))
+    channel.attachment.lose(scene.now)
+    channel = reattached(scene)
+    channel.control(point(0))
+    channel.command(declare("new"))
+    channel.control(SessionCompleted(commands=ranges()), SessionExpected(commands=ranges()))
+    old, new = scene.actors
+    assert old.events == ["suspended", "ended"]
+    assert new.executed == [(0, declare("new"))]
+    assert channel.taken() == [point(0), SessionCompleted(commands=ranges((0, 0)))]
+
+
+@pytest.mark.req("D10", "D15")
+@pytest.mark.parametrize("new", [True, False])
+def test_completions_before_expected_of_what_was_not_sent(scene: Scene, new: bool) -> None:
+    channel = scene.attached(timeout=9)
+    channel.session.send(octets("old"))
+    channel.attachment.lose(scene.now)
+    channel = reattached(scene)
+    channel.control(point(0))
+    if new:
+        channel.command(declare("new"))
+    number = 0 if new else 1
+    channel.control(SessionCompleted(commands=ranges((number, number))))
+    # It is not known yet which session is meant; a new one has sent nothing.
+    assert channel.taken() == []
+    channel.control(SessionExpected(commands=ranges() if new else ranges((1, 1))))
+    assert channel.failure().error_code == ErrorCode.INVALID_ARGUMENT
+    assert scene.actors[-1].events[-1] == "ended"
+
+
 @pytest.mark.req("D15")
 def test_a_failure_of_a_detached_session_is_told_when_it_resumes(scene: Scene) -> None:
     channel = scene.attached(timeout=9)

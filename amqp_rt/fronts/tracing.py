@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -46,6 +47,39 @@ class Tracing(Protocol):
 
     def reader(self) -> TraceReader:
         """Create a reader of one direction."""
+
+
+class Unmasked:
+    """Mask for the octets of a side that sends no secrets: it shows all of them."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return *data* unchanged."""
+        return data
+
+    def rest(self) -> bytes:
+        """Return nothing: no octets are held back."""
+        return b""
+
+
+class ClientSecretsTracing:
+    """Tracing of a protocol in which only clients send secrets.
+
+    Args:
+        mask: Makes the mask for the octets of one client.
+        reader: Makes the reader of one direction.
+    """
+
+    def __init__(self, mask: Callable[[], TraceMask], reader: Callable[[], TraceReader]) -> None:
+        self._mask = mask
+        self._reader = reader
+
+    def mask(self, *, client: bool) -> TraceMask:
+        """Create a mask for the octets of the client, or of the server."""
+        return self._mask() if client else Unmasked()
+
+    def reader(self) -> TraceReader:
+        """Create a reader of the frames of one direction."""
+        return self._reader()
 
 
 #: Protocol header → tracing of its connections. Plug-ins register theirs when they are imported.

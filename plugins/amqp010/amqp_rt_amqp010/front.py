@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import inf
 
 from amqp_rt.fronts import TRACINGS, ServerOptions
+from amqp_rt.fronts.tracing import ClientSecretsTracing
 
 from .engine import Engine
 from .frames import PROTOCOL_HEADER
@@ -15,9 +16,9 @@ from .partial_messages import PartialMessages
 from .recent import Recents
 from .registry import SessionRegistry
 from .staged_files import StagedFiles, StagingLimits
-from .tracing import Tracing
+from .tracing import ClientMask, FrameNames
 
-TRACINGS[PROTOCOL_HEADER] = Tracing()
+TRACINGS[PROTOCOL_HEADER] = ClientSecretsTracing(ClientMask, FrameNames)
 
 
 class Front:

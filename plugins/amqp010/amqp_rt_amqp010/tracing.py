@@ -95,18 +95,6 @@ class ClientMask:
         return payload
 
 
-class ServerMask:
-    """Mask for a server's octets, which shows all of them."""
-
-    def rest(self) -> bytes:
-        """Return nothing: no octets are held."""
-        return b""
-
-    def feed(self, data: bytes) -> bytes:
-        """Return *data* unchanged."""
-        return data
-
-
 class FrameNames:
     """Splits one direction into frames, with their names."""
 
@@ -141,15 +129,3 @@ def _name(flags: int, kind: int, payload: bytes) -> str:
         return _TYPES[kind]
     known = _NAMES.get((kind, int.from_bytes(payload[:2], "big")))
     return f"{_TYPES[kind]} {payload[0]}.{payload[1]}" if known is None else known.NAME
-
-
-class Tracing:
-    """Masks and readers for traces of 0-10 (:class:`amqp_rt.fronts.Tracing`)."""
-
-    def mask(self, *, client: bool) -> ClientMask | ServerMask:
-        """Return a mask for the octets of the client, or of the server."""
-        return ClientMask() if client else ServerMask()
-
-    def reader(self) -> FrameNames:
-        """Return a reader of the frames of one direction."""
-        return FrameNames()

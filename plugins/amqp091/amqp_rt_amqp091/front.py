@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from amqp_rt.fronts import TRACINGS, ServerOptions
+from amqp_rt.fronts.tracing import ClientSecretsTracing
 
 from .engine import Engine
 from .frames import PROTOCOL_HEADER
 from .recent import Recents
 from .sessions import Reply
-from .tracing import Tracing
+from .tracing import ClientMask, FrameNames
 
-TRACINGS[PROTOCOL_HEADER] = Tracing()
+TRACINGS[PROTOCOL_HEADER] = ClientSecretsTracing(ClientMask, FrameNames)
 
 
 class Front:

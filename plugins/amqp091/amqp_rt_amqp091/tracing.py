@@ -122,18 +122,6 @@ def _without_response(payload: bytes) -> bytes:
     return payload[:begin] + _MASK * (end - begin) + payload[end:]
 
 
-class ServerMask:
-    """Mask for a server's octets, which shows all of them."""
-
-    def rest(self) -> bytes:
-        """Return nothing: no octets are held."""
-        return b""
-
-    def feed(self, data: bytes) -> bytes:
-        """Return *data* unchanged."""
-        return data
-
-
 class FrameNames:
     """Splits one direction into frames, with their names."""
 
@@ -166,15 +154,3 @@ class FrameNames:
             at = end
         self.held = held[at:]
         return found
-
-
-class Tracing:
-    """Masks and readers for traces of 0-9-1 (:class:`amqp_rt.fronts.Tracing`)."""
-
-    def mask(self, *, client: bool) -> ClientMask | ServerMask:
-        """Return a mask for the octets of the client, or of the server."""
-        return ClientMask() if client else ServerMask()
-
-    def reader(self) -> FrameNames:
-        """Return a reader of the frames of one direction."""
-        return FrameNames()

@@ -9,20 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from math import inf
-from typing import Any, Final
+from typing import Final
 
-from amqp_rt import __version__
 from amqp_rt.fronts import (
     Closed,
     ConnectionFailed,
     Error,
     Event,
-    LoginRequested,
     Opened,
     Peer,
     ServerOptions,
 )
-from amqp_rt.fronts.engines import GatheringEngine, LoginExchange
+from amqp_rt.fronts.engines import GatheringEngine
 
 from .assembling import Assembler, Assembly
 from .channels import Channel
@@ -35,7 +33,6 @@ from .frames import (
     CONTROL_TRACK,
     FRAME_SIZE_MAX,
     FRAME_SIZE_MIN,
-    PROTOCOL_HEADER,
     Frame,
     FrameReader,
     control_frames,
@@ -46,19 +43,13 @@ from .layouts import (
     ConnectionClose,
     ConnectionCloseOk,
     ConnectionHeartbeat,
-    ConnectionOpen,
     ConnectionOpenOk,
-    ConnectionSecure,
-    ConnectionSecureOk,
-    ConnectionStart,
-    ConnectionStartOk,
-    ConnectionTune,
-    ConnectionTuneOk,
     Control,
 )
 from .lifecycle import TRANSITIONS, Stage
-from .limits import CHANNELS_MAX, HEARTBEAT_MAX, LOST_TURN
+from .limits import CHANNELS_MAX, LOST_TURN
 from .links import SendingLink
+from .opening import Opening, Terms
 from .partial_messages import PartialMessages
 from .recent import Recents
 from .registry import SessionRegistry
@@ -119,10 +110,10 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         before_open = max(FRAME_SIZE_MIN, min(FRAME_SIZE_MAX, limits.frame_size_before_open))
         self._frames = FrameReader(before_open)
         self._assembler = Assembler(limits.message_size_max)
-        self._header = b""
-        self._exchange: LoginExchange | None = None
-        #: Whether the client has chosen a mechanism that was not offered.
-        self._unoffered = False
+        #: None once the connection is open, or has ended.
+        self._opening: Opening | None = Opening(
+            self, options, Terms(self._channel_max, self._frame_max)
+        )
         self._open_due = False
         self._heartbeat_s = 0.0
         self._heard_at = now
@@ -189,8 +180,8 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
             working, self._working = self._working, {}
             for step in working:
                 step()
-        if data and self.stage is Stage.HEADER:
-            data = self._on_protocol_header(data)
+        if data and self.stage is Stage.HEADER and self._opening is not None:
+            data = self._opening.receive_header(data)
         if (data or unread) and not self.finished:
             self._on_data(data)
         return self._done()
@@ -206,7 +197,7 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         if self.stage is Stage.CLOSING:
             self._finish(Closed(self.error))
         else:
-            self._break("the stream ended without a close")
+            self.break_off("the stream ended without a close")
         return self._done()
 
     def tick(self, now: float) -> list[Event]:
@@ -222,14 +213,14 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
                 self._finish(Closed(self.error))
             else:
                 log.warning("connection not opened in time: %s", self.peer.address)
-                self._break("the connection was not opened in time")
+                self.break_off("the connection was not opened in time")
         elif self.stage is Stage.RUNNING and self._heartbeat_s:
             if self.congested:
                 # Nothing is read, and so nothing can be heard.
                 self._heard_at = now
             if now >= self._heard_at + 2 * self._heartbeat_s:
                 # Without a handshake: the peer is gone.
-                self._break("nothing was heard for two heartbeats")
+                self.break_off("nothing was heard for two heartbeats")
             elif now >= self._said_at + self._heartbeat_s / 2:
                 self.write_data(_HEARTBEAT)
         if not self.over:
@@ -311,37 +302,6 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         scheduled, self._scheduled = self._scheduled, {}
         for step in scheduled:
             step()
-
-    def _on_protocol_header(self, data: bytes) -> bytes:
-        """Check the protocol header, the first eight octets; return those after it."""
-        self._header += data
-        if len(self._header) < len(PROTOCOL_HEADER) and PROTOCOL_HEADER.startswith(self._header):
-            return b""
-        if not self._header.startswith(PROTOCOL_HEADER):
-            self.write_data(PROTOCOL_HEADER)
-            self._break("the protocol header is another one", "amqp:connection:framing-error")
-            return b""
-        rest = self._header[len(PROTOCOL_HEADER) :]
-        self._header = b""
-        self.stage = Stage.START
-        # Ours comes before start: clients wait for it.
-        self.write_data(PROTOCOL_HEADER)
-        self._say(
-            ConnectionStart(
-                server_properties={
-                    "host": self.options.container_id,
-                    "product": "amqp-rt",
-                    "version": __version__,
-                    "platform": "Python",
-                    "copyright": "the amqp_rt authors",
-                    "information": "a broker for AMQP 1.0, 0-9-1 and 0-10",
-                    "cluster-name": self.options.container_id,
-                },
-                mechanisms=self._mechanisms(),
-                locales=["en_US"],
-            )
-        )
-        return rest
 
     def _on_data(self, data: bytes) -> None:
         if self.congested:
@@ -430,157 +390,61 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
             self._on_close(control)
         elif isinstance(control, ConnectionCloseOk):
             self._finish(Closed(self.error))
-        elif isinstance(control, ConnectionStartOk):
-            self._on_start_ok(control)
-        elif isinstance(control, ConnectionSecureOk):
-            assert self._exchange is not None
-            self._ask_login(self._exchange, control.response)
-        elif isinstance(control, ConnectionTuneOk):
-            self._on_tune_ok(control)
-        elif isinstance(control, ConnectionOpen):
-            self._on_open(control)
+        elif self._opening is not None:
+            self._opening.receive_control(control)
 
     def _on_close(self, control: ConnectionClose) -> None:
         self.flush()
-        self._say(ConnectionCloseOk())
+        self.say(ConnectionCloseOk())
         error = None
         if control.reply_code not in (None, 0, CloseCode.NORMAL):
             error = Error(condition_of(control.reply_code), control.reply_text or "")
         self.error = error
         self._finish(Closed(error))
 
-    # --- login -----------------------------------------------------------------------------
+    # --- called by the opening -------------------------------------------------------------
 
-    def _mechanisms(self) -> list[str]:
-        """Return the mechanisms to offer.
+    def begin(self, terms: Terms) -> None:
+        """Keep to *terms*, on which client and server agree."""
+        self._channel_max = terms.channel_max
+        self._frame_max = self.frame_max_out = terms.frame_max
+        self._frames.frame_max = min(self._frames.frame_max, terms.frame_max)
+        self._heartbeat_s = float(terms.heartbeat_s)
 
-        Clients that insist on PLAIN may use it where anonymous access is allowed; they are
-        anonymous there, with any user and password.
-        """
-        offered = [*self.options.mechanisms]
-        if "PLAIN" not in offered and self._allows_anonymous:
-            offered.append("PLAIN")
-        return offered
-
-    @property
-    def _allows_anonymous(self) -> bool:
-        return "ANONYMOUS" in self.options.mechanisms or not self.options.sasl_required
-
-    def _on_start_ok(self, control: ConnectionStartOk) -> None:
-        properties = control.client_properties or {}
-        self.peer.properties = {name: properties[name] for name in properties}
-        # Each connection is a container of its own: none can take over links of another.
-        self.peer.container_id = f"amqp010-{self.peer.address}-{id(self):x}"
-        mechanism = control.mechanism or ""
-        response = control.response
-        refused = "" if mechanism in self._mechanisms() else f"{mechanism!r:.50} is not offered"
-        self._unoffered = bool(refused)
-        if mechanism == "PLAIN" and "PLAIN" not in self.options.mechanisms and not refused:
-            if "ANONYMOUS" not in self.options.mechanisms:
-                self._let_in(None, None, None)
-                return
-            mechanism, response = "ANONYMOUS", b""
-        self._exchange = LoginExchange(self, mechanism)
-        self._exchange.refused = refused
-        self._ask_login(self._exchange, response)
-
-    def _ask_login(self, exchange: LoginExchange, response: bytes | None) -> None:
-        if response is not None and len(response) > self.limits.sasl_response_max:
-            exchange.refused = f"a response of more than {self.limits.sasl_response_max} octets"
-            response = None
-        self.stage = Stage.LOGIN
-        self.report(LoginRequested(exchange.mechanism, response, None, exchange))
-
-    def login_challenged(self, data: bytes) -> list[Event]:
-        """Send a challenge of the mechanism."""
-        if self.stage is Stage.LOGIN:
-            if self._exchange is not None and self._exchange.refused:
-                self.login_failed()
-                return []
-            self.stage = Stage.SECURE
-            self._say(ConnectionSecure(challenge=data))
-        return []
-
-    def login_succeeded(self, user: str | None, identity: Any, mechanism: str) -> list[Event]:
-        """Accept the login as *user*, None for an anonymous one."""
-        if self.stage is Stage.LOGIN:
-            if self._exchange is not None and self._exchange.refused:
-                self.login_failed()
-            else:
-                self._let_in(user, identity, mechanism)
-        return []
-
-    def login_failed(self) -> None:
-        """Refuse the login; clients see no difference between causes."""
-        if self.stage in (Stage.LOGIN, Stage.SECURE):
-            error = Error("amqp:unauthorized-access", "the login failed")
-            if self._unoffered:
-                # No further data is sent (rule validity of start-ok).
-                self.error = error
-                self._finish(ConnectionFailed(error))
-            else:
-                self._fail_with(CloseCode.CONNECTION_FORCED, error)
-            self._wake()
-
-    def _let_in(self, user: str | None, identity: Any, mechanism: str | None) -> None:
-        self._exchange = None
-        self.peer.user = user
-        self.peer.identity = identity
-        self.peer.mechanism = mechanism
-        self.stage = Stage.TUNE
-        self._say(
-            ConnectionTune(
-                channel_max=self._channel_max,
-                max_frame_size=self._frame_max,
-                heartbeat_min=0,
-                heartbeat_max=HEARTBEAT_MAX,
-            )
-        )
-
-    def _on_tune_ok(self, control: ConnectionTuneOk) -> None:
-        # Absent is without a limit of the client's own.
-        channel_max = self._channel_max if control.channel_max is None else control.channel_max
-        frame_max = self._frame_max if control.max_frame_size is None else control.max_frame_size
-        heartbeat_s = control.heartbeat or 0
-        if (
-            channel_max > self._channel_max
-            or frame_max > self._frame_max
-            or heartbeat_s > HEARTBEAT_MAX
-        ):
-            # Without a close handshake, as the rules "upper-limit" of tune-ok demand.
-            self._break("the client wants more than it was offered", "amqp:not-allowed")
-            return
-        if frame_max < FRAME_SIZE_MIN:
-            raise ConnectionFault(f"max-frame-size is at least {FRAME_SIZE_MIN}, got {frame_max}")
-        # Connection controls use channel 0 in any case.
-        self._channel_max = max(1, channel_max)
-        self._frame_max = self.frame_max_out = frame_max
-        self._frames.frame_max = min(self._frames.frame_max, frame_max)
-        self._heartbeat_s = float(heartbeat_s)
-        self.stage = Stage.OPEN
-
-    def _on_open(self, control: ConnectionOpen) -> None:
-        host = control.virtual_host
-        # Clients that mean the default virtual host send nothing or "/".
-        self.peer.virtual_host = "" if host in (None, "", "/") else f"vhost:{host}"
+    def open(self) -> None:
+        """Ask the container to accept the connection to its virtual host; handle no frame before that."""
+        self._opening = None
         self.stage = Stage.RUNNING
         self._ends_at = inf
         self._frames.frame_max = self._frame_max
-        # No frame is handled before the container has accepted the connection to this virtual host.
         self._open_due = self.unread = True
         self.report(Opened(self.peer))
+
+    def refuse(self, error: Error, *, silently: bool) -> None:
+        """End the connection for *error*, without a close handshake if *silently*."""
+        if silently:
+            self.error = error
+            self._finish(ConnectionFailed(error))
+        else:
+            self._fail_with(CloseCode.CONNECTION_FORCED, error)
+        self._wake()
+
+    def break_off(self, why: str, condition: str = "amqp:connection:forced") -> None:
+        """End the connection without a close handshake."""
+        self.error = Error(condition, why)
+        self._finish(ConnectionFailed(self.error))
+
+    def say(self, control: Control) -> None:
+        """Send a control of class connection."""
+        for each in control_frames(0, write_control(control), self.frame_max_out):
+            self.write_data(each)
 
     def _say_open_ok(self) -> None:
         """Send ``open-ok``: the container has accepted the connection."""
         self._open_due = False
-        self._say(ConnectionOpenOk(known_hosts=[]))
+        self.say(ConnectionOpenOk(known_hosts=[]))
 
     # --- output ----------------------------------------------------------------------------
-
-    def _say(self, control: Control) -> None:
-        """Send a control of class connection."""
-        for each in control_frames(0, write_control(control), self.frame_max_out):
-            self.write_data(each)
 
     def write_frames(self, buffers: list[bytes]) -> None:
         """Queue the frames of one control or command of a channel."""
@@ -640,15 +504,10 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
     def _say_close(self, code: CloseCode, text: str) -> None:
         self.flush()
         self.stage = Stage.CLOSING
-        self._exchange = None
+        self._opening = None
         self._end_channels()
         self._ends_at = self._now + self.limits.close_grace_s
-        self._say(ConnectionClose(reply_code=code, reply_text=reply_text(text)))
-
-    def _break(self, why: str, condition: str = "amqp:connection:forced") -> None:
-        """End the connection without a close handshake."""
-        self.error = Error(condition, why)
-        self._finish(ConnectionFailed(self.error))
+        self.say(ConnectionClose(reply_code=code, reply_text=reply_text(text)))
 
     def _finish(self, event: Event) -> None:
         """End the connection: nothing more is sent or handled."""
@@ -656,7 +515,7 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
             return
         self.flush()
         self.stage = Stage.CLOSED
-        self._exchange = None
+        self._opening = None
         self._end_channels()
         if not self._error_reported:
             self.report(event)

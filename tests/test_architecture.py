@@ -144,6 +144,8 @@ PLUGINS_MAY_IMPORT = {
     # For protocols with exchanges and channels: bases of engines and links, and octets of 1.0.
     *("amqp_rt.fronts.anchors", "amqp_rt.fronts.engines", "amqp_rt.fronts.links"),
     *("amqp_rt.fronts.recent", "amqp_rt.fronts.splicing", "amqp_rt.fronts.headers"),
+    # For masks of traces: what protocols share whose servers send no secrets.
+    "amqp_rt.fronts.tracing",
     # For protocols whose messages name an exchange to reply to: its address.
     "amqp_rt.broker.topology.exchange_addresses",
     *("amqp_rt.codec.section_types", "amqp_rt.codec.primitives"),

@@ -550,6 +550,7 @@ def connect(
     tls: ClientTls | ssl.SSLContext | None = ...,
     tls_upgrade: bool = ...,
     transport: Transport | None = ...,
+    proxy: str | None = ...,
     reconnect: Reconnect | None = ...,
     jitter: Callable[[], float] = ...,
     on_state: Callable[[Connection], object] | None = ...,

@@ -35,6 +35,12 @@ URL_OPTION = click.option(
     help="The peer to connect to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], amqps:// for TLS, "
     "ws:// and wss:// for WebSocket, or amqp+unix:///PATH.",
 )
+PROXY_OPTION = click.option(
+    "--proxy",
+    metavar="URL",
+    help="Connect through a proxy: socks5h://, socks4a:// or http://[USER:PASSWORD@]HOST:PORT; env takes it from "
+    "HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.",
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,20 +62,23 @@ class Where(NamedTuple):
 
     url: str
     tls: ClientTls | None
+    proxy: str | None = None
 
     def connect(self, container: Container) -> AbstractAsyncContextManager[Connection]:
         """Connect without reconnecting."""
-        return container.connect(self.url, tls=self.tls, reconnect=None)
+        return container.connect(self.url, tls=self.tls, proxy=self.proxy, reconnect=None)
 
 
 def client_options(command: F) -> F:
     """Add the options for the connection to a command, which gets them as ``where``."""
 
     @wraps(command)
-    def with_where(*args: Any, url: str, tls: ClientTls | None, **options: Any) -> Any:
-        return command(*args, where=Where(url, tls), **options)
+    def with_where(
+        *args: Any, url: str, tls: ClientTls | None, proxy: str | None, **options: Any
+    ) -> Any:
+        return command(*args, where=Where(url, tls, proxy), **options)
 
-    return cast("F", URL_OPTION(tls_options(with_where)))
+    return cast("F", URL_OPTION(PROXY_OPTION(tls_options(with_where))))
 
 
 def tls_options(command: F) -> F:

@@ -47,6 +47,7 @@ from ..limits import Limits, check_seconds
 from ..net.dial import Transport, dial
 from ..net.driver import TrioClock, run_connection
 from ..net.memory import memory_stream_pair
+from ..net.proxies import proxy_for
 from ..net.tls import ClientTls
 from ..net.traces.recording import traced
 from ..outcomes import Error
@@ -148,6 +149,7 @@ class DialOptions(Struct, kw_only=True):
     tls: ClientTls | ssl.SSLContext | None
     tls_upgrade: bool
     transport: Transport | None
+    proxy: str | None
     reconnect: Reconnect | None
     token: TokenProvider | None
     set_token: bool | None
@@ -174,6 +176,7 @@ async def connect(
     tls: ClientTls | ssl.SSLContext | None = None,
     tls_upgrade: bool = False,
     transport: Transport | None = None,
+    proxy: str | None = None,
     reconnect: Reconnect | None = Reconnect(),  # noqa: B008  # frozen
     jitter: Callable[[], float] = random.random,
     on_state: Callable[[Connection], object] | None = None,
@@ -208,6 +211,9 @@ async def connect(
         transport: ``await transport(url)`` opens the stream of each attempt instead of a socket,
             such as a pipe to another process. TLS and WebSockets run on top of it, if the scheme
             requires them.
+        proxy: URL of a proxy for TCP, below TLS and WebSockets: ``socks5h://``, ``socks4a://`` or
+            ``http://``, with ``USER:PASSWORD@`` if required; ``env`` reads HTTPS_PROXY, HTTP_PROXY,
+            ALL_PROXY and NO_PROXY. SOCKS needs ``amqp-rt[proxy]``.
         reconnect: Policy for reconnecting, if the connection cannot be made or is lost. None tries
             every URL once.
         jitter: Source of numbers from 0 to 1 for the pauses between attempts.
@@ -223,6 +229,11 @@ async def connect(
     """
     require_trio("connect")
     where = parse_urls(urls if urls is not None else os.environ.get("AMQP_URL") or DEFAULT_URL)
+    if proxy is not None:
+        if transport is not None:
+            raise ValueError("give transport or proxy: a transport opens the stream itself")
+        for each in where:
+            proxy_for(each, proxy, os.environ)
     async with AsyncExitStack() as stack:
         if container is None:
             from .container import Container  # Imported here because it imports this module
@@ -248,6 +259,7 @@ async def connect(
             tls=tls,
             tls_upgrade=tls_upgrade,
             transport=transport,
+            proxy=proxy,
             reconnect=reconnect,
             token=token,
             set_token=set_token,
@@ -559,6 +571,7 @@ class Dialler:
                 limits=dialling.limits,
                 nursery=self._container.connection_nursery,
                 transport=dialling.transport,
+                proxy=dialling.proxy,
             )
         if timeout.cancelled_caught:
             raise ConnectFailed(f"cannot connect to {url}: no answer within {dialling.within:g} s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
@@ -17,6 +18,7 @@ from ..limits import DEFAULT_LIMITS, Limits
 from .endpoints import check_scheme, is_local, reason
 from .memory import MemoryNetwork
 from .preamble import HEADER_SIZE, TLS_HEADER
+from .proxies import Proxy, open_through, proxy_for
 from .tls import ENDED, MAYBE, NO_TLS, ClientTls, client_layer, encrypt
 from .websocket import nothing, request_websocket
 
@@ -47,6 +49,7 @@ async def dial(
     limits: Limits = DEFAULT_LIMITS,
     nursery: trio.Nursery | None = None,
     transport: Transport | None = None,
+    proxy: str | None = None,
 ) -> Dialled:
     """Connect to *url*; of a host with several addresses, to the one that answers first.
 
@@ -61,6 +64,7 @@ async def dial(
         limits: ``tls_handshake_s`` and the limits of WebSockets are used here.
         nursery: Where the tasks of a WebSocket run until it is closed; other schemes have none.
         transport: Opens the stream instead of a socket.
+        proxy: URL of a proxy to connect through, or ``env``; see :func:`.proxies.proxy_for`.
 
     Raises:
         ConnectFailed: The message names the URL and the reason.
@@ -77,10 +81,14 @@ async def dial(
         return Dialled(stream=await network.dial(url.host), local=True)
     stream: trio.abc.Stream
     try:
+        through = None if proxy is None else proxy_for(url, proxy, os.environ)
         if transport is not None:
             stream, local = await transport(str(url)), False
         elif url.scheme == "amqp+unix":
             stream, local = await trio.open_unix_socket(url.path), True
+        elif through is not None:
+            # A proxy on this machine does not make its target one.
+            stream, local = await _open_through(through, url), False
         else:
             stream = tcp = await _open_tcp(url.host, url.port)
             local = is_local(tcp.socket.family, tcp.socket.getpeername())
@@ -113,6 +121,21 @@ async def dial(
             why += MAYBE
         raise ConnectFailed(f"cannot connect to {url}: {why}", condition=error.condition) from error
     return Dialled(stream=stream, local=local, secure=secure, trust=trust)
+
+
+async def _open_through(proxy: Proxy, url: Url) -> trio.SocketStream:
+    """Connect to the host of *url* through *proxy*.
+
+    Raises:
+        ConnectFailed: The message names both and the reason.
+    """
+    try:
+        return await open_through(proxy, url.host, url.port)
+    except ConnectFailed as error:
+        raise ConnectFailed(
+            f"cannot connect to {url} through {proxy}: {error.description}",
+            condition=error.condition,
+        ) from error
 
 
 async def _ask_for_tls(stream: trio.abc.Stream) -> None:

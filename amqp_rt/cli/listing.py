@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import wraps
+from math import inf
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import click
 import trio
 
+from ..addresses import parse_url
 from ..broker.statistics import NodeStats
 from ..container.container import Container
 from ..container.managing import ManagementClient
@@ -154,13 +156,20 @@ def json_option(command: F) -> F:
     )
 
 
-def ask(where: Where, work: Callable[[ManagementClient], Awaitable[T]], *, hint: str = "") -> T:
+def ask(
+    where: Where,
+    work: Callable[[ManagementClient], Awaitable[T]],
+    *,
+    hint: str = "",
+    within: float | None = None,
+) -> T:
     """Connect to *where*, run *work* with its management node, and return the result.
 
     Args:
         where: The peer.
         work: Called with a client of ``$management``, as ``await work(there)``.
         hint: What to say of a peer without ``$management``.
+        within: Seconds for all of it; by default each request has its own limit.
 
     Raises:
         click.ClickException: It failed; the text is one sentence.
@@ -181,7 +190,12 @@ def ask(where: Where, work: Callable[[ManagementClient], Awaitable[T]], *, hint:
                     ) from None
                 raise
 
-    return run(main)
+    async def in_time() -> T:
+        with trio.move_on_after(inf if within is None else within):
+            return await main()
+        raise click.ClickException(f"{parse_url(where.url)}: no answer within {within:g} s")
+
+    return run(in_time)
 
 
 def show_list(

@@ -661,20 +661,8 @@ class Dialler:
         dialling = self._dialling
         chosen = dialling.mechanisms
         if chosen is None:
-            if url.user is not None:
-                chosen = _by_password(url.user, url.password or "")
-            elif secure and isinstance(dialling.tls, ClientTls) and dialling.tls.has_certificate:
-                chosen = (External(), Anonymous())
-            else:
-                chosen = (Anonymous(),)
-        if any(map(reveals, chosen)) and not may_send_in_clear(
-            secure=secure, local=local, allowed=dialling.plain_in_clear
-        ):
-            raise ConnectFailed(
-                f"cannot connect to {url}: the password would cross the network in clear; "
-                "use TLS, or allow it with plain_in_clear=True",
-                condition="amqp:not-allowed",
-            )
+            chosen = mechanisms_for(url, dialling.tls, secure=secure)
+        refuse_in_clear(url, chosen, secure=secure, local=local, allowed=dialling.plain_in_clear)
         return chosen
 
     # --- detached links, ended sessions --------------------------------------------------
@@ -788,6 +776,53 @@ class Dialler:
         finally:
             if self._elsewhere.get(url) is dialler:
                 del self._elsewhere[url]
+
+
+def mechanisms_for(
+    url: Url, tls: ClientTls | ssl.SSLContext | None, *, secure: bool
+) -> tuple[ClientMechanism, ...]:
+    """Return the mechanisms to log in with at *url* where none are given, the preferred one first.
+
+    Args:
+        url: The URL of the peer, which may have user and password.
+        tls: Our certificate, if there is one.
+        secure: Whether the connection is encrypted.
+    """
+    if url.user is not None:
+        return _by_password(url.user, url.password or "")
+    if secure and isinstance(tls, ClientTls) and tls.has_certificate:
+        return (External(), Anonymous())
+    return (Anonymous(),)
+
+
+def refuse_in_clear(
+    url: Url,
+    mechanisms: Sequence[ClientMechanism],
+    *,
+    secure: bool,
+    local: bool,
+    allowed: bool = False,
+) -> None:
+    """Check that none of *mechanisms* would reveal a password on a connection to *url* that is not encrypted.
+
+    Args:
+        url: The URL of the peer.
+        mechanisms: What we would log in with.
+        secure: Whether the connection is encrypted.
+        local: Whether the peer is on this machine.
+        allowed: Whether that is permitted all the same.
+
+    Raises:
+        ConnectFailed: One would.
+    """
+    if any(map(reveals, mechanisms)) and not may_send_in_clear(
+        secure=secure, local=local, allowed=allowed
+    ):
+        raise ConnectFailed(
+            f"cannot connect to {url}: the password would cross the network in clear; "
+            "use TLS, or allow it with plain_in_clear=True",
+            condition="amqp:not-allowed",
+        )
 
 
 def _by_password(user: str, password: str) -> tuple[ClientMechanism, ...]:

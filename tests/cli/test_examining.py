@@ -1,0 +1,195 @@
+"""``amqp-rt ping``, ``health`` and ``doctor``: what they find, and the exit codes that scripts rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trustme
+from certificates import certificates
+from click.testing import CliRunner, Result
+from commands import Served
+
+from amqp_rt.cli import doctor as doctor_module
+from amqp_rt.cli import main
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Served]:
+    served = Served(
+        *("--user", "ada:secret", "--node", "queue:work", "--listen", "ws://127.0.0.1:0/amqp"),
+        *("--tls-cert", str(certificates().server), "--listen", "amqps://127.0.0.1:0"),
+    )
+    yield served
+    assert served.stop()[0] == 0
+
+
+def url_of(broker: Served, scheme: str, login: str = "ada:secret@") -> str:
+    found = next(each for each in broker.ready["listeners"] if each.startswith(f"{scheme}://"))
+    return str(found).replace("://", f"://{login}")
+
+
+@pytest.mark.slow
+@pytest.mark.req("G6")
+@pytest.mark.parametrize(
+    ("scheme", "steps"),
+    [
+        ("amqp", {"connect", "sasl", "open", "echo"}),
+        ("amqps", {"connect", "tls", "sasl", "open", "echo"}),
+        ("ws", {"connect", "tls", "sasl", "open", "echo"}),
+    ],
+)
+def test_each_step_of_a_connection_is_measured(
+    broker: Served, scheme: str, steps: set[str]
+) -> None:
+    ca = ["--ca", str(certificates().ca)] if scheme == "amqps" else []
+    done = run("ping", url_of(broker, scheme), "--json", *ca)
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "secret" not in done.stdout
+    assert list(found) == [
+        *("url", "connect_ms", "tls_ms", "sasl_ms", "open_ms", "echo_ms"),
+        *("container_id", "mechanism"),
+    ]
+    taken = {key.removesuffix("_ms"): found[key] for key in found if key.endswith("_ms")}
+    assert {step for step, ms in taken.items() if ms is not None} == steps
+    # A login hashes the password, which is by far the longest step.
+    assert taken["sasl"] == max(ms for ms in taken.values() if ms is not None)
+    assert found["container_id"] == "broker"
+    shown = run("ping", url_of(broker, scheme), "--count", "2", *ca).stdout
+    assert [line.split()[0] for line in shown.splitlines()[:-1]] == [
+        step for step in ("connect", "tls", "sasl", "open", "echo") if step in steps
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.req("G6")
+def test_a_failed_step_is_named(broker: Served) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        done = run("ping", f"amqp://127.0.0.1:{port}", "--timeout", "300ms")
+        assert "the login did not end within 0.3 s" in done.stderr
+        done = run("health", "--url", f"amqp://ada:secret@127.0.0.1:{port}", "--timeout", "300ms")
+        assert "no answer within 0.3 s" in done.stderr
+        assert "secret" not in done.stderr
+    for url, ca, sentence in (
+        (f"amqp://127.0.0.1:{port}", "", "nothing listens there"),
+        (url_of(broker, "amqp", "ada:wrong@"), "", "the login failed"),
+        (url_of(broker, "amqps"), "", "certificate"),
+        (url_of(broker, "amqp").replace("amqp:", "amqps:"), "", "certificate"),
+        ("http://x", "", "no such scheme"),
+    ):
+        done = run("ping", url, *(["--ca", ca] if ca else []))
+        assert done.exit_code in (1, 2), url
+        assert sentence in done.stderr
+        assert len(done.stderr.splitlines()) <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.req("A19")
+def test_health_by_exit_code(broker: Served, tmp_path: Path) -> None:
+    done = run("health", "--ready", "--url", url_of(broker, "amqp"))
+    assert (done.exit_code, done.stdout.split(";")[0]) == (0, "broker: ready")
+    found = json.loads(run("health", "--json", "--url", url_of(broker, "amqp")).stdout)
+    assert list(found) == [
+        *("live", "ready", "reasons", "name", "connections", "nodes", "bytes", "stuck")
+    ]
+    assert (found["live"], found["ready"], found["reasons"]) == (True, True, [])
+    assert run("health", "--url", url_of(broker, "amqp", "ada:wrong@")).exit_code == 1
+    assert run("health", "--url", "amqp://127.0.0.1:1").exit_code == 1
+
+
+def findings(*arguments: str) -> dict[str, list[tuple[str, str, str]]]:
+    done = run("doctor", "--json", *arguments)
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for line in done.stdout.splitlines():
+        each = json.loads(line)
+        assert list(each) == ["check", "state", "found", "advice"]
+        assert each["advice"] or each["state"] == "ok"
+        found.setdefault(each["check"], []).append((each["state"], each["found"], each["advice"]))
+    wrong = any(state == "wrong" for rows in found.values() for state, _, _ in rows)
+    assert done.exit_code == (1 if wrong else 0), done.output
+    return found
+
+
+@pytest.mark.req("G6")
+def test_a_machine_is_examined(tmp_path: Path) -> None:
+    found = findings("--store", f"sqlite:{tmp_path / 'x.db'}")
+    assert set(found) == {"compiled", "clock", "descriptors", "fsync"}
+    [(_, commit, _)] = found["fsync"]
+    assert f"a commit in {tmp_path} takes " in commit
+    [(state, text, _)] = findings("--store", f"sqlite:{tmp_path}/no/x.db")["fsync"]
+    assert (state, "cannot be written" in text) == ("wrong", True)
+
+
+@pytest.mark.req("G6")
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+def test_files_of_a_broker_are_examined_as_its_config_names_them(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    assert run("user", "add", str(users), "ada:secret").exit_code == 0
+    users.chmod(0o644)
+    (tmp_path / "access.toml").write_text(
+        '[[rule]]\naddress = "*"\nrights = ["manage"]\nanonymous = true\n'
+        '[[rule]]\naddress = "*"\nrights = ["manage"]\nusers = ["*"]\n'
+        '[[rule]]\naddress = "*"\nrights = ["send"]\nanonymous = true\n'
+        '[[rule]]\naddress = "orders"\nrights = ["send"]\nusers = ["ada"]\n'
+    )
+    config = tmp_path / "serve.toml"
+    config.write_text(
+        f'users = "{users}"\naccess = "{tmp_path / "access.toml"}"\n'
+        f'tls_cert = "{certificates().server}"\nlisten = ["amqp://127.0.0.1:5672"]\n'
+        "[limits]\nconnections_max = 1000000000\n"
+    )
+    found = findings("--config", str(config))
+    assert [state for state, _, _ in found["rights"]] == ["wrong", "warning", "warning"]
+    assert ("wrong", f"others can use {users} (users): its mode is 644", f"chmod 600 {users}") in (
+        found["modes"]
+    )
+    [(state, text, _)] = found["descriptors"]
+    assert (state, "connections_max 1000000000" in text) == ("warning", True)
+    [(_, only_users, _)] = findings("--users", str(users))["rights"]
+    assert only_users == "without access rules every user may do everything"
+
+
+@pytest.mark.req("G6")
+@pytest.mark.parametrize(
+    ("days", "state", "sentence"),
+    [(-1, "wrong", "it has expired"), (10, "warning", " days are left"), (300, "ok", "is valid")],
+)
+def test_dates_of_certificates(tmp_path: Path, days: int, state: str, sentence: str) -> None:
+    pem = tmp_path / "server.pem"
+    issued = trustme.CA().issue_cert(
+        "localhost", not_after=datetime.now(UTC) + timedelta(days=days)
+    )
+    issued.private_key_and_cert_chain_pem.write_to_path(pem)
+    [found] = findings("--tls-cert", str(pem))["certificate"]
+    assert (found[0], sentence in found[1]) == (state, True), found
+    # The key of another certificate does not fit.
+    [found] = findings("--tls-cert", str(pem), "--tls-key", str(certificates().client))[
+        "certificate"
+    ]
+    assert found[0] == "wrong"
+
+
+@pytest.mark.req("G6")
+def test_a_clock_that_nothing_synchronizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("the kernel of Linux tells")
+    for answer, state, text in (
+        (5, "warning", "nothing synchronizes the clock"),
+        (0, "ok", "the clock is synchronized"),
+        (-1, "ok", "does not tell"),
+    ):
+        monkeypatch.setattr(doctor_module, "_clock_state", lambda answer=answer: answer)
+        [found] = findings()["clock"]
+        assert (found[0], text in found[1]) == (state, True)

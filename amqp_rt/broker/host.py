@@ -7,7 +7,7 @@ protocol, so that links of every front can attach to its nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 import trio
@@ -232,6 +232,14 @@ class BrokerHost:
         """Detach the consumers of stored messages, since the store was given up."""
         for node in self.spaces.nodes():
             node.detach_consumers(error)
+
+    def unready(self) -> Iterator[str]:
+        """Yield why no work is taken: the store has failed, or is not open."""
+        journal = self.journal
+        if journal is not None and journal.failure is not None:
+            yield f"the store has failed: {journal.failure.description}"
+        elif journal is not None and not journal.is_open:
+            yield "the store is not open"
 
     def sweep(self) -> None:
         """Do periodic work: expire messages, termini, stages and leases, and apply retention."""

@@ -6,7 +6,7 @@ import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import trio
@@ -33,6 +33,9 @@ from .mesh_options import MeshOptions, mesh_options
 from .notifying import ServiceManager
 from .running import is_local_host, log_options, report_ready, run
 from .targets import load_target
+
+if TYPE_CHECKING:
+    from ..telemetry.probe import Probe
 
 log = logging.getLogger("amqp_rt.cli")
 
@@ -211,6 +214,12 @@ log = logging.getLogger("amqp_rt.cli")
     help="Record every connection in a file of FOLDER, messages included; see amqp-rt trace.",
 )
 @click.option(
+    "--probe",
+    metavar="URL",
+    help="Answer /healthz, /readyz and /metrics over HTTP, without a login, at this URL, such as "
+    "http://127.0.0.1:9000; without a host only on this machine.",
+)
+@click.option(
     "--otel",
     is_flag=True,
     help="Send spans and metrics by OpenTelemetry, whose own variables name exporter and endpoint, such as "
@@ -248,6 +257,7 @@ def serve(  # noqa: C901
     given_cbs: tuple[str, ...],
     settle_second: bool,
     trace: str | None,
+    probe: str | None,
     otel: bool,
     joining: MeshOptions,
 ) -> None:
@@ -379,6 +389,7 @@ def serve(  # noqa: C901
     if trace is not None:
         broker.container.traces = _traces(trace, broker.container)
 
+    asked = None if probe is None else _probe(broker, probe)
     end_otel = _start_otel(broker) if otel else None
     member = joining.member(broker)
     manager = ServiceManager()
@@ -389,13 +400,17 @@ def serve(  # noqa: C901
             await nursery.start(stop_on_signals, broker.stop)
             if tls is not None:
                 await nursery.start(_reload_on_hangup, tls, manager)
+            more: dict[str, object] = {}
+            if asked is not None:
+                # Before the broker, whose store may take long to read: it is not ready until then.
+                more["probe"] = await nursery.start(asked.serve, probe)
             async with broker:
                 await broker.declare(*declared)
                 for file in files:
                     await broker.declare_from(file)
                 bound = await broker.listen(*urls)
                 async with member:
-                    report_ready(bound)
+                    report_ready(bound, **more)
                     manager.ready()
                     nursery.start_soon(manager.show_life)
                     nursery.start_soon(trio.to_thread.run_sync, selectors.prepare)
@@ -408,6 +423,17 @@ def serve(  # noqa: C901
     finally:
         if end_otel is not None:
             end_otel()
+
+
+def _probe(broker: Broker, url: str) -> Probe:
+    """Return the probe of *broker* for *url*, which is checked now."""
+    from ..telemetry.probe import Probe, parse_probe_url
+
+    try:
+        parse_probe_url(url)
+        return Probe(broker.container)
+    except AmqpError as error:
+        raise click.BadParameter(error.description, param_hint="--probe") from None
 
 
 def _start_otel(broker: Broker) -> Callable[[], None]:

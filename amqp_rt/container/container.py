@@ -64,6 +64,7 @@ from .connections import Connection, LinkClasses
 from .consuming import consume
 from .declaring import NodeDecorator, RpcDecorator, SourceDecorator, declared
 from .entry import ConnectionEntry, SaslPolicy
+from .health import ContainerHealth, health_of
 from .home import Feed
 from .links import fresh
 from .nodes import Nodes
@@ -184,6 +185,7 @@ class Container(TrioBlock):
         self.retry = retry
         self.log_limiter = LogLimiter(limits)
         self.tallies = Tallies()
+        self.dialled: set[Connection] = set()
         self.observers: list[Observer] = list(observe)
         self.link_classes = OBSERVED if self.observers else LinkClasses()
         check_seconds("drain_s", drain_s, most=inf)
@@ -366,6 +368,13 @@ class Container(TrioBlock):
         its kind in front: ``"source orders"``.
         """
         return self.nodes.stats()
+
+    def health(self) -> ContainerHealth:
+        """Return whether the container runs and takes work, with the reasons if it does not.
+
+        To be called in its event loop; an answer proves that the loop runs.
+        """
+        return health_of(self, self.entry.urls)
 
     # --- lifetime ------------------------------------------------------------------------
 

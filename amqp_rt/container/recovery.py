@@ -268,6 +268,7 @@ async def connect(
         dialler = Dialler(container, where, dialling)
         connection = dialler.connection
         connection.on_state = on_state
+        container.dialled.add(connection)
         container.start_connection(dialler.run)
         hasty = True
         try:
@@ -280,6 +281,7 @@ async def connect(
                     await dialler.close()
             finally:
                 dialler.stop()
+                container.dialled.discard(connection)
                 with trio.CancelScope(shield=True):
                     await dialler.wait_stopped()
 

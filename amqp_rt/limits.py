@@ -390,6 +390,10 @@ class Limits(Struct, frozen=True, gc=False):
     #: decoding and comparing fields, and for searching patterns in them. Filters that need more do not
     #: match, such as with 2,500 application properties, or with properties of more than a megabyte.
     filter_steps_max: int = 10_000
+    #: Shortest time between two messages of a schedule.
+    schedule_every_min_s: float = 1.0
+    #: Messages that a schedule sends for times at which the broker did not run; earlier ones are left out.
+    schedule_catch_up_max: int = 100
     #: Bytes of the trace of one connection, and of all traces of one folder together.
     trace_bytes_max: int = 64 * MIB
     trace_total_bytes_max: int = 1024 * MIB

@@ -14,7 +14,7 @@ from amqp_rt.broker.broker import AddOn
 from amqp_rt.broker.durable.journal import Executor
 from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
-from amqp_rt.broker.statistics import LogStats, NodeStats, SubscriptionStats
+from amqp_rt.broker.statistics import LogStats, NodeStats, ScheduleStats, SubscriptionStats
 from amqp_rt.broker.topology.arguments import QueueType
 from amqp_rt.clock import Clock
 from amqp_rt.container.codecs import Codec, Codecs
@@ -471,6 +471,7 @@ class Broker(TrioBlock):
         virtual_host: str = ...,
     ) -> list[bytes]: ...
     def log_stats(self, name: str, *, virtual_host: str = ...) -> LogStats: ...
+    def schedule_stats(self, name: str, *, virtual_host: str = ...) -> ScheduleStats: ...
     def cursor(self, name: str, group: str, *, virtual_host: str = ...) -> dict[int, int]: ...
     def set_cursor(
         self,

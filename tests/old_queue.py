@@ -14,7 +14,7 @@ from amqp_rt.broker.entries import NEVER, NOWHERE, Entry, annotate, encode_outgo
 from amqp_rt.broker.queue.groups import Groups
 from amqp_rt.broker.queue.keyed import Marks
 from amqp_rt.broker.queue.locks import Locks
-from amqp_rt.broker.queue.schedule import Schedule
+from amqp_rt.broker.queue.schedule import DelayedMessages
 from amqp_rt.broker.queue.subscriptions import Browser, DistributionNode, Enlisted, Subscription
 from amqp_rt.errors import LocalProtocolError
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
@@ -507,7 +507,7 @@ class MessageQueue(DistributionNode):
         self._groups: Groups | None = Groups() if grouping else None
         #: The single active consumer.
         self._active: Subscription | None = None
-        self._schedule: Schedule | None = None
+        self._schedule: DelayedMessages | None = None
         #: Paused messages by their sequence numbers; they are in the schedule too. And a heap of
         #: their ranks, which may contain ranks of messages no longer paused.
         self._paused: dict[int, Entry] = {}
@@ -804,7 +804,7 @@ class MessageQueue(DistributionNode):
     def _delays(self, entry: Entry) -> bool:
         """Hold *entry* if it is not due yet; return whether that is so."""
         if self._schedule is None:
-            self._schedule = Schedule(self.wall, self.monotonic)
+            self._schedule = DelayedMessages(self.wall, self.monotonic)
         if not self._schedule.add(entry):
             entry.due = None
             return False
@@ -1748,7 +1748,7 @@ class MessageQueue(DistributionNode):
             self._put_back(entry)
             return
         if self._schedule is None:
-            self._schedule = Schedule(self.wall, self.monotonic)
+            self._schedule = DelayedMessages(self.wall, self.monotonic)
         self._schedule.pause(entry, pause_s)
         self.delayed += 1
         self._paused[entry.sequence] = entry

@@ -43,6 +43,7 @@ NEUTRAL = {
         "batches",
         "policies",
         "signatures",
+        "timetables",
     ),
 }
 #: Routing of a mesh: what nodes tell each other, and the paths that follow from it.
@@ -121,7 +122,7 @@ FORBIDDEN_IN_PURE = {
     *("threading", "multiprocessing", "concurrent", "subprocess", "queue", "sched", "time"),
 }
 #: Parts of pure layers that wait for others, or need a library.
-NOT_PURE = {"security.jwts"}
+NOT_PURE = {"security.jwts", "timetables"}
 #: Layers that wait for a disk, in a worker thread, and do not use an event loop.
 BLOCKING = {"stores"}
 #: The only pure module that reads the clock.

@@ -143,7 +143,7 @@ PUBLIC: dict[str, set[str]] = {
         "Push",
         "TAKES",
     },
-    "amqp_rt.broker": {"AddOn", "Broker", "LifeCycles", "Log", "Queue", "Topic"},
+    "amqp_rt.broker": {"AddOn", "Broker", "LifeCycles", "Log", "Queue", "Schedule", "Topic"},
 }
 
 

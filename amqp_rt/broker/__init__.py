@@ -1,4 +1,4 @@
-"""Queues, topics and logs, and the :class:`Broker` that has them at its addresses."""
+"""Queues, topics, logs and schedules, and the :class:`Broker` that has them at its addresses."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .lifecycles import LifeCycles
-from .nodes import Log, Queue, Topic
+from .nodes import Log, Queue, Schedule, Topic
 
 if TYPE_CHECKING:
     from .broker import AddOn, Broker
 
-__all__ = ["AddOn", "Broker", "LifeCycles", "Log", "Queue", "Topic"]
+__all__ = ["AddOn", "Broker", "LifeCycles", "Log", "Queue", "Schedule", "Topic"]
 
 
 def __getattr__(name: str) -> object:

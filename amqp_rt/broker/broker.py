@@ -52,10 +52,11 @@ from .durable.journal import Executor, Journal
 from .host import BrokerHost
 from .kinds.logs import LogNode
 from .kinds.queues import QueueNode
+from .kinds.schedules import ScheduleNode
 from .kinds.topics import TopicNode
 from .lifecycles import LifeCycles
 from .nodes import Declaration
-from .statistics import LogStats, NodeStats, SubscriptionStats
+from .statistics import LogStats, NodeStats, ScheduleStats, SubscriptionStats
 from .topology.arguments import QueueType
 from .topology.topologies import Topologies
 
@@ -450,6 +451,14 @@ class Broker(TrioBlock):
             AmqpError: There is no such log.
         """
         return self.host.space(virtual_host).find_kind(name, LogNode).log_stats()
+
+    def schedule_stats(self, name: str, *, virtual_host: str = "") -> ScheduleStats:
+        """Return the statistics of a schedule: when its next message is due, and how many were sent.
+
+        Raises:
+            AmqpError: There is no such schedule.
+        """
+        return self.host.space(virtual_host).find_kind(name, ScheduleNode).schedule_stats()
 
     def cursor(self, name: str, group: str, *, virtual_host: str = "") -> dict[int, int]:
         """Return the cursor of *group* in a log: an offset for each partition that it has set.

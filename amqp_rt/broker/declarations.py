@@ -24,13 +24,13 @@ from urllib.parse import parse_qsl
 
 from ..config_files import line_of
 from ..errors import AmqpError
-from .nodes import KINDS, LOG, QUEUE, TOPIC, Declaration, declaration_of, similar
+from .nodes import KINDS, LOG, QUEUE, SCHEDULE, TOPIC, Declaration, declaration_of, similar
 
 #: Virtual host → its nodes. "" is the default one.
 Declarations: TypeAlias = dict[str, list[Declaration]]
 
 #: Sections of a file, and the kind of node that each declares.
-_SECTIONS: Final = {"queues": QUEUE, "topics": TOPIC, "logs": LOG}
+_SECTIONS: Final = {"queues": QUEUE, "topics": TOPIC, "logs": LOG, "schedules": SCHEDULE}
 _VIRTUAL_HOSTS: Final = "virtual_hosts"
 
 
@@ -55,7 +55,7 @@ def declared_by(text: str) -> Declaration:
     name, _, query = rest.partition("?")
     if not colon or not name or kind not in KINDS:
         raise AmqpError(
-            f"{text!r:.80} is not KIND:NAME with queue, topic or log as its kind, such as queue:orders",
+            f"{text!r:.80} is not KIND:NAME with queue, topic, log or schedule as its kind, such as queue:orders",
             condition="amqp:invalid-field",
         )
     try:

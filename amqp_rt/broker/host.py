@@ -27,6 +27,7 @@ from .faults import Faults
 from .kinds.base import Node
 from .kinds.logs import LogNode
 from .kinds.queues import QueueNode
+from .kinds.schedules import ScheduleNode
 from .kinds.topics import TopicNode
 from .lifecycles import JOURNAL, Journals, LifeCycles
 from .log.log import MessageLog
@@ -40,7 +41,12 @@ from .sweeping import Sweeper
 __all__ = ["KINDS_OF_NODES", "BrokerHost"]
 
 #: Kinds of nodes that every broker has.
-KINDS_OF_NODES: Final[tuple[type[Node], ...]] = (QueueNode, TopicNode, LogNode)
+KINDS_OF_NODES: Final[tuple[type[Node], ...]] = (
+    QueueNode,
+    TopicNode,
+    LogNode,
+    ScheduleNode,
+)
 
 
 class BrokerHost:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +14,7 @@ from ..addresses import EXCHANGES, LEAVING
 from ..annotations import number_annotation
 from ..limits import DEFAULT_LIMITS, check_seconds
 from ..security.access import Passage, Rights
+from ..timetables import Cron
 from .expiry import DELETED, MAX_DELIVERIES, REASONS
 from .filtering.selectors import InvalidFilter, compile_selector
 from .log.key_hashes import KEY_HASHES
@@ -36,6 +37,7 @@ PRIORITIES_MAX: Final = 256
 QUEUE: Final = "queue"
 TOPIC: Final = "topic"
 LOG: Final = "log"
+SCHEDULE: Final = "schedule"
 
 
 class Declaration(Struct, frozen=True, repr_omit_defaults=True):
@@ -49,7 +51,7 @@ class Declaration(Struct, frozen=True, repr_omit_defaults=True):
 
     @property
     def kind(self) -> str:
-        """Kind of the node: ``"queue"``, ``"topic"`` or ``"log"``."""
+        """Kind of the node: ``"queue"``, ``"topic"``, ``"log"`` or ``"schedule"``."""
         raise NotImplementedError
 
     @property
@@ -342,8 +344,90 @@ class Log(Addressed, frozen=True, kw_only=True):
         return LOG
 
 
+class Schedule(Declaration, frozen=True, kw_only=True):
+    """Node that sends a message to another node at certain times, once for the broker.
+
+    With a store, the time of the next message is stored together with each message: none is sent twice, even
+    after ``kill -9`` or if the clock is put back. Peers neither send to it nor receive from it.
+
+    Args:
+        name: Its name.
+        to: Address of the node that gets the messages. Who declares the schedule at ``$management`` needs the right
+            to send there.
+        cron: Times, as five fields of cron, such as ``"30 2 * * *"``; needs ``pip install 'amqp-rt[cron]'``. Times that
+            daylight saving time skips are due when it begins, and those that it repeats are due once, by the rules of
+            Debian's cron.
+        tz: Time zone of ``cron``, such as ``"Europe/Berlin"``.
+        every_s: Seconds between messages, in place of ``cron``. The first one is due after that time.
+        payload: Body of the messages: a text, a number, a bool, None, octets, or lists and maps of these.
+        catch_up: Treatment of times at which the broker did not run, or ``to`` took no message: ``"one"`` sends one message
+            for all of them, ``"all"`` one for each, at most ``Limits.schedule_catch_up_max``, and ``"none"`` leaves out those that
+            are more than a minute late.
+        durable: Whether the messages are durable, where there is a store.
+    """
+
+    to: str
+    cron: str | None = None
+    tz: str = "UTC"
+    every_s: float | None = None
+    payload: Any = None
+    catch_up: Literal["one", "none", "all"] = "one"
+    durable: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < len(self.to) <= NAME_MAX or self.to == self.name:
+            raise ValueError(f"to is the address of another node, not {self.to!r:.50}")
+        if (self.cron is None) == (self.every_s is None):
+            raise ValueError("a schedule has either cron or every_s")
+        if self.cron is not None:
+            Cron(self.cron, self.tz)
+        _at_least("every_s", self.every_s, 0.001)
+        if self.catch_up not in ("one", "none", "all"):
+            raise ValueError(f"catch_up is one, none or all, not {self.catch_up!r:.50}")
+        _check_payload(self.payload)
+
+    @property
+    def kind(self) -> str:
+        return SCHEDULE
+
+    def same_times(self, other: Schedule) -> bool:
+        """Return whether *other* is due at the same times."""
+        return (self.cron, self.tz, self.every_s) == (other.cron, other.tz, other.every_s)
+
+
+def _check_payload(value: object, depth: int = 0) -> None:
+    """Check that a store and a message keep *value*, a payload or a part of one.
+
+    Raises:
+        ValueError: They do not.
+    """
+    parts: Iterable[object] = ()
+    if type(value) is list and depth < _PAYLOAD_DEPTH_MAX:
+        parts = value
+    elif type(value) is dict and depth < _PAYLOAD_DEPTH_MAX:
+        parts = (*value, *value.values())
+    elif type(value) not in (str, int, float, bool, bytes, type(None)):
+        raise ValueError(
+            "payload is made of texts, numbers, octets, lists and maps, at most "
+            f"{_PAYLOAD_DEPTH_MAX} deep; not of {value!r:.50}"
+        )
+    elif type(value) is int and not -NUMBER_MAX <= value <= NUMBER_MAX:
+        raise ValueError(f"payload: {value} has more than 64 bits")
+    for each in parts:
+        _check_payload(each, depth + 1)
+
+
+#: Depth of lists and maps in the payload of a schedule.
+_PAYLOAD_DEPTH_MAX: Final = 16
+
 #: Declarations by kind.
-KINDS: Final[dict[str, type[Declaration]]] = {QUEUE: Queue, TOPIC: Topic, LOG: Log}
+KINDS: Final[dict[str, type[Declaration]]] = {
+    QUEUE: Queue,
+    TOPIC: Topic,
+    LOG: Log,
+    SCHEDULE: Schedule,
+}
 
 #: Address of one partition of a log; that of Event Hubs contains the reader's consumer group.
 _PARTITION: Final = re.compile(
@@ -361,10 +445,10 @@ def declaration(kind: str, name: str) -> Declaration:
     """Return a declaration of *kind* without options, as the command line and auto-create use it.
 
     Raises:
-        ValueError: *kind* is unknown.
+        ValueError: *kind* is unknown, or needs options.
     """
-    if kind not in KINDS:
-        raise ValueError(f"a node is a queue, a topic or a log, not {kind!r}")
+    if kind not in KINDS or kind == SCHEDULE:
+        raise ValueError(f"a node without options is a queue, a topic or a log, not {kind!r:.50}")
     return KINDS[kind](name)
 
 
@@ -385,6 +469,9 @@ def passages_of(
         for alias in declared.aliases
         if alias not in known
     ]
+    if isinstance(declared, Schedule) and declared != before:
+        # With another payload or other times it would send what its declarer may not.
+        found.append(Passage(declared.name, declared.to, Rights.MANAGE))
     dead = declared.dead_letter
     if dead is not None and not (before is not None and before.dead_letter == dead):
         found.append(Passage(declared.name, dead, Rights.MANAGE))
@@ -410,7 +497,7 @@ def declaration_of(fields: Mapping[str, object], *, strict: bool = True) -> Decl
     options = dict(fields)
     kind = options.pop("kind", QUEUE)
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"a node is a queue, a topic or a log, not {kind!r:.50}")
+        raise ValueError(f"a node is a queue, a topic, a log or a schedule, not {kind!r:.50}")
     known = KINDS[kind].__struct_fields__
     for key in options:
         if key not in known:

@@ -17,7 +17,7 @@ from .durable import facts
 from .entries import Entry
 from .kinds.base import Node, NodeLink, attached_links
 from .lifecycles import JOURNAL
-from .nodes import LOG, NAME_MAX, Declaration, Log, Queue, split_partition
+from .nodes import LOG, NAME_MAX, Declaration, Log, Queue, Schedule, split_partition
 from .producers import Inlet
 from .queue.accounts import Counts
 from .queue.subscriptions import ConsumerLink
@@ -352,7 +352,9 @@ class VirtualHost:
             )
         kind = self._kinds.get(type(declared))
         if kind is None:
-            raise TypeError(f"a node is declared as a Queue, a Topic or a Log, not {declared!r}")
+            raise TypeError(
+                f"a node is declared as a Queue, a Topic, a Log or a Schedule, not {declared!r}"
+            )
         kind.check(declared, services.limits)
         journal = services.journal
         if journal is not None and not journal.is_open:
@@ -422,6 +424,8 @@ class VirtualHost:
                 raise AmqpError(
                     f"no node can be called so: {why}", condition="amqp:unauthorized-access"
                 )
+        if isinstance(declared, Schedule):
+            self._check_destination(declared)
         if dead is None:
             return
         means = self.aliases.get(dead)
@@ -430,6 +434,21 @@ class VirtualHost:
                 f"{declared.name!r}: dead_letter is {dead!r}, an alias of "
                 f"{means or declared.name!r}: give the name of the node",
                 condition="amqp:precondition-failed",
+            )
+
+    def _check_destination(self, declared: Schedule) -> None:
+        """Check that *declared* sends to what may be a node.
+
+        Raises:
+            AmqpError: The address has another meaning, or is an alias.
+        """
+        why = self._meaning(declared.to)
+        if declared.to in self.aliases:
+            why = f"{declared.to!r} is an alias of {self.aliases[declared.to]!r}: give the name of the node"
+        if why:
+            raise AmqpError(
+                f"schedule {declared.name!r}: to is the address of a node, and {why}",
+                condition="amqp:unauthorized-access",
             )
 
     def _meaning(self, address: str) -> str:

@@ -82,3 +82,17 @@ class LogStats(Struct, frozen=True, kw_only=True):
     #: without a store. After a restore from a backup two records may have had the same offset, in
     #: different eras.
     eras: list[EraStats] = []
+
+
+class ScheduleStats(Struct, frozen=True, kw_only=True):
+    """Statistics of a schedule. Times are seconds since 1970-01-01 UTC."""
+
+    name: str
+    #: Messages sent since the broker started.
+    sent: int
+    #: When the next message is due; None if none will be.
+    next_at: float | None
+    #: When the last one was due; None before the first.
+    last_at: float | None
+    #: Why the destination took no message at the last attempt; None if it did.
+    error: str | None = None

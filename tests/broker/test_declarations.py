@@ -75,7 +75,7 @@ WRONG: list[tuple[str, str, str]] = [
     (
         "a.toml",
         "# x\nnothing = 3\n",
-        "FILE, line 2: there is no section 'nothing': it has queues, topics, logs, virtual_hosts",
+        "FILE, line 2: there is no section 'nothing': it has queues, topics, logs, schedules, virtual_hosts",
     ),
     ("a.toml", "queues = 3\n", "FILE, line 1: queues is a table of names, not 3"),
     ("a.toml", "[queues]\n\nwork = 3\n", "FILE, line 3: queues.work is a table of names, not 3"),

@@ -59,6 +59,8 @@ def test_a_kind_by_its_name() -> None:
     assert (Queue("x").kind, Topic("x").kind, Log("x").kind) == ("queue", "topic", "log")
     with pytest.raises(ValueError, match="a queue, a topic or a log, not 'heap'"):
         declaration("heap", "x")
+    with pytest.raises(ValueError, match="a queue, a topic or a log, not 'schedule'"):
+        declaration("schedule", "x")
 
 
 DESCRIBED: list[tuple[str, Any]] = [
@@ -98,7 +100,7 @@ def test_a_declaration_of_its_fields() -> None:
     assert declaration_of({"name": "q"}) == Queue("q")
     assert declaration_of({"name": "l", "kind": "log", "max_bytes": 7}) == Log("l", max_bytes=7)
     for fields, sentence in [
-        ({"name": "q", "kind": 7}, "a node is a queue, a topic or a log, not 7"),
+        ({"name": "q", "kind": 7}, "a node is a queue, a topic, a log or a schedule, not 7"),
         ({"name": "q", "priorities": "5"}, "Expected `int`, got `str`"),
         ({}, "missing required field `name`"),
     ]:

@@ -331,7 +331,7 @@ async def test_what_there_is_to_know_about_types() -> None:
         assert types["amqp_rt.queue"] == ["amqp_rt.node"]
         names = {
             *("container", "connection", "session", "link", "subscription", "user"),
-            *("node", "queue", "topic", "log", "virtual-host", "branch"),
+            *("node", "queue", "topic", "log", "schedule", "virtual-host", "branch"),
         }
         assert set(types) == {*(f"amqp_rt.{name}" for name in names), "org.amqp.management"}
         assert (await ask(peer, "GET-TYPES", entityType="amqp_rt.log"))[1] == {

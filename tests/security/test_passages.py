@@ -11,7 +11,18 @@ import trio
 from brokers import client_of
 
 from amqp_rt.broker import Broker
-from amqp_rt.broker.nodes import KINDS, Log, Queue, Topic, passages_of
+from amqp_rt.broker.nodes import (
+    KINDS,
+    LOG,
+    QUEUE,
+    SCHEDULE,
+    TOPIC,
+    Log,
+    Queue,
+    Schedule,
+    Topic,
+    passages_of,
+)
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import AmqpError, CallFailed, DeliveryRejected, LinkRefused
 from amqp_rt.events import Peer
@@ -45,7 +56,10 @@ async def bank(**options: Any) -> AsyncIterator[Broker]:
     broker.container.rpc("eve/echo")(lambda body: body)
     async with broker:
         await broker.declare(
-            Queue("payments", aliases=("old-payments",)), Queue("eve/mine"), Log("eve/log")
+            Queue("payments", aliases=("old-payments",)),
+            Queue("eve/mine"),
+            Log("eve/log"),
+            Schedule("eve/tick", to="eve/mine", every_s=3600),
         )
         await broker.listen("memory://b")
         yield broker
@@ -98,6 +112,22 @@ ATTEMPTS: dict[str, list[Any]] = {
         "payments/$management",
         "eve/log/partitions/0",
     ],
+    "to": [
+        "payments",
+        "nowhere",
+        "old-payments",
+        "/exchanges/amq.fanout",
+        "/exchanges/amq.fanout/eve",
+        "/queues/payments",
+        "amqp://b/payments",
+        "amqp://b/eve",
+        "$cbs",
+        "$management",
+        "$journal",
+        "eve/$management",
+        "payments/$management",
+        "eve/log/partitions/0",
+    ],
     "aliases": [
         ["payments"],
         ["nowhere"],
@@ -118,6 +148,8 @@ ATTEMPTS: dict[str, list[Any]] = {
         ["eve/log/ConsumerGroups/eve/Partitions/0"],
     ],
 }
+#: Kinds of nodes that have aliases.
+ALIASED = [QUEUE, TOPIC, LOG]
 #: Attributes that name nothing. A new one has to be put here or above.
 OTHERS = {
     "name",
@@ -131,6 +163,8 @@ OTHERS = {
     "dead_letter_for",
     # The queue returns only messages that their sender could have sent there.
     "return_to_sender",
+    # When a schedule sends what; who changes either needs the right to send to its destination.
+    *("cron", "tz", "every_s", "payload", "catch_up", "durable"),
     *("backlog_max", "backlog_bytes_max", "partitions", "max_age_s", "max_bytes", "key_hash"),
 }
 
@@ -149,10 +183,14 @@ async def test_no_attribute_leads_where_its_declarer_may_not(
     async with bank() as broker, as_user(broker, "eve") as eve:
         before = {each.name: each for each in broker.nodes()}
         name = "eve/new" if operation == "CREATE" else "eve/mine"
-        kinds = ["queue"] if attribute == "dead_letter" or operation == "UPDATE" else list(KINDS)
+        kinds = ["queue"] if attribute == "dead_letter" or operation == "UPDATE" else ALIASED
+        given: dict[str, Any] = {}
+        if attribute == "to":
+            name, kinds, given = "eve/tick", [SCHEDULE], {"every_s": 60}
         for value in ATTEMPTS[attribute]:
             for kind in kinds:
-                status = await ask(eve, operation, {"kind": kind, attribute: value}, name=name)
+                body = {"kind": kind, attribute: value, **given}
+                status = await ask(eve, operation, body, name=name)
                 assert status == "403", (kind, value)
         after = {each.name: each for each in broker.nodes() if "dynamic" not in each.name}
         assert after == before

@@ -252,6 +252,14 @@ class StageFact(Struct, array_like=True):
     began: float
 
 
+class ScheduleFact(Struct, array_like=True):
+    """Progress of a schedule."""
+
+    #: Wall-clock times: when the next message is due, and when the last one was; 0 before the first.
+    due: float
+    last: float = 0.0
+
+
 class Era(Struct, frozen=True, array_like=True):
     """A start of the broker, and the offsets of a log at that time.
 
@@ -366,6 +374,8 @@ BRANCHES: Final = _packed("dtx-branch", BranchFact)
 #: Leases, by number; and their messages, by lease and number in the group: the sequence number.
 LEASES: Final = _packed("lease", LeaseFact)
 LEASED: Final = FactKind("leased", _write_sequence, _read_sequence)
+#: Progress of schedules, by number.
+SCHEDULES: Final = _packed("schedule", ScheduleFact)
 #: Number of a queue that numbers its messages → its next sequence number.
 NUMBERS: Final = FactKind("queue-numbers", _write_sequence, _read_sequence)
 #: Durable queues, exchanges and bindings that peers have declared, by digest. Arguments keep their AMQP

@@ -37,7 +37,7 @@ from ..statistics import NodeStats
 from ..termini import KeptTarget, Key, Terminus
 from ..terms import Lifetime, Terms
 
-SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
+SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes there")
 
 
 class Counted(Protocol):

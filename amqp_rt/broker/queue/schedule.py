@@ -97,7 +97,7 @@ def requested_pause(
     return rest, found
 
 
-class Schedule:
+class DelayedMessages:
     """Messages of one queue that are not due yet.
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...outcomes import RELEASED
 from ..entries import NEVER, Entry
 from .locks import Locks
-from .schedule import Schedule
+from .schedule import DelayedMessages
 from .shelf import PLACE
 from .subscriptions import Subscription
 
@@ -32,7 +32,7 @@ class Timing:
 
     def __init__(self, queue: MessageQueue) -> None:
         self._queue = queue
-        self.schedule: Schedule | None = None
+        self.schedule: DelayedMessages | None = None
         self.locks: Locks | None = None
         #: Pauses after failures: the shortest and the longest, in seconds, and whether they grow by a
         #: factor of two or by the shortest pause.
@@ -113,10 +113,10 @@ class Timing:
         queue.conclude(subscription, entry, RELEASED)
         queue.settle(delivery, entry, RELEASED)
 
-    def _open_schedule(self) -> Schedule:
+    def _open_schedule(self) -> DelayedMessages:
         """Return the schedule, which most queues never need."""
         if self.schedule is None:
-            self.schedule = Schedule(self._queue.wall, self._queue.monotonic)
+            self.schedule = DelayedMessages(self._queue.wall, self._queue.monotonic)
         return self.schedule
 
     def delays(self, entry: Entry) -> bool:

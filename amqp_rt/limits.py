@@ -162,7 +162,8 @@ class Limits(Struct, frozen=True, gc=False):
     login_ahead_max: int = 64 * KIB
     #: Distinct destinations that one anonymous-terminus link keeps open at a time.
     relay_targets_max: int = 256
-    #: Bytes of messages that wait at one link of a route for the next node; credit beyond it is not passed on.
+    #: Bytes of messages that wait at one link of a route for the next node. Credit beyond it, at the size of recent messages, is not
+    #: passed on; at most four times as much waits when messages become larger.
     splice_bytes_max: int = 8 * MIB
     #: Links to destinations of one address between which messages are distributed.
     fan_legs_max: int = 8

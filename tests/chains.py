@@ -8,6 +8,7 @@ from sanity import check
 
 from amqp_rt.errors import LocalProtocolError
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.mesh.passing import SURGE
 from amqp_rt.mesh.splices import Siblings, Splice
 from amqp_rt.outcomes import Error
 from amqp_rt.termini import Source, Target
@@ -132,7 +133,7 @@ class Chain:
         for splice in self.splices:
             if splice.inlet.attached and splice.outlet.attached:
                 assert splice.inlet.credit <= splice.outlet.credit
-            assert splice.held <= self.limits.splice_bytes_max
+            assert splice.held <= SURGE * self.limits.splice_bytes_max
 
     def check_empty(self) -> None:
         """Assert that no node keeps anything of links that have ended."""

@@ -181,6 +181,7 @@ LARGE: dict[str, str] = {
     "container.recovery.connect": "each option of a connection is an argument, with its documentation",
     "core.frames.read_transfer": "the fast path decodes a transfer without calls",
     "core.receivers.ReceiverLink.on_transfer": "the fast path of a frame, with its checks in order",
+    "core.session": "windows, ids, dispositions and handles of a session, all of which most frames touch",
 }
 _IMPLEMENTED = "a Protocol and its implementation"
 #: Names of several classes of a distribution → reason. One name means one class otherwise.

@@ -425,6 +425,14 @@ class Session:
             free = _WINDOW_MIN
         return max(0, min(self._window, free))
 
+    def narrow(self, frames: int) -> None:
+        """Let the peer send *frames* ahead at most: at once while no link is attached, else when it has used more (§2.5.6)."""
+        self._window = min(self._window, frames)
+        if self.incoming_window > self._window and not self.links:
+            self.incoming_window = self._window
+            self._session_flow = True
+            self._mark_dirty()
+
     # --- the peer's frames ---------------------------------------------------------------
 
     def on_begin(self, begin: Begin, channel: int) -> None:

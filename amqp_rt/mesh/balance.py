@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ..outcomes import Modified, Rejected, Released
+from ..outcomes import Accepted, Modified, Rejected, Released
 
 #: Seconds in which an observation loses about two thirds of its weight.
 DECAY_S = 10.0
@@ -28,6 +28,12 @@ EJECTED_S = 5.0
 EJECTED_MAX_S = 60.0
 
 
+#: Names of the usual outcomes, in lower case.
+_NAMES: dict[type, str] = {
+    each: each.__name__.lower() for each in (Accepted, Modified, Rejected, Released)
+}
+
+
 class Answers:
     """Outcomes from one destination, and the latencies of the latest ones."""
 
@@ -40,7 +46,7 @@ class Answers:
 
     def count(self, outcome: object, took_s: float) -> None:
         """Count *outcome*, which took *took_s* seconds."""
-        name = type(outcome).__name__.lower()
+        name = _NAMES.get(type(outcome)) or type(outcome).__name__.lower()
         self.outcomes[name] = self.outcomes.get(name, 0) + 1
         self._latest.append(took_s)
 
@@ -101,6 +107,15 @@ class Standing:
         A failure counts as slow in comparison with the usual latency, and not with that of the failures before: it would
         grow with each of them, and some messages fail everywhere.
         """
+        if (
+            type(outcome) is Accepted
+            and now == self._updated
+            and took_s <= self.usual <= self.latency
+            and not self._failures
+            and not self.ejected_s
+        ):
+            # One of several at a time, which changes nothing after the slowest of them.
+            return
         failed = type(outcome) is Rejected or type(outcome) is Modified
         if failed or type(outcome) is Released:
             took_s = FAILURE_FACTOR * max(took_s, self.usual, usual_s)

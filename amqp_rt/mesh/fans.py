@@ -13,6 +13,8 @@ from itertools import islice, takewhile
 from random import random as _random
 from typing import Any, Final
 
+from msgspec import Struct
+
 from ..codec.sections import read_header_fields
 from ..container.credit import SharedSlots
 from ..errors import DecodeError, LocalProtocolError
@@ -29,7 +31,7 @@ from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Rejected, Released
 from ..termini import Source
 from . import balance
 from .loads import read_load
-from .passing import FINAL, Opener, distributed_target, give_up, pass_outcome, room_for
+from .passing import FINAL, Opener, Room, distributed_target, give_up, pass_outcome
 
 #: Priorities from here on have legs of their own, where the host opens such (Part 3 §3.2.1).
 HIGH_PRIORITY: Final = 5
@@ -44,22 +46,19 @@ ABSENT_S: Final = 2.0
 _ABSENT = Error("amqp:not-found", "no destination of this address can be reached")
 
 
-class Handover:
+class Handover(Struct, eq=False):
     """A message on its way through a fan."""
 
-    __slots__ = ("answered", "delivery", "leg", "relayed", "sending", "since", "tried")
-
-    def __init__(self, delivery: IncomingDelivery, since: float, *, relayed: bool) -> None:
-        self.delivery = delivery
-        #: When it arrived, later when it was sent on.
-        self.since = since
-        #: It came through an anonymous terminus, whose credit is not that of the legs.
-        self.relayed = relayed
-        self.leg: Leg | None = None
-        self.sending: OutgoingDelivery | None = None
-        self.answered = False
-        #: Legs whose destinations have released it.
-        self.tried: list[Leg] = []
+    delivery: IncomingDelivery
+    #: When it arrived, later when it was sent on.
+    since: float
+    #: It came through an anonymous terminus, whose credit is not that of the legs.
+    relayed: bool
+    leg: Leg | None = None
+    sending: OutgoingDelivery | None = None
+    answered: bool = False
+    #: Legs whose destinations have released it.
+    tried: tuple[Leg, ...] = ()
 
 
 class Leg:
@@ -107,8 +106,12 @@ class Leg:
             or (last is not None and not _has_left(last))
         )
 
-    def send(self, handover: Handover) -> bool:
-        """Send a message, or the beginning of one that is streamed; return False if the link cannot send it."""
+    def send(self, handover: Handover, now: float) -> bool:
+        """Send a message, or the beginning of one that is streamed.
+
+        Returns:
+            Whether the link takes a further message: False if it has refused this one, or not written it yet.
+        """
         delivery, link = handover.delivery, self.link
         chunks = delivery.read_chunks() if delivery.streamed else [delivery.payload]
         try:
@@ -127,7 +130,7 @@ class Leg:
                 delivery.settle(Rejected(Error.of(fault)))
             return False
         handover.leg, handover.sending = self, sending
-        handover.since = self.fan.now()
+        handover.since = now
         self.last = handover
         if not sending.settled:
             self.standing.outstanding += 1
@@ -137,10 +140,11 @@ class Leg:
         if delivery.streamed:
             self.open = handover
             self._write(handover, chunks[1:])
-        elif sending.settled and not delivery.settled:
+            return False
+        if sending.settled and not delivery.settled:
             # The receiver wants no other outcome.
             delivery.settle(ACCEPTED)
-        return True
+        return sending.delivery_id >= 0 and link.credit > 0
 
     def pump(self) -> None:
         """Send on what has arrived of an incomplete message."""
@@ -179,17 +183,16 @@ class Leg:
         assert handover.sending is not None
         if not handover.sending.settled:
             handover.sending.settle(handover.delivery.state)
-            self._done(handover, None)
+            self._done(handover, None, 0.0)
 
-    def _done(self, handover: Handover, outcome: object) -> None:
-        """Count the first outcome of a message."""
+    def _done(self, handover: Handover, outcome: object, now: float) -> None:
+        """Count the first outcome of a message, at *now*; None for none."""
         if handover.answered:
             return
         handover.answered = True
         self.standing.outstanding -= 1
         self.pending.pop(handover, None)
         if outcome is not None:
-            now = self.fan.now()
             self.answers.count(outcome, now - handover.since)
             usual_s = self.fan.usual_s if type(outcome) is not Accepted else 0.0
             self.standing.answered(outcome, now - handover.since, now, usual_s=usual_s)
@@ -216,12 +219,13 @@ class Leg:
     def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """Pass outcomes to the senders, or try another destination."""
         again = False
+        now = self.fan.now()
         for sending in deliveries:
             handover = sending.context
             if handover is None:
                 continue
             if type(sending.state) in FINAL or sending.settled:
-                self._done(handover, sending.state)
+                self._done(handover, sending.state, now)
             if type(sending.state) is Released and self.fan.retry(self, handover):
                 if not sending.settled:
                     sending.settle()
@@ -302,7 +306,7 @@ class Ingress:
         if not self._relayed:
             fan.slots.took(link, len(deliveries))
         now = fan.now()
-        fan.take([Handover(each, now, relayed=self._relayed) for each in deliveries])
+        fan.take([Handover(each, now, self._relayed) for each in deliveries])
 
     def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Send on more of messages that are streamed, and discard the rest of those that lost their leg."""
@@ -386,11 +390,14 @@ class Fan:
         self._waiting: dict[str, deque[Handover]] = {LOW: deque(), HIGH: deque(), STREAMS: deque()}
         self._again: deque[Handover] = deque()
         self._held = 0
+        self._room = Room(limits, stream_above=STREAM_ABOVE)
         #: Links that wait for the first destination, with the time at which they are refused.
         self._pending: list[tuple[ReceivingLink, float]] = []
         #: When the last destination went.
         self._absent_since = now()
         self._pumping = False
+        #: Number of changes to what :meth:`_eligible` depends on, other than the legs' credit.
+        self._changes = 0
 
     @property
     def waiting(self) -> int:
@@ -461,6 +468,7 @@ class Fan:
 
     def retire(self, leg: Leg) -> None:
         """Send nothing new to *leg*, and detach it when its messages are settled."""
+        self._changes += 1
         leg.retiring = True
         if not self.reachable:
             self._absent_since = self.now()
@@ -469,6 +477,7 @@ class Fan:
 
     def changed(self) -> None:
         """Accept the links that wait for a destination; called when a leg is attached."""
+        self._changes += 1
         pending, self._pending = self._pending, []
         for link, _ in pending:
             self._accept(link)
@@ -476,6 +485,7 @@ class Fan:
 
     def left(self, leg: Leg, again: Iterable[Handover]) -> None:
         """Remove *leg*, and send the messages *again* to others."""
+        self._changes += 1
         self.legs.remove(leg)
         if not self.reachable:
             self._absent_since = self.now()
@@ -500,15 +510,11 @@ class Fan:
             return [each for each in legs if each.link.credit > 0][:1]
         return balance.eligible(legs, _standing, now=self.now())
 
-    def _choose(self, kind: str, tried: list[Leg]) -> Leg | None:
+    def _choose(self, kind: str, tried: tuple[Leg, ...]) -> Leg | None:
         ready = [each for each in self._eligible(kind) if each.ready and each not in tried]
         if not ready:
             return None
-        if self._ordered:
-            return ready[0]
-        return balance.choose(
-            ready, _standing, zone=self._zone, now=self.now(), random=self._random
-        )
+        return ready[0] if self._ordered else self._better(ready, self.now())
 
     # --- senders -----------------------------------------------------------------------------
 
@@ -544,8 +550,10 @@ class Fan:
 
     def take(self, handovers: list[Handover]) -> None:
         """Distribute messages that have arrived."""
+        before = self._held
         for handover in handovers:
             self._put(handover, first=False)
+        self._room.took(len(handovers), self._held - before)
         self.pump()
         if self.waiting:
             self._on_wait()
@@ -555,8 +563,8 @@ class Fan:
         delivery = handover.delivery
         if len(handover.tried) >= self._resend or delivery.streamed or delivery.settled:
             return False
-        handover.tried.append(leg)
-        if all(each in handover.tried for each in self._eligible(self._kind(handover))):
+        handover.tried = (*handover.tried, leg)
+        if self._is_spent(handover, self._kind(handover)):
             return False
         handover.leg = handover.sending = delivery.context = None
         handover.answered = False
@@ -620,24 +628,47 @@ class Fan:
         self.share()
 
     def _send_from(self, waiting: deque[Handover], kind: str) -> None:
+        if not waiting:
+            return
+        now = self.now()
+        #: Legs for any of the messages; None if they have to be looked for again.
+        ready: list[Leg] | None = None
+        changes = self._changes
         while waiting:
             handover = waiting[0]
-            if handover.delivery.aborted:
-                leg = None
-            else:
-                leg = self._choose(kind, handover.tried)
-                if leg is None:
-                    if handover.tried and all(
-                        each in handover.tried for each in self._eligible(kind)
-                    ):
-                        # The destinations that had not seen it have gone.
-                        handover.delivery.settle(RELEASED)
-                    else:
+            leg: Leg | None = None
+            if not handover.delivery.aborted:
+                if handover.tried or self._ordered:
+                    leg = self._choose(kind, handover.tried)
+                    if leg is None and not self._is_spent(handover, kind):
                         return
+                else:
+                    if ready is None or changes != self._changes:
+                        changes = self._changes
+                        ready = [each for each in self._eligible(kind) if each.ready]
+                    if not ready:
+                        return
+                    leg = self._better(ready, now)
             waiting.popleft()
             self._finish(handover)
-            if leg is not None:
-                leg.send(handover)
+            if leg is None:
+                if not handover.delivery.aborted:
+                    # The destinations that had not seen it have gone.
+                    handover.delivery.settle(RELEASED)
+            elif not leg.send(handover, now) or (
+                ready is not None and len(ready) > 1 and not leg.link.writable
+            ):
+                ready = None
+
+    def _is_spent(self, handover: Handover, kind: str) -> bool:
+        """Return whether all destinations have released a message."""
+        tried = handover.tried
+        return bool(tried) and all(each in tried for each in self._eligible(kind))
+
+    def _better(self, ready: list[Leg], now: float) -> Leg:
+        if len(ready) == 1:
+            return ready[0]
+        return balance.choose(ready, _standing, zone=self._zone, now=now, random=self._random)
 
     def _finish(self, handover: Handover) -> None:
         self._count(handover, -1)
@@ -655,9 +686,7 @@ class Fan:
         # A sender may use all of its credit for either priority.
         total = min(credit, default=0)
         waiting = self.slots.held
-        self.slots.resize(
-            min(total, waiting + room_for(self._held, self._limits, stream_above=STREAM_ABOVE))
-        )
+        self.slots.resize(min(total, waiting + self._room.further(self.waiting, self._held)))
 
     def rotate(self) -> None:
         """Ask a sender that does not use its credit to return it, if others have none."""

@@ -196,6 +196,7 @@ class MeshHost(BareHost):
             self._refuse(link, Error.of(fault))
             return
         leg = read_leg(link.properties)
+        member.narrow(link, leg.band)
         if not rest:
             member.placed.add(link, trio.current_time())
             if link.role == RECEIVER and leg.band != PINNED:

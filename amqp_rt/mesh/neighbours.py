@@ -20,6 +20,7 @@ from ..fronts.base import (
 from ..limits import Limits
 from ..outcomes import Error
 from ..termini import Source, Target
+from .hops import LOW
 from .placed import PlacedLinks
 from .splices import Siblings
 
@@ -27,6 +28,11 @@ from .splices import Siblings
 MESH: Final = "$mesh"
 #: Records that a neighbour may send ahead.
 _CREDIT: Final = 64
+#: Part of the room for frames of a connection that a session for links of a band may have: most messages are of low priority.
+#: The rest is for those who come later.
+_SHARES: Final = {LOW: 1 / 2}
+_SHARE: Final = 1 / 16
+_FRAMES_MIN: Final = 8
 #: A message whose body is one value (Part 3 §3.2.8).
 _BODY: Final = b"\x00\x53\x77"
 
@@ -37,10 +43,12 @@ class Sessions:
     Args:
         connection: The connection to the neighbour.
         of: The session of a peer whose links use these; None for links of many senders.
+        sends: Only we send on these, so that the neighbour's other sessions can have nearly all of the room for frames.
     """
 
-    def __init__(self, connection: Connection, of: object = None) -> None:
+    def __init__(self, connection: Connection, of: object = None, *, sends: bool = False) -> None:
         self._connection = connection
+        self._window = 1 if sends else None
         self.of = of
         self._sessions: list[Any] = []
         #: Links opened and not ended, for pools that end with the last of them.
@@ -66,7 +74,7 @@ class Sessions:
                 pass
         if self._connection.engine_over:
             raise LocalProtocolError("the connection to the next node is lost")
-        session = self._connection.engine.begin()
+        session = self._connection.engine.begin(window=self._window)
         self._sessions.append(session)
         return getattr(session, method)(name, endpoint, **options)
 
@@ -213,7 +221,7 @@ class Neighbour:
         self._limits = limits
         self._on_lost = on_lost
         self._lost = False
-        self._shared = Sessions(connection)
+        self._shared = Sessions(connection, sends=True)
         self._pinned: dict[object, Sessions] = {}
         self._records = RecordSender(self.lose, most=limits.mesh_records_waiting_max)
         self._receiver: RecordReceiver | None = None
@@ -239,7 +247,7 @@ class Neighbour:
         Raises:
             LocalProtocolError: The peer allows no links.
         """
-        Sessions(self.connection).attach_sender(
+        Sessions(self.connection, sends=True).attach_sender(
             f"{MESH}/{self.node}",
             self._records,
             source=Source(),
@@ -265,6 +273,7 @@ class Neighbour:
                 Error("amqp:not-allowed", "there is one link of settled records between neighbours")
             )
             return
+        _narrow(link, _CREDIT)
         self._receiver = RecordReceiver(
             link, self._limits, lambda record: on_record(self, record), self.lose
         )
@@ -276,6 +285,15 @@ class Neighbour:
             self._on_lost(self, why)
 
     # --- links of routes -----------------------------------------------------------------------
+
+    def narrow(self, link: ReceivingLink | SendingLink, band: str) -> None:
+        """Limit the window of the neighbour's session of *link*, a link of *band*, so that its other sessions get room.
+
+        All sessions of a connection share ``session_window_bytes``, and the first one would get all of it.
+        """
+        frames = self._limits.session_window_bytes // self._limits.frame_size_max
+        most = max(_FRAMES_MIN, int(_SHARES.get(band, _SHARE) * frames))
+        _narrow(link, most)
 
     def opener(self, *, of: object = None) -> Sessions:
         """Return the sessions for links that belong to the session *of*, or for those of many senders without one.
@@ -308,3 +326,9 @@ class Neighbour:
 
     def __repr__(self) -> str:
         return f"<Neighbour {self.node!r}, {self.opened} links>"
+
+
+def _narrow(link: ReceivingLink | SendingLink, frames: int) -> None:
+    # Members speak 1.0; other protocols have no windows.
+    session: Any = link.session
+    session.narrow(frames)

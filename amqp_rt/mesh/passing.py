@@ -38,6 +38,8 @@ FINAL = (Accepted, Rejected, Released, Modified)
 FAILED_ANSWER: Final = Rejected(Error("amqp:internal-error", "amqp-rt: answered with a failure"))
 #: Messages in more than one frame are streamed: the next node gets each frame when it arrives.
 STREAM_ABOVE: Final = 1
+#: Messages that may be on their way here, in terms of those that fit ``splice_bytes_max`` if each is of the largest size.
+SURGE: Final = 4
 _LARGE_HEAD: Final = Rejected(
     Error("amqp:link:message-size-exceeded", "header and annotations are larger than a frame")
 )
@@ -150,9 +152,10 @@ class Passing:
             return True
         return self._in_transaction and (self._open is not None or not self.outlet.writable)
 
-    def add(self, deliveries: list[IncomingDelivery]) -> None:
-        """Send *deliveries* on, or let them wait."""
+    def add(self, deliveries: list[IncomingDelivery]) -> int:
+        """Send *deliveries* on, or let them wait; return the bytes that they may take."""
         outlet = self.outlet
+        size = 0
         if (
             self._open is None
             and self.is_held_back is None
@@ -165,20 +168,24 @@ class Passing:
                 if delivery.streamed:
                     rest = deliveries[at:]
                     break
+                payload = delivery.payload
+                size += len(payload)
                 if self._revise is None:
-                    sending = self._send(delivery, delivery.payload)
+                    sending = self._send(delivery, payload)
                 else:
                     sending = self._send_revised(delivery)
                 if sending is not None and sending.delivery_id < 0:
                     rest = deliveries[at + 1 :]
                     break
             else:
-                return
+                return size
         else:
             rest = deliveries
+        waits = sum([self._cost(each) for each in rest])
         self.waiting.extend(rest)
-        self.held += sum([self._cost(each) for each in rest])
+        self.held += waits
         self.pump()
+        return size + waits
 
     def pump(self) -> None:
         """Send on what waits, as far as there are credit and room."""
@@ -424,6 +431,41 @@ def room_for(held: int, limits: Limits, *, stream_above: int = 0) -> int:
     return max(room, 0 if held else 1)
 
 
+class Room:
+    """Number of messages that may wait at a node, or be on their way to it, by the size of recent ones.
+
+    Credit counts messages, and memory bytes. As many messages are let in as fit ``splice_bytes_max`` at the recent size, which
+    is taken to be the largest until messages have been smaller; it grows at once, and shrinks gradually. If a sender of
+    small messages turns to the largest while the next node takes none, those on their way may take more than
+    ``splice_bytes_max``. They take at most ``SURGE`` times as much, since there are never more than ``SURGE`` times the
+    messages that fit whatever their sizes.
+
+    Args:
+        limits: ``splice_bytes_max`` and ``frame_size_max``.
+        stream_above: As for :func:`room_for`.
+    """
+
+    __slots__ = ("_bytes", "_most", "_size", "alone")
+
+    def __init__(self, limits: Limits, *, stream_above: int = 0) -> None:
+        self._bytes = limits.splice_bytes_max
+        self._size = limits.frame_size_max + stream_above
+        #: What :meth:`further` returns while no message waits.
+        self.alone = room_for(0, limits, stream_above=stream_above)
+        self._most = SURGE * self.alone
+
+    def took(self, count: int, size: int) -> None:
+        """Count *count* messages that have arrived, of *size* bytes in total."""
+        each = size // count
+        self._size = each if each > self._size else (7 * self._size + each) // 8 or 1
+        self.alone = min(self._bytes // self._size, self._most) or 1
+
+    def further(self, waiting: int, held: int) -> int:
+        """Return how many messages may follow *waiting* ones of *held* bytes; at least one if none waits."""
+        room = min((self._bytes - held) // self._size, self._most - waiting)
+        return max(room, 0 if waiting else 1)
+
+
 def distributed_target(link: ReceivingLink) -> Target | Coordinator | None:
     """Return the target to answer *link* with, whose messages go to several destinations: none of them keeps it."""
     target = link.target
@@ -467,7 +509,15 @@ def pass_outcome(
     modifies: bool = True,
 ) -> None:
     """Pass the receiver's state of *sending* to the sender of *delivery*, which is perhaps a client."""
-    state = for_client(sending.state) if to_client else known_outcome(sending.state, modifies)
+    state = sending.state
+    if type(state) is Accepted and not delivery.settled and not delivery.second:
+        # The common case, which no peer refuses.
+        delivery.settle(state)
+        if not sending.settled:
+            sending.settle()
+        sending.context = delivery.context = None
+        return
+    state = for_client(state) if to_client else known_outcome(state, modifies)
     if delivery.settled:
         # The sender has settled, or sent the message settled, and expects nothing.
         if not sending.settled:

@@ -17,7 +17,7 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
 from ..termini import Coordinator, Source, Target, outlives_connection
 from .loads import LOAD
-from .passing import STREAM_ABOVE, Opener, Passing, cause_of, pass_outcome, room_for
+from .passing import STREAM_ABOVE, Opener, Passing, Room, cause_of, pass_outcome
 from .via import Revised
 
 #: Symbol of the outcome *modified*, as sources list it.
@@ -121,7 +121,7 @@ class Splice:
         self._came: Any = came
         self._limits = limits
         self._outer = outer
-        self._room = room_for(0, limits)
+        self._room = Room(limits)
         self._refuse = refuse or came.refuse
         self._on_ended = on_ended
         #: Links that have ended or were never attached; the splice ends with the second.
@@ -317,7 +317,8 @@ class Splice:
     def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Send messages on, or let them wait."""
         self._arrived = True
-        self._passing.add(deliveries)
+        size = self._passing.add(deliveries)
+        self._room.took(len(deliveries), size)
         self._advance(flowed=False)
 
     def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
@@ -390,8 +391,9 @@ class Splice:
         if self._draining and not started and not inlet.credit:
             # The sender has answered. What it sent leaves first.
             return
-        room = room_for(passing.held, self._limits) if passing.held else self._room
-        target = max(0, min(outlet.credit - len(passing.waiting), room))
+        waiting = len(passing.waiting)
+        room = self._room.further(waiting, passing.held) if waiting else self._room.alone
+        target = max(0, min(outlet.credit - waiting, room))
         credit = inlet.credit
         granted = target < credit or (
             target > credit and (flowed or 2 * (target - credit) >= target)

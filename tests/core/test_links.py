@@ -280,6 +280,50 @@ def test_the_sessions_of_a_connection_share_the_bytes() -> None:
     assert promised <= 100 + 20 * 8
 
 
+@pytest.mark.req("X11")
+def test_a_narrow_session_leaves_the_bytes_to_the_others() -> None:
+    joined = Joined(limits=Limits(session_window_bytes=100 * 65536))
+    joined.pump()
+    link, far, endpoint = sending(joined)
+    joined.pump()
+    narrow = far.session
+    assert narrow.incoming_window == 100
+    narrow.narrow(10)
+    assert narrow.incoming_window == 100, "what the peer was promised stays promised"
+    for _ in range(95):
+        link.send(b"")
+    joined.pump()
+    assert narrow.incoming_window <= 10
+    second = joined.client.begin()
+    joined.pump()
+    assert second.remote_incoming_window >= 90
+    for _ in range(50):
+        link.send(b"")
+        joined.pump()
+    assert len(endpoint.outcomes) == 145
+
+
+@pytest.mark.req("X11")
+def test_a_session_without_attached_links_is_narrow_at_once() -> None:
+    joined = Joined(limits=Limits(session_window_bytes=100 * 65536))
+    joined.pump()
+    first = joined.client.begin()
+    joined.pump()
+    (far,) = joined.server.sessions.values()
+    far.narrow(3)
+    far.narrow(200)
+    joined.pump()
+    assert first.remote_incoming_window == far.incoming_window == 3
+    link, _, endpoint = sending(joined, session=first)
+    for _ in range(20):
+        link.send(b"")
+    joined.pump()
+    assert len(endpoint.outcomes) == 20
+    second = joined.client.begin()
+    joined.pump()
+    assert second.remote_incoming_window >= 97
+
+
 @pytest.mark.req("X10", "X17")
 def test_a_session_echo_is_answered_once() -> None:
     engine = begun()

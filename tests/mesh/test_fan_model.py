@@ -17,6 +17,7 @@ from sanity import check
 from amqp_rt.limits import KIB, Limits
 from amqp_rt.mesh.balance import Standing
 from amqp_rt.mesh.fans import LOW, STREAMS, Fan, Leg
+from amqp_rt.mesh.passing import SURGE
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, rejected
 from amqp_rt.termini import Target
 from amqp_rt.testing.pairs import Joined, Recorder
@@ -126,7 +127,7 @@ class Conversation(RuleBasedStateMachine):
         granted = sum(each.credit for each in self.fan.slots._granted)
         assert granted <= sum(each.link.credit for each in self.fan.legs)
         assert self.fan.slots.held >= 0
-        assert self.fan._held <= self.limits.splice_bytes_max
+        assert self.fan._held <= SURGE * self.limits.splice_bytes_max
         for leg in self.fan.legs:
             assert leg.standing.outstanding >= 0
 

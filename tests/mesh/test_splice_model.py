@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from amqp_rt.limits import KIB, Limits
+from amqp_rt.mesh.passing import SURGE
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, rejected
 from amqp_rt.testing.pairs import Recorder
 
@@ -202,7 +203,7 @@ class Conversation(RuleBasedStateMachine):
     @invariant()
     def bounded(self) -> None:
         for splice in self.chain.splices:
-            assert splice.held <= self.chain.limits.splice_bytes_max
+            assert splice.held <= SURGE * self.chain.limits.splice_bytes_max
 
     def teardown(self) -> None:
         self.chain.pump()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from chains import Chain
 
 from amqp_rt.events import ConnectionFailed
-from amqp_rt.limits import KIB, Limits
+from amqp_rt.limits import DEFAULT_LIMITS, KIB, Limits
+from amqp_rt.mesh.hops import LOW
 from amqp_rt.mesh.loads import LOAD
+from amqp_rt.mesh.neighbours import Neighbour
+from amqp_rt.mesh.passing import SURGE, Room
 from amqp_rt.outcomes import (
     ACCEPTED,
     MODIFIED_FAILED,
@@ -19,8 +23,8 @@ from amqp_rt.outcomes import (
     Rejected,
     rejected,
 )
-from amqp_rt.termini import Source
-from amqp_rt.testing.pairs import Recorder
+from amqp_rt.termini import Source, Target
+from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.transactions import TransactionalState
 
 pytestmark = pytest.mark.req("P3")
@@ -568,3 +572,66 @@ def test_a_broker_outside_gets_outcomes_that_it_knows(known: bool) -> None:
     if not known:
         expected = [RELEASED if type(each) is Modified else each for each in expected]
     assert [each.state for each in sendings] == expected
+
+
+def test_room_follows_the_size_of_recent_messages() -> None:
+    room = Room(Limits(frame_size_max=1024, splice_bytes_max=64 * KIB))
+    assert room.further(0, 0) == 64, "whatever their sizes"
+    for _ in range(100):
+        room.took(10, 1_000)
+    assert room.further(0, 0) == 64 * SURGE
+    assert room.further(200, 20_000) == 64 * SURGE - 200
+    room.took(1, 1024)
+    assert room.further(0, 0) == 64, "a large message counts at once"
+    assert room.further(32, 32 * KIB) == 32
+    assert room.further(64, 64 * KIB) == 0
+
+
+def test_a_sender_that_turns_to_large_messages_gets_less_credit() -> None:
+    window = Limits(frame_size_max=1024, splice_bytes_max=8 * KIB, output_max=1)
+    chain = Chain(served=Recorder(), limits=window)
+    link, _ = chain.sender()
+    chain.links[0].grant(1_000)
+    chain.pump()
+    for _ in range(100):
+        while link.credit and link.writable:
+            link.send(b"x", settled=True)
+        chain.pump()
+    sent = len(chain.served.deliveries)
+    assert 8 * SURGE / 2 <= link.credit <= 8 * SURGE
+    # The last connection carries nothing from here on, so that its node cannot send.
+    for _ in range(200):
+        while link.credit and link.writable:
+            link.send(bytes(900), settled=True)
+            sent += 1
+        for at in range(3):
+            chain.step(at)
+        for splice in chain.splices:
+            assert splice.held <= SURGE * window.splice_bytes_max
+    assert not link.credit
+    chain.pump()
+    assert len(chain.served.deliveries) == sent
+    assert 4 <= link.credit <= 8
+
+
+def test_a_session_of_legs_has_most_of_the_window() -> None:
+    """The first session of a connection, which carries records, would else have all of it."""
+    neighbour = Neighbour("b", 1, Mock(), limits=DEFAULT_LIMITS)
+
+    def attach(link: Any) -> None:
+        if link.name == "records":
+            neighbour.receive_from(link, Mock())
+        else:
+            neighbour.narrow(link, LOW)
+            link.accept(Recorder())
+
+    joined = Joined(on_attach=attach)
+    joined.pump()
+    records = joined.client.begin(window=1)
+    records.attach_sender("records", Recorder(), target=Target(address="$mesh"))
+    joined.pump()
+    assert records.remote_incoming_window == 64
+    legs = joined.client.begin(window=1)
+    legs.attach_sender("leg", Recorder(), target=Target(address="q"))
+    joined.pump()
+    assert legs.remote_incoming_window == 512

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .events import Peer
     from .limits import Limits
     from .message import Message
+    from .net.proxy_headers import ProxyProtocol
     from .net.tls import ClientTls, ServerTls
     from .policies import Breaker, Bulkhead, Cache, Hedge, Retry
     from .security.access import Access, Rights, Rule
@@ -68,6 +69,7 @@ __all__ = [
     "PerMessage",
     "Plain",
     "Profile",
+    "ProxyProtocol",
     "Receiver",
     "Reconnect",
     "Reject",
@@ -132,6 +134,7 @@ _HOMES: dict[str, str] = {
     "Plain": "amqp_rt.security.mechanisms",
     "Profile": "amqp_rt.container.profiles",
     "Receiver": "amqp_rt.container.receiving",
+    "ProxyProtocol": "amqp_rt.net.proxy_headers",
     "Reconnect": "amqp_rt.container.recovery",
     "Reject": "amqp_rt.container.raising",
     "Release": "amqp_rt.container.raising",

@@ -318,6 +318,10 @@ PORTS: Final[dict[str, int | None]] = {
     "memory": None,
 }
 
+#: Parameters after the ``?`` of a URL, with their names in errors.
+_DIALLING: Final = {"vhost": "virtual host"}
+_LISTENING: Final = {**_DIALLING, "proxy_protocol": "proxy_protocol", "trusted": "list of proxies"}
+
 #: Separator of URLs: a comma before a scheme. Any other comma is part of a URL.
 _BETWEEN_URLS: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.\-]*://)")
 _HOST: Final = re.compile(r"\*|[\w.~\-]+")
@@ -339,6 +343,8 @@ class Url(Struct, frozen=True, kw_only=True):
     password: str | None = None
     #: The virtual host in the URL, None if there is none.
     virtual_host: str | None = None
+    #: Addresses of the proxies whose connections a listener accepts; None if it is not behind proxies.
+    trusted_proxies: tuple[str, ...] | None = None
 
     @property
     def tls(self) -> bool:
@@ -365,7 +371,7 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
     ``amqp+unix:///PATH`` and ``memory://NAME``; a host alone stands for ``amqp://HOST``.
     Characters with a meaning in URLs are percent-encoded in a user name, password or path.
     When *listening*, an empty host before a port means every interface, port 0 any free one, and a
-    user is not allowed.
+    user is not allowed; ``?proxy_protocol=required&trusted=NETWORK`` is a listener behind proxies.
 
     Raises:
         ConnectFailed: *text* is not such a URL; the error gives the reason without the password.
@@ -396,7 +402,8 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
         raise _bad(safe, "a URL to listen on has no user")
     host, port = _parse_host(authority, safe)
     path = _unquoted(slash + path, "path", safe)
-    virtual_host = _parse_query(query, safe)
+    parameters = _parse_query(query, safe, listening=listening)
+    virtual_host = parameters.get("vhost")
     standard = PORTS[scheme]
     if standard is None and port is not None:
         raise _bad(safe, f"{scheme} has no ports")
@@ -431,6 +438,7 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
         user=user,
         password=password,
         virtual_host=virtual_host,
+        trusted_proxies=_trusted_proxies(parameters, safe),
     )
 
 
@@ -512,14 +520,31 @@ def _parse_host(authority: str, safe: str) -> tuple[str, int | None]:
     return host, int(port)
 
 
-def _parse_query(query: str, safe: str) -> str | None:
-    """Return the virtual host in *query*; no other parameter is allowed."""
-    if not query:
+def _parse_query(query: str, safe: str, *, listening: bool) -> dict[str, str]:
+    """Return the parameters in *query* by name: ``vhost``, and those of listeners."""
+    allowed = _LISTENING if listening else _DIALLING
+    found: dict[str, str] = {}
+    for each in query.split("&") if query else ():
+        name, equals, value = each.partition("=")
+        if name not in allowed or not equals or name in found:
+            shown = "vhost=NAME"
+            if listening:
+                shown += " and proxy_protocol=required&trusted=NETWORK"
+            raise _bad(safe, f"after '?' there is nothing but {shown}")
+        found[name] = _unquoted(value, allowed[name], safe)
+    return found
+
+
+def _trusted_proxies(parameters: Mapping[str, str], safe: str) -> tuple[str, ...] | None:
+    """Return the networks of proxies that *parameters* of a listener name; None if there is no proxy."""
+    required, trusted = parameters.get("proxy_protocol"), parameters.get("trusted")
+    if required is None and trusted is None:
         return None
-    name, equals, value = query.partition("=")
-    if name != "vhost" or not equals or "&" in value:
-        raise _bad(safe, "after '?' there is nothing but vhost=NAME")
-    return _unquoted(value, "virtual host", safe)
+    if required != "required" or not trusted:
+        raise _bad(
+            safe, "a listener behind proxies has proxy_protocol=required&trusted=NETWORK[,NETWORK]"
+        )
+    return tuple(each.strip() for each in trusted.split(","))
 
 
 def _unquoted(text: str, what: str, safe: str) -> str:

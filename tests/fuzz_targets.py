@@ -34,6 +34,7 @@ from amqp_rt.limits import DEFAULT_LIMITS, KIB, Limits
 from amqp_rt.mesh.records import decode_record, encode_record
 from amqp_rt.message import Message, walk
 from amqp_rt.net.memory import memory_stream_pair
+from amqp_rt.net.proxy_headers import octets_missing, parse_header
 from amqp_rt.net.traces.recording import read_trace
 from amqp_rt.net.websocket import accept_websocket, request_websocket
 from amqp_rt.security.bearer import BearerServer, CbsLoginServer, Login
@@ -95,6 +96,22 @@ def mesh_records(data: bytes) -> None:
         return
     if record is not None:
         assert decode_record(encode_record(record)) == record
+
+
+def proxy_headers(data: bytes) -> None:
+    """Read a header of the PROXY protocol as it arrives, and never an octet after it."""
+    begun = b""
+    try:
+        while missing := octets_missing(begun):
+            piece = data[len(begun) : len(begun) + missing]
+            if not piece:
+                return
+            begun += piece
+        found = parse_header(begun)
+    except DecodeError:
+        return
+    assert len(begun) <= 2 * KIB
+    assert len(found.authority) <= 255
 
 
 def columns(data: bytes) -> None:
@@ -305,7 +322,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     each.__name__: each
     for each in (
         *(types, frames, message, columns, sasl, websocket, selector, token, url, users, trace),
-        *(store, mesh_records, compression),
+        *(store, mesh_records, compression, proxy_headers),
         *servicebus_targets.TARGETS,
         *amqp010_targets.TARGETS,
     )

@@ -104,6 +104,7 @@ PUBLIC: dict[str, set[str]] = {
         "SasKey",
         "SasKeys",
         "Sender",
+        "ProxyProtocol",
         "ServerTls",
         "Swt",
         "Transaction",

@@ -36,6 +36,7 @@ from ..management.leases import add_leases
 from ..management.node import Management
 from ..message import Message
 from ..net.memory import MemoryNetwork
+from ..net.proxy_headers import ProxyProtocol
 from ..net.tls import ServerTls
 from ..observers import Observer
 from ..security.access import Access, reserved
@@ -549,9 +550,14 @@ class Broker(TrioBlock):
             with trio.CancelScope(shield=True):
                 await self.host.close()
 
-    async def listen(self, *urls: str, profile: Profile | None = None) -> list[str]:
+    async def listen(
+        self,
+        *urls: str,
+        profile: Profile | None = None,
+        proxy_protocol: ProxyProtocol | None = None,
+    ) -> list[str]:
         """Accept connections at each of *urls*; see :meth:`Container.listen`."""
-        bound = await self.container.listen(*urls, profile=profile)
+        bound = await self.container.listen(*urls, profile=profile, proxy_protocol=proxy_protocol)
         self._guard()
         return bound
 

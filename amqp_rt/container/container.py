@@ -39,6 +39,7 @@ from ..fronts.base import (
 from ..limits import DEFAULT_LIMITS, Limits, check_seconds
 from ..loglimit import LogLimiter
 from ..net.memory import MemoryNetwork
+from ..net.proxy_headers import ProxyProtocol
 from ..net.reactor import Reactor, open_reactor
 from ..net.tls import ServerTls
 from ..net.traces.recording import Traces
@@ -564,10 +565,17 @@ class Container(TrioBlock):
 
     # --- listening -----------------------------------------------------------------------
 
-    async def listen(self, *urls: str, profile: Profile | None = None) -> list[str]:
+    async def listen(
+        self,
+        *urls: str,
+        profile: Profile | None = None,
+        proxy_protocol: ProxyProtocol | None = None,
+    ) -> list[str]:
         """Listen at each of *urls*, and return them with the addresses that were bound.
 
-        Connections have *profile*; without one, that of :meth:`set_profile`, if it was called.
+        Connections have *profile*; without one, that of :meth:`set_profile`, if it was called. With
+        *proxy_protocol* they come from proxies, which say for whom by the PROXY protocol;
+        ``?proxy_protocol=required&trusted=10.0.0.0/8`` after a URL says so too.
 
         ``amqp://HOST:PORT`` (``amqp://:PORT`` listens on every address, port 0 on any free port),
         ``amqps://`` for TLS, ``ws://HOST:PORT/PATH`` and ``wss://`` for WebSocket,
@@ -580,7 +588,7 @@ class Container(TrioBlock):
         """
         if profile is not None:
             self._add_profile(profile)
-        return [await self.entry.listen(url, profile) for url in urls]
+        return [await self.entry.listen(url, profile, proxy_protocol) for url in urls]
 
     def set_profile(self, profile: Profile) -> None:
         """Give connections that are accepted from now on *profile*, unless their listener has another.

@@ -26,12 +26,14 @@ from ..net.entrance import Entered, ListenerPolicy, enter
 from ..net.listeners import (
     ConnectionLimiter,
     Crowd,
+    ProxiedArrivals,
     bound_address,
     open_tcp,
     open_unix,
     serve_memory,
     serve_socket,
 )
+from ..net.proxy_headers import ProxyProtocol
 from ..net.tls import ServerTls
 from ..net.traces.recording import traced
 from ..outcomes import Accepted, Error
@@ -224,7 +226,12 @@ class ConnectionEntry:
 
     # --- listening -----------------------------------------------------------------------
 
-    async def listen(self, url: str, profile: Profile | None = None) -> str:
+    async def listen(
+        self,
+        url: str,
+        profile: Profile | None = None,
+        proxy_protocol: ProxyProtocol | None = None,
+    ) -> str:
         """Listen at *url*, and return it with the address that was bound.
 
         Connections have *profile*, which :meth:`add_profile` knows, or else the profile of all listeners.
@@ -235,6 +242,13 @@ class ConnectionEntry:
         connections = self._home.connection_nursery
         listeners = self._home.listener_nursery
         where = parse_url(url, listening=True)
+        if where.trusted_proxies is not None:
+            proxy_protocol = ProxyProtocol(where.trusted_proxies)
+        if proxy_protocol is not None and where.scheme in ("memory", "amqp+unix"):
+            raise ConnectFailed(
+                f"cannot listen on {where}: the PROXY protocol is for TCP",
+                condition="amqp:invalid-field",
+            )
         limiter = ConnectionLimiter(self._home.limits, self._crowd)
         if where.scheme == "memory":
             try:
@@ -271,9 +285,14 @@ class ConnectionEntry:
             serve = partial(
                 self.accept, scheme=where.scheme, path=where.path or "/", profile=profile
             )
+            proxied = None
+            if proxy_protocol is not None:
+                proxied = ProxiedArrivals(proxy_protocol, limiter)
             for each in sockets:
                 listeners.start_soon(
-                    partial(serve_socket, each, limiter, serve, nursery=connections)
+                    partial(
+                        serve_socket, each, limiter, serve, nursery=connections, proxied=proxied
+                    )
                 )
             host, port = bound_address(sockets[0])
             where = msgspec.structs.replace(where, host=where.host or host, port=port)
@@ -303,6 +322,7 @@ class ConnectionEntry:
         path: str = "/",
         trusted: bool = False,
         profile: Profile | None = None,
+        server_name: str = "",
     ) -> None:
         """Run one connection that a peer opened, until it ends; then close *stream*.
 
@@ -316,6 +336,7 @@ class ConnectionEntry:
             path: Path of a WebSocket.
             trusted: The peer need not log in, and has no profile.
             profile: Profile of the connection; None for that of all listeners.
+            server_name: Host name that a proxy says the client requested; that of TLS with us wins.
         """
         nursery = self._home.connection_nursery
         since = trio.current_time()
@@ -334,6 +355,7 @@ class ConnectionEntry:
         if self._home.stopping:
             await trio.aclose_forcefully(entered.stream)
             return
+        entered.server_name = entered.server_name or server_name
         profile = None if trusted else profile or self.profile
         connection = self._connection(entered, address, since, trusted=trusted, profile=profile)
         engine = connection.engine

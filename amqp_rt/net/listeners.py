@@ -14,19 +14,22 @@ from itertools import count
 from typing import Final, TypeAlias
 
 import trio
+from msgspec.structs import replace
 
 from ..addresses import network_of
-from ..errors import ConnectFailed
+from ..errors import ConnectFailed, DecodeError
 from ..limits import Limits
-from .endpoints import reason
+from ..loglimit import LogLimiter
+from .endpoints import is_loopback, reason
 from .memory import MemoryNetwork
+from .proxy_headers import ProxyHeader, ProxyProtocol, octets_missing, parse_header, trusts
 
 log = logging.getLogger("amqp_rt.net")
 
 #: Runs one accepted connection until it ends. The second argument is the peer's address as text,
-#: the third is called once the peer has logged in.
-Serve: TypeAlias = Callable[[trio.abc.Stream, str, Callable[[], None]], Awaitable[None]]
-
+#: the third is called once the peer has logged in. Behind a proxy it may get ``server_name``, the host name that
+#: the client requested.
+Serve: TypeAlias = Callable[..., Awaitable[None]]
 #: Errors of a temporary lack of resources. trio's listeners skip all other failures of a single
 #: connection.
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
@@ -167,6 +170,82 @@ class ConnectionLimiter:
                     await trio.aclose_forcefully(stream)
 
 
+class ProxiedArrivals:
+    """Connections that proxies open for their clients, up to the end of the header that says for whom.
+
+    The limiter counts them by the addresses of the clients, since all have that of the proxy.
+
+    Args:
+        policy: Which proxies are trusted.
+        limiter: Counts the connections whose header has arrived.
+    """
+
+    def __init__(self, policy: ProxyProtocol, limiter: ConnectionLimiter) -> None:
+        self.policy = policy
+        self.limiter = limiter
+        #: Connections whose header has not arrived. A proxy sends it at once, so they are few.
+        self.waiting = 0
+        self._log = LogLimiter(replace(limiter.limits, log_lines_max=1))
+
+    async def serve(self, stream: trio.abc.Stream, host: str, address: str, serve: Serve) -> None:
+        """Run one connection that a proxy opened; drop it if its header is missing, malformed or late."""
+        limits = self.limiter.limits
+        header: ProxyHeader | None = None
+        try:
+            if host == "gone":
+                return
+            if not trusts(self.policy.trusted, host):
+                self._refuse(address, "it is none of the trusted proxies")
+                return
+            if self.waiting >= limits.connections_unauthenticated_max:
+                self._refuse(address, "too many connections without a PROXY header")
+                return
+            self.waiting += 1
+            try:
+                with trio.move_on_after(limits.handshake_s):
+                    header = await _receive_header(stream)
+                if header is None:
+                    self._refuse(address, f"no PROXY header within {limits.handshake_s:g} s")
+            except (DecodeError, trio.BrokenResourceError) as error:
+                self._refuse(address, str(getattr(error, "description", error)))
+            finally:
+                self.waiting -= 1
+        finally:
+            if header is None:
+                with trio.CancelScope(shield=True):
+                    await trio.aclose_forcefully(stream)
+        if header is None:
+            return
+        if header.source is not None:
+            client, port = header.source
+            # Peers on this machine have privileges. Only a proxy on it can speak for them.
+            if is_loopback(host) or not is_loopback(client):
+                host, address = client, _address_text(client, port)
+        if header.authority:
+            serve = partial(serve, server_name=header.authority)
+        await self.limiter.serve(stream, host, address, serve)
+
+    def _refuse(self, address: str, why: str) -> None:
+        more = self._log.admit(why.partition(":")[0], trio.current_time())
+        if more is not None:
+            log.warning("connection from %s refused: %s%s", address, why, more)
+
+
+async def _receive_header(stream: trio.abc.Stream) -> ProxyHeader:
+    """Receive the header of the PROXY protocol, and nothing after it.
+
+    Raises:
+        DecodeError: It is malformed, or the stream ended within it.
+    """
+    begun = b""
+    while missing := octets_missing(begun):
+        piece = await stream.receive_some(missing)
+        if not piece:
+            raise DecodeError("the connection ended within the PROXY header")
+        begun += piece
+    return parse_header(begun)
+
+
 def _take_from(counts: Counter[str], key: str) -> None:
     counts[key] -= 1
     if not counts[key]:
@@ -250,10 +329,11 @@ async def serve_socket(
     serve: Serve,
     *,
     nursery: trio.Nursery,
+    proxied: ProxiedArrivals | None = None,
 ) -> None:
     """Accept connections into *nursery* until cancelled; then close the listener.
 
-    A lack of descriptors or memory delays accepting and does not end it.
+    With *proxied* each begins with a header of the PROXY protocol. A lack of descriptors or memory delays accepting and does not end it.
     """
     exhausted = False
     async with listener:
@@ -270,7 +350,10 @@ async def serve_socket(
                 continue
             exhausted = False
             host, address = _peer_of(stream)
-            nursery.start_soon(limiter.serve, stream, host, address, serve)
+            if proxied is None:
+                nursery.start_soon(limiter.serve, stream, host, address, serve)
+            else:
+                nursery.start_soon(proxied.serve, stream, host, address, serve)
 
 
 async def serve_memory(
@@ -305,4 +388,8 @@ def _peer_of(stream: trio.SocketStream) -> tuple[str, str]:
         host, port = stream.socket.getpeername()[:2]
     except OSError:
         return "gone", "gone"
-    return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host, _address_text(host, port)
+
+
+def _address_text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

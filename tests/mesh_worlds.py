@@ -1,4 +1,4 @@
-"""A mesh of twelve containers in simulations, its clients, and what must hold at every moment and in the end."""
+"""A mesh of twelve containers in simulations, its edges and clients, and what must hold at every moment and in the end."""
 
 from __future__ import annotations
 
@@ -44,6 +44,10 @@ from amqp_rt.testing.simulation import SimulatedHost, Simulation
 NODES: Final = tuple(f"n{number:02}" for number in range(12))
 #: Nodes to which clients connect; they serve nothing but calls.
 ENTRIES: Final = NODES[::4]
+#: Edges, with the nodes that they use as uplinks.
+EDGES: Final[dict[str, tuple[str, str]]] = {"e0": ("n02", "n09"), "e1": ("n09", "n06")}
+#: Where messages are handled.
+PLACES: Final = (*NODES, *EDGES)
 CLIENTS: Final = ("c0", "c1", "c2", "c3")
 #: Nodes that serve each address.
 SERVED: Final[dict[str, tuple[int, ...]]] = {
@@ -57,6 +61,8 @@ SERVED: Final[dict[str, tuple[int, ...]]] = {
     "price": (0, 5, 10),
     "rows": (6, 11),
 }
+#: Addresses that both edges serve, and no node.
+SERVED_BY_EDGES: Final = ("far", "far-price")
 RULES: Final = (
     MeshRule("near", "closest", resend=1),
     MeshRule("row", ordered=True),
@@ -118,12 +124,13 @@ def draw_mesh_faults(luck: Random) -> Sequence[InjectedFault]:
         lambda: Cut(frames=luck.randint(200, 20_000)),
         lambda: HalfClose(connection=connection(), octets=octets(), back=back()),
         lambda: Stall(connection=connection(), octets=octets(), seconds=seconds(), back=back()),
-        lambda: NetworkPartition(host=luck.choice([*NODES, *CLIENTS]), at=at(), seconds=seconds()),
+        lambda: NetworkPartition(host=luck.choice([*PLACES, *CLIENTS]), at=at(), seconds=seconds()),
         lambda: OneWay(host=node(), to=luck.choice([None, node()]), at=at(), seconds=seconds()),
         lambda: Flap(host=node(), at=at(), seconds=0.1, times=luck.choice([3, 10, 25])),
         lambda: Kill(host=node(), at=at(), silent=back()),
         lambda: Kill(host=node(), at=at(), silent=back()),
         lambda: Drain(host=node(), at=at()),
+        lambda: Kill(host=luck.choice(list(EDGES)), at=at(), silent=back()),
         lambda: Jump(at=at(), seconds=luck.choice([-86_400.0, 5.0, 86_400.0])),
     ]
     return [luck.choice(kinds)() for _ in range(luck.choice([0, 1, 2, 3, 5, 8]))]
@@ -168,7 +175,7 @@ class Books:
         self.begun[body, node] += 1
         name = _short(body)
         released = self.returned[body, Released]
-        times = sum(self.begun[body, each] for each in NODES)
+        times = sum(self.begun[body, each] for each in PLACES)
         if address == "news":
             if self.begun[body, node] > 1:
                 self.fail(f"{name} came to {node} twice")
@@ -186,7 +193,7 @@ class Books:
         """Note the outcome that a sender got, and check that it is true."""
         self.outcomes[body] = outcome
         name = _short(body)
-        handled = sum(self.handled[body, each] for each in NODES)
+        handled = sum(self.handled[body, each] for each in PLACES)
         if type(outcome) is Accepted and not handled:
             self.fail(f"{name} was accepted, and no handler has finished with it")
         if type(outcome) is Released and handled:
@@ -200,7 +207,7 @@ class Books:
     def check(self) -> None:
         """Check what can be known in the end only."""
         for body, outcome in self.outcomes.items():
-            if type(outcome) is Released and any(self.handled[body, each] for each in NODES):
+            if type(outcome) is Released and any(self.handled[body, each] for each in PLACES):
                 self.fail(f"{_short(body)} was released, and handled later")
         if self.failures:
             raise Broken("\n".join(self.failures[:20]))
@@ -223,6 +230,8 @@ class MeshWorld:
         self.luck = net.luck("mesh")
         self.boxes: dict[str, Container] = {}
         self.meshes: dict[str, Mesh] = {}
+        #: Edges that run.
+        self.edges: dict[str, Mesh] = {}
         self.stopping = False
         #: Whether nodes say where they listen, so that they dial each other beside their seeds.
         self.dials = self.luck.random() < 0.3
@@ -273,6 +282,26 @@ class MeshWorld:
             self.net.trace.add(f"{name} has left")
             await trio.sleep(1)
 
+    async def edge(self, host: SimulatedHost) -> None:
+        """Run an edge."""
+        name = host.name
+        luck = self.net.luck(f"{name} {host.life}")
+        async with Container(name, network=host.network, limits=LIMITS, drain_s=3.0) as box:
+            box.node("far", slots=luck.choice([1, 4]))(self._handler(name, "far", luck))
+            box.rpc("far-price")(self._price(name, "far-price"))
+            async with Mesh(
+                box,
+                [f"memory://{each}" for each in EDGES[name]],
+                role="edge",
+                rules=RULES,
+                clock=host.clock,
+            ) as mesh:
+                self.edges[name] = mesh
+                try:
+                    await box.serve()
+                finally:
+                    del self.edges[name]
+
     def _serve(self, name: str, box: Container, luck: Random) -> None:
         at = NODES.index(name)
         for address, places in SERVED.items():
@@ -281,7 +310,7 @@ class MeshWorld:
             if address == "ticks":
                 box.source(address)(self._ticks())
             elif address == "price":
-                box.rpc(address)(self._price(name))
+                box.rpc(address)(self._price(name, "price"))
             elif address == "rows":
                 box.rpc(address)(self._rows())
             else:
@@ -290,7 +319,7 @@ class MeshWorld:
 
     def _handler(self, node: str, address: str, luck: Random) -> Callable[..., Awaitable[None]]:
         books = self.books
-        fails = address in ("work", "near", "pinned")
+        fails = address in ("work", "near", "pinned", "far")
 
         async def take(body: bytes) -> None:
             books.on_begin(node, address, body, ordered=address == "row" and self.harmless)
@@ -320,10 +349,10 @@ class MeshWorld:
 
         return ticks
 
-    def _price(self, node: str) -> Callable[[str], Awaitable[str]]:
+    def _price(self, node: str, address: str) -> Callable[[str], Awaitable[str]]:
         async def price(sku: str) -> str:
             body = sku.encode()
-            self.books.on_begin(node, "price", body, ordered=False)
+            self.books.on_begin(node, address, body, ordered=False)
             await trio.sleep(0.01)
             self.books.handled[body, node] += 1
             return f"price of {sku}"
@@ -398,10 +427,11 @@ class MeshWorld:
 
     async def _call(self, peer: Connection, luck: Random, name: str) -> None:
         books = self.books
-        body = books.body(name, "price", 0, settled=False)
+        address = luck.choice(["price", "price", "far-price"])
+        body = books.body(name, address, 0, settled=False)
         sku = body.decode()
         try:
-            answer = await peer.call("price", sku, reply=str, within=20)
+            answer = await peer.call(address, sku, reply=str, within=20)
             if answer != f"price of {sku}":
                 books.fail(f"{sku!r} was answered with {answer!r}")
         except AmqpError as error:
@@ -421,15 +451,15 @@ class MeshWorld:
         await trio.sleep(luck.uniform(0.1, 0.6))
 
     async def member_calls(self) -> None:
-        """Call from members themselves."""
+        """Call from members themselves, edges among them."""
         luck = self.net.luck("member calls")
         while not self.stopping:
-            box = self.boxes.get(luck.choice(NODES))
-            if box is None:
+            member = self.meshes.get(name := luck.choice(PLACES)) or self.edges.get(name)
+            if member is None or (name in NODES and name not in self.boxes):
                 await trio.sleep(0.1)
                 continue
             try:
-                async with box.local() as peer:
+                async with member._container.local() as peer:
                     await self._call(peer, luck, "member")
             except AmqpError as error:
                 self.books.unhappy.append(f"member: {error!r}")
@@ -498,7 +528,7 @@ class MeshWorld:
         for splice in self.splices:
             if isinstance(splice, Splice):
                 _check_splice(splice)
-        for name, mesh in self.meshes.items():
+        for name, mesh in (*self.meshes.items(), *self.edges.items()):
             for (address, _), each in mesh._host._routed.items():
                 _check_fan(f"{address} at {name}", each.fan)
 
@@ -518,7 +548,9 @@ class MeshWorld:
                 {each: dict(database.claims[each]) for each in NODES},
                 {each: dict(database.directory.of(each)) for each in NODES},
             )
-            up = {n for n, line in engine.lines.items() if line.state.value == "up"}
+            up = {
+                n for n, line in engine.lines.items() if line.state.value == "up" and not line.edge
+            }
             if up != set(database.claims[name]) or up != self._neighbours(name):
                 return f"{name} has lines to {sorted(up)}, connections to {self._neighbours(name)}"
         for name in NODES[1:]:
@@ -530,14 +562,21 @@ class MeshWorld:
                 found = {each.node for each in self.meshes[name].instances(address)}
                 if found != {NODES[at] for at in places}:
                     return f"{name} finds {address} at {sorted(found)}"
+        uplinks = {mesh._engine.uplink for mesh in self.edges.values() if mesh.joined}
+        for address in SERVED_BY_EDGES:
+            for name in NODES:
+                found = {each.node for each in self.meshes[name].instances(address)}
+                if found != uplinks or len(self.edges) < len(EDGES):
+                    return f"{name} finds {address} at {sorted(found)}, edges use {uplinks}"
         return ""
 
     def _neighbours(self, name: str) -> set[str]:
-        return set(self.meshes[name]._host._ways.neighbours) - {name}
+        found = self.meshes[name]._host._ways.neighbours
+        return {node for node, each in found.items() if node != name and not each.edge}
 
     def leaks(self) -> str:
         """Return what is left of links; empty if it is nothing."""
-        for name, mesh in self.meshes.items():
+        for name, mesh in (*self.meshes.items(), *self.edges.items()):
             host = mesh._host
             counts = {
                 "hops": host.hops,
@@ -625,6 +664,8 @@ async def _chaos(net: Simulation, world: MeshWorld) -> None:
     books = world.books
     for name in NODES:
         net.start(name, world.node)
+    for name in EDGES:
+        net.start(name, world.edge)
     async with trio.open_nursery() as everybody:
         everybody.start_soon(world.check_always)
         for fault in net.faults:
@@ -643,6 +684,8 @@ async def _chaos(net: Simulation, world: MeshWorld) -> None:
                     ("c1-row", "row", {}),
                     ("c0-news", "news", {}),
                     ("c2-news", "news", {"sizes": (10, 6_000)}),
+                    ("c2-far", "far", {}),
+                    ("c3-far", "far", {"sizes": (10, 9_000)}),
                     ("c3-pinned", "pinned", {}),
                     ("c0-pinned", "pinned", {"sizes": (10, 9_000)}),
                 ]
@@ -690,9 +733,10 @@ async def _settle(difference: Callable[[], str], seconds: float) -> None:
 
 
 async def _use(world: MeshWorld) -> None:
-    """Call every address that answers, from every node."""
-    for name in NODES:
-        sku = world.books.body(f"last-{name}", "price", 0, settled=False).decode()
-        answer = await world.meshes[name].call("price", sku, reply=str, within=5)
-        if answer != f"price of {sku}":
-            raise Broken(f"{sku!r} was answered with {answer!r}")
+    """Call every address that answers, from every node and edge."""
+    for name, mesh in (*world.meshes.items(), *world.edges.items()):
+        for address in ("price", "far-price"):
+            sku = world.books.body(f"last-{name}", address, 0, settled=False).decode()
+            answer = await mesh.call(address, sku, reply=str, within=5)
+            if answer != f"price of {sku}":
+                raise Broken(f"{sku!r} was answered with {answer!r}")

@@ -370,7 +370,13 @@ class MeshHost(BareHost):
         found = self._ways.destinations(address, gives=gives)
         if read_leg(link.properties).origin:
             self._of_edges.append(link)
-        pinned = gives or is_paired(link) or self._is_pinned(address, found)
+        # The address of a reply exists for one link at its node: a link to it ends with that, instead of waiting for another one.
+        pinned = (
+            gives
+            or is_paired(link)
+            or node_of(address) is not None
+            or self._is_pinned(address, found)
+        )
         distribution = found[0].offer.distribution if found else rule.distribution
         if self._ways.engine.edge:
             distribution = "balanced"

@@ -1,4 +1,4 @@
-"""Twelve members of a mesh, their clients, and faults of all kinds, in virtual time.
+"""Twelve members of a mesh, two edges, their clients, and faults of all kinds, in virtual time.
 
 ``mesh_worlds`` has the clients, and what is checked: at every moment the credit and the counts of hops and fans, with each
 delivery and outcome that both are true, and in the end that all nodes know the same, serve everything and keep nothing.

@@ -340,6 +340,29 @@ async def test_several_edges_of_one_uplink_share_an_address(autojump_clock: Mock
         assert min(got.values()) > 20
 
 
+async def test_links_for_replies_of_an_edge_end_with_their_callers(
+    autojump_clock: MockClock,
+) -> None:
+    """A caller's address is never there again: no link of the edge waits for it at the uplink."""
+    async with four() as made:
+
+        @made.boxes["E"].rpc("price")
+        async def price(sku: str) -> str:
+            return sku
+
+        await made.meshes["B"].reachable("price")
+        for name in ("B", "A", "F"):
+            async with client(made.urls[name], "caller", network=made.network) as peer:
+                for number in range(3):
+                    assert await peer.call("price", f"{number}", reply=str) == f"{number}"
+        await trio.sleep(3)
+        host = made.meshes["E"]._host
+        assert all(link.over for link, _ in host._remote._links.values())
+        links = made.meshes["A"]._host
+        assert not [each for each, _ in links._routed if each.startswith("$mesh/")]
+        assert (len(links.pinned), links.pinned.seeking, links.of_edges) == (0, 0, 0)
+
+
 # --- receivers of clients as destinations --------------------------------------------------------------
 
 

@@ -39,6 +39,8 @@ OURS: Final = {
     "ping": ("ping", "Connect step by step, and show how long each step takes."),
     "health": ("health", "Tell by the exit code whether a broker is live, or ready."),
     "doctor": ("doctor", "Examine this machine and the files of a broker, and say what to do."),
+    "bench": ("bench", "Measure throughput and latency of sending, receiving and calling."),
+    "top": ("top", "Show the busiest nodes of a running broker, again and again."),
     "mesh": ("mesh", "Look at a mesh from one of its members, drain it, ask for its health."),
     "store": ("stores", "Check, copy or upgrade a broker's store."),
     "user": ("users", "Manage users: of a file, or of a running broker."),

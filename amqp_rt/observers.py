@@ -52,6 +52,9 @@ class ObservedOperation(Protocol):
     def identify(self, message_id: object, conversation_id: object) -> None:
         """Note the ids of the message, where they were not known at the beginning."""
 
+    def add(self, message: Message | None) -> None:
+        """Note one more message of the batch that is processed."""
+
     def enter(self) -> None:
         """Begin to run code of the application in the current task; :meth:`leave` follows in the same task."""
 
@@ -138,6 +141,9 @@ class _GuardedOperation:
 
     def identify(self, message_id: object, conversation_id: object) -> None:
         self._each("identify", message_id, conversation_id)
+
+    def add(self, message: Message | None) -> None:
+        self._each("add", message)
 
     def enter(self) -> None:
         self._each("enter")

@@ -25,6 +25,7 @@ from .measures import (
     growth,
     memory,
     mesh,
+    observed,
     p2p,
     recovery,
     rpc,
@@ -56,6 +57,7 @@ MEASURES = {
     "attacked": attacked.cases,
     "mesh": mesh.cases,
     "seeds": seeds.cases,
+    "observed": observed.cases,
     "spark": spark.cases,
 }
 

@@ -114,6 +114,7 @@ OWN_ROLES = CLIENT_ROLES | {
     "mesh_stream",
     "mesh_shares",
     "mesh_growth",
+    "observed",
 }
 
 

@@ -45,6 +45,7 @@ METRICS: dict[str, Metric] = {
     "slope": Metric("cost, largest over smallest", more=False),
     "share": Metric("our share of the CPU", more=False),
     "over_tcp": Metric("of the broker's CPU over plain TCP", more=False),
+    "over_off": Metric("of the CPU without observers", more=False),
     "over_091": Metric("of the broker's CPU for clients of 0-9-1", more=False),
     "of_direct_link": Metric("of the rate of a direct link, a core each", more=True),
     "over_end": Metric("CPU of a hop, of an end of a direct link", more=False),

@@ -8,7 +8,7 @@ rejected when it is collected, and takes no place in the batch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import trio
@@ -16,14 +16,15 @@ from msgspec import Struct
 
 from ..errors import DecodeError
 from ..fronts.base import IncomingDelivery
-from ..observers import ObservedOperation, error_of
+from ..observers import error_of
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Modified, Outcome, Rejected, Released
 from .callers import CALLER
+from .deliveries import readable
 from .failures import failed_outcome, only_cancelled, outcome_of_error
 from .home import Home
 from .raising import RaisedOutcome, Reject
 from .routes import Batch, Route
-from .serving import Inbox, ObservedRun, Worker, Workers, count, read_message, settle_if_open
+from .serving import Inbox, Worker, Workers, count, read_message, settle_if_open
 
 
 class _Collected(Struct):
@@ -145,19 +146,19 @@ class BatchWorkers(Workers):
         if not items:
             return
         route = self.route
-        operations = _observed(items)
+        if worker.operation is not None:
+            for each in items[1:]:
+                worker.operation.add(readable(each.delivery))
         outcomes: Sequence[Outcome]
-        error: str | None = "cancelled"
         try:
             result = route.open(items[0].inbox.binding, [each.value for each in items])
             if inspect.isawaitable(result):
                 result = await result
             outcomes = _outcomes(result, len(items))
-            error = None
         except trio.Cancelled:
             raise
         except Exception as failure:
-            error = worker.failure = error_of(failure)
+            worker.failure = error_of(failure)
             outcomes = _failed(items, failure)
         except BaseExceptionGroup as group:
             route.stats.released += len(items)
@@ -166,8 +167,6 @@ class BatchWorkers(Workers):
             raise only_cancelled(route, group) from None
         finally:
             CALLER.set(None)
-            for operation in operations:
-                operation.end(error)
         for each, outcome in zip(items, outcomes, strict=True):
             _settle(each.inbox, each.delivery, outcome)
 
@@ -177,17 +176,6 @@ def _settle(inbox: Inbox, delivery: IncomingDelivery, outcome: Outcome) -> None:
     count(inbox.route.stats, outcome)
     if outcome is ACCEPTED or not inbox.hold(delivery, outcome):
         settle_if_open(delivery, outcome)
-
-
-def _observed(items: Iterable[_Collected]) -> list[ObservedOperation]:
-    """Begin the operations of observers on all messages but the first, whose operation runs already."""
-    found: list[ObservedOperation] = []
-    for each in list(items)[1:]:
-        if isinstance(each.inbox.run, ObservedRun):
-            operation = each.inbox.run.begin(each.delivery)
-            if operation is not None:
-                found.append(operation)
-    return found
 
 
 def _outcomes(result: Any, size: int) -> Sequence[Outcome]:

@@ -114,24 +114,22 @@ class ObservedRun:
             )
         return self._observer
 
-    def begin(self, delivery: IncomingDelivery) -> ObservedOperation | None:
-        """Begin the operation on a message that is processed together with others."""
-        observer = self._bound()
-        return None if observer is None else observer.begin(readable(delivery))
-
     async def __call__(self, inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
         """Process one message. Cancelling is passed on, and ends the operation."""
-        operation = self.begin(delivery)
+        observer = self._bound()
+        operation = None if observer is None else observer.begin(readable(delivery))
         if operation is None:
             await self._run(inbox, delivery, worker)
             return
         worker.take_failure()
+        worker.operation = operation
         error: str | None = "cancelled"
         operation.enter()
         try:
             await self._run(inbox, delivery, worker)
             error = worker.take_failure() or error_of_outcome(delivery.local_state)
         finally:
+            worker.operation = None
             operation.leave()
             operation.end(error)
 
@@ -139,7 +137,7 @@ class ObservedRun:
 class Worker:
     """Task of a route, with the state of the message that it processes."""
 
-    __slots__ = ("cancelled", "failure", "scope", "task", "timed")
+    __slots__ = ("cancelled", "failure", "operation", "scope", "task", "timed")
 
     def __init__(self) -> None:
         self.task = trio.lowlevel.current_task()
@@ -153,6 +151,8 @@ class Worker:
         #: Condition or class of the latest failure of a handler, for observers. Not the exception, which
         #: would keep the connection in memory.
         self.failure: str | None = None
+        #: The operation of observers on the present message, to which the others of a batch are added.
+        self.operation: ObservedOperation | None = None
 
     def delivery(self) -> IncomingDelivery | None:
         """Return the delivery that the task processes; None if it waits for one.

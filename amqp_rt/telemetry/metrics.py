@@ -95,6 +95,9 @@ class _Timed:
     def identify(self, message_id: object, conversation_id: object) -> None:
         """Do nothing: values are not those of single messages."""
 
+    def add(self, message: Message | None) -> None:
+        """Do nothing: the handler takes its time for the whole batch."""
+
     def enter(self) -> None:
         """Do nothing."""
 

@@ -46,7 +46,7 @@ class Otel:
     span                    kind              relation
     ======================  ================  =============================================================
     ``send A``              PRODUCER          child of the current span; its context goes with the message
-    ``process A``           CONSUMER          links to the message's context; a child of it with *parent*
+    ``process A``           CONSUMER          links to the contexts of its messages; a child with *parent*
     ``settle A``            CLIENT            child of the current span, links to the message's context
     ``call A``              CLIENT            child of the current span; its context goes with the request
     ``process A``           SERVER            child of the request's context
@@ -188,8 +188,7 @@ class _LinkSpans:
         if message is not None:
             given = trace_of(message) if self._reads else NO_TRACE
             if given:
-                remote = _PROPAGATOR.extract(given, contexts.Context())
-                found = trace.get_current_span(remote).get_span_context()
+                found = _context_of(given)
                 if self._is_child:
                     context = trace.set_span_in_context(trace.NonRecordingSpan(found))
                 else:
@@ -209,6 +208,12 @@ class _LinkSpans:
         if self._writes:
             _PROPAGATOR.inject(written, trace.set_span_in_context(span, contexts.Context()))
         return _SpanOperation(self, span, written)
+
+
+def _context_of(given: Mapping[str, str]) -> trace.SpanContext:
+    """Return the context that a message has."""
+    remote = _PROPAGATOR.extract(given, contexts.Context())
+    return trace.get_current_span(remote).get_span_context()
 
 
 def _ids_of(message: Message, *, calls: bool) -> dict[str, str]:
@@ -235,7 +240,7 @@ def _text(value: object) -> str:
 class _SpanOperation:
     """Operation with a span, from its beginning to its end."""
 
-    __slots__ = ("_began", "_over", "_span", "_spans", "_token", "trace")
+    __slots__ = ("_began", "_count", "_over", "_span", "_spans", "_token", "trace")
 
     def __init__(self, spans: _LinkSpans, span: Span, written: Mapping[str, str]) -> None:
         self.trace = written
@@ -243,7 +248,16 @@ class _SpanOperation:
         self._span = span
         self._began = perf_counter()
         self._over = False
+        self._count = 1
         self._token: Any = None
+
+    def add(self, message: Message | None) -> None:
+        self._count += 1
+        if self._span.is_recording():
+            self._span.set_attribute(names.BATCH_COUNT, self._count)
+            given = NO_TRACE if message is None else trace_of(message)
+            if given:
+                self._span.add_link(_context_of(given))
 
     def identify(self, message_id: object, conversation_id: object) -> None:
         if self._span.is_recording():
@@ -267,7 +281,7 @@ class _SpanOperation:
             self._span.set_attribute(names.ERROR_TYPE, error)
             self._span.set_status(trace.StatusCode.ERROR)
         if spans.counter is not None:
-            spans.counter.add(1, attributes)
+            spans.counter.add(self._count, attributes)
         if spans.histogram is not None:
             spans.histogram.record(perf_counter() - self._began, attributes)
         self._span.end()

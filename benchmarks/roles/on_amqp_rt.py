@@ -589,6 +589,12 @@ def mesh_growth(options: Options) -> None:
     say(**found)
 
 
+async def observed(options: Options) -> None:
+    import observing
+
+    await observing.observed(options, say)
+
+
 def hop(options: Options) -> None:
     import engines
 
@@ -619,7 +625,7 @@ def main() -> None:
         for each in (
             sink, source, consume, echo, call, dial, guarded,
             idle, codec, hop, growth, attack, seeds, version, bus, bus_growth,
-            mesh_member, mesh_stream, mesh_shares, mesh_growth,
+            mesh_member, mesh_stream, mesh_shares, mesh_growth, observed,
         )
     }[role]  # fmt: skip
     if inspect.iscoroutinefunction(found):

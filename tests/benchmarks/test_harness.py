@@ -176,6 +176,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         growth,
         memory,
         mesh,
+        observed,
         p2p,
         recovery,
         rpc,
@@ -209,7 +210,18 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         plan = Plan(settings, field, stack)
         for measure in (
             *(p2p, rpc, broker, durable, setup, start, memory, growth),
-            *(recovery, doors, attacked, seeds, spark, amqp091, amqp010, servicebus, mesh),
+            *(
+                recovery,
+                doors,
+                attacked,
+                seeds,
+                spark,
+                amqp091,
+                amqp010,
+                servicebus,
+                mesh,
+                observed,
+            ),
         ):
             known |= {(case.measure, case.name) for case in measure.cases(plan)}
     with (FOLDER / "targets.toml").open("rb") as file:
@@ -271,6 +283,27 @@ main([*{measures}, "--quick", "--seconds", "0.05", "--mode", "{mode}",
         ("doors", "over_tcp"),
         ("attacked", "step_ms"),
     }
+
+
+@pytest.mark.slow
+def test_observers_are_compared_with_none(tmp_path: Path) -> None:
+    mode = "compiled" if amqp_rt.COMPILED else "pure"
+    program = f"""
+import sys
+from benchmarks.measures import observed
+observed.HOW = {{"sampled": "OpenTelemetry"}}
+observed.WHAT = {{False: "messages"}}
+from benchmarks.__main__ import main
+main(["observed", "--rounds", "1", "--seconds", "0.2", "--mode", "{mode}", "--peers", "none",
+      "--compiled-python", sys.executable, "--json", {str(tmp_path / "now.json")!r}])
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    saved = json.loads((tmp_path / "now.json").read_text())
+    assert saved["failures"] == {}
+    found = {one["metric"]: one["values"] for one in saved["series"]}
+    assert found["over_off"][0] > 1
 
 
 @pytest.mark.slow

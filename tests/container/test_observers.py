@@ -36,6 +36,9 @@ class Noted:
     def identify(self, message_id: object, conversation_id: object) -> None:
         self.ids = (message_id, conversation_id)
 
+    def add(self, message: Message | None) -> None:
+        self.name += "+"
+
     def enter(self) -> None:
         self.inside = True
 

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from peer_programs import PeerPrograms
 
-from amqp_rt import Container, Message, Modify, Reject, Retry, connect, node, rpc
+from amqp_rt import Batch, Container, Message, Modify, Reject, Retry, connect, node, rpc
 from amqp_rt.broker.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.errors import CallFailed, DeliveryRejected
@@ -277,6 +277,38 @@ async def test_settling_by_hand_links_to_the_message() -> None:
         "messaging.client.sent.messages": {("q", "send"): 1},
         "messaging.client.consumed.messages": {("q", "receive"): 1},
         "messaging.client.operation.duration": {("q", "send"): 1, ("q", "settle"): 1},
+    }
+
+
+async def test_the_span_of_a_batch_links_to_each_message() -> None:
+    sdk = Collected()
+    done = trio.Event()
+
+    @node("rows", batch=Batch(messages=3, within_s=5))
+    async def rows(batch: list[str]) -> None:
+        if batch[0] == "bad":
+            raise KeyError("bad")
+        done.set()
+
+    async with (
+        Container("all", nodes=[rows], observe=[sdk.otel()]) as all_,
+        all_.local() as peer,
+        peer.sender("rows") as sender,
+    ):
+        await sender.send_many(["a", "b", "c"])
+        for body in ("bad", "d", "e"):
+            sender.send_nowait(body)
+        await sender.flush()
+    good, bad = sdk.named("process rows")
+    sent = [each.context.span_id for each in sdk.named("send rows") if each.context]
+    assert [link.context.span_id for link in (*good.links, *bad.links)] == sent
+    assert good.attributes is not None
+    assert good.attributes[names.BATCH_COUNT] == 3
+    assert bad.attributes is not None
+    assert bad.attributes["error.type"] == "KeyError"
+    assert sdk.metrics()[names.CONSUMED] == {
+        ("rows", "process"): 3,
+        ("KeyError", "rows", "process"): 3,
     }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .container.routes import Batch, Deadline
     from .container.scopes import Depends, PerMessage
     from .container.sending import Sender
+    from .container.timing import cron, every
     from .container.tokens import Sas
     from .container.transactions import Transaction
     from .events import Peer
@@ -90,6 +91,8 @@ __all__ = [
     "XOAuth2",
     "__version__",
     "connect",
+    "cron",
+    "every",
     "node",
     "rpc",
     "source",
@@ -115,6 +118,8 @@ _HOMES: dict[str, str] = {
     "CbsLogin": "amqp_rt.security.bearer",
     "ClientTls": "amqp_rt.net.tls",
     "connect": "amqp_rt.container.recovery",
+    "cron": "amqp_rt.container.timing",
+    "every": "amqp_rt.container.timing",
     "Connection": "amqp_rt.container.connections",
     "Container": "amqp_rt.container.container",
     "Deadline": "amqp_rt.container.routes",

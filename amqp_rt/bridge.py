@@ -25,7 +25,14 @@ import msgspec
 import trio
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
-from .container.declaring import NodeDecorator, Router, RpcDecorator, SourceDecorator, declared
+from .container.declaring import (
+    NodeDecorator,
+    Router,
+    RpcDecorator,
+    SourceDecorator,
+    declared,
+    timed_in,
+)
 from .container.deliveries import Delivery
 from .container.routes import HandlerDeclaration
 from .container.scopes import PerMessage
@@ -179,6 +186,8 @@ class Crossing(ABC):
         router = Router()
         for function, declaration in declared(node):
             router.declare(self.handler(function), self._declaration(declaration))
+        for function, timing in timed_in(node):
+            router.time(self.handler(function), timing)
         return router
 
 

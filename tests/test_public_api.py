@@ -109,6 +109,8 @@ PUBLIC: dict[str, set[str]] = {
         "Swt",
         "Transaction",
         "connect",
+        "cron",
+        "every",
         "node",
         "rpc",
         "source",

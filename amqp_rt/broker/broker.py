@@ -24,6 +24,7 @@ from ..container.permissions import Authorize
 from ..container.profiles import Profile
 from ..container.routes import Context, Route
 from ..container.running import run_application, run_program
+from ..container.timing import TimedFunction
 from ..errors import AmqpError
 from ..fronts import amqp10
 from ..fronts.base import Front
@@ -568,6 +569,11 @@ class Broker(TrioBlock):
     def stop(self) -> None:
         """Make :meth:`serve` return."""
         self.container.stop()
+
+    @property
+    def timed(self) -> list[TimedFunction]:
+        """Functions of the application that run at certain times."""
+        return self.container.timed
 
     async def drain(self) -> None:
         """Stop taking messages, and let running handlers finish; see :meth:`Container.drain`."""

@@ -76,8 +76,6 @@ def run(
     a file. Once it serves, a line on standard output tells where: ready {"listeners": [...], "pid": ...}. With
     --workers or --reload, SIGHUP starts the processes again.
     """
-    if not urls and not listen:
-        raise click.UsageError("where does it run? Give --url URL, --listen URL, or both.")
     if urls:
         _check("--url", partial(parse_urls, urls))
     for each in listen:
@@ -94,6 +92,8 @@ def run(
         raise click.exceptions.Exit(run_trio(supervisor.run))
     target = load_target(application, factory=factory)
     container = container_of(target)
+    if not urls and not listen and not container.timed:
+        raise click.UsageError("where does it run? Give --url URL, --listen URL, or both.")
     container.name = name or container.name
     if channel is not None and workers > 1:
         container.name += f"-{channel.number}"

@@ -63,7 +63,7 @@ from .blocks import TrioBlock
 from .codecs import Codec, Codecs
 from .connections import Connection, LinkClasses
 from .consuming import consume
-from .declaring import NodeDecorator, RpcDecorator, SourceDecorator, declared
+from .declaring import NodeDecorator, RpcDecorator, SourceDecorator, declared, timed_in
 from .entry import ConnectionEntry, SaslPolicy
 from .health import ContainerHealth, health_of
 from .home import Feed
@@ -82,6 +82,7 @@ from .routes import Middleware, Route
 from .running import run_application, run_program
 from .schema import asyncapi
 from .serving import Workers
+from .timing import CronDecorator, EveryDecorator, RunTimes, TimedFunction
 
 log = logging.getLogger("amqp_rt.container")
 
@@ -103,7 +104,7 @@ class Container(TrioBlock):
 
     Args:
         name: The container-id that peers see.
-        nodes: Decorated functions, objects with decorated methods, routers.
+        nodes: Decorated functions, objects with decorated methods, routers; also those of ``@every`` and ``@cron``.
         resources: Objects, or ``@asynccontextmanager`` functions that make them, which handlers ask
             for by type.
         middleware: Wrapped around every handler of this container.
@@ -149,6 +150,16 @@ class Container(TrioBlock):
     """
 
     _public_name = "Container"
+
+    #: Waits for the sockets of all connections in one task, on systems that support it.
+    reactor: Reactor | None = None
+    #: Answers at ``$management``, if a broker does; a member of a mesh adds its entities there.
+    management: object | None = None
+    #: Whether it has begun to stop.
+    stopping = False
+    #: Cause of the end of :meth:`serve`, unless :meth:`stop` ends it.
+    _failure: AmqpError | None = None
+    _nurseries: _Nurseries | None = None
 
     def __init__(
         self,
@@ -198,11 +209,7 @@ class Container(TrioBlock):
         self.network = network or MemoryNetwork()
         #: Writer of connection traces; None without *trace*.
         self.traces = None if trace is None else Traces(trace, limits=limits)
-        #: Waits for the sockets of all connections in one task, on systems that support it.
-        self.reactor: Reactor | None = None
         self.hosts: list[Host] = []
-        #: Answers at ``$management``, if a broker does; a member of a mesh adds its entities there.
-        self.management: object | None = None
         self.feeds: set[Feed] = set()
         self.replies = Replies(self)
         self._resources = Resources(resources)
@@ -239,14 +246,14 @@ class Container(TrioBlock):
         self.node = NodeDecorator(self.nodes.add)
         self.rpc = RpcDecorator(self.nodes.add)
         self.source = SourceDecorator(self.nodes.add)
+        #: Functions that run at certain times.
+        self.timed: list[TimedFunction] = []
+        self.every = EveryDecorator(self._add_timed)
+        self.cron = CronDecorator(self._add_timed)
         self._on_startup: list[Hook] = []
         self._on_shutdown: list[Hook] = []
-        self._nurseries: _Nurseries | None = None
         self._ready = trio.Event()
         self._stopped = trio.Event()
-        #: Cause of the end of :meth:`serve`, unless :meth:`stop` ends it.
-        self._failure: AmqpError | None = None
-        self.stopping = False
         if cbs is not None:
             self.rpc(CBS)(self.entry.answer_cbs)
         self.add(*nodes)
@@ -264,6 +271,18 @@ class Container(TrioBlock):
         for each in nodes:
             for function, declaration in declared(each):
                 self.nodes.add(function, declaration)
+            for timed, timing in timed_in(each):
+                self._add_timed(timed, timing)
+
+    def _add_timed(self, function: Any, timing: RunTimes) -> None:
+        timed = TimedFunction(function, timing, self._resources)
+        self.timed.append(timed)
+        if self._ready.is_set():
+            self._start_timed(timed)
+
+    def _start_timed(self, timed: TimedFunction) -> None:
+        if self.start_handler(timed.run):
+            self.feeds.add(timed)
 
     def remove(self, *nodes: Any) -> None:
         """Remove nodes, given as functions, objects, routers or addresses as they were declared.
@@ -480,6 +499,8 @@ class Container(TrioBlock):
                             try:
                                 await _call(self._on_startup)
                                 self._ready.set()
+                                for timed in self.timed:
+                                    self._start_timed(timed)
                                 yield self
                             except BaseException as error:
                                 # Raised again below: nurseries would wrap the exception in a group.

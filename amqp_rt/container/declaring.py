@@ -19,6 +19,7 @@ from ..addresses import Pattern
 from ..policies import Retry
 from .raising import OnError
 from .routes import PREFETCH, Batch, HandlerDeclaration, Kind, Middleware, check_form
+from .timing import TIMED, CronDecorator, EveryDecorator, RunTimes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -281,6 +282,10 @@ class Router:
         self.node = NodeDecorator(self.declare)
         self.rpc = RpcDecorator(self.declare)
         self.source = SourceDecorator(self.declare)
+        #: Functions that run at certain times.
+        self.timed: list[tuple[Any, RunTimes]] = []
+        self.every = EveryDecorator(self.time)
+        self.cron = CronDecorator(self.time)
         self._declared: list[tuple[Any, HandlerDeclaration]] = []
         self.add(*nodes)
 
@@ -288,6 +293,11 @@ class Router:
         """Add functions, objects or routers; containers that have this router do not change."""
         for each in nodes:
             self._declared += declared(each)
+            self.timed += timed_in(each)
+
+    def time(self, function: Any, timing: RunTimes) -> None:
+        """Add a function with its times, as a decorator would record them."""
+        self.timed.append((function, timing))
 
     def declare(self, function: Any, declaration: HandlerDeclaration) -> None:
         """Add a function with a declaration, as a decorator would record it."""
@@ -330,12 +340,28 @@ def declared(thing: Any) -> list[tuple[Callable[..., Any], HandlerDeclaration]]:
         for name, member in inspect.getmembers_static(type(thing))
         for declaration in getattr(getattr(member, "__func__", member), MARK, ())
     ]
-    if not found:
+    if not found and not timed_in(thing):
         what = f"{getattr(thing, '__qualname__', type(thing).__name__)}"
         raise TypeError(
             f"{what} declares no node: decorate it, or a method of it, "
-            "with @node, @rpc, @source or @node.link"
+            "with @node, @rpc, @source or @node.link, or to run at certain times with @every or @cron"
         )
     # In the order of the class body, as its author wrote it.
     order = {name: at for at, name in enumerate(vars(type(thing)))}
     return sorted(found, key=lambda each: order.get(each[0].__name__, -1))
+
+
+def timed_in(thing: Any) -> list[tuple[Callable[..., Any], RunTimes]]:
+    """Return the functions of *thing* that run at certain times: itself, its methods, or those of a router."""
+    if isinstance(thing, Router):
+        return thing.timed
+    if inspect.isclass(thing):
+        return []
+    own = getattr(thing, TIMED, None)
+    if own:
+        return [(thing, timing) for timing in own]
+    return [
+        (getattr(thing, name), timing)
+        for name, member in inspect.getmembers_static(type(thing))
+        for timing in getattr(getattr(member, "__func__", member), TIMED, ())
+    ]

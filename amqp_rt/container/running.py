@@ -19,6 +19,10 @@ from .connections import Connection
 class Application(Protocol):
     """Container or broker, as a program runs it."""
 
+    @property
+    def timed(self) -> Sequence[object]:
+        """Functions that run at certain times, which need no peer."""
+
     async def __aenter__(self) -> Self:
         """Start it."""
 
@@ -53,7 +57,7 @@ async def run_application(
     **options: Any,
 ) -> None:
     """Run *application* until it is stopped; see :meth:`Container.run_async`."""
-    if url is None and not listen:
+    if url is None and not listen and not application.timed:
         raise ValueError("nothing to run at: give a url, listen, or both")
     async with trio.open_nursery() as watching:
         # Signals are handled until the very end, so that a second one can end the wait for the first.

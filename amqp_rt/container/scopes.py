@@ -93,6 +93,14 @@ class Scope:
         self._add(wanted, factory, ())
         return _reader(wanted)
 
+    def argument(self, wanted: Any) -> Maker | None:
+        """Return the maker of a parameter annotated *wanted*, of any lifetime; None if nothing provides it.
+
+        Raises:
+            TypeError: As for :meth:`maker`.
+        """
+        return self._argument(wanted, ())
+
     def _add(self, key: Key, make: Callable[..., Any], needed_by: tuple[Key, ...]) -> None:
         if key in self._steps:
             return

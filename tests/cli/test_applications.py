@@ -273,7 +273,6 @@ def test_a_wrong_target_is_one_sentence(loadable: None, target: str, sentence: s
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "where does it run? Give --url URL, --listen URL, or both."),
         (["--url", "http://x"], "there is no such scheme"),
         (["--listen", "amqp://127.0.0.1:99999"], "the port is no number up to 65535"),
         (
@@ -290,6 +289,13 @@ def test_wrong_options_are_one_sentence(
     done = CliRunner().invoke(main, ["run", "app.main:container", *arguments])
     assert done.exit_code == 2
     assert sentence in done.output
+
+
+def test_there_is_a_place_to_run_at(loadable: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AMQP_URL", raising=False)
+    done = CliRunner().invoke(main, ["run", "app.main:container"])
+    assert done.exit_code == 2
+    assert "where does it run? Give --url URL, --listen URL, or both." in done.output
 
 
 def test_reload_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

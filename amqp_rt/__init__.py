@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .container.container import Container
     from .container.declaring import Router, node, rpc, source
     from .container.deliveries import Delivery
+    from .container.item_sending import stream
     from .container.profiles import Profile
     from .container.raising import Modify, Reject, Release
     from .container.receiving import Receiver
@@ -96,6 +97,7 @@ __all__ = [
     "node",
     "rpc",
     "source",
+    "stream",
 ]
 
 __version__ = "0.1.0"
@@ -155,6 +157,7 @@ _HOMES: dict[str, str] = {
     "Sender": "amqp_rt.container.sending",
     "ServerTls": "amqp_rt.net.tls",
     "source": "amqp_rt.container.declaring",
+    "stream": "amqp_rt.container.item_sending",
     "Swt": "amqp_rt.security.tokens",
     "Transaction": "amqp_rt.container.transactions",
     "Users": "amqp_rt.security.identities",

@@ -15,7 +15,7 @@ import functools
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import AsyncGeneratorType, TracebackType
@@ -34,6 +34,7 @@ from .container.declaring import (
     timed_in,
 )
 from .container.deliveries import Delivery
+from .container.item_sending import StreamedItems
 from .container.routes import HandlerDeclaration
 from .container.scopes import PerMessage
 
@@ -136,9 +137,30 @@ class Crossing(ABC):
             return type(value)(map(self.given, value))
         if inspect.isfunction(value) or inspect.ismethod(value):
             return self.handler(value)
+        if isinstance(value, StreamedItems):
+            return StreamedItems(self._generating(value.items)())
         if isinstance(value, PerMessage):
             return PerMessage(self.handler(value.factory), as_type=value.as_type)
         return inward(value)
+
+    @abstractmethod
+    def _handler(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap *function* as :meth:`handler` does, for one use."""
+
+    def _generating(self, items: Any) -> Callable[[], Any]:
+        """Return a function whose generator iterates, under trio, over *items* of the application."""
+        if isinstance(items, AsyncIterable):
+
+            async def waiting() -> AsyncIterator[Any]:
+                async for item in items:
+                    yield item
+
+            return self._handler(waiting)
+
+        def plain() -> Iterator[Any]:
+            yield from items
+
+        return self._handler(plain)
 
     def attribute(self, target: Any, name: str) -> Any:
         """Return attribute *name* of *target* in the form for the application."""

@@ -114,6 +114,7 @@ PUBLIC: dict[str, set[str]] = {
         "node",
         "rpc",
         "source",
+        "stream",
     },
     "amqp_rt.testing": {
         "FrontClient",

@@ -20,6 +20,7 @@ from ..values import Symbol
 from .connections import Connection
 from .feeding import LinkHandler, SourceFeed
 from .home import Home
+from .item_streams import StreamInbox
 from .nodes import Nodes
 from .permissions import not_authorized
 from .profiles import Profile, address_for
@@ -381,8 +382,11 @@ class Attaching:
         """Accept a link to one of our nodes."""
         route = binding.route
         if isinstance(terminus, Target):
+            inbox_of = StreamInbox if route.takes_items else Inbox
             cast("ReceivingLink", binding.link).accept(
-                LinkHandler(binding).receive() if route.kind == "link" else Inbox(binding, workers),
+                LinkHandler(binding).receive()
+                if route.kind == "link"
+                else inbox_of(binding, workers),
                 target=Target(address=terminus.address),
                 # Peers can send this much before they have any right.
                 max_message_size=(

@@ -183,11 +183,16 @@ class Nodes:
                 if workers is None:
                     workers = self._make(function, declaration)
                     self.workers.append(workers)
+                if workers.route.takes_items:
+                    raise TypeError(
+                        f"{workers.route.name}: a streamed request needs a link of its caller, and a queue has none"
+                    )
                 found.append(workers)
         return found or [
             each
             for each in self._placed
             if each.route.kind != "link"
+            and not each.route.takes_items
             and not each.route.pattern.captures
             and not reserved(each.route.address)
         ]

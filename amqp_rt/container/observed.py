@@ -28,8 +28,9 @@ from ..trace_context import TRACEPARENT, with_trace
 from .composing import MessageProperties, build_message
 from .connections import Connection, LinkClasses, Session
 from .deliveries import Delivery, readable
+from .pending_calls import PendingCall
 from .receiving import Receiver
-from .requests import Outgoing, PendingCall, Requests, StreamedReply, StreamLink
+from .requests import Outgoing, Requests, StreamedReply, StreamLink
 from .sending import Receipt, Sender
 
 if TYPE_CHECKING:

@@ -217,11 +217,10 @@ class Relay:
             return Error("amqp:not-found", str(error))
         if found is not None:
             workers, captures = found
-            if workers.route.kind not in ("node", "rpc") or workers.route.streaming:
+            route = workers.route
+            if route.kind not in ("node", "rpc") or route.streaming or route.takes_items:
                 return Error("amqp:not-allowed", f"{address!r} has to be attached to")
-            binding = RouteBinding(
-                workers.route, home, self._connection, self._link, address, captures
-            )
+            binding = RouteBinding(route, home, self._connection, self._link, address, captures)
             return Inbox(binding, workers, self._window)
         made = self._created.get(address)
         if made is not None:

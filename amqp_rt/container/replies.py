@@ -45,6 +45,8 @@ from .composing import make_message
 from .credit import CreditWindow
 from .failures import log_failure, name_of_failure, only_cancelled
 from .home import Home
+from .item_sending import STREAM_END
+from .item_streams import StreamInbox
 from .payloads import encode_payload
 from .permissions import Permissions
 from .profiles import address_for
@@ -63,8 +65,6 @@ from .serving import (
 
 log = logging.getLogger("amqp_rt.handlers")
 
-#: Message annotation of the message that ends a streamed reply.
-STREAM_END: Final = Symbol("x-opt-stream-end")
 #: Link property of both links of a pair, the ``reply-to`` that stands for the other link, and the
 #: capability for pairs (link pairing 1.0).
 PAIRED: Final = "paired"
@@ -718,7 +718,13 @@ async def _answer(
     deadline: Deadline,
 ) -> None:
     route = inbox.route
-    result = route.invoke(inbox.binding, delivery, message, deadline)
+    if isinstance(inbox, StreamInbox):
+        items = inbox.stream_of(delivery)
+        result = route.open(
+            inbox.binding, items, delivery=delivery, message=message, deadline=deadline
+        )
+    else:
+        result = route.invoke(inbox.binding, delivery, message, deadline)
     if route.awaits or inspect.isawaitable(result):
         result = await result
     if result is ACCEPTED:

@@ -30,7 +30,7 @@ from ..errors import (
 )
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..message import MESSAGE_FORMAT, Message, write_data, write_header
-from ..outcomes import ACCEPTED, Accepted, Error
+from ..outcomes import ACCEPTED, Error
 from ..termini import DeleteOnClose, Source, Target
 from ..values import Symbol
 from .callers import CALLER
@@ -38,15 +38,15 @@ from .codecs import Codecs, Decode
 from .composing import build_message
 from .credit import CreditWindow
 from .engines import EngineSession
+from .item_sending import ITEMS_PENDING_MAX, STREAM_END, SendingItems, StreamedItems
 from .links import LinkHandle, fresh
 from .payloads import decode_payload, encode_payload
-from .sending import Receipt, Sender, refusal
+from .pending_calls import PendingCall
+from .sending import Sender
 
 if TYPE_CHECKING:
     from .connections import Connection, Session
 
-#: Message annotation of the message that ends a streamed reply.
-STREAM_END: Final = "x-opt-stream-end"
 #: Addresses whose senders are kept attached; beyond these the least recently used idle ones are
 #: detached.
 _SENDERS_MAX: Final = 64
@@ -88,57 +88,6 @@ class Outgoing:
     def copy(self) -> Outgoing:
         """Return a request of its own for an attempt at the same time."""
         return Outgoing(self.address, self.args, self.deadline, self.properties, self.own)
-
-
-class PendingCall(Receipt):
-    """Pending request, until its reply has arrived or cannot arrive any more."""
-
-    __slots__ = ("caller", "failure", "key", "reply")
-
-    def __init__(self, sender: Sender, key: str) -> None:
-        super().__init__(sender, b"")
-        self.key = key
-        self.reply: Message | None = None
-        self.failure: AmqpError | None = None
-        #: The task that waits for the reply.
-        self.caller: trio.lowlevel.Task | None = None
-
-    def answer(self, reply: Message) -> None:
-        """Store the reply, which may arrive before the outcome of the request."""
-        if self.reply is None and self.failure is None:
-            self.reply = reply
-            self.wake()
-
-    def lose(self, error: AmqpError) -> None:
-        """Fail the request: there will be no reply."""
-        if self.reply is None and self.failure is None:
-            self.failure = error
-            self.wake()
-
-    def _settle(self) -> None:
-        super()._settle()
-        if self.error is not None:
-            self.lose(self.error)
-        elif type(self._outcome) is not Accepted:
-            assert self._outcome is not None
-            self.lose(refusal(self._outcome))
-        # Accepted: the reply will follow.
-
-    def wake(self) -> None:
-        """Wake the caller, if it waits."""
-        if self.caller is not None:
-            caller, self.caller = self.caller, None
-            trio.lowlevel.reschedule(caller)
-
-    async def park(self) -> None:
-        """Wait until woken. Cancelling changes nothing."""
-        self.caller = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(self.abort)
-
-    def abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        """Handle the cancellation of the waiting task."""
-        self.caller = None
-        return trio.lowlevel.Abort.SUCCEEDED
 
 
 class _ReplyLink(LinkHandle):
@@ -359,6 +308,12 @@ class Requests:
         properties: Mapping[str, Any],
         outgoing: Outgoing | None = None,
     ) -> Message:
+        if args and type(args[0]) is StreamedItems:
+            if outgoing is not None or len(args) > 1:
+                raise TypeError(
+                    "a stream is the only argument of its call, and cannot be sent twice: call it without policies"
+                )
+            return await self._call_with_items(address, args[0], deadline, properties)
         while True:
             sender = self._senders.get(address)
             replies = self._replies
@@ -397,6 +352,62 @@ class Requests:
             # The request had not been sent: send it on the next connection, with its new reply
             # address.
 
+    async def _call_with_items(
+        self, address: str, items: StreamedItems, deadline: float, properties: Mapping[str, Any]
+    ) -> Message:
+        """Send *items* on a link of their own, and return the reply."""
+        connection = self._connection
+        session = connection.default_session
+        sender = Sender(
+            session,
+            address,
+            name=connection.new_name(address),
+            max_pending=ITEMS_PENDING_MAX,
+            keep_waiting=False,
+        )
+        session.add(sender)
+        call = PendingCall(sender, self._new_key())
+        try:
+            while True:
+                await sender.wait_attached()
+                replies = await self._reply_link()
+                if sender.attached:
+                    break
+            sending = SendingItems(
+                call,
+                sender,
+                items,
+                self._own_properties(call, replies.address, deadline, properties),
+                self.codecs,
+            )
+            replies.calls[call.key] = call
+            try:
+                return await sending.run()
+            finally:
+                del replies.calls[call.key]
+        finally:
+            if call.reply is None:
+                call.give_up()
+            sender.abandon()
+
+    def _new_key(self) -> str:
+        return f"{self._prefix}{next(self._numbers):012x}"
+
+    def _own_properties(
+        self,
+        call: PendingCall,
+        reply_to: str | None,
+        deadline: float,
+        properties: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Return *properties* of a request with those that identify its reply."""
+        if taken := properties.keys() & {"message_id", "reply_to", "correlation_id"}:
+            raise ValueError(f"{min(taken)} is how a call finds its reply: leave it out")
+        own: dict[str, Any] = {"message_id": call.key, "reply_to": reply_to}
+        if deadline != inf:
+            own["ttl_ms"] = max(1, round((deadline - trio.current_time()) * 1000))
+        return {**properties, **own, "correlation_id": None}
+
     def _request(
         self,
         sender: Sender,
@@ -413,13 +424,10 @@ class Requests:
         if not properties and not isinstance(payload, Message):
             call.payload = self._encode(call.key, reply_to, ttl_ms, payload)
             return call
-        own: dict[str, Any] = {"message_id": call.key, "reply_to": reply_to}
-        if ttl_ms is not None:
-            own["ttl_ms"] = ttl_ms
-        if taken := properties.keys() & {"message_id", "reply_to", "correlation_id"}:
-            raise ValueError(f"{min(taken)} is how a call finds its reply: leave it out")
         message = build_message(
-            payload, {**properties, **own, "correlation_id": None}, self.codecs.encoding
+            payload,
+            self._own_properties(call, reply_to, deadline, properties),
+            self.codecs.encoding,
         )
         call.payload = message.encode()
         return call

@@ -390,6 +390,8 @@ class Route:
         self.slots = declaration.slots
         #: Bounds of the batches that the handler gets; None if it gets single messages.
         self.batch = declaration.batch
+        #: Whether the handler of a request gets the items of a stream.
+        self.takes_items = False
         #: Messages that are processed at a time.
         self.capacity = self.slots * (self.batch.messages if self.batch is not None else 1)
         self.prefetch = declaration.prefetch
@@ -507,6 +509,8 @@ class Route:
                 self._positional.append(maker)
         if self.batch is not None:
             main = self._elements(main)
+        if self.kind == "rpc" and any(get_origin(each) in _STREAMS for each in main):
+            main = self._items(main)
         if self.kind in ("node", "rpc") and main:
             self.payload = main[0]
             self._find_decoding(main)
@@ -526,8 +530,19 @@ class Route:
             raise TypeError(f"{self.name}: with batch=, the payload is a list: rows: list[Row]")
         return list(get_args(main[0]))
 
+    def _items(self, main: list[Any]) -> list[Any]:
+        """Return the type of the items of a streamed request."""
+        if len(main) != 1:
+            raise TypeError(
+                f"{self.name}: a stream is the only argument of a request: AsyncIterator[Item]"
+            )
+        if self.prefetch < 1:
+            raise TypeError(f"{self.name}: a stream needs room for an item: prefetch=1 or more")
+        self.takes_items = True
+        return [get_args(main[0])[0]]
+
     def element(self, delivery: IncomingDelivery, message: Message) -> Any:
-        """Return the item of a batch for one message.
+        """Return the item of a batch, or of a stream, for one message.
 
         Raises:
             DecodeError: The payload is not of the handler's type.
@@ -582,7 +597,9 @@ class Route:
         """Look up the decoding of the payload, or of several arguments."""
         if self.streaming:
             return  # The handler reads the octets itself.
-        if self.batch is not None and wanted[0] in (Message, Delivery):
+        if (self.batch is not None and wanted[0] in (Message, Delivery)) or (
+            self.takes_items and wanted[0] is Message
+        ):
             return
         try:
             if len(wanted) == 1:
@@ -648,9 +665,10 @@ class Route:
         *,
         delivery: IncomingDelivery | None = None,
         message: Message | None = None,
+        deadline: Deadline = NO_DEADLINE,
     ) -> Any:
-        """Call the handler with a link, or with a message whose body is still arriving."""
-        return self._call(Context(binding, delivery, message, NO_DEADLINE, payload))
+        """Call the handler with a link, a batch, or messages or a body that are still arriving."""
+        return self._call(Context(binding, delivery, message, deadline, payload))
 
     async def _called_in_scope(self, context: Context) -> Any:
         async with self._scope.entered(context):

@@ -53,6 +53,8 @@ def asyncapi(
             operation["messages"] = _message(channel, messages, key, name, schemas[route.payload])
         else:
             operation["messages"] = _message(channel, messages, key, name, None)
+        if route.takes_items:
+            operation["x-streamed"] = True
         if route.kind == "rpc":
             reply = _message(channel, messages, key, f"{name}.reply", schemas[route.reply])
             operation["reply"] = {

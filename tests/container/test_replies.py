@@ -757,7 +757,7 @@ async def test_a_link_that_is_allowed_while_the_container_stops_is_left_unanswer
             async with trio.open_nursery() as nursery:
 
                 async def stop() -> None:
-                    await c._drain(10)
+                    await c.drain(10)
 
                 nursery.start_soon(stop)
                 await trio.testing.wait_all_tasks_blocked()

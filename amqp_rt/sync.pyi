@@ -22,6 +22,7 @@ from amqp_rt.container.composing import MessageFields, MessageProperties
 from amqp_rt.container.connections import State, T
 from amqp_rt.container.container import Hook
 from amqp_rt.container.declaring import NodeDecorator, RpcDecorator, SourceDecorator
+from amqp_rt.container.deliveries import ObservedDelivery
 from amqp_rt.container.entry import SaslPolicy
 from amqp_rt.container.health import ContainerHealth
 from amqp_rt.container.permissions import Authorize
@@ -49,7 +50,7 @@ from amqp_rt.net.dial import Transport
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.net.proxy_headers import ProxyProtocol
 from amqp_rt.net.tls import ClientTls, ServerTls
-from amqp_rt.observers import Observer
+from amqp_rt.observers import LinkObserver, Observer
 from amqp_rt.outcomes import Error, Outcome
 from amqp_rt.policies import Policy, Retry
 from amqp_rt.security.access import Access
@@ -295,6 +296,7 @@ class Receiver(LinkHandle):
     def suspend(self) -> None: ...
 
 class Delivery:
+    def observed_by(self, observer: LinkObserver) -> ObservedDelivery: ...
     @property
     def message(self) -> Message: ...
     @property

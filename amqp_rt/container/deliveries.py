@@ -12,6 +12,7 @@ from ..errors import DecodeError, LocalProtocolError
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..limits import Limits
 from ..message import MESSAGE_FORMAT, Message
+from ..observers import LinkObserver, error_of
 from ..outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, Modified, Outcome, Rejected
 from ..transactions import TransactionalState
 from ..values import Symbol
@@ -59,6 +60,10 @@ class Delivery:
         self.raw = raw
         self._message: Message | None = None
         self._codecs = codecs
+
+    def observed_by(self, observer: LinkObserver) -> ObservedDelivery:
+        """Return the delivery with an observer of its outcomes."""
+        return ObservedDelivery(self.raw, observer, self._codecs)
 
     # --- the message ---------------------------------------------------------------------
 
@@ -312,6 +317,31 @@ class Delivery:
 
     def __repr__(self) -> str:
         return f"<Delivery {self.tag.hex()}: {len(self.raw.payload)} bytes, {self.outcome}>"
+
+
+class ObservedDelivery(Delivery):
+    """Delivery whose outcomes are observed."""
+
+    __slots__ = ("_observer",)
+
+    def __init__(
+        self, raw: IncomingDelivery, observer: LinkObserver, codecs: Codecs | None = None
+    ) -> None:
+        super().__init__(raw, codecs)
+        self._observer = observer
+
+    def settle(self, outcome: Outcome, *, transaction: Transaction | None = None) -> None:
+        """Set *outcome*; see :meth:`Delivery.settle`."""
+        operation = self._observer.begin(readable(self.raw))
+        error: str | None = None
+        try:
+            super().settle(outcome, transaction=transaction)
+        except Exception as failure:
+            error = error_of(failure)
+            raise
+        finally:
+            if operation is not None:
+                operation.end(error)
 
 
 def readable(delivery: IncomingDelivery) -> Message | None:

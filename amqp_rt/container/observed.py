@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from ..errors import ConnectionLost
 from ..events import Peer
-from ..fronts.base import IncomingDelivery, Payload
+from ..fronts.base import Payload
 from ..message import Message
 from ..observers import (
     Kind,
@@ -171,29 +171,6 @@ class ObservedSender(Sender):
         )
 
 
-class ObservedDelivery(Delivery):
-    """Delivery whose outcomes are observed."""
-
-    __slots__ = ("_observer",)
-
-    def __init__(self, raw: IncomingDelivery, observer: LinkObserver) -> None:
-        super().__init__(raw)
-        self._observer = observer
-
-    def settle(self, outcome: Outcome, *, transaction: Transaction | None = None) -> None:
-        """Set *outcome*; see :meth:`Delivery.settle`."""
-        operation = self._observer.begin(readable(self.raw))
-        error: str | None = None
-        try:
-            super().settle(outcome, transaction=transaction)
-        except Exception as failure:
-            error = error_of(failure)
-            raise
-        finally:
-            if operation is not None:
-                operation.end(error)
-
-
 class ObservedReceiver(Receiver):
     """Receiver with observers, which hear of each delivery that is taken, and of its outcome."""
 
@@ -216,7 +193,7 @@ class ObservedReceiver(Receiver):
                 operation.end()
         if self._settling is None:
             return delivery
-        return ObservedDelivery(delivery.raw, self._settling)
+        return delivery.observed_by(self._settling)
 
 
 class _TracedProperties(dict[str, Any]):

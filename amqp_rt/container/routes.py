@@ -45,6 +45,8 @@ from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink, SendingLink
 from ..limits import MIB, check_seconds
 from ..message import Message
+from ..observers import Kind as ObservedKind
+from ..observers import LinkObserver, ObservedLink, bind
 from ..outcomes import MODIFIED_FAILED, Outcome
 from ..policies import Retry
 from ..termini import Source, Target
@@ -117,6 +119,7 @@ class RouteBinding:
         "link",
         "relay",
         "route",
+        "settling",
     )
 
     def __init__(
@@ -143,6 +146,21 @@ class RouteBinding:
         #: The address that the peer requested, and the captures of the pattern in it.
         self.address = address
         self.captures = captures
+        #: Observer of outcomes that handlers set themselves; None until there is one.
+        self.settling: LinkObserver | None = None
+
+    def observe(self, kind: ObservedKind) -> LinkObserver | None:
+        """Bind the container's observers to operations of *kind* on the link."""
+        return bind(
+            self.container.observers,
+            ObservedLink(
+                kind=kind,
+                address=self.address,
+                template=self.route.address if self.route.pattern.captures else None,
+                peer=self.peer,
+                dialled=self.connection.dialled,
+            ),
+        )
 
     @property
     def peer(self) -> Peer:
@@ -298,7 +316,11 @@ def _message(context: Context) -> Any:
 def _delivery(context: Context) -> Any:
     if context.delivery is None:
         return None
-    return Delivery(context.delivery, context.binding.container.codecs)
+    binding = context.binding
+    delivery = Delivery(context.delivery, binding.container.codecs)
+    if binding.container.observers and binding.settling is None:
+        binding.settling = binding.observe("settle")
+    return delivery if binding.settling is None else delivery.observed_by(binding.settling)
 
 
 def _payload(context: Context) -> Any:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
 import trio
@@ -30,10 +30,7 @@ from ..fronts.base import (
 from ..message import MESSAGE_FORMAT, Message, read_data
 from ..observers import (
     LinkObserver,
-    ObservedLink,
     ObservedOperation,
-    Observer,
-    bind,
     error_of_outcome,
 )
 from ..outcomes import (
@@ -85,13 +82,11 @@ class ObservedRun:
     They are asked about the link with its first message, when its peer is known.
 
     Args:
-        observers: The container's observers.
         binding: The link and its route.
         run: Processes one message, up to its outcome.
     """
 
-    def __init__(self, observers: Sequence[Observer], binding: RouteBinding, run: Run) -> None:
-        self._observers = observers
+    def __init__(self, binding: RouteBinding, run: Run) -> None:
         self._binding = binding
         self._run = run
         self._link: ReceivingLink | None = None
@@ -101,17 +96,7 @@ class ObservedRun:
         binding = self._binding
         if self._link is not binding.link:
             self._link = binding.link
-            route = binding.route
-            self._observer = bind(
-                self._observers,
-                ObservedLink(
-                    kind="serve" if route.kind == "rpc" else "process",
-                    address=binding.address,
-                    template=route.address if route.pattern.captures else None,
-                    peer=binding.peer,
-                    dialled=binding.connection.dialled,
-                ),
-            )
+            self._observer = binding.observe("serve" if binding.route.kind == "rpc" else "process")
         return self._observer
 
     async def __call__(self, inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
@@ -394,7 +379,7 @@ class Inbox:
         self._unheld: trio.Event | None = None
         observers = binding.container.observers
         #: Processes one message; with observers, it also tells them of it.
-        self.run = workers.run if not observers else ObservedRun(observers, binding, workers.run)
+        self.run = workers.run if not observers else ObservedRun(binding, workers.run)
         self._open = True
         self._owns_credit = window is None
         if window is None and workers.shared is None:

@@ -72,7 +72,11 @@ class StuckWatch:
         """Look every ten seconds, until cancelled. Returns at once if ``stuck_after_s`` is 0."""
         while self._container.limits.stuck_after_s > 0:
             await trio.sleep(EVERY_S)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:
+                # A fault here must not end the watch; the next round may succeed.
+                _log.exception("a round of the watch over what is stuck failed")
 
     async def look(self) -> None:
         """Compare the present state with that of the round before, and log new episodes.

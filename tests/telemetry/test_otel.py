@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from peer_programs import PeerPrograms
 
-from amqp_rt import Batch, Container, Message, Modify, Reject, Retry, connect, node, rpc
+from amqp_rt import Batch, Container, Delivery, Message, Modify, Reject, Retry, connect, node, rpc
 from amqp_rt.broker.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.errors import CallFailed, DeliveryRejected
@@ -278,6 +278,26 @@ async def test_settling_by_hand_links_to_the_message() -> None:
         "messaging.client.consumed.messages": {("q", "receive"): 1},
         "messaging.client.operation.duration": {("q", "send"): 1, ("q", "settle"): 1},
     }
+
+
+async def test_a_handler_that_settles_its_message_itself_has_a_span_for_that() -> None:
+    sdk = Collected()
+
+    @node("by hand")
+    async def by_hand(delivery: Delivery) -> None:
+        delivery.accept()
+
+    async with (
+        Container("all", nodes=[by_hand], observe=[sdk.otel()]) as all_,
+        all_.local() as peer,
+        peer.sender("by hand") as sender,
+    ):
+        await sender.send(b"one")
+    assert sdk.rows() == [
+        ("send by hand", "PRODUCER", None, [], None),
+        ("process by hand", "CONSUMER", None, ["send by hand"], None),
+        ("settle by hand", "CLIENT", "process by hand", ["send by hand"], None),
+    ]
 
 
 async def test_the_span_of_a_batch_links_to_each_message() -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 import click
 
+from .environment import PREFIX
 from .groups import LazyGroup
 
 _COMMANDS: Final = "amqp_rt.commands"
@@ -99,7 +100,10 @@ def _print_versions(context: click.Context, _parameter: click.Parameter, asked: 
         print_versions(context)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": PREFIX},
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -116,5 +120,6 @@ def main() -> None:
     In another one:    amqp-rt send orders '{"sku": "A-1"}'
                        amqp-rt receive orders --count 1
 
-    The broker to connect to is --url, else $AMQP_URL, else amqp://127.0.0.1:5672.
+    The broker to connect to is --url, else $AMQP_URL, else amqp://127.0.0.1:5672. Every option can be given in a variable
+    AMQP_RT_<COMMAND>_<OPTION>, such as AMQP_RT_SERVE_STORE.
     """  # noqa: D301  # click takes \b for "do not wrap"

@@ -18,6 +18,7 @@ from ..errors import AmqpError
 from ..net.tls import ClientTls
 from .api_pages import html_page
 from .configured import ConfiguredCommand
+from .environment import SecretOption
 from .notifying import ServiceManager
 from .running import log_options, report_ready, tls_options
 from .running import run as run_trio
@@ -30,6 +31,7 @@ from .targets import Target, container_of, load_target
 @click.option(
     "--url",
     "urls",
+    cls=SecretOption,
     metavar="URL",
     multiple=True,
     envvar="AMQP_URL",

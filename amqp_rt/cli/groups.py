@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from ..config_files import suggestion
+from .environment import name_variables, variable_part
 
 
 class LazyGroup(click.Group):
@@ -32,7 +33,10 @@ class LazyGroup(click.Group):
         return [*self.summaries(), *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return self.load_command(cmd_name) or super().get_command(ctx, cmd_name)
+        command = self.load_command(cmd_name) or super().get_command(ctx, cmd_name)
+        if command is not None and ctx.auto_envvar_prefix is not None:
+            name_variables(command, f"{ctx.auto_envvar_prefix}_{variable_part(cmd_name)}")
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -17,6 +17,7 @@ from ..config_files import suggestion
 from ..errors import AmqpError
 from ..mesh import Mesh, MeshRule
 from ..net.tls import ClientTls
+from .environment import SecretOption
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,6 +127,7 @@ def mesh_options(command: F) -> F:
         click.option(
             "--mesh",
             "seeds",
+            cls=SecretOption,
             metavar="SEED",
             multiple=True,
             help="Join a mesh that a member at SEED belongs to: a URL, dns+a://HOST:PORT for all addresses of a "

@@ -22,11 +22,13 @@ from ..container.running import first_of
 from ..durations import parse_duration
 from ..errors import AmqpError, printable
 from ..net.tls import ClientTls
+from .environment import SecretOption
 
 T = TypeVar("T")
 
 URL_OPTION = click.option(
     "--url",
+    cls=SecretOption,
     metavar="URL",
     envvar="AMQP_URL",
     default="amqp://127.0.0.1:5672",

@@ -28,6 +28,7 @@ from ..net.traces.recording import Traces
 from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .configured import ConfiguredCommand
+from .environment import SecretOption
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
 from .mesh_options import MeshOptions, mesh_options
 from .notifying import ServiceManager
@@ -61,6 +62,7 @@ log = logging.getLogger("amqp_rt.cli")
 @click.option(
     "--user",
     "users",
+    cls=SecretOption,
     metavar="NAME:PASSWORD",
     multiple=True,
     help="A user who may log in. NAME:@FILE reads the password from a file, NAME:- from standard "
@@ -197,6 +199,7 @@ log = logging.getLogger("amqp_rt.cli")
 @click.option(
     "--cbs",
     "given_cbs",
+    cls=SecretOption,
     metavar="NAME=VALUE",
     multiple=True,
     help="Accept tokens at $cbs: sas.RULE=KEY, jwt.audience=NAME with jwt.jwks=URL, "

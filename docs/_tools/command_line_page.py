@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from amqp_rt import cli
+from amqp_rt.cli.environment import PREFIX
 from amqp_rt.cli.listing import LISTINGS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -56,6 +57,33 @@ their own, which `--nodes` names; see [Declaring nodes](../guides/declaring.md).
 """
 
 LISTS = """\
+(environment-variables)=
+## Environment variables
+
+Every option can be given in a variable `AMQP_RT_<COMMAND>_<OPTION>`: `AMQP_RT_SERVE_STORE` for `amqp-rt serve --store`,
+`AMQP_RT_NODE_LIST_WATCH` for `amqp-rt node list --watch`. Options that may be repeated take several values, separated by spaces; flags take
+`true` or `false`. The command line comes before the environment, that before the [file of `--config`](configuration-file), and that
+before defaults. A variable that is set to nothing counts as not set.
+
+Options that may have passwords also take the name of a file: `AMQP_RT_SERVE_USER_FILE`, `AMQP_RT_SERVE_CBS_FILE`,
+`AMQP_RT_SERVE_MESH_FILE`, `AMQP_URL_FILE` and `AMQP_RT_<COMMAND>_URL_FILE`. The file has the value, or one on each line where
+the option may be repeated.
+
+```sh
+export AMQP_RT_SERVE_LISTEN="amqp://127.0.0.1:5672 ws://127.0.0.1:8080/amqp"
+export AMQP_RT_SERVE_USER_FILE=/run/secrets/users    # ada:her password
+amqp-rt serve
+```
+
+(shell-completion)=
+## Completion in shells
+
+```sh
+eval "$(_AMQP_RT_COMPLETE=bash_source amqp-rt)"                 # bash 4.4 or later, in ~/.bashrc
+eval "$(_AMQP_RT_COMPLETE=zsh_source amqp-rt)"                  # zsh, in ~/.zshrc
+_AMQP_RT_COMPLETE=fish_source amqp-rt > ~/.config/fish/completions/amqp-rt.fish
+```
+
 (keys-of-lists)=
 ## Keys of lists
 
@@ -79,7 +107,7 @@ def commands() -> Iterator[tuple[str, click.Command]]:
                 assert member is not None
                 yield from walk(f"{name} {each}", member)
 
-    context = click.Context(cli.main)
+    context = click.Context(cli.main, auto_envvar_prefix=PREFIX)
     for each in COMMANDS:
         command = cli.main.get_command(context, each)
         assert command is not None

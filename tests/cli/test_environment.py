@@ -1,0 +1,162 @@
+"""Options in environment variables and files: which comes first, and what mistakes say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from commands import Served
+
+from amqp_rt.cli import OURS, main
+from amqp_rt.cli.configured import ConfiguredCommand
+from amqp_rt.cli.environment import SecretOption, name_variables
+
+
+def every_option() -> Iterator[tuple[str, click.Option]]:
+    """Yield the options of our commands, each after the path of its command."""
+
+    def walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Option]]:
+        for option in command.params:
+            if isinstance(option, click.Option):
+                yield path, option
+        if isinstance(command, click.Group):
+            for name, member in command.commands.items():
+                yield from walk(f"{path} {name}", member)
+
+    context = click.Context(main, auto_envvar_prefix="AMQP_RT")
+    for name in OURS:
+        command = main.get_command(context, name)
+        assert command is not None
+        yield from walk(name, command)
+
+
+@pytest.mark.req("G6")
+def test_every_option_has_a_variable_of_its_own() -> None:
+    found = {}
+    for path, option in every_option():
+        assert isinstance(option.envvar, list)
+        long = next(each for each in option.opts if each.startswith("--"))
+        wanted = f"AMQP_RT_{path}_{long.lstrip('-')}".upper().replace(" ", "_").replace("-", "_")
+        assert option.envvar[0] == wanted
+        assert found.setdefault(wanted, option) is option
+        # The name with _FILE belongs to no other option.
+    for name, option in found.items():
+        if isinstance(option, SecretOption):
+            assert f"{name}_FILE" not in found
+    assert {"AMQP_RT_SERVE_USER", "AMQP_RT_SERVE_CBS", "AMQP_RT_NODE_LIST_URL"} <= {
+        name for name, option in found.items() if isinstance(option, SecretOption)
+    }
+
+
+def shown(*arguments: str, **environ: str) -> Result:
+    """Run a command that shows its options; it is defined as ``serve`` is."""
+
+    @click.command(cls=ConfiguredCommand)
+    @click.option("--store", default="default")
+    @click.option("--node", "declared", multiple=True)
+    @click.option("--on/--off", default=False)
+    @click.option("--user", "users", cls=SecretOption, multiple=True)
+    @click.option("--url", cls=SecretOption, envvar="SHARED_URL", default="none")
+    def example(
+        store: str, declared: tuple[str, ...], on: bool, users: tuple[str, ...], url: str
+    ) -> None:
+        click.echo(f"{store} {','.join(declared)} {on} {','.join(users)} {url}")
+
+    name_variables(example, "AMQP_RT_EXAMPLE")
+    name_variables(example, "AMQP_RT_EXAMPLE")  # A second time changes nothing.
+    return CliRunner().invoke(example, arguments, env=environ)
+
+
+@pytest.mark.req("G6")
+def test_the_line_comes_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "file.toml"
+    config.write_text('store = "file"\nnode = ["file"]\n')
+    in_file = ["--config", str(config)]
+    variables = {"AMQP_RT_EXAMPLE_STORE": "environment", "AMQP_RT_EXAMPLE_NODE": "one two"}
+    for arguments, environ, wanted in (
+        ([], {}, "default  False  none"),
+        (in_file, {}, "file file False  none"),
+        ([], {"AMQP_RT_EXAMPLE_CONFIG": str(config)}, "file file False  none"),
+        (in_file, variables, "environment one,two False  none"),
+        ([*in_file, "--store", "line"], variables, "line one,two False  none"),
+        ([*in_file, "--node", "line"], variables, "environment line False  none"),
+        ([], {"AMQP_RT_EXAMPLE_ON": "true"}, "default  True  none"),
+        ([], {"AMQP_RT_EXAMPLE_STORE": ""}, "default  False  none"),
+        ([], {"SHARED_URL": "shared"}, "default  False  shared"),
+        ([], {"SHARED_URL": "shared", "AMQP_RT_EXAMPLE_URL": "own"}, "default  False  own"),
+    ):
+        done = shown(*arguments, **environ)
+        assert done.stdout == f"{wanted}\n", (arguments, environ, done.output)
+
+
+@pytest.mark.req("G6")
+def test_secrets_in_files(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("ada:with a space\n\nbob:two\n")
+    path = str(secret)
+    for environ, wanted in (
+        ({"AMQP_RT_EXAMPLE_USER_FILE": path}, "default  False ada:with a space,bob:two none"),
+        ({"SHARED_URL_FILE": path}, "default  False  ada:with a space"),
+        # The variable of the command comes first, in whichever form.
+        ({"AMQP_RT_EXAMPLE_URL": "own", "SHARED_URL_FILE": path}, "default  False  own"),
+        ({"AMQP_RT_EXAMPLE_URL_FILE": path, "SHARED_URL": "x"}, "default  False  ada:with a space"),
+    ):
+        assert shown(**environ).stdout == f"{wanted}\n", environ
+    assert shown("--url", "line", AMQP_RT_EXAMPLE_URL_FILE="/none").stdout.endswith(" line\n")
+    (tmp_path / "empty").write_text("\n")
+    for environ, sentence in (
+        ({"SHARED_URL_FILE": "/no/such"}, "cannot read the value of SHARED_URL_FILE from /no/such"),
+        ({"SHARED_URL_FILE": str(tmp_path / "empty")}, "which is empty"),
+        ({"SHARED_URL_FILE": path, "SHARED_URL": "x"}, "set one of them"),
+    ):
+        done = shown(**environ)
+        assert done.exit_code == 2
+        assert sentence in done.stderr
+    # Only options that may have passwords are read from files.
+    assert shown(AMQP_RT_EXAMPLE_STORE_FILE=path).stdout.startswith("default ")
+
+
+@pytest.mark.slow
+@pytest.mark.req("G6")
+def test_a_broker_and_its_clients_run_by_the_environment_alone(tmp_path: Path) -> None:
+    (tmp_path / "users").write_text("ada:a secret\n")
+    served = Served(
+        cwd=tmp_path,
+        AMQP_RT_SERVE_USER_FILE=str(tmp_path / "users"),
+        AMQP_RT_SERVE_NODE="queue:work topic:news",
+        AMQP_RT_SERVE_QUIET="true",
+        AMQP_RT_SERVE_NAME="shop",
+    )
+    try:
+        (tmp_path / "url").write_text(served.url.replace("://", "://ada:a%20secret@") + "\n")
+        environ = {**os.environ, "AMQP_URL_FILE": str(tmp_path / "url")}
+        environ |= {"AMQP_RT_NODE_LIST_JSON": "1"}
+        told = subprocess.run(
+            [sys.executable, "-m", "amqp_rt", "node", "list"],
+            env=environ, capture_output=True, text=True, timeout=60, check=True,
+        ).stdout  # fmt: skip
+        assert [line.split('"')[3] for line in told.splitlines()] == ["news", "work"]
+    finally:
+        code, said = served.stop()
+    assert (code, said) == (0, "")
+
+
+@pytest.mark.req("G6")
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    done = CliRunner().invoke(
+        main, [], prog_name="amqp-rt", env={"_AMQP_RT_COMPLETE": f"{shell}_source"}
+    )
+    assert "_AMQP_RT_COMPLETE=" in done.stdout
+    words = {"COMP_WORDS": "amqp-rt node cr", "COMP_CWORD": "2"}
+    if shell == "bash":
+        done = CliRunner().invoke(
+            main, [], prog_name="amqp-rt", env={"_AMQP_RT_COMPLETE": "bash_complete", **words}
+        )
+        assert done.stdout == "plain,create\n"

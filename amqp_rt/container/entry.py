@@ -67,6 +67,8 @@ log = logging.getLogger("amqp_rt.container")
 SaslPolicy: TypeAlias = Literal["required", "optional", "off"]
 SASL_POLICIES: Final = ("required", "optional", "off")
 
+#: Greatest channel number (Part 2 §2.7.1).
+_CHANNEL_MAX: Final = 65_535
 #: Characters of the reason of a failed login that are logged, and of the user name that the backoff
 #: remembers.
 _WHY_MAX: Final = 200
@@ -396,11 +398,15 @@ class ConnectionEntry:
         The time for the handshake counts from *since*, the peer's dialling.
         """
         logins = self._logins_of[profile]
+        limits = logins.limits
+        if trusted:
+            # The other end is ours, and keeps within its limits.
+            limits = msgspec.structs.replace(limits, channel_max=_CHANNEL_MAX)
         self.timers.watch(entered.front)
         engine = entered.front.server(
             ServerOptions(
                 container_id=self._home.name,
-                limits=logins.limits,
+                limits=limits,
                 mechanisms=offered(
                     logins.mechanisms.values(),
                     secure=entered.secure,
@@ -410,7 +416,9 @@ class ConnectionEntry:
                 ),
                 sasl_required=not trusted and logins.required,
                 address=address,
-                channel_max_for=self._channel_max_for if self.channel_max_for else None,
+                channel_max_for=self._channel_max_for
+                if self.channel_max_for and not trusted
+                else None,
                 offered_capabilities=(
                     *_capabilities(logins),
                     *(Symbol(each) for host in self._home.hosts for each in host.capabilities),

@@ -292,15 +292,22 @@ def _grace(*, hasty: bool) -> trio.CancelScope:
 
 
 @asynccontextmanager
-async def local(container: Container, virtual_host: str = "") -> AsyncIterator[Connection]:
+async def local(
+    container: Container, virtual_host: str = "", *, limits: Limits | None = None
+) -> AsyncIterator[Connection]:
     """Connect to *container* itself, without a socket; leaving the block closes the connection.
 
     Engines, states, credit and errors are the same as over a network. If cancelled while
     connecting, nothing remains.
+
+    Args:
+        container: The container.
+        virtual_host: Its virtual host.
+        limits: Limits of our end, whose ``channel_max`` holds for both; by default the container's.
     """
     ours, theirs = memory_stream_pair()
     connection = Connection(container, dialled=True)
-    options = client_options(container, container.limits)
+    options = client_options(container, limits or container.limits)
     options.hostname = virtual_host or None
     engine = client(options, trio.current_time())
     engine.peer.address = "local"

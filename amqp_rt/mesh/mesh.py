@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from ipaddress import ip_address
 from random import SystemRandom
 from typing import Any, Final, Literal, Self
@@ -17,6 +17,7 @@ from ..clock import Clock, SystemClock
 from ..container.blocks import TrioBlock
 from ..container.connections import Connection
 from ..container.container import Container
+from ..container.recovery import local
 from ..container.replies import accept_failed
 from ..errors import AmqpError
 from ..net.tls import with_name
@@ -197,9 +198,9 @@ class Mesh(TrioBlock):
             now=trio.current_time,
         )
         failure: BaseException | None = None
-        async with container.local() as local, trio.open_nursery() as nursery:
-            self._local = local
-            home = Neighbour(container.name, incarnation, local, limits=container.limits)
+        async with self._connect_home() as own, trio.open_nursery() as nursery:
+            self._local = own
+            home = Neighbour(container.name, incarnation, own, limits=container.limits)
             ways.neighbours[container.name] = home
             (accepted,) = [
                 each
@@ -208,7 +209,7 @@ class Mesh(TrioBlock):
             ][-1:]
             host.members[accepted.engine] = home
             bridges = self._bridges = Bridges(
-                self._bridged, container, local, self._name, self._rules
+                self._bridged, container, own, self._name, self._rules
             )
             host.bridges = bridges
             offers = self._enter(peers, last, properties)
@@ -322,6 +323,11 @@ class Mesh(TrioBlock):
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         assert self._peers is not None
         self._peers.carry_out(effects)
+
+    def _connect_home(self) -> AbstractAsyncContextManager[Connection]:
+        """Connect to the container itself, with as many sessions as to another member: each session of a client may need one."""
+        limits = self._container.limits
+        return local(self._container, limits=replace(limits, channel_max=channel_max_of(limits)))
 
     def _direct_lines(self, member: MeshMember, ways: Ways) -> DirectLines:
         peers = self._peers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -449,3 +449,16 @@ async def test_an_edge_has_no_bridges(role: Any) -> None:
                 pass
         async with Mesh(box, role="interior", bridges=[bridge]) as mesh:
             assert mesh.stats().bridges == {"rabbit": 0}
+
+
+async def test_more_sessions_of_clients_lead_outside_than_one_client_may_have() -> None:
+    """Each has one on the member's connection to itself, too."""
+    async with outside() as (broker, url), bridged(url) as made, AsyncExitStack() as stack:
+        await made.meshes["B"].reachable("rabbit/raw")
+        for name in ("one", "two"):
+            peer = await stack.enter_async_context(client(made.urls["B"], name))
+            for _ in range(35):
+                session = await stack.enter_async_context(peer.session())
+                out = await stack.enter_async_context(session.sender("rabbit/raw"))
+                await out.send("x")
+        assert kept(broker, "raw") == 70

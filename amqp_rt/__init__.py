@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .container.container import Container
     from .container.declaring import Router, node, rpc, source
     from .container.deliveries import Delivery
+    from .container.delivery_logs import DeliveryLogs
     from .container.item_sending import stream
     from .container.profiles import Profile
     from .container.raising import Modify, Reject, Release
@@ -58,6 +59,7 @@ __all__ = [
     "Container",
     "Deadline",
     "Delivery",
+    "DeliveryLogs",
     "Depends",
     "External",
     "Hedge",
@@ -126,6 +128,7 @@ _HOMES: dict[str, str] = {
     "Container": "amqp_rt.container.container",
     "Deadline": "amqp_rt.container.routes",
     "Delivery": "amqp_rt.container.deliveries",
+    "DeliveryLogs": "amqp_rt.container.delivery_logs",
     "Depends": "amqp_rt.container.scopes",
     "External": "amqp_rt.security.mechanisms",
     "Hedge": "amqp_rt.policies",

@@ -35,7 +35,7 @@ import trio
 
 from .bridge import Crossing, StandIn, give_back, inward
 from .broker.broker import Broker as _Broker
-from .container.callers import CALLER
+from .container.callers import CALLER, HANDLED
 from .container.container import Container as _Container
 from .container.raising import Release
 from .container.receiving import Receiver
@@ -267,6 +267,7 @@ class _Guest(Crossing):
         context = self._context.copy()
         # Deadline and trace context of the handler's caller, for the calls that it makes.
         context.run(CALLER.set, CALLER.get())
+        context.run(HANDLED.set, HANDLED.get())
         task = self.loop.create_task(run(), context=context)
         over = trio.Event()
         task.add_done_callback(lambda _: over.set())

@@ -36,6 +36,8 @@ class ObservedLink(Struct, frozen=True, kw_only=True):
     #: The address of the node, and the pattern that it fits, if that has captures.
     address: str
     template: str | None = None
+    #: Name of the link; empty for those of which only the address is known.
+    name: str = ""
     #: The peer; None until one has been reached.
     peer: Peer | None = None
     #: Whether we opened the connection, so that the peer is a server.

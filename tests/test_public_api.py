@@ -83,6 +83,7 @@ PUBLIC: dict[str, set[str]] = {
         "Container",
         "Deadline",
         "Delivery",
+        "DeliveryLogs",
         "Depends",
         "External",
         "Jwt",

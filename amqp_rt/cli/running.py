@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
 from ipaddress import ip_address
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import click
 import trio
 
 from ..container.connections import Connection
 from ..container.container import Container
+from ..container.delivery_logs import DeliveryLogs
 from ..container.running import first_of
 from ..durations import parse_duration
 from ..errors import AmqpError, printable
@@ -155,6 +156,14 @@ def log_options(command: F) -> F:
     return cast("F", with_options)
 
 
+#: Attributes of all records; others were added by the program.
+_OF_EVERY_RECORD: Final = frozenset(
+    (*vars(logging.makeLogRecord({})), "message", "asctime", "taskName")
+)
+#: Adds the message that is being handled to lines in JSON.
+_DELIVERY_LOGS: Final = DeliveryLogs()
+
+
 class _LineFormatter(logging.Formatter):
     """Log format with one line per message, invisible characters escaped; a traceback follows in its
     own lines."""
@@ -174,9 +183,16 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        extra = {
+            name: value
+            for name, value in record.__dict__.items()
+            if name not in _OF_EVERY_RECORD and value != ""
+        }
+        if extra:
+            entry["extra"] = extra
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
+        return json.dumps(entry, default=str)
 
 
 def set_up_logs(level: str, form: str) -> None:
@@ -184,9 +200,16 @@ def set_up_logs(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     if form == "json":
         handler.setFormatter(_JsonFormatter())
+        handler.addFilter(_DELIVERY_LOGS)
     else:
         handler.setFormatter(_LineFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def log_deliveries(container: Container) -> None:
+    """Let log lines in JSON have the message that a handler of *container* handles."""
+    if any(_DELIVERY_LOGS in each.filters for each in logging.getLogger().handlers):
+        container.observe(_DELIVERY_LOGS)
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:

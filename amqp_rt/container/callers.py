@@ -64,6 +64,10 @@ class CallerContext:
 #: message has neither a deadline nor a trace context.
 CALLER: ContextVar[CallerContext | None] = ContextVar("amqp_rt_caller", default=None)
 
+#: What the handler that runs in this context handles, for log records; None outside handlers, and without
+#: :class:`~amqp_rt.container.delivery_logs.DeliveryLogs`.
+HANDLED: ContextVar[object] = ContextVar("amqp_rt_handled", default=None)
+
 
 def caller_of(message: Message, at: float = inf) -> CallerContext:
     """Return the caller that sent *message*, with the deadline *at*."""

@@ -157,6 +157,7 @@ class RouteBinding:
                 kind=kind,
                 address=self.address,
                 template=self.route.address if self.route.pattern.captures else None,
+                name=self.link.name,
                 peer=self.peer,
                 dialled=self.connection.dialled,
             ),

@@ -330,6 +330,13 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "trace_context_within": (
         "container/test_callers.py::test_a_trace_is_found_near_the_start_of_a_message_only",
     ),
+    "stuck_after_s": (
+        "telemetry/test_stuck.py::test_a_container_without_a_broker_is_watched_on_request",
+        "telemetry/test_stuck.py::test_zero_turns_the_watch_off",
+    ),
+    "metrics_nodes_max": (
+        "telemetry/test_metrics.py::test_many_nodes_with_hostile_names_are_bounded_and_escaped",
+    ),
     "filters_max": ("broker/test_filters.py::test_the_filters_of_a_source_are_bounded",),
     "filter_entries_max": (
         "broker/test_filters.py::test_the_entries_of_property_filters_are_bounded",

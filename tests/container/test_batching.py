@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,11 +26,13 @@ from amqp_rt import (
     Reject,
     Release,
     Retry,
+    aio,
     node,
     rpc,
+    sync,
 )
 from amqp_rt.errors import DeliveryRejected
-from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Modified, Rejected
+from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Accepted, Modified, Rejected
 
 pytestmark = pytest.mark.req("A1", "A11")
 
@@ -447,3 +450,47 @@ def test_the_schema_describes_each_message_of_a_batch() -> None:
     assert document["components"]["messages"]["node.rows"]["payload"] == {
         "$ref": "#/components/schemas/Row"
     }
+
+
+# --- Other event loops ---
+
+
+def test_asyncio_handles_batches_and_sends_compressed() -> None:
+    taken: list[int] = []
+
+    @node("rows", batch=Batch(messages=3, within_s=5))
+    async def insert(rows: list[Row]) -> Any:
+        await asyncio.sleep(0)
+        taken.extend(row.number for row in rows)
+        return [None, Reject("not this one"), None]
+
+    async def main() -> None:
+        async with (
+            aio.Container("c", nodes=[insert]) as container,
+            container.local() as peer,
+            peer.sender("rows") as out,
+        ):
+            receipts = [out.send_nowait(Row(each), compress="gzip") for each in range(3)]
+            outcomes = [await each.outcome() for each in receipts]
+        assert [type(each) for each in outcomes] == [Accepted, Rejected, Accepted]
+
+    asyncio.run(main())
+    assert taken == [0, 1, 2]
+
+
+def test_threads_handle_batches_of_deliveries() -> None:
+    taken: list[int] = []
+
+    @node("rows", batch=Batch(messages=2, within_s=5))
+    def insert(rows: list[Delivery]) -> None:
+        taken.extend(row.decode(Row).number for row in rows)
+        rows[0].release()
+
+    with (
+        sync.Container("c", nodes=[insert]) as container,
+        container.local() as peer,
+        peer.sender("rows") as out,
+    ):
+        receipts = [out.send_nowait(Row(each)) for each in range(2)]
+        assert [each.outcome() for each in receipts] == [RELEASED, ACCEPTED]
+    assert taken == [0, 1]

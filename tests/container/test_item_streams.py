@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -376,6 +377,75 @@ async def test_a_message_that_is_none_fails_the_open_streams() -> None:
             assert properties is not None
             assert properties["errorCondition"] == "amqp:decode-error"
     assert adder.ended == ["DecodeError"]
+
+
+async def test_a_stream_crosses_a_socket() -> None:
+    adder = Adder()
+    async with (
+        Container("c", nodes=[adder.declared(prefetch=20)]) as container,
+        Container("client") as client,
+    ):
+        (url,) = await container.listen("amqp://127.0.0.1:0")
+        async with client.connect(url) as peer:
+            items = Source(2_000)()
+            found = await peer.call("sum", stream(items), reply=int, compress="gzip")
+    assert found == sum(range(2_000))
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_a_peer_sends_its_room_comes_back(
+    seed: int, autojump_clock: MockClock
+) -> None:
+    chance = random.Random(seed)
+    limits: list[int] = []
+
+    @rpc("sum", slots=2, prefetch=8)
+    async def add(rows: AsyncIterator[Row]) -> int:
+        most = chance.choice([0, 1, 3, 100])
+        limits.append(most)
+        count = 0
+        async for _ in rows:
+            count += 1
+            if count >= most:
+                break
+            if chance.random() < 0.2:
+                raise RuntimeError("it fails")
+        return count
+
+    async with served(add) as (container, peer), peer.receiver(dynamic=True) as replies:
+        (workers,) = container.nodes.workers
+        for _ in range(3):
+            async with peer.sender("sum") as out:
+                for _ in range(20):
+                    await _send_something(chance, out, replies.address)
+                    if chance.random() < 0.3:
+                        await trio.sleep(0.1)
+                await trio.sleep(1)
+                (inbox,) = workers.inboxes
+                assert isinstance(inbox, StreamInbox)
+                assert inbox._window is not None
+                unread = sum(len(each._waiting) for _, each in inbox._by_request.values())
+                assert inbox._window.held == workers.load == unread
+                out.abandon()
+            await trio.sleep(1)
+
+
+async def _send_something(chance: random.Random, out: Any, address: str | None) -> None:
+    if chance.random() < 0.1:
+        out.send_nowait(Row(1))  # without a key
+        return
+    properties: dict[str, Any] = {"correlation_id": chance.choice(["a", "b", 1])}
+    if chance.random() < 0.4:
+        properties["reply_to"] = address
+    if chance.random() < 0.2:
+        properties["message_annotations"] = {"x-opt-stream-end": True}
+    body: Any = {"number": "x"} if chance.random() < 0.1 else Row(1)
+    with trio.move_on_after(0.5):
+        if chance.random() < 0.1:
+            with pytest.raises(AmqpError):
+                await out.send_payload(b"", message_format=5)
+        else:
+            out.send_nowait(body, **properties)
 
 
 # --- What cannot be ---

@@ -36,6 +36,7 @@ OURS: Final = {
     "sessions": ("entities", "The same for its sessions."),
     "links": ("entities", "The same for its links."),
     "subscriptions": ("entities", "The same for its subscriptions of topics."),
+    "schedules": ("entities", "The same for its schedules."),
     "transactions": ("entities", "Transactions in doubt: list, show, commit, roll back, forget."),
     "ping": ("ping", "Connect step by step, and show how long each step takes."),
     "health": ("health", "Tell by the exit code whether a broker is live, or ready."),

@@ -1,9 +1,9 @@
-"""``amqp-rt connections``, ``sessions``, ``links``, ``subscriptions`` and ``transactions`` of a running broker."""
+"""``amqp-rt connections``, ``sessions``, ``links``, ``subscriptions``, ``schedules`` and ``transactions`` of a running broker."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -15,13 +15,19 @@ from .running import Where, client_options
 from .tables import cell
 
 
-def _group(name: str, what: str, closes: str) -> click.Group:
+def _group(
+    name: str,
+    what: str,
+    closes: str,
+    shown: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> click.Group:
     """Return the group *name* with the commands list, show and close.
 
     Args:
         name: Name of the group.
         what: What one entity is called.
         closes: Help of the command that ends one.
+        shown: Returns a row as the table has it.
     """
     listing = LISTINGS[f"{name} list"]
     group = click.Group(name, help=f"List the {name} of a running broker, show one, or close one.")
@@ -30,7 +36,7 @@ def _group(name: str, what: str, closes: str) -> click.Group:
     @client_options
     @list_options
     def list_(where: Where, output: Output) -> None:
-        show_list(where, output, listing)
+        show_list(where, output, listing, shown=shown)
 
     @group.command(help=f"Show {what} NAME, as the list names it.")
     @click.argument("name")
@@ -68,6 +74,27 @@ subscriptions = _group(
 )
 
 
+def _schedule(row: dict[str, Any]) -> dict[str, Any]:
+    every = row.get("every_s")
+    times = f"{row.get('cron')} {row.get('tz')}" if every is None else f"every {every:g} s"
+    return {**_with_time(row, "next_at"), "times": times}
+
+
+def _with_time(row: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return *row* with the time *key*, in seconds since 1970, as a text in local time."""
+    at = row.get(key)
+    text = "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(at)))
+    return {**row, key: text}
+
+
+schedules = _group(
+    "schedules",
+    "schedule",
+    "Delete schedule NAME: no more messages are sent. amqp-rt node create makes one.",
+    shown=_schedule,
+)
+
+
 @click.group()
 def transactions() -> None:
     """List branches of distributed transactions that are in doubt, show one, or complete one.
@@ -84,12 +111,7 @@ _BRANCHES = LISTINGS["transactions list"]
 @list_options
 def _list(where: Where, output: Output) -> None:
     """List branches that are in doubt, and those that an operator has completed."""
-    show_list(where, output, _BRANCHES, shown=_with_time)
-
-
-def _with_time(row: dict[str, Any]) -> dict[str, Any]:
-    prepared = time.localtime(float(row["prepared_at"]))
-    return {**row, "prepared_at": time.strftime("%Y-%m-%d %H:%M:%S", prepared)}
+    show_list(where, output, _BRANCHES, shown=lambda row: _with_time(row, "prepared_at"))
 
 
 @transactions.command("show")

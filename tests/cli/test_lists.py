@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ class SessionObject(Struct, forbid_unknown_fields=True):
     connection: str
     channel: int
     links: int
+    oldest_unsettled_s: float | None
 
 
 class LinkObject(Struct, forbid_unknown_fields=True):
@@ -144,6 +146,20 @@ class TransactionObject(Struct, forbid_unknown_fields=True):
     prepared_at: float
 
 
+class ScheduleObject(Struct, forbid_unknown_fields=True):
+    name: str
+    to: str
+    cron: str | None
+    tz: str
+    every_s: float | None
+    catch_up: str
+    durable: bool
+    sent: int
+    next_at: float | None
+    last_at: float | None
+    error: str | None
+
+
 class UserObject(Struct, forbid_unknown_fields=True):
     name: str
     groups: list[str]
@@ -159,6 +175,7 @@ SCHEMAS: dict[str, type[Struct]] = {
     "links list": LinkObject,
     "subscriptions list": SubscriptionObject,
     "transactions list": TransactionObject,
+    "schedules list": ScheduleObject,
     "user list": UserObject,
 }
 
@@ -176,7 +193,7 @@ def test_every_list_has_a_schema() -> None:
         schema = msgspec.json.schema(SCHEMAS[name])["$defs"][SCHEMAS[name].__name__]
         assert schema["additionalProperties"] is False
         assert list(schema["properties"]) == schema["required"] == list(listing.keys), name
-        assert set(listing.columns) <= set(listing.keys)
+        assert set(listing.columns) <= {*listing.keys, "times"}
 
 
 @pytest.mark.req("G6")
@@ -251,6 +268,21 @@ def test_nodes_are_created_changed_and_deleted(url: str) -> None:
     assert json.loads(ok("node", "purge", "work", "--yes", "--json", "--url", url)) == {
         "messages": 0
     }
+
+
+@pytest.mark.req("G6")
+def test_schedules_are_listed_with_their_next_time(url: str) -> None:
+    ok("node", "create", "schedule:tick?to=work&every_s=3600&payload=x", "--url", url)
+    [tick] = objects("schedules list", url)
+    assert (tick.to, tick.every_s, tick.cron, tick.sent) == ("work", 3600, None, 0)
+    assert tick.next_at is not None
+    assert 0 < tick.next_at - time.time() <= 3600
+    assert ok("schedules", "list", "--url", url).splitlines()[1].split()[:5] == [
+        *("tick", "work", "every", "3600", "s")
+    ]
+    assert json.loads(ok("schedules", "show", "tick", "--json", "--url", url))["payload"] == "x"
+    ok("schedules", "close", "tick", "--url", url)
+    assert objects("schedules list", url) == []
 
 
 @pytest.mark.req("G6")

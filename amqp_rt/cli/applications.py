@@ -20,7 +20,7 @@ from .api_pages import html_page
 from .configured import ConfiguredCommand
 from .environment import SecretOption
 from .notifying import ServiceManager
-from .running import log_deliveries, log_options, report_ready, tls_options
+from .running import describe, log_deliveries, log_options, report_ready, tls_options
 from .running import run as run_trio
 from .supervising import WORKER, Supervisor, WorkerChannel, own_command, watch_files
 from .targets import Target, container_of, load_target
@@ -100,6 +100,7 @@ def run(
     if channel is not None and workers > 1:
         container.name += f"-{channel.number}"
     log_deliveries(container)
+    describe(container)
     run_trio(partial(_run, target, urls, listen, tls, manager, channel))
 
 

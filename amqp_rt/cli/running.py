@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import wraps
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple, TypeVar, cast
@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import click
 import trio
 
+from ..addresses import AddressError
 from ..container.connections import Connection
 from ..container.container import Container
 from ..container.delivery_logs import DeliveryLogs
@@ -210,6 +211,12 @@ def log_deliveries(container: Container) -> None:
     """Let log lines in JSON have the message that a handler of *container* handles."""
     if any(_DELIVERY_LOGS in each.filters for each in logging.getLogger().handlers):
         container.observe(_DELIVERY_LOGS)
+
+
+def describe(container: Container) -> None:
+    """Answer at ``$asyncapi``, unless the application has a node there."""
+    with suppress(AddressError):
+        container.offer_asyncapi()
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:

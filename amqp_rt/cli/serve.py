@@ -32,7 +32,7 @@ from .environment import SecretOption
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
 from .mesh_options import MeshOptions, mesh_options
 from .notifying import ServiceManager
-from .running import is_local_host, log_deliveries, log_options, report_ready, run
+from .running import describe, is_local_host, log_deliveries, log_options, report_ready, run
 from .targets import load_target
 
 if TYPE_CHECKING:
@@ -381,6 +381,7 @@ def serve(  # noqa: C901
                 f"{application} is a broker, which amqp-rt run runs", param_hint="FILE.py:container"
             )
         log_deliveries(nodes_of)
+        describe(nodes_of)
         broker = Broker(
             container=nodes_of,
             auto_create=auto_create,

@@ -28,6 +28,7 @@ from math import inf
 from os import PathLike
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
+import msgspec
 import trio
 
 from ..errors import AmqpError
@@ -38,6 +39,7 @@ from ..fronts.base import (
 )
 from ..limits import DEFAULT_LIMITS, Limits, check_seconds
 from ..loglimit import LogLimiter
+from ..message import Message
 from ..net.memory import MemoryNetwork
 from ..net.proxy_headers import ProxyProtocol
 from ..net.reactor import Reactor, open_reactor
@@ -47,8 +49,10 @@ from ..observers import Observer
 from ..outcomes import MODIFIED_FAILED, Error
 from ..policies import Retry
 from ..security.access import (
+    ASYNCAPI,
     CBS,
     Access,
+    reserved,
 )
 from ..security.bearer import VerifyToken
 from ..security.identities import Users
@@ -378,8 +382,24 @@ class Container(TrioBlock):
         return self.nodes.routes
 
     def asyncapi(self, *, version: str = "1.0.0") -> dict[str, Any]:
-        """Return the nodes as an AsyncAPI 3.0 document."""
-        return asyncapi(self.name, self.routes, version=version, codecs=self.codecs)
+        """Return the nodes as an AsyncAPI 3.0 document, without those of this library, such as ``$management``."""
+        routes = [each for each in self.routes if not reserved(each.address)]
+        return asyncapi(self.name, routes, version=version, codecs=self.codecs)
+
+    def offer_asyncapi(self, *, version: str = "1.0.0") -> None:
+        """Answer requests to ``$asyncapi`` with the document of :meth:`asyncapi`, in JSON.
+
+        With access rules, peers need the right to send there.
+
+        Raises:
+            AddressError: There is a node at ``$asyncapi`` already.
+        """
+
+        async def describe() -> Message:
+            document = msgspec.json.encode(self.asyncapi(version=version))
+            return Message(document, content_type="application/json")
+
+        self.rpc(ASYNCAPI)(describe)
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Return counts of the messages of each node, by address.

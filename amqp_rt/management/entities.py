@@ -23,6 +23,7 @@ from ..container.container import Container
 from ..errors import AmqpError
 from ..fronts.base import SENDER
 from ..outcomes import Error
+from ..security.access import reserved
 from ..tallies import Tallies
 from ..termini import Source, Target
 from .answering import Collection, UnchangeableEntities, attributes
@@ -100,6 +101,31 @@ class UserEntity(Struct, frozen=True, kw_only=True):
     name: str
     groups: list[str]
     connections: int
+
+
+class RouteEntity(Struct, frozen=True, kw_only=True):
+    """A handler of the application, with counts of its messages."""
+
+    #: The address; with the kind in front if an earlier handler has it too, in the other direction.
+    name: str
+    address: str
+    #: ``node``, ``rpc``, ``source`` or ``link``.
+    kind: str
+    handler: str
+    slots: int
+    prefetch: int
+    #: Handlers that run now, and messages that wait or are handled.
+    running: int
+    load: int
+    links: int
+    received: int
+    sent: int
+    accepted: int
+    rejected: int
+    released: int
+    modified: int
+    cancelled: int
+    failed: int
 
 
 _BY_OPERATOR = Error("amqp:connection:forced", "closed by an operator")
@@ -353,6 +379,39 @@ class _Subscriptions(_Collection):
             found[1].detach(Error("amqp:link:detach-forced", "unsubscribed by an operator"))
 
 
+class _Routes(_Collection):
+    type_name = "amqp_rt.route"
+    attributes = RouteEntity
+
+    def _each(self, virtual_host: str) -> Iterator[Struct]:
+        if virtual_host:
+            return  # Handlers serve all virtual hosts: their counts tell of messages of others.
+        seen: set[str] = set()
+        for workers in self._in.container.nodes.workers:
+            route = workers.route
+            if reserved(route.address):
+                continue
+            name = f"{route.kind} {route.address}" if route.address in seen else route.address
+            seen.add(route.address)
+            yield RouteEntity(
+                name=name,
+                address=route.address,
+                kind=route.kind,
+                handler=route.name,
+                slots=route.slots,
+                prefetch=route.prefetch,
+                running=workers.running,
+                load=workers.load,
+                **msgspec.structs.asdict(route.stats),
+            )
+
+    def _find(self, name: str, virtual_host: str) -> Struct | None:
+        for each in self._each(virtual_host):
+            if isinstance(each, RouteEntity) and each.name == name:
+                return each
+        return None
+
+
 class _Password(Struct, forbid_unknown_fields=True):
     password: str
 
@@ -455,6 +514,7 @@ def collections_of(container: Container, host: BrokerHost) -> list[Collection]:
         _Sessions(entities),
         _Links(entities),
         _Subscriptions(entities),
+        _Routes(entities),
         _Users(entities),
         BranchCollection(host.services.branches),
     ]

@@ -24,6 +24,8 @@ from ..outcomes import Error
 #: Addresses of the nodes for tokens and for management operations.
 CBS: Final = "$cbs"
 MANAGEMENT: Final = "$management"
+#: Where a container describes its nodes, if it does.
+ASYNCAPI: Final = "$asyncapi"
 _ENTITY_MANAGEMENT: Final = f"/{MANAGEMENT}"
 
 #: In ``users`` of a rule: every user who has logged in.
@@ -358,7 +360,7 @@ def reserved(address: str) -> str:
     A node there would receive messages meant for the broker, such as tokens of others, or could not be
     reached by its name.
     """
-    if address in (CBS, MANAGEMENT) or address.endswith(_ENTITY_MANAGEMENT):
+    if address in (CBS, MANAGEMENT, ASYNCAPI) or address.endswith(_ENTITY_MANAGEMENT):
         return f"{address!r} is the broker's own"
     if address.startswith(EXCHANGES):
         return f"{address!r} is the address of an exchange"
@@ -434,6 +436,7 @@ _WORDS: Final[Mapping[str, Rights]] = {
 }
 
 __all__ = [
+    "ASYNCAPI",
     "CBS",
     "EVERYBODY",
     "EVERYWHERE",

@@ -12,8 +12,12 @@ import msgspec
 import pytest
 from msgspec import Meta
 
+from amqp_rt import Broker, Message
+from amqp_rt.addresses import AddressError
 from amqp_rt.container.container import Container
 from amqp_rt.container.declaring import node, rpc, source
+from amqp_rt.errors import CallFailed
+from amqp_rt.security.access import reserved
 
 pytestmark = pytest.mark.req("A3")
 
@@ -173,3 +177,44 @@ def test_two_addresses_that_read_alike_stay_two() -> None:
 
 async def events() -> AsyncIterator[int]:
     yield 1
+
+
+@pytest.mark.req("A19")
+async def test_a_running_container_describes_itself() -> None:
+    async with Container("shop", nodes=[Shop()]) as shop:
+        shop.offer_asyncapi(version="3.1")
+        async with shop.local() as peer:
+            reply = await peer.call("$asyncapi", reply=Message, within=5)
+        assert reply.content_type == "application/json"
+        document = json.loads(reply.body)
+        assert document == json.loads(json.dumps(shop.asyncapi(version="3.1")))
+        assert "orders" in document["channels"]
+        assert not [each for each in document["channels"] if "asyncapi" in each]
+        with pytest.raises(AddressError):
+            shop.offer_asyncapi()
+
+
+@pytest.mark.req("A19")
+async def test_handlers_are_entities_of_a_broker() -> None:
+    async with (
+        Broker(nodes=[Shop()], virtual_hosts=["", "berlin"]) as broker,
+        broker.local() as peer,
+        broker.local("berlin") as other,
+    ):
+        async with peer.sender("orders") as out:
+            await out.send(Order("A-1"))
+        async with peer.management() as management:
+            rows = {row["name"]: row async for row in management.query("amqp_rt.route")}
+            one = await management.read("amqp_rt.route", "orders")
+        assert "$management" not in rows
+        assert rows["orders"] == one
+        assert (one["kind"], one["accepted"], one["received"]) == ("node", 1, 1)
+        assert one["handler"] == "Shop.place"
+        async with other.management() as management:
+            assert [row async for row in management.query("amqp_rt.route")] == []
+            with pytest.raises(CallFailed):
+                await management.read("amqp_rt.route", "orders")
+
+
+def test_no_queue_is_called_like_the_document() -> None:
+    assert reserved("$asyncapi") == "'$asyncapi' is the broker's own"

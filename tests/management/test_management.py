@@ -330,7 +330,7 @@ async def test_what_there_is_to_know_about_types() -> None:
         _, types = await ask(peer, "GET-TYPES")
         assert types["amqp_rt.queue"] == ["amqp_rt.node"]
         names = {
-            *("container", "connection", "session", "link", "subscription", "user"),
+            *("container", "connection", "session", "link", "subscription", "user", "route"),
             *("node", "queue", "topic", "log", "schedule", "virtual-host", "branch"),
         }
         assert set(types) == {*(f"amqp_rt.{name}" for name in names), "org.amqp.management"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -196,6 +197,48 @@ async def test_browsing(peer: PeerPrograms) -> None:
             assert numbers(seen["messages"]) == [0, 1, 2]
         taken = await peer.run("receive", port=port, address="q", count=3)
         assert numbers(taken["messages"]) == [0, 1, 2]
+
+
+@pytest.mark.req("A1", "A3")
+async def test_a_streamed_request_and_a_compressed_payload(peer: PeerPrograms) -> None:
+    taken: list[Any] = []
+
+    @rpc("sum")
+    async def add(numbers: AsyncIterator[int]) -> int:
+        return sum([number async for number in numbers])
+
+    @node("rows")
+    async def rows(payload: dict[str, int]) -> None:
+        taken.append(payload)
+
+    key = {"correlation_id": ["string", "stream"]}
+    bodies = [
+        {"body": ["value", ["long", str(number)]], "properties": dict(key)} for number in range(5)
+    ]
+    bodies[0]["properties"]["reply_to"] = "replies"  # type: ignore[index]
+    end = {
+        "body": ["data", ""],
+        "properties": dict(key),
+        "message_annotations": {"x-opt-stream-end": ["boolean", True]},
+    }
+    packed = {
+        "body": ["data", gzip.compress(b'{"a": 1}').hex()],
+        "properties": {"content_type": "application/json", "content_encoding": "gzip"},
+    }
+    async with Broker() as broker:
+        await broker.declare(Queue("replies"))
+        broker.container.add(add, rows)
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        port = port_of(url)
+        sent = await peer.run("send", port=port, address="sum", messages=[*bodies, end])
+        assert outcomes(sent) == ["accepted"] * 6
+        found = await peer.run("receive", port=port, address="replies", count=1)
+        sent = await peer.run("send", port=port, address="rows", messages=[packed])
+        assert outcomes(sent) == ["accepted"]
+    (reply,) = found["messages"]
+    assert reply["body"][1][1] == "10"
+    assert reply["properties"]["correlation_id"] == ["string", "stream"]
+    assert taken == [{"a": 1}]
 
 
 def coloured(*colours: str, **header: Any) -> list[dict[str, Any]]:

@@ -146,6 +146,7 @@ PLAIN_PROPERTIES = {
     "subject": "subject",
     "reply_to": "reply_to",
     "content_type": "content_type",
+    "content_encoding": "content_encoding",
     "group_id": "group_id",
     "group_sequence": "group_sequence",
 }
@@ -173,6 +174,11 @@ def outgoing(shown):
     if "application_properties" in shown:
         message.properties = {
             name: native(value) for name, value in shown["application_properties"].items()
+        }
+    if "message_annotations" in shown:
+        message.annotations = {
+            proton.symbol(name): native(value)
+            for name, value in shown["message_annotations"].items()
         }
     for name, value in shown.get("header", {}).items():
         setattr(message, name, value / 1000 if name == "ttl" else value)

@@ -148,6 +148,7 @@ function outgoing(shown) {
         made[name] = TYPED_PROPERTIES.includes(name) ? native(property) : property;
     }
     if (shown.application_properties) made.application_properties = natives(shown.application_properties);
+    if (shown.message_annotations) made.message_annotations = natives(shown.message_annotations);
     return made;
 }
 

@@ -36,7 +36,7 @@ def health(where: Where, ready: bool, timeout: float, as_json: bool) -> None:
     """Tell by the exit code whether the broker at --url is live or, with --ready, ready: for probes.
 
     \b
-    0  live: it accepted the login and answered; with --ready: it has started, does not stop, has all its nodes
+    0  live: it accepted the login and answered; with --ready: it takes work, as /readyz says
     1  no answer in time, or a login without the right to manage $management
     3  with --ready: it answers, but is not ready; the reasons are shown
 

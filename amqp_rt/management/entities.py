@@ -39,7 +39,7 @@ class ContainerEntity(Struct, frozen=True, kw_only=True):
     bytes: int
     #: Number of deliveries, queues, senders, handlers and others that make no progress.
     stuck: int
-    #: Whether it has started, is not stopping, and has all its nodes in service.
+    #: Whether it takes work: see :meth:`~amqp_rt.Container.health`.
     ready: bool
     #: Why it is not ready, as sentences.
     reasons: list[str]
@@ -240,17 +240,13 @@ class _Containers(_Collection):
 
     def _each(self, virtual_host: str) -> Iterator[Struct]:
         container, host = self._in.container, self._in.host
-        nodes = host.space(virtual_host).nodes
-        reasons = [] if container.ready else ["it is starting or stopping"]
-        if failed := [node.name for node in nodes.values() if node.failure is not None]:
-            more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-            reasons.append(f"node {failed[0]!r:.100}{more} is out of service until a restart")
+        health = container.health()
         yield ContainerEntity(
             name=container.name,
             connections=len(container.connections),
-            nodes=len(nodes),
-            ready=not reasons,
-            reasons=reasons,
+            nodes=len(host.space(virtual_host).nodes),
+            ready=health.ready,
+            reasons=list(health.reasons),
             bytes=host.memory.held,
             stuck=sum(container.tallies.stuck.values()),
         )

@@ -9,15 +9,21 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 import trustme
 from certificates import certificates
 from click.testing import CliRunner, Result
 from commands import Served
 
+from amqp_rt.broker.broker import Broker
+from amqp_rt.broker.nodes import Queue
 from amqp_rt.cli import doctor as doctor_module
 from amqp_rt.cli import main
+from amqp_rt.stores.base import StoreFailed
+from amqp_rt.stores.memory import MemoryStore
 
 
 def run(*arguments: str) -> Result:
@@ -107,6 +113,33 @@ def test_health_by_exit_code(broker: Served, tmp_path: Path) -> None:
     assert (found["live"], found["ready"], found["reasons"]) == (True, True, [])
     assert run("health", "--url", url_of(broker, "amqp", "ada:wrong@")).exit_code == 1
     assert run("health", "--url", "amqp://127.0.0.1:1").exit_code == 1
+
+
+@pytest.mark.req("A19")
+async def test_a_broker_without_its_store_is_live_and_not_ready() -> None:
+    class Failing(MemoryStore):
+        broken = False
+
+        def commit(self, batch: Any) -> None:
+            if self.broken:
+                raise StoreFailed("the disk is gone")
+            super().commit(batch)
+
+    store = Failing()
+    async with Broker("eu-1", store=store) as broker:
+        [url] = await broker.listen("amqp://127.0.0.1:0")
+        store.broken = True
+        await broker.declare(Queue("q"))
+        with trio.fail_after(10):
+            while broker.container.health().ready:  # noqa: ASYNC110  # the store has no event for it
+                await trio.sleep(0.01)
+
+        def asked() -> tuple[Result, Result]:
+            return run("health", "--ready", "--url", url), run("health", "--url", url)
+
+        ready, live = await trio.to_thread.run_sync(asked)
+    assert (ready.exit_code, live.exit_code) == (3, 0), ready.output
+    assert ready.stdout.startswith("eu-1: live, not ready: the store has failed: ")
 
 
 def findings(*arguments: str) -> dict[str, list[tuple[str, str, str]]]:

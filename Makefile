@@ -23,6 +23,7 @@ SPARK := plugins/spark
 AMQP010 := plugins/amqp010
 AMQP091 := plugins/amqp091
 SERVICEBUS := plugins/servicebus
+RABBITMQ := plugins/rabbitmq
 # What is distributed with compiled modules.
 COMPILED := . $(patsubst %/setup.py,%,$(wildcard plugins/*/setup.py))
 PLAIN := $(filter-out $(COMPILED),$(PLUGINS))
@@ -69,6 +70,7 @@ peers: .venv/ready
 	@$(MAKE) --silent $(AMQP091)/tests/peers/node_modules/ready || $(call passed_over,amqplib could not be installed; it needs node and npm)
 	@$(MAKE) --silent .venv/servicebus || $(call passed_over,SDKs of Azure for Python could not be installed; .build/servicebus.log says why)
 	@$(MAKE) --silent $(SERVICEBUS)/tests/peers/node_modules/ready || $(call passed_over,SDKs of Azure for JavaScript could not be installed; they need node and npm)
+	@$(MAKE) --silent .venv/rabbitmq || $(call passed_over,the client of RabbitMQ 4 could not be installed; .build/rabbitmq.log says why)
 	@$(MAKE) --silent .build/qpid-python/ready || echo 'passed over: qpid-python could not be installed; .build/qpid-python.log says why'
 	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
 	@mkdir -p .build && touch .build/peers
@@ -111,6 +113,11 @@ SPARKS := 4.0 4.1 4.2
 .venv/servicebus: .venv/ready $(SERVICEBUS)/pyproject.toml
 	mkdir -p .build
 	{ $(call editable,'./$(SERVICEBUS)[peers]'); } &>.build/servicebus.log
+	touch $@
+
+.venv/rabbitmq: .venv/ready $(RABBITMQ)/pyproject.toml
+	mkdir -p .build
+	{ $(call editable,'./$(RABBITMQ)[peers]'); } &>.build/rabbitmq.log
 	touch $@
 
 # A client of 0-10 for Python 2.7, whose own pip installs it: that of Python 3 fails at its setup.py. pyenv's shim may

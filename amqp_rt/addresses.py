@@ -320,7 +320,12 @@ PORTS: Final[dict[str, int | None]] = {
 
 #: Parameters after the ``?`` of a URL, with their names in errors.
 _DIALLING: Final = {"vhost": "virtual host"}
-_LISTENING: Final = {**_DIALLING, "proxy_protocol": "proxy_protocol", "trusted": "list of proxies"}
+_LISTENING: Final = {
+    **_DIALLING,
+    "profile": "profile",
+    "proxy_protocol": "proxy_protocol",
+    "trusted": "list of proxies",
+}
 
 #: Separator of URLs: a comma before a scheme. Any other comma is part of a URL.
 _BETWEEN_URLS: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.\-]*://)")
@@ -345,6 +350,8 @@ class Url(Struct, frozen=True, kw_only=True):
     virtual_host: str | None = None
     #: Addresses of the proxies whose connections a listener accepts; None if it is not behind proxies.
     trusted_proxies: tuple[str, ...] | None = None
+    #: Name of a profile that a plug-in provides for the connections of a listener; None if it has none.
+    profile: str | None = None
 
     @property
     def tls(self) -> bool:
@@ -371,7 +378,8 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
     ``amqp+unix:///PATH`` and ``memory://NAME``; a host alone stands for ``amqp://HOST``.
     Characters with a meaning in URLs are percent-encoded in a user name, password or path.
     When *listening*, an empty host before a port means every interface, port 0 any free one, and a
-    user is not allowed; ``?proxy_protocol=required&trusted=NETWORK`` is a listener behind proxies.
+    user is not allowed; ``?proxy_protocol=required&trusted=NETWORK`` is a listener behind proxies, and
+    ``?profile=NAME`` one for the clients of another product.
 
     Raises:
         ConnectFailed: *text* is not such a URL; the error gives the reason without the password.
@@ -439,6 +447,7 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
         password=password,
         virtual_host=virtual_host,
         trusted_proxies=_trusted_proxies(parameters, safe),
+        profile=parameters.get("profile"),
     )
 
 
@@ -529,7 +538,7 @@ def _parse_query(query: str, safe: str, *, listening: bool) -> dict[str, str]:
         if name not in allowed or not equals or name in found:
             shown = "vhost=NAME"
             if listening:
-                shown += " and proxy_protocol=required&trusted=NETWORK"
+                shown += ", profile=NAME and proxy_protocol=required&trusted=NETWORK"
             raise _bad(safe, f"after '?' there is nothing but {shown}")
         found[name] = _unquoted(value, allowed[name], safe)
     return found

@@ -18,6 +18,7 @@ import amqp010_targets
 import servicebus_targets
 import trio
 import trio.testing
+from amqp_rt_rabbitmq.requests import read_request
 from hostile import PROGRAMS
 
 from amqp_rt.addresses import parse_url
@@ -112,6 +113,14 @@ def proxy_headers(data: bytes) -> None:
         return
     assert len(begun) <= 2 * KIB
     assert len(found.authority) <= 255
+
+
+def requests(data: bytes) -> None:
+    """Read a request of RabbitMQ's management, whose sections may be in any order."""
+    try:
+        read_request(data, LIMITS)
+    except DecodeError:
+        pass
 
 
 def columns(data: bytes) -> None:
@@ -322,7 +331,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     each.__name__: each
     for each in (
         *(types, frames, message, columns, sasl, websocket, selector, token, url, users, trace),
-        *(store, mesh_records, compression, proxy_headers),
+        *(store, mesh_records, compression, proxy_headers, requests),
         *servicebus_targets.TARGETS,
         *amqp010_targets.TARGETS,
     )

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, Self
 import msgspec
 import trio
 
-from ..addresses import AddressError, Wildcards
+from ..addresses import AddressError, Wildcards, parse_url
 from ..clock import Clock
 from ..container.blocks import TrioBlock
 from ..container.connections import Connection
@@ -221,6 +221,8 @@ class Broker(TrioBlock):
         self.management: Management | None = None
         if management:
             self._add_management()
+        #: Profiles of plug-ins that listeners have, by name.
+        self._profiles: dict[str, Profile] = {}
         for each in addons:
             (addon_of(each) if isinstance(each, str) else each).install(self)
         self._guard()
@@ -557,10 +559,30 @@ class Broker(TrioBlock):
         profile: Profile | None = None,
         proxy_protocol: ProxyProtocol | None = None,
     ) -> list[str]:
-        """Accept connections at each of *urls*; see :meth:`Container.listen`."""
-        bound = await self.container.listen(*urls, profile=profile, proxy_protocol=proxy_protocol)
+        """Accept connections at each of *urls*; see :meth:`Container.listen`.
+
+        ``?profile=NAME`` after a URL gives its connections a profile of a plug-in.
+        """
+        bound: list[str] = []
+        for url in urls:
+            named = parse_url(url, listening=True).profile
+            bound += await self.container.listen(
+                url,
+                profile=profile if named is None else self._profile_named(named),
+                proxy_protocol=proxy_protocol,
+            )
         self._guard()
         return bound
+
+    def _profile_named(self, name: str) -> Profile:
+        """Return the profile that a plug-in provides for this broker under *name*.
+
+        Raises:
+            AmqpError: There is none.
+        """
+        if name not in self._profiles:
+            self._profiles[name] = _plugin(_PROFILES, name, "profile")(self)
+        return self._profiles[name]
 
     async def serve(self) -> None:
         """Wait until :meth:`stop` is called."""
@@ -641,6 +663,8 @@ _log = logging.getLogger("amqp_rt.broker")
 #: Entry point groups in which plug-ins register their fronts and add-ons by name.
 _FRONTS: Final = "amqp_rt.fronts"
 _ADDONS: Final = "amqp_rt.addons"
+#: Entry point group of profiles: functions from a broker to a :class:`~amqp_rt.container.profiles.Profile`.
+_PROFILES: Final = "amqp_rt.profiles"
 
 
 def front_of(name: str) -> Front:

@@ -244,6 +244,11 @@ class ConnectionEntry:
         connections = self._home.connection_nursery
         listeners = self._home.listener_nursery
         where = parse_url(url, listening=True)
+        if where.profile is not None and profile is None:
+            raise ConnectFailed(
+                f"cannot listen on {where}: profiles of plug-ins are for brokers; pass profile=…",
+                condition="amqp:invalid-field",
+            )
         if where.trusted_proxies is not None:
             proxy_protocol = ProxyProtocol(where.trusted_proxies)
         if proxy_protocol is not None and where.scheme in ("memory", "amqp+unix"):

@@ -148,7 +148,10 @@ def test_the_url_of_a_listener(query: str, trusted: tuple[str, ...] | None) -> N
         ("amqp://:0?proxy_protocol=required&trusted=all", "'all' is no address or network"),
         ("amqp://:0?proxy_protocol=required&trusted=10.0.0.1/8", "has host bits set"),
         ("memory://m?proxy_protocol=required&trusted=::1", "the PROXY protocol is for TCP"),
-        ("amqp://:0?proxy=required", "nothing but vhost=NAME and proxy_protocol=required"),
+        (
+            "amqp://:0?proxy=required",
+            "nothing but vhost=NAME, profile=NAME and proxy_protocol=required",
+        ),
     ],
 )
 async def test_a_malformed_listener_is_refused(url: str, why: str) -> None:

@@ -1,0 +1,1 @@
+"""Listeners for the AMQP 1.0 clients of RabbitMQ 4."""

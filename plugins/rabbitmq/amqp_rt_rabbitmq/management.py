@@ -1,0 +1,216 @@
+"""Links to ``/management``: pairs of a request link and a reply link of one session.
+
+Requests of RabbitMQ's clients are settled, and their sections may be in any order; a malformed one can only be
+answered by ending the link.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Generator
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from amqp_rt import Broker
+from amqp_rt.errors import AmqpError, DecodeError
+from amqp_rt.fronts import (
+    ACCEPTED,
+    SENDER,
+    Error,
+    IncomingDelivery,
+    OutgoingDelivery,
+    ReceivingLink,
+    SendingLink,
+    Topology,
+)
+
+from .operations import WAITS, Operations
+from .requests import HttpRequest, HttpResponse, encode_response, read_request
+
+_log = logging.getLogger("amqp_rt.rabbitmq")
+
+#: Requests that a client may have sent without having read the answers.
+_WINDOW: Final = 100
+#: Work of one turn on the requests of a link, in messages of a purge and requests.
+_TURN: Final = 100
+#: Octets of a request; those of clients have some hundred.
+_REQUEST_MAX: Final = 256 * 1024
+_PAIRED: Final = "paired"
+
+
+class ManagementLinks:
+    """Pairs of links to ``/management`` of all connections of a broker's listeners.
+
+    Args:
+        broker: The broker.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        #: Pairs by their sessions and names.
+        self._pairs: WeakKeyDictionary[object, dict[str, ManagementPair]] = WeakKeyDictionary()
+        self._topologies: dict[object, Topology] = {}
+
+    def attach(self, link: ReceivingLink | SendingLink) -> None:
+        """Accept *link* as a half of a pair, or refuse it."""
+        if link.properties.get(_PAIRED) is not True:
+            link.refuse(
+                Error(
+                    "amqp:not-allowed", "links to /management are paired: set the property paired"
+                )
+            )
+            return
+        pairs = self._pairs.setdefault(link.session, {})
+        pair = pairs.get(link.name)
+        if pair is None:
+            pair = pairs[link.name] = ManagementPair(
+                self._broker, Operations(self._topology(link), link.peer)
+            )
+        properties = {_paired_key(link): True}
+        if link.role == SENDER:
+            link.accept(pair, properties=properties)
+        else:
+            receiving: ReceivingLink = link  # type: ignore[assignment]  # of this role
+            receiving.accept(pair, properties=properties, max_message_size=_REQUEST_MAX)
+
+    def _topology(self, link: ReceivingLink | SendingLink) -> Topology:
+        """Return the topology of the connection of *link*, whose exclusive queues end with it."""
+        connection = link.connection
+        found = self._topologies.get(connection)
+        if found is None:
+            found = self._topologies[connection] = self._broker.topologies.of(link.peer, connection)
+
+            def close() -> None:
+                self._topologies.pop(connection).close()
+
+            connection.followers[self] = close
+        return found
+
+
+def _paired_key(link: ReceivingLink | SendingLink) -> object:
+    return next(each for each in link.properties if each == _PAIRED)
+
+
+class ManagementPair:
+    """Both links of a pair: requests are carried out in their order, in turns (ReceivingEndpoint, SendingEndpoint).
+
+    Args:
+        broker: The broker, whose turns long requests take.
+        operations: Carries out requests.
+    """
+
+    def __init__(self, broker: Broker, operations: Operations) -> None:
+        self._broker = broker
+        self._operations = operations
+        self._receiving: ReceivingLink | None = None
+        self._sending: SendingLink | None = None
+        self._requests: deque[HttpRequest] = deque()
+        self._answers: deque[bytes] = deque()
+        self._work: Generator[int, None, HttpResponse] | None = None
+        self._current: HttpRequest | None = None
+        #: The work continues when messages have been stored, or in the next turn.
+        self._waits = False
+
+    # --- links -----------------------------------------------------------------------------
+
+    def on_attached(self, link: ReceivingLink | SendingLink) -> None:
+        """Begin to take requests, or to send answers."""
+        if link.role == SENDER:
+            self._sending = link  # type: ignore[assignment]
+            self._send()
+        else:
+            self._receiving = link  # type: ignore[assignment]
+            self._grant()
+
+    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        """Take requests; a malformed one ends the link, since it has no id to answer to."""
+        for each in deliveries:
+            try:
+                self._requests.append(read_request(each.payload, self._broker.host.limits))
+            except DecodeError as error:
+                link.detach(Error.of(error))
+                return
+            if not each.settled:
+                each.settle(ACCEPTED)
+        if not self._waits:
+            self.resume()
+
+    def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        """Do nothing: requests are never streamed."""
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        """Do nothing: the outcome is final."""
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        """Do nothing: credit follows the answers."""
+
+    def on_credit(self, link: SendingLink) -> None:
+        """Send the answers that wait."""
+        self._send()
+        link.drained()
+
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
+        """Do nothing: answers are settled."""
+
+    def on_detached(
+        self, link: ReceivingLink | SendingLink, error: Error | None, closed: bool
+    ) -> None:
+        """Forget the link; without the other one no answer can be sent."""
+        if link.role == SENDER:
+            self._sending = None
+        else:
+            self._receiving = None
+            self._requests.clear()
+
+    # --- requests --------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Carry out requests as far as one turn allows."""
+        self._waits = False
+        left = _TURN
+        while True:
+            if self._work is None:
+                if not self._requests:
+                    break
+                self._current = self._requests.popleft()
+                self._work = self._operations.carry_out(self._current, self.resume)
+            left -= 1
+            if left <= 0:
+                self._waits = True
+                self._broker.host.turns.resume_later(self)
+                return
+            assert self._current is not None
+            try:
+                if next(self._work) == WAITS:
+                    self._waits = True
+                    return
+                continue
+            except StopIteration as done:
+                response: HttpResponse = done.value
+            except AmqpError as error:
+                response = HttpResponse.of(error)
+                _log.debug(
+                    "request refused: %s %.200r: %s",
+                    self._current.method,
+                    self._current.path,
+                    error,
+                )
+            self._answers.append(encode_response(self._current, response))
+            self._work = self._current = None
+            self._send()
+        self._send()
+
+    def _send(self) -> None:
+        link = self._sending
+        while self._answers and link is not None and link.attached and link.credit > 0:
+            link.send(self._answers.popleft(), settled=True)
+        self._grant()
+
+    def _grant(self) -> None:
+        """Grant credit for as many requests as may wait with their answers."""
+        link = self._receiving
+        if link is not None and link.attached:
+            room = _WINDOW - len(self._requests) - len(self._answers) - link.credit
+            if room * 2 >= _WINDOW:
+                link.grant(room)

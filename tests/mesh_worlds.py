@@ -12,13 +12,13 @@ from weakref import WeakSet
 
 import trio
 
-from amqp_rt import Connection, Container, Modify, Reject, Release
+from amqp_rt import Connection, Container, Message, Modify, Reject, Release
 from amqp_rt.container.sending import Receipt
 from amqp_rt.errors import AmqpError, ConnectFailed
 from amqp_rt.limits import KIB, Limits
 from amqp_rt.mesh import routed, transit
 from amqp_rt.mesh.fans import STREAM_ABOVE, Fan
-from amqp_rt.mesh.hops import LOW, read_leg
+from amqp_rt.mesh.hops import PINNED, read_leg
 from amqp_rt.mesh.mesh import Mesh
 from amqp_rt.mesh.multicasts import Multicast
 from amqp_rt.mesh.rules import MeshRule
@@ -408,7 +408,9 @@ class MeshWorld:
                     for _ in range(luck.randint(1, 6)):
                         size = luck.choice(sizes)
                         body = books.body(name, address, size, settled=settled)
-                        receipts.append((body, out.send_nowait(body)))
+                        # Of both bands, by the number of the message.
+                        priority = 4 + len(receipts) % 2
+                        receipts.append((body, out.send_nowait(Message(body, priority=priority))))
                     for body, receipt in receipts:
                         try:
                             outcome = await receipt.outcome()
@@ -486,7 +488,7 @@ class MeshWorld:
         hop = host._hop
 
         def watched(connection: Any, member: Any, link: Any, value: Any) -> None:
-            if read_leg(link.properties).band == LOW:
+            if read_leg(link.properties).band != PINNED:
                 seen = self.visited.setdefault(link.name, set())
                 if node in seen:
                     self.books.fail(f"link {link.name!r} has passed {node} twice")
@@ -514,6 +516,7 @@ class MeshWorld:
             patch.object(transit, "Splice", WatchedSplice),
             patch.object(transit, "Multicast", WatchedMulticast),
             patch.object(routed, "IDLE_S", IDLE_S),
+            patch.object(routed, "KIND_IDLE_S", IDLE_S),
         ):
             yield
 

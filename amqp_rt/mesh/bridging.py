@@ -29,7 +29,7 @@ from ..fronts.hosts import BareHost
 from ..outcomes import Error
 from ..termini import Coordinator, Source, Target
 from .bridges import Bridge, Pull, Push
-from .hops import LEG, LOW, ROUTE, read_leg
+from .hops import LEG, PINNED, ROUTE, read_leg
 from .neighbours import Sessions
 from .records import GIVES, LINK_ROUTED, PATTERN, TAKES, Offer
 from .rules import MeshRules
@@ -629,7 +629,7 @@ def name_outside(link: ReceivingLink | SendingLink) -> str:
     another client. Names of legs are unique in the mesh already.
     """
     leg = read_leg(link.properties)
-    if leg.band == LOW:
+    if leg.band != PINNED:
         return link.name
     # No leg's name begins like this: it begins with the id of a node.
     return "/".join(("", quote(leg.user, safe=""), quote(leg.container, safe=""), link.name))

@@ -42,11 +42,17 @@ class EndAddress(RoutedAddress):
         # A leg ends with the connection that it uses.
         return True
 
-    def _properties(self, route: Route) -> dict[object, Any]:
-        return _marked(super()._properties(route), route, self._ways.node, "")
+    def _properties(self, route: Route, kind: str) -> dict[object, Any]:
+        return _marked(super()._properties(route, kind), route, self._ways.node, "")
+
+    def _divides(self) -> bool:
+        # Receivers have one link each, and would get none of the messages that have legs of their own.
+        return not any(isinstance(each.context, EndReceiver) for each in self.fan.legs)
 
     def adopt(self, link: SendingLink, zone: str) -> Leg:
         """Accept *link*, a client's, as a destination."""
+        for each in list(self._others):
+            self._retire_other(each)
         return self.fan.adopt(link, Standing(cost=0, zone=zone), source=_source(link, self.address))
 
     def _left(self, leg: Leg) -> None:

@@ -35,8 +35,9 @@ from .passing import FINAL, Opener, Room, distributed_target, give_up, pass_outc
 
 #: Priorities from here on have legs of their own, where the host opens such (Part 3 §3.2.1).
 HIGH_PRIORITY: Final = 5
-#: Kinds of legs: for priorities 0 to 4, for 5 to 9, and for messages that are streamed.
+#: Kinds of legs: for priorities 0 to 4, for 5 to 9, and for messages that are streamed; named like the uses of links in attaches.
 LOW, HIGH, STREAMS = "low", "high", "streams"
+KINDS: Final = (LOW, HIGH, STREAMS)
 #: Larger messages are streamed, on legs of their own: one that arrives slowly would hold up the others.
 STREAM_ABOVE: Final = 64 * KIB
 #: Seconds that a message waits for a destination: after the last one has gone, or without credit of its own.
@@ -54,6 +55,8 @@ class Handover(Struct, eq=False):
     since: float
     #: It came through an anonymous terminus, whose credit is not that of the legs.
     relayed: bool
+    #: Kind of leg that it needs.
+    kind: str = LOW
     leg: Leg | None = None
     sending: OutgoingDelivery | None = None
     answered: bool = False
@@ -194,7 +197,7 @@ class Leg:
         self.pending.pop(handover, None)
         if outcome is not None:
             self.answers.count(outcome, now - handover.since)
-            usual_s = self.fan.usual_s if type(outcome) is not Accepted else 0.0
+            usual_s = self.fan.usual_s(self.kind) if type(outcome) is not Accepted else 0.0
             self.standing.answered(outcome, now - handover.since, now, usual_s=usual_s)
 
     # --- events of the link -----------------------------------------------------------------
@@ -265,7 +268,7 @@ class Leg:
                 handover.leg = handover.sending = delivery.context = None
                 again.append(handover)
         self.open = self.last = None
-        if not self.answered:
+        if not self.answered and self.kind == LOW:
             self.fan.refusal = error
         self.fan.left(self, again)
 
@@ -354,6 +357,8 @@ class Fan:
         random: Returns numbers from 0 to 1, without 1.
         on_left: Called with each leg that has ended.
         on_wait: Called when ``deadline`` may have become earlier.
+        on_kind: Called with ``HIGH`` or ``STREAMS`` before a message waits for a leg of that kind, which can be added then; None
+            if there are none.
     """
 
     def __init__(
@@ -368,10 +373,13 @@ class Fan:
         random: Callable[[], float] = _random,
         on_left: Callable[[Leg], None] = lambda leg: None,
         on_wait: Callable[[], None] = lambda: None,
+        on_kind: Callable[[str], None] | None = None,
     ) -> None:
         self.now = now
         self._on_left = on_left
         self._on_wait = on_wait
+        # An order of all messages leaves no choice of a leg.
+        self._on_kind = None if ordered else on_kind
         #: Links of senders, those that wait for a destination included.
         self.senders = 0
         #: Error with which a destination refused the latest leg; senders are refused with it if there is no other one.
@@ -387,7 +395,7 @@ class Fan:
         self._limits = limits
         self._random = random
         #: Messages that wait, by the kind of leg that they need; and those that were released once.
-        self._waiting: dict[str, deque[Handover]] = {LOW: deque(), HIGH: deque(), STREAMS: deque()}
+        self._waiting: dict[str, deque[Handover]] = {kind: deque() for kind in KINDS}
         self._again: deque[Handover] = deque()
         self._held = 0
         self._room = Room(limits, stream_above=STREAM_ABOVE)
@@ -404,10 +412,15 @@ class Fan:
         """Number of messages that wait."""
         return sum(map(len, self._waiting.values())) + len(self._again)
 
-    @property
-    def usual_s(self) -> float:
-        """Mean time in which the legs answer messages that are accepted; 0 if none has been."""
-        found = [each.standing.usual for each in self.legs if each.standing.usual]
+    def waits_for(self, kind: str) -> bool:
+        """Return whether messages wait for a leg of *kind*."""
+        return bool(self._waiting[kind])
+
+    def usual_s(self, kind: str) -> float:
+        """Return the mean time in which the legs of *kind* answer messages that are accepted; 0 if none has been."""
+        found = [
+            each.standing.usual for each in self.legs if each.kind == kind and each.standing.usual
+        ]
         return sum(found) / len(found) if found else 0.0
 
     @property
@@ -498,8 +511,16 @@ class Fan:
 
     def _eligible(self, kind: str) -> list[Leg]:
         legs = [each for each in self.legs if each.link.attached and not each.retiring]
-        own = [each for each in legs if each.kind == kind]
-        legs = own or [each for each in legs if each.kind == LOW]
+        if kind != LOW and any(each.kind == kind and not each.retiring for each in self.legs):
+            # Messages wait for a leg that is being opened: their order stays, and they hold up no others.
+            legs = [each for each in legs if each.kind == kind]
+            if kind == STREAMS:
+                # A message that is read slowly holds up those behind it, also where all of it has left already.
+                idle = [each for each in legs if not each.busy]
+                opens = any(each.kind == kind and not each.answered for each in self.legs)
+                legs = [] if opens and not idle else idle or legs
+        else:
+            legs = [each for each in legs if each.kind == LOW]
         if self._closest:
             legs = balance.nearest(legs, _standing)
         if self._ordered:
@@ -564,7 +585,7 @@ class Fan:
         if len(handover.tried) >= self._resend or delivery.streamed or delivery.settled:
             return False
         handover.tried = (*handover.tried, leg)
-        if self._is_spent(handover, self._kind(handover)):
+        if self._is_spent(handover):
             return False
         handover.leg = handover.sending = delivery.context = None
         handover.answered = False
@@ -576,8 +597,12 @@ class Fan:
         delivery = handover.delivery
         if delivery.streamed:
             return STREAMS
-        if any(each.kind == HIGH and each.link.attached for each in self.legs):
-            payload = delivery.payload
+        payload = delivery.payload
+        if len(payload) > STREAM_ABOVE:
+            # All of it came at once, and may leave slowly.
+            return STREAMS
+        # The header comes first (Part 3 §3.2), and few messages have one.
+        if payload[1:3] in _HEADER and (self._on_kind or self._has(HIGH)):
             try:
                 if read_header_fields(payload, len(payload), self._limits)[1] >= HIGH_PRIORITY:
                     return HIGH
@@ -586,8 +611,14 @@ class Fan:
                 pass
         return LOW
 
+    def _has(self, kind: str) -> bool:
+        return any(each.kind == kind and not each.retiring for each in self.legs)
+
     def _put(self, handover: Handover, *, first: bool) -> None:
-        waiting = self._waiting[self._kind(handover)]
+        kind = handover.kind = self._kind(handover)
+        if kind != LOW and self._on_kind is not None:
+            self._on_kind(kind)
+        waiting = self._waiting[kind]
         if first:
             waiting.appendleft(handover)
         else:
@@ -620,14 +651,14 @@ class Fan:
             for leg in self.legs:
                 leg.pump()
                 leg.check_retired()
-            self._send_from(self._again, LOW)
+            self._send_from(self._again)
             for kind in (HIGH, LOW, STREAMS):
-                self._send_from(self._waiting[kind], kind)
+                self._send_from(self._waiting[kind])
         finally:
             self._pumping = False
         self.share()
 
-    def _send_from(self, waiting: deque[Handover], kind: str) -> None:
+    def _send_from(self, waiting: deque[Handover]) -> None:
         if not waiting:
             return
         now = self.now()
@@ -639,13 +670,13 @@ class Fan:
             leg: Leg | None = None
             if not handover.delivery.aborted:
                 if handover.tried or self._ordered:
-                    leg = self._choose(kind, handover.tried)
-                    if leg is None and not self._is_spent(handover, kind):
+                    leg = self._choose(handover.kind, handover.tried)
+                    if leg is None and not self._is_spent(handover):
                         return
                 else:
                     if ready is None or changes != self._changes:
                         changes = self._changes
-                        ready = [each for each in self._eligible(kind) if each.ready]
+                        ready = [each for each in self._eligible(handover.kind) if each.ready]
                     if not ready:
                         return
                     leg = self._better(ready, now)
@@ -655,15 +686,17 @@ class Fan:
                 if not handover.delivery.aborted:
                     # The destinations that had not seen it have gone.
                     handover.delivery.settle(RELEASED)
-            elif not leg.send(handover, now) or (
-                ready is not None and len(ready) > 1 and not leg.link.writable
+            elif (
+                not leg.send(handover, now)
+                or handover.kind == STREAMS
+                or (ready is not None and len(ready) > 1 and not leg.link.writable)
             ):
                 ready = None
 
-    def _is_spent(self, handover: Handover, kind: str) -> bool:
+    def _is_spent(self, handover: Handover) -> bool:
         """Return whether all destinations have released a message."""
         tried = handover.tried
-        return bool(tried) and all(each in tried for each in self._eligible(kind))
+        return bool(tried) and all(each in tried for each in self._eligible(handover.kind))
 
     def _better(self, ready: list[Leg], now: float) -> Leg:
         if len(ready) == 1:
@@ -676,15 +709,14 @@ class Fan:
             self.slots.held -= 1
 
     def share(self) -> None:
-        """Give the senders as much credit as the legs have, less the messages that wait."""
-        kinds = {each.kind for each in self.legs if each.link.attached and not each.retiring}
-        kinds.discard(STREAMS)
-        credit = [
-            sum(each.link.credit for each in self._eligible(kind) if each.kind == kind)
-            for kind in kinds
-        ]
-        # A sender may use all of its credit for either priority.
-        total = min(credit, default=0)
+        """Give the senders as much credit as the legs have, less the messages that wait.
+
+        A sender may use it for either priority, so that it is the larger of both: legs of one kind may hold all slots of
+        their destinations, and give the credit back only when it is asked for. Messages beyond that of their kind wait.
+        """
+        total = sum([each.link.credit for each in self._eligible(LOW)])
+        if self._has(HIGH):
+            total = max(total, sum([each.link.credit for each in self._eligible(HIGH)]))
         waiting = self.slots.held
         self.slots.resize(min(total, waiting + self._room.further(self.waiting, self._held)))
 
@@ -746,6 +778,10 @@ def _sends_settled(link: SendingLink, delivery: IncomingDelivery) -> bool:
     if link.snd_settle_mode == SND_SETTLED:
         return True
     return delivery.settled and link.snd_settle_mode != SND_UNSETTLED
+
+
+#: Descriptor of a header section, as smallulong and as the first octets of a ulong.
+_HEADER: Final = (b"\x53\x70", b"\x80\x00")
 
 
 def _standing(leg: Leg) -> balance.Standing:

@@ -29,8 +29,11 @@ LINKED: Final = Symbol("x-opt-mesh-linked")
 #: Ids, and where the link branches a list of routes as the last element.
 Route: TypeAlias = "list[str | list[Route]]"
 
-#: Uses of links: messages of priorities 0 to 4 of any sender; a link of a client, passed on as it is.
-LOW, PINNED = "low", "link"
+#: Uses of links: messages of any sender, of priorities 0 to 4, of 5 to 9, and those that are streamed; a link of a client, passed
+#: on as it is.
+LOW, HIGH, STREAMS, PINNED = "low", "high", "streams", "link"
+#: Uses for messages of any sender.
+BANDS: Final = (LOW, HIGH, STREAMS)
 #: How a link that branches treats outcomes, and destinations without credit; otherwise as by default.
 _WORST, _SKIP = "worst", "skip"
 
@@ -46,7 +49,7 @@ class LegUse(Struct, frozen=True):
 
     #: Id of the node at which the route begins.
     origin: str
-    #: ``LOW`` or ``PINNED``.
+    #: One of ``BANDS``, or ``PINNED``.
     band: str = LOW
     #: User for whom alone the link is; empty for all.
     user: str = ""
@@ -148,10 +151,11 @@ def read_leg(properties: Mapping[object, object]) -> LegUse:
     if not all(isinstance(each, str) for each in texts):
         return LegUse("", PINNED)
     origin, user, client, container = texts
-    if value.get("band") == LOW:
+    band = value.get("band")
+    if band in BANDS:
         client = container = ""
     return LegUse(
-        *(origin, LOW if value.get("band") == LOW else PINNED, user),
+        *(origin, str(band) if band in BANDS else PINNED, user),
         worst=value.get("outcomes") == _WORST,
         skips=value.get("slow") == _SKIP,
         client=client,

@@ -31,7 +31,6 @@ from .ends import Ends
 from .fans import Fan, Leg
 from .hops import (
     LINKED,
-    LOW,
     PINNED,
     ROUTE,
     RouteRefused,
@@ -290,7 +289,7 @@ class MeshHost(BareHost):
     def _is_linked_edge(self, address: str, link: ReceivingLink | SendingLink) -> bool:
         """Return whether *link* is one of an edge for several clients, each of which needs a link of its own."""
         leg = read_leg(link.properties)
-        if link.role == SENDER or not leg.origin or leg.band != LOW:
+        if link.role == SENDER or not leg.origin or leg.band == PINNED:
             return False
         found = self._ways.destinations(address)
         if not found:

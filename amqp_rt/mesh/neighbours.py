@@ -20,7 +20,7 @@ from ..fronts.base import (
 from ..limits import Limits
 from ..outcomes import Error
 from ..termini import Source, Target
-from .hops import LOW
+from .hops import HIGH, LOW, PINNED, STREAMS
 from .placed import PlacedLinks
 from .splices import Siblings
 
@@ -30,8 +30,7 @@ MESH: Final = "$mesh"
 _CREDIT: Final = 64
 #: Part of the room for frames of a connection that a session for links of a band may have: most messages are of low priority.
 #: The rest is for those who come later.
-_SHARES: Final = {LOW: 1 / 2}
-_SHARE: Final = 1 / 16
+_SHARES: Final = {LOW: 1 / 2, HIGH: 1 / 8, STREAMS: 1 / 16, PINNED: 1 / 16}
 _FRAMES_MIN: Final = 8
 #: A message whose body is one value (Part 3 §3.2.8).
 _BODY: Final = b"\x00\x53\x77"
@@ -43,12 +42,14 @@ class Sessions:
     Args:
         connection: The connection to the neighbour.
         of: The session of a peer whose links use these; None for links of many senders.
-        sends: Only we send on these, so that the neighbour's other sessions can have nearly all of the room for frames.
+        window: Frames that the neighbour may send ahead; None for as many as there is room for.
     """
 
-    def __init__(self, connection: Connection, of: object = None, *, sends: bool = False) -> None:
+    def __init__(
+        self, connection: Connection, of: object = None, *, window: int | None = None
+    ) -> None:
         self._connection = connection
-        self._window = 1 if sends else None
+        self._window = window
         self.of = of
         self._sessions: list[Any] = []
         #: Links opened and not ended, for pools that end with the last of them.
@@ -221,7 +222,8 @@ class Neighbour:
         self._limits = limits
         self._on_lost = on_lost
         self._lost = False
-        self._shared = Sessions(connection, sends=True)
+        #: Sessions for legs of many senders, on which only we send, by their band.
+        self._shared = {band: Sessions(connection, window=1) for band in (LOW, HIGH)}
         self._pinned: dict[object, Sessions] = {}
         self._records = RecordSender(self.lose, most=limits.mesh_records_waiting_max)
         self._receiver: RecordReceiver | None = None
@@ -247,7 +249,7 @@ class Neighbour:
         Raises:
             LocalProtocolError: The peer allows no links.
         """
-        Sessions(self.connection, sends=True).attach_sender(
+        Sessions(self.connection, window=1).attach_sender(
             f"{MESH}/{self.node}",
             self._records,
             source=Source(),
@@ -291,12 +293,16 @@ class Neighbour:
 
         All sessions of a connection share ``session_window_bytes``, and the first one would get all of it.
         """
-        frames = self._limits.session_window_bytes // self._limits.frame_size_max
-        most = max(_FRAMES_MIN, int(_SHARES.get(band, _SHARE) * frames))
-        _narrow(link, most)
+        _narrow(link, self._window_of(band))
 
-    def opener(self, *, of: object = None) -> Sessions:
-        """Return the sessions for links that belong to the session *of*, or for those of many senders without one.
+    def _window_of(self, band: str) -> int:
+        frames = self._limits.session_window_bytes // self._limits.frame_size_max
+        return max(_FRAMES_MIN, int(_SHARES[band] * frames))
+
+    def opener(self, *, of: object = None, band: str = LOW) -> Sessions:
+        """Return the sessions for links that belong to the session *of*, or for legs of *band* without one.
+
+        A leg for messages that are streamed has a session of its own: a message that is not read keeps its window.
 
         Raises:
             LocalProtocolError: Too many links are open.
@@ -304,10 +310,11 @@ class Neighbour:
         if self.opened >= self._limits.mesh_legs_max:
             raise LocalProtocolError("mesh_legs_max links lead to the next node")
         if of is None:
-            return self._shared
+            return self._shared.get(band) or Sessions(self.connection, window=1)
         found = self._pinned.get(of)
         if found is None:
-            found = self._pinned[of] = Sessions(self.connection, of)
+            window = self._window_of(PINNED)
+            found = self._pinned[of] = Sessions(self.connection, of, window=window)
         return found
 
     def took(self, opener: Sessions) -> None:
@@ -319,7 +326,7 @@ class Neighbour:
         """Count the end of a link; sessions that were begun for one of the peer's end with the last of its links."""
         self.opened -= 1
         opener.users -= 1
-        if not opener.users and opener is not self._shared:
+        if not opener.users and opener is not self._shared[LOW]:
             opener.end()
             if opener.of is not None:
                 self._pinned.pop(opener.of, None)

@@ -14,13 +14,18 @@ from ..outcomes import Error
 from ..termini import Source, Target
 from .balance import Answers, Standing
 from .fans import Fan, Ingress, Leg
-from .hops import LINKED, LegUse, Route
+from .hops import LINKED, LOW, STREAMS, LegUse, Route
 from .routing import MeshRoute
 from .rules import MeshRule
 from .ways import LegCount, Ways, spread
 
 #: Seconds for which legs stay after the last sender has gone.
 IDLE_S = 60.0
+#: Seconds without messages after which legs for high priorities, and for messages that are streamed, are closed: while they are
+#: open, a destination may hold slots for them.
+KIND_IDLE_S = 10.0
+#: Seconds until such legs are opened again after a refusal; the others are used meanwhile.
+_KIND_RETRY_S = 5.0
 #: Seconds until a leg that a node refused is opened again; doubled with each refusal.
 _RETRY_S = 0.1
 _RETRY_MAX_S = 5.0
@@ -84,10 +89,16 @@ class RoutedAddress:
             limits=ways.limits,
             on_left=self._left,
             on_wait=on_wait,
+            on_kind=self._need,
         )
         #: Endpoint of messages from anonymous termini.
         self.relayed: Ingress = self.fan.relay()
         self._legs: dict[str, _OpenLeg] = {}
+        #: Legs for high priorities, and for messages that are streamed.
+        self._others: dict[Leg, tuple[str, _OpenLeg]] = {}
+        #: When legs of a kind were needed last, and when they may be opened again.
+        self._needed_at: dict[str, float] = {}
+        self._opens_at: dict[str, float] = {}
         #: Outcomes by destination, of this leg to it and earlier ones.
         self._answers: dict[str, Answers] = {}
         self._retry_at = math.inf
@@ -97,7 +108,7 @@ class RoutedAddress:
 
     def open_legs(self) -> Iterator[tuple[str, tuple[str, ...], Leg]]:
         """Yield the legs in use, each with its destination and the path to it, which is empty for this node."""
-        for node, each in self._legs.items():
+        for node, each in (*self._legs.items(), *self._others.values()):
             yield node, each.path, each.leg
 
     def touch(self) -> None:
@@ -122,6 +133,11 @@ class RoutedAddress:
         """Do what is due at *now*."""
         if now >= self._retry_at:
             self.update()
+        for leg in list(self._others):
+            if leg.busy or self.fan.waits_for(leg.kind):
+                self._needed_at[leg.kind] = now
+            elif now >= self._needed_at[leg.kind] + KIND_IDLE_S:
+                self._retire_other(leg)
         if now >= self.fan.deadline:
             self.fan.tick(now)
 
@@ -143,6 +159,10 @@ class RoutedAddress:
             if node not in wanted or known.address != address or not self._stands(known.path):
                 del self._legs[node]
                 self.fan.retire(known.leg)
+        for leg, (node, known) in list(self._others.items()):
+            if node not in wanted or known.address != address or not self._stands(known.path):
+                # Another one is opened for the next message.
+                self._retire_other(leg)
         for node, each in wanted.items():
             if node in self._legs:
                 self._legs[node].leg.standing.weight = each.offer.weight
@@ -158,37 +178,89 @@ class RoutedAddress:
         """Return whether legs still take *path*."""
         return self._ways.stands(path)
 
-    def _properties(self, route: Route) -> dict[object, Any]:
-        """Return the properties of a leg's attach."""
-        return self._ways.properties(route, LegUse(self._ways.node, user=self.user))
+    def _properties(self, route: Route, kind: str) -> dict[object, Any]:
+        """Return the properties of the attach of a leg of *kind*."""
+        return self._ways.properties(route, LegUse(self._ways.node, kind, self.user))
 
     def _open(self, node: str, address: str, path: tuple[str, ...], standing: Standing) -> None:
+        try:
+            opened = self._attach(node, address, path, standing, LOW)
+        except LocalProtocolError:
+            self._retry()
+            return
+        if opened is not None:
+            self._legs[node] = opened
+
+    def _attach(
+        self, node: str, address: str, path: tuple[str, ...], standing: Standing, kind: str
+    ) -> _OpenLeg | None:
+        """Open a leg; None beyond the limit, for which legs that retire do not count.
+
+        Raises:
+            LocalProtocolError: No link can be opened.
+        """
         ways = self._ways
         route: Route = list(path)
+        neighbour = ways.next(route)
+        opener = neighbour.opener(band=kind)
+        count = LegCount(neighbour, opener)
+        leg: Leg | None = None
         try:
-            neighbour = ways.next(route)
-            opener = neighbour.opener()
             leg = self.fan.add(
                 opener,
                 ways.new_name(),
                 standing,
-                properties=self._properties(route),
+                kind=kind,
+                properties=self._properties(route, kind),
                 source=Source(),
                 target=Target(address=address),
             )
-        except LocalProtocolError:
-            self._retry()
-            return
+        finally:
+            if leg is None:
+                count.end()
         if leg is None:
-            # Legs that retire count no more, so that this is a leg beyond the limit.
-            return
-        self._legs[node] = _OpenLeg(
-            leg, address, path if path != (ways.node,) else (), LegCount(neighbour, opener)
-        )
-        leg.context = self._legs[node].opened
+            return None
+        leg.context = count
         if node not in self._answers and len(self._answers) >= ways.limits.mesh_nodes_max:
             del self._answers[next(iter(self._answers))]
         leg.answers = self._answers.setdefault(node, leg.answers)
+        return _OpenLeg(leg, address, path if path != (ways.node,) else (), count)
+
+    def _need(self, kind: str) -> None:
+        """Open legs of *kind* for a message that comes, one to each destination; of streams more while all are busy."""
+        now = self._now()
+        self._needed_at[kind] = now
+        if self._closing or now < self._opens_at.get(kind, -math.inf) or not self._divides():
+            return
+        free = {
+            node
+            for leg, (node, _) in self._others.items()
+            if leg.kind == kind and (kind != STREAMS or not leg.busy)
+        }
+        if kind == STREAMS and free:
+            return
+        for node, low in list(self._legs.items()):
+            if node in free or not low.leg.answered:
+                continue
+            known = low.leg.standing
+            standing = Standing(cost=known.cost, zone=known.zone, weight=known.weight)
+            path = low.path or (self._ways.node,)
+            try:
+                opened = self._attach(node, low.address, path, standing, kind)
+            except LocalProtocolError:
+                self._opens_at[kind] = now + _KIND_RETRY_S
+                return
+            if opened is None:
+                return
+            self._others[opened.leg] = node, opened
+
+    def _divides(self) -> bool:
+        """Return whether each destination can have several legs."""
+        return True
+
+    def _retire_other(self, leg: Leg) -> None:
+        del self._others[leg]
+        self.fan.retire(leg)
 
     def _retry(self) -> None:
         self._retry_at = min(self._retry_at, self._now() + self._retry_s)
@@ -198,6 +270,10 @@ class RoutedAddress:
     def _left(self, leg: Leg) -> None:
         if leg.context is not None:
             leg.context.end()
+        if leg.kind != LOW:
+            if self._others.pop(leg, None) is not None and not leg.answered:
+                self._opens_at[leg.kind] = self._now() + _KIND_RETRY_S
+            return
         refusal = self.fan.refusal
         if not leg.answered and refusal is not None:
             self.linked = bool((refusal.info or {}).get(LINKED))
@@ -218,6 +294,8 @@ class RoutedAddress:
         for each in self._legs.values():
             self.fan.retire(each.leg)
         self._legs.clear()
+        for leg in list(self._others):
+            self._retire_other(leg)
 
 
 class Relayed:

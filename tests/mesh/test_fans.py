@@ -9,13 +9,14 @@ import pytest
 from amqp_rt.fronts.base import RECEIVER
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, Limits
 from amqp_rt.mesh.balance import FAILURES_MAX, Standing
-from amqp_rt.mesh.fans import HIGH, LOW, STREAMS, Fan
+from amqp_rt.mesh.fans import HIGH, LOW, STREAM_ABOVE, STREAMS, Fan
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, rejected
 from amqp_rt.termini import Target
 from amqp_rt.testing.pairs import Joined, Recorder
 
 pytestmark = pytest.mark.req("P2")
+Q = Target(address="q")
 #: Each message may take a frame and what is assembled, 65 KiB.
 SMALL = Limits(frame_size_max=KIB, splice_bytes_max=8 * 65 * KIB)
 
@@ -382,8 +383,8 @@ def test_high_priorities_have_legs_of_their_own() -> None:
     world = World()
     low, high = world.leg(credit=5), world.leg(credit=3, kind=HIGH)
     link, _ = world.sender()
-    # The sender may use all of its credit for either.
-    assert link.credit == 3
+    # The sender may use all of its credit for either, and what exceeds that of the kind waits.
+    assert link.credit == 5
     for priority in (4, 5, 9):
         link.send(message(priority, "x"))
     world.pump()
@@ -393,6 +394,56 @@ def test_high_priorities_have_legs_of_their_own() -> None:
     link.send(message(9, "y"))
     world.pump()
     assert len(low.deliveries) == 2
+
+
+def test_high_priority_passes_a_queue_of_low() -> None:
+    world = World()
+    low, high = world.leg(credit=2), world.leg(credit=8, kind=HIGH)
+    link, _ = world.sender()
+    other, _ = world.sender()
+    for number in range(5):
+        link.send(message(4, f"{number}"))
+    world.pump()
+    assert (len(low.deliveries), world.fan.waiting) == (2, 3)
+    other.send(message(5, "urgent"))
+    world.pump()
+    assert (len(high.deliveries), world.fan.waiting) == (1, 3)
+    low.link.grant(10)
+    world.pump()
+    assert low.payloads == [message(4, f"{number}") for number in range(5)]
+
+
+def test_legs_of_a_kind_are_asked_for_when_a_message_needs_one() -> None:
+    asked: list[str] = []
+    world = World(on_kind=asked.append)
+    low = world.leg()
+    link, _ = world.sender()
+    link.send(message(4, "low"))
+    world.pump()
+    assert not asked
+    link.send(message(5, "high"))
+    link.send(bytes(STREAM_ABOVE + 1))
+    world.pump()
+    assert asked == [HIGH, STREAMS]
+    assert len(low.deliveries) == 3, "without any, the others are used"
+
+
+def test_messages_wait_for_a_leg_of_their_kind_that_is_being_opened() -> None:
+    world = World()
+    low = world.leg()
+    link, _ = world.sender()
+    asked: list[Any] = []
+    leg = world.fan.add(world.joined(asked.append), "leg", Standing(), kind=HIGH, target=Q)
+    world.pump()
+    assert leg is not None
+    link.send(message(9, "first"))
+    link.send(message(4, "low"))
+    world.pump()
+    assert low.payloads == [message(4, "low")]
+    asked[0].refuse(Error("amqp:not-allowed"))
+    world.pump()
+    assert low.payloads == [message(4, "low"), message(9, "first")]
+    assert world.fan.refusal is None, "senders are not refused with it"
 
 
 def test_a_slow_stream_does_not_hold_up_others() -> None:

@@ -46,7 +46,6 @@ class Pinged(Struct, kw_only=True):
     #: Median of the round trips.
     echo_ms: float | None = None
     container_id: str = ""
-    mechanism: str | None = None
 
 
 class _Steps:
@@ -121,8 +120,7 @@ def ping(given: str | None, where: Where, count: int, timeout: float, as_json: b
         known = {name: getattr(pinged, name) for name in pinged.__struct_fields__}
         click.echo(json.dumps(known))
     else:
-        login = f", logged in by {pinged.mechanism}" if pinged.mechanism else ""
-        click.echo(cell(f"{pinged.container_id or 'the peer'} answers{login}"))
+        click.echo(cell(f"{pinged.container_id or 'the peer'} answers"))
 
 
 async def _ping(place: Url, where: Where, steps: _Steps, count: int) -> None:
@@ -186,7 +184,6 @@ async def _ping(place: Url, where: Where, steps: _Steps, count: int) -> None:
             async with steps.step("open", "the open"):
                 await until(lambda: engine.open_received)
             steps.pinged.container_id = engine.peer.container_id
-            steps.pinged.mechanism = engine.peer.mechanism
             steps.now = "the round trip"
             trips = [await _round_trip(engine, until) for _ in range(count)]
             steps.report("echo", 1000 * median(trips))

@@ -30,7 +30,8 @@ The command `amqp-rt` is installed with the package. `amqp-rt COMMAND --help` sh
 
 Commands that connect to a broker take the address from `--url`, else from the environment variable
 `AMQP_URL`, else `amqp://127.0.0.1:5672`. The exit status is 0 on success, 1 if the broker refused or could not
-be reached, 2 if an option or argument is wrong, and 130 after Ctrl-C. `serve` takes SIGINT and SIGTERM as a request to
+be reached, 2 if an option or argument is wrong, 3 if the answer of `health`, `mesh health`, `mesh drain` or `access explain`
+is no, and 130 after Ctrl-C. `serve` takes SIGINT and SIGTERM as a request to
 stop: it lets running work finish and exits with 0; the second signal ends it at once.
 
 (configuration-file)=

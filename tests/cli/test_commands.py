@@ -362,7 +362,7 @@ def test_an_applications_nodes_and_a_brokers_queues_at_one_listener(tmp_path: Pa
         code, _ = served.stop(signal.SIGINT)
     assert code == 0
     done = amqp_rt("serve", f"{tmp_path}/app.py:other")
-    assert "has a int called 'other', not a Container; did you mean" in done.stderr
+    assert "app.py:other is a int, not a Container or Broker; did you mean" in done.stderr
     assert f"{tmp_path}/app.py:container?" in done.stderr
 
 

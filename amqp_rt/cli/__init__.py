@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from .environment import PREFIX
-from .groups import LazyGroup
+from .groups import LazyGroup, collections_paused
 
 _COMMANDS: Final = "amqp_rt.commands"
 
@@ -77,7 +77,8 @@ class _Commands(LazyGroup):
 
     def load_command(self, name: str) -> click.Command | None:
         if name in OURS:
-            module = import_module(f"{__name__}.{OURS[name][0]}")
+            with collections_paused():
+                module = import_module(f"{__name__}.{OURS[name][0]}")
             command: click.Command = getattr(module, name)
             return command
         if found := _installed().get(name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import wraps
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import click
@@ -15,13 +15,14 @@ from msgspec import Struct
 from ..broker.broker import Broker
 from ..config_files import suggestion
 from ..errors import AmqpError
-from ..mesh import Mesh, MeshRule
 from ..net.tls import ClientTls
 from .environment import SecretOption
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    # Imported where a mesh is asked for: most brokers are alone, and start faster without.
+    from ..mesh import MeshRule
 
-_RULE_OPTIONS: Final = tuple(each for each in MeshRule.__struct_fields__ if each != "address")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class MeshOptions(Struct, frozen=True):
@@ -43,6 +44,8 @@ class MeshOptions(Struct, frozen=True):
         """
         if not self.seeds and self.name is None:
             return nullcontext()
+        from ..mesh import Mesh
+
         try:
             return Mesh(
                 broker.container,
@@ -152,13 +155,16 @@ def _own_tls(options: dict[str, Any]) -> ClientTls | None:
 
 def rule_of(text: str) -> MeshRule:
     """Return the rule in the value of ``--mesh-rule``."""
+    from ..mesh import MeshRule
+
+    known = [each for each in MeshRule.__struct_fields__ if each != "address"]
     address, _, query = text.partition("?")
     given: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
     for name in given:
-        if name not in _RULE_OPTIONS:
-            meant = suggestion(name, list(_RULE_OPTIONS))
+        if name not in known:
+            meant = suggestion(name, known)
             raise click.BadParameter(
-                f"{text!r}: there is no option {name!r}{meant or ', only ' + ', '.join(_RULE_OPTIONS)}",
+                f"{text!r}: there is no option {name!r}{meant or ', only ' + ', '.join(known)}",
                 param_hint="--mesh-rule",
             )
     if "nodes" in given:

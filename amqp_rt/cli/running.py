@@ -254,6 +254,6 @@ def is_local_host(host: str) -> bool:
 def report_ready(listeners: list[str], **more: object) -> None:
     """Write the line on standard output by which a service tells that it listens: its URLs, *more* and its pid."""
     # Loaded modules stay for good: exempt them from full collections, which would otherwise delay all connections.
-    gc.collect()
+    # Not collected before: collections so far have left a few objects, and one more would delay the start.
     gc.freeze()
     click.echo(f"ready {json.dumps({**more, 'listeners': listeners, 'pid': os.getpid()})}")

@@ -500,3 +500,7 @@ def _join_small(buffers: list[bytes]) -> list[bytes | memoryview]:
 
 def _nowhere() -> None:
     """Ignore output after the end of the connection."""
+
+
+def nothing() -> None:
+    """Do nothing; the default of callbacks."""

@@ -15,12 +15,12 @@ from msgspec import Struct
 from ..addresses import PORTS, Url
 from ..errors import ConnectFailed
 from ..limits import DEFAULT_LIMITS, Limits
+from .carrier import nothing
 from .endpoints import check_scheme, is_local, reason
 from .memory import MemoryNetwork
 from .preamble import HEADER_SIZE, TLS_HEADER
 from .proxies import Proxy, open_through, proxy_for
 from .tls import ENDED, MAYBE, NO_TLS, ClientTls, client_layer, encrypt
-from .websocket import nothing, request_websocket
 
 #: Opens a stream to a URL over a transport of the application. An OSError is a failed attempt.
 Transport: TypeAlias = Callable[[str], Awaitable[trio.abc.Stream]]
@@ -104,6 +104,9 @@ async def dial(
             stream = await encrypt(stream, layer, within=limits.tls_handshake_s)
         if url.scheme in ("ws", "wss"):
             assert nursery is not None
+            # Here: programs that use no WebSockets start faster without it.
+            from .websocket import request_websocket
+
             host = f"[{url.host}]" if ":" in url.host else url.host
             websocket = await request_websocket(
                 stream,

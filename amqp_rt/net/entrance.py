@@ -12,9 +12,9 @@ from ..errors import ConnectFailed
 from ..events import Certificate
 from ..fronts.base import Front
 from ..limits import DEFAULT_LIMITS, Limits
+from .carrier import nothing
 from .preamble import HEADER_SIZE, TLS_HEADER, select_front
 from .tls import CLIENT_HELLO, ServerTls, TlsLayer, encrypt
-from .websocket import accept_websocket, nothing
 
 log = logging.getLogger("amqp_rt.net")
 
@@ -36,6 +36,11 @@ class ListenerPolicy(Struct, kw_only=True, frozen=True):
     path: str = "/"
     origins: Collection[str] = ()
     limits: Limits = DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
+        if self.scheme in ("ws", "wss"):
+            # Before clients come, who would wait for it. Other listeners start faster without it.
+            from . import websocket as _websocket  # noqa: F401
 
 
 class Entered(Struct, kw_only=True):
@@ -89,6 +94,8 @@ async def enter(
         if entrance.scheme == "ws" and entrance.tls_required:
             raise ConnectFailed("a WebSocket without TLS, which is required here")
         if entrance.scheme in ("ws", "wss"):
+            from .websocket import accept_websocket
+
             websocket = await accept_websocket(
                 stream,
                 path=entrance.path,

@@ -25,7 +25,7 @@ from trio_websocket import (
 
 from ..errors import ConnectFailed
 from ..limits import Limits
-from .carrier import READ_SIZE
+from .carrier import READ_SIZE, nothing
 
 log = logging.getLogger("amqp_rt.net")
 
@@ -509,7 +509,3 @@ def _is_nonce(key: bytes) -> bool:
 
 def _may_come(origin: bytes | None, origins: Collection[str]) -> bool:
     return origin is None or "*" in origins or origin.decode("latin-1") in origins
-
-
-def nothing() -> None:
-    """Do nothing; the default of callbacks."""

@@ -675,6 +675,18 @@ def test_help_names_every_command_and_imports_none() -> None:
     assert " trio" not in seen.stderr
 
 
+def test_a_broker_starts_without_what_it_was_not_asked_for() -> None:
+    program = (
+        "import sys, gc, amqp_rt.cli as c\n"
+        "assert c._Commands().load_command('serve') and gc.isenabled()\n"
+        "print(*({'amqp_rt.mesh', 'trio_websocket', 'asyncio', 'anyio'} & {*sys.modules}))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == []
+
+
 def test_what_was_meant_by_a_misspelt_command() -> None:
     done = amqp_rt("snd")
     assert done.returncode == 2

@@ -86,7 +86,7 @@ class BranchRestorer:
 
     async def _restore_posts(self, branch: Branch, fact: BranchFact) -> None:
         """Restore the posts of *branch* in their order."""
-        stored = await self._read(branch.work.number)
+        stored = await self._read(branch.work.number, len(fact.posts))
         inlets = [self._find_inlet(fact.virtual_host, each) for each in fact.targets]
         for place, target in enumerate(fact.posts):
             if target < 0:
@@ -104,13 +104,16 @@ class BranchRestorer:
             entry = restored(branch.work.number, place, found.head, found.payload)
             branch.work.restore_post(inlet, entry, NOWHERE if entry.due is None else LATER)
 
-    async def _read(self, number: int) -> dict[int, Stored]:
-        """Return the messages of node *number* by their places."""
+    async def _read(self, number: int, count: int) -> dict[int, Stored]:
+        """Return the messages of node *number* at its first *count* places, by places."""
         found: dict[int, Stored] = {}
         first = 0
-        while read := await self._journal.call(
-            self._journal.store.messages, number, first, _READ_MESSAGES, _READ_BYTES
-        ):
+        while first < count:
+            read = await self._journal.call(
+                self._journal.store.messages, number, first, _READ_MESSAGES, _READ_BYTES
+            )
+            if not read:
+                break
             found.update((each.sequence, each) for each in read)
             first = read[-1].sequence + 1
         return found

@@ -139,6 +139,10 @@ class FrontLink:
         endpoint.on_attached(self)
         self._answer(None)
 
+    def _accepted_late(self, endpoint: Any) -> None:
+        """Notify *endpoint*, which exists already, that the link had ended before it was accepted."""
+        endpoint.on_detached(self, None, True)
+
     def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
         """End the link from the endpoint's side, and call ``on_end``."""
         if self.over:
@@ -305,7 +309,7 @@ class FrontReceivingLink(FrontLink):
     ) -> None:
         """Accept the attach request."""
         if self.over:
-            # The session ended before the answer.
+            self._accepted_late(endpoint)
             return
         self.source = source or self.source
         self.target = target or self.target

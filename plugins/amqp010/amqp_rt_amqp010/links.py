@@ -131,6 +131,7 @@ class SendingLink(FrontLink):
     ) -> None:
         """Accept the attach request."""
         if self.over:
+            self._accepted_late(endpoint)
             return
         self.source = source or self.source
         if snd_settle_mode is not None:

@@ -582,6 +582,33 @@ def test_a_session_that_is_to_end_with_its_connection_takes_no_more_messages(
     assert again.header("delivery-properties").redelivered
 
 
+@pytest.mark.req("D11", "N10")
+@pytest.mark.parametrize("late", [False, True])
+def test_a_session_that_ends_before_the_answer_leaves_no_links(late: bool) -> None:
+    world = World("q")
+    client = world.client()
+    session = client.attach()
+    # The answer comes in the turn of the end, or after a right has been asked for.
+    client.holds = [] if late else None
+    session.state.send("message.subscribe", queue="q", destination="d")
+    if not late:
+        session.state.detach()
+    world.pump()
+    if client.holds is not None:
+        session.state.detach()
+        world.pump()
+        for link in client.holds:
+            client.place(link)
+    assert session.state.detached is not None
+    queue = world.host.space().find("q")
+    assert not queue.consumers()
+    client.holds = None
+    world.publish("q", b"x")
+    other = client.attach(b"other")
+    other.subscribe("q")
+    assert other.bodies() == [b"x"]
+
+
 def test_ranges_may_be_as_wide_as_the_circle_permits() -> None:
     world = World("q")
     world.publish("q", b"1", b"2")

@@ -13,7 +13,7 @@ import sys
 
 from disks import disk
 
-from amqp_rt.stores.base import Batch
+from amqp_rt.stores.base import ChangeSet
 from amqp_rt.stores.sqlite import SQLiteStore
 
 COUNT = 10
@@ -24,8 +24,8 @@ def payload(sequence: int) -> bytes:
     return b"%d." % sequence * (3000 if sequence % 10 == 9 else 20)
 
 
-def batch_of(n: int) -> Batch:
-    batch = Batch()
+def batch_of(n: int) -> ChangeSet:
+    batch = ChangeSet()
     for sequence in range(n * COUNT, n * COUNT + COUNT):
         batch.put(1, sequence, b"head", payload(sequence))
     if n >= 3:

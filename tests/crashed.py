@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from amqp_rt.stores.base import Batch
+from amqp_rt.stores.base import ChangeSet
 from amqp_rt.stores.memory import MemoryStore
 
 
@@ -15,7 +15,7 @@ class Photographed(MemoryStore):
         super().__init__()
         self.copies: list[MemoryStore] = []
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         super().commit(batch)
         copies, self.copies = self.copies, []
         found = MemoryStore()

@@ -44,7 +44,7 @@ from amqp_rt.security.jwts import Jwt
 from amqp_rt.security.mechanisms import PlainServer
 from amqp_rt.security.scram import Scram, ScramServer
 from amqp_rt.security.tokens import Cbs, SasKeys, Swt, TokenRefused
-from amqp_rt.stores.base import Batch
+from amqp_rt.stores.base import ChangeSet
 from amqp_rt.stores.sqlite import SQLiteStore
 
 SECRET: Final = b"a secret of at least 32 octets, for HS256"
@@ -307,7 +307,7 @@ def _kept() -> dict[str, bytes]:
         made = SQLiteStore(Path(folder) / "s.db")
         made.open()
         for number in range(1, 9):
-            batch = Batch()
+            batch = ChangeSet()
             payload = bytes([number]) * 3_000
             batch.put(1, number, b"head", payload)
             batch.put(2, number, b"head", payload)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from amqp_rt.stores.base import Batch, Chunk, OpenResult
+from amqp_rt.stores.base import ChangeSet, Chunk, OpenResult
 from amqp_rt.stores.sqlite import SQLiteStore
 
 KNOWN = 12
 
 
-def known_batch(n: int) -> Batch:
-    batch = Batch()
+def known_batch(n: int) -> ChangeSet:
+    batch = ChangeSet()
     shared = known_payload(n * 25)
     for node in (6, 7):
         batch.put(node, n, b"shared", shared)

@@ -186,7 +186,6 @@ LARGE: dict[str, str] = {
 _IMPLEMENTED = "a Protocol and its implementation"
 #: Names of several classes of a distribution → reason. One name means one class otherwise.
 NAMESAKES = {
-    "Batch": "of messages for a handler, and of changes for a store",
     "Delivery": "of the protocol, and of the public client",
     "Front": _IMPLEMENTED,
     "Link": _IMPLEMENTED,
@@ -342,7 +341,7 @@ def test_a_look_up_is_found(module: str, source: str, complaint: str) -> None:
             "broker.host",
             "import trio\nfrom .queues import Queue\nfrom ..stores.base import Store",
         ),
-        ("stores.sqlite", "import apsw\nimport time\nfrom .base import Batch"),
+        ("stores.sqlite", "import apsw\nimport time\nfrom .base import ChangeSet"),
         ("management.node", "from ..broker.nodes import Node"),
         ("container.container", "import trio\nfrom ..net import dial\nfrom ..fronts import amqp10"),
         ("broker.broker", "from ..core import engine\nfrom ..container import container"),

@@ -30,7 +30,7 @@ _PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
 
 
 class _Plan(Struct, frozen=True, kw_only=True):
-    """What to run."""
+    """Benchmark to run."""
 
     what: str
     address: str

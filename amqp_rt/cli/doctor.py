@@ -72,7 +72,7 @@ class _Config(Struct, frozen=True):
 
 
 class _Files(NamedTuple):
-    """What to examine."""
+    """Configuration to examine, from the options of the command."""
 
     store: str | None
     tls_cert: str | None
@@ -356,7 +356,7 @@ def _danger(rule: Rule, rules: Access) -> Finding | None:
     manages = Rights.MANAGE in rule.rights
     if rule.anonymous and manages:
         return Finding(
-            "rights", WRONG, f"{where} lets anybody without a login manage nodes",
+            "rights", WRONG, f"{where} lets clients without a login manage nodes",
             "leave anonymous out, or give send or listen alone",
         )  # fmt: skip
     if EVERYBODY in rule.users and manages:
@@ -366,7 +366,7 @@ def _danger(rule: Rule, rules: Access) -> Finding | None:
         )  # fmt: skip
     if rule.anonymous and EVERYWHERE in addresses:
         return Finding(
-            "rights", WARNING, f"{where} lets anybody without a login {rule.rights} everywhere",
+            "rights", WARNING, f"{where} lets clients without a login {rule.rights} everywhere",
             "name the addresses that are meant",
         )  # fmt: skip
     return None

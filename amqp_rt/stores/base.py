@@ -8,7 +8,7 @@ A store holds four kinds of data and knows nothing about protocols or queues:
 * **facts**: small values by kind and key, such as declared nodes, bindings, the states of links,
   cursors of log readers, the epochs of idempotent producers, holds on a log.
 
-All changes are made by a :class:`Batch`, which is committed as a whole or not at all. Committing a
+All changes are made by a :class:`ChangeSet`, which is committed as a whole or not at all. Committing a
 transaction, moving a message from one node to another and publishing messages staged under a hidden
 node rely on this. A batch that :meth:`Store.commit` has returned from survives a crash of the process
 and of the machine; callers confirm nothing before.
@@ -31,7 +31,7 @@ __all__ = [
     "RECORD_MAX",
     "SEQUENCE_MAX",
     "SHARED_MIN",
-    "Batch",
+    "ChangeSet",
     "Chunk",
     "Damage",
     "OpenResult",
@@ -148,7 +148,7 @@ class OpenResult(Struct, frozen=True):
     aside: str | None = None
 
 
-class Batch:
+class ChangeSet:
     """Changes that are committed as a whole or not at all, each place named at most once.
 
     A message that is put and removed before the batch is committed never reaches the store: if it is
@@ -298,7 +298,7 @@ class Batch:
         self.pieces = {place: data for place, data in self.pieces.items() if stays(place)}
 
 
-def refuse(batch: Batch) -> None:
+def refuse(batch: ChangeSet) -> None:
     """Check that *batch* is within the limits of every store.
 
     Raises:
@@ -347,7 +347,7 @@ class Store(Protocol):
             AmqpError: It was written by a later release.
         """
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         """Commit *batch*, which is on the disk when this returns.
 
         Raises:

@@ -12,7 +12,7 @@ from typing import Final
 
 from .base import (
     SHARED_MIN,
-    Batch,
+    ChangeSet,
     Chunk,
     OpenResult,
     StoreBusy,
@@ -120,7 +120,7 @@ class MemoryStore:
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         self._check()
         refuse(batch)
         self._refuse_gaps(batch)
@@ -175,7 +175,7 @@ class MemoryStore:
                 self.size -= sum(len(chunk.data) for chunk in found.chunks[:gone])
                 del found.chunks[:gone]
 
-    def _refuse_gaps(self, batch: Batch) -> None:
+    def _refuse_gaps(self, batch: ChangeSet) -> None:
         ends: dict[int, int] = {
             log: found.next for log, found in self._logs.items() if log not in batch.cleared
         }
@@ -248,7 +248,7 @@ class MemoryStore:
         if log is not None:
             self.size -= sum(len(chunk.data) for chunk in log.chunks)
 
-    def _keep_facts(self, batch: Batch) -> None:
+    def _keep_facts(self, batch: ChangeSet) -> None:
         for (kind, key), value in batch.facts.items():
             facts = self._facts.setdefault(kind, {})
             known = facts.pop(key, None)

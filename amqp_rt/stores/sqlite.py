@@ -29,7 +29,7 @@ from .base import (
     PIECE_MAX,
     SEQUENCE_MAX,
     SHARED_MIN,
-    Batch,
+    ChangeSet,
     Chunk,
     OpenResult,
     StoreBusy,
@@ -234,7 +234,7 @@ class SQLiteStore:
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         db = self._usable()
         refuse(batch)
         if not batch:
@@ -262,7 +262,7 @@ class SQLiteStore:
                 self._load()
             raise
 
-    def _write(self, db: apsw.Connection, batch: Batch) -> None:
+    def _write(self, db: apsw.Connection, batch: ChangeSet) -> None:
         moves = [
             (_place(*source), _place(*to), to, head)
             for source, to, head in batch.moves
@@ -326,7 +326,7 @@ class SQLiteStore:
         for table in (*self._tables(), "bodies"):
             db.execute(f"UPDATE OR REPLACE {table} SET place = ? WHERE place = ?", (to, place))  # noqa: S608
 
-    def _put(self, db: apsw.Connection, batch: Batch) -> None:
+    def _put(self, db: apsw.Connection, batch: ChangeSet) -> None:
         puts = batch.puts
         durable: list[_Row] = []
         spilled: list[_Row] = []

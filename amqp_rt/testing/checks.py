@@ -10,7 +10,7 @@ from ..stores.base import (
     PIECE_MAX,
     RECORD_MAX,
     SEQUENCE_MAX,
-    Batch,
+    ChangeSet,
     Chunk,
     OpenResult,
     Store,
@@ -55,14 +55,14 @@ def _raises(kind: type[E], call: Callable[[], object]) -> E:
     raise AssertionError(f"{kind.__name__} was not raised")
 
 
-def _commit(store: Store, fill: Callable[[Batch], None]) -> None:
-    batch = Batch()
+def _commit(store: Store, fill: Callable[[ChangeSet], None]) -> None:
+    batch = ChangeSet()
     fill(batch)
     store.commit(batch)
 
 
 def _fill(store: Store, node: int, *sequences: int, size: int = 10) -> None:
-    batch = Batch()
+    batch = ChangeSet()
     for sequence in sequences:
         batch.put(node, sequence, b"h%d" % sequence, _payload(sequence, size))
     store.commit(batch)
@@ -103,7 +103,7 @@ def nothing_is_there_at_first(store: Store) -> None:
 
 
 def an_empty_batch_changes_nothing(store: Store) -> None:
-    batch = Batch()
+    batch = ChangeSet()
     assert not batch
     store.commit(batch)
     assert store.summary(0) == (0, 0, -1, -1)
@@ -183,7 +183,7 @@ def a_place_put_again_has_what_came_last(store: Store) -> None:
 
 
 def heads_are_updated(store: Store) -> None:
-    def first(batch: Batch) -> None:
+    def first(batch: ChangeSet) -> None:
         batch.put(1, 1, b"old", b"one")
         batch.put(1, 2, b"old", b"two")
         batch.update(1, 2, b"at once")
@@ -201,7 +201,7 @@ def heads_are_updated(store: Store) -> None:
 def removed_messages_are_gone(store: Store) -> None:
     _fill(store, 1, *range(10))
 
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         for sequence in (0, 3, 9, 55):
             batch.remove(1, sequence)
         batch.put(1, 20, b"", b"never mind")
@@ -219,11 +219,11 @@ def removed_messages_are_gone(store: Store) -> None:
 def pieces_belong_to_their_message(store: Store) -> None:
     pieces = [_payload(index, 3000) for index in range(5)]
 
-    def stage(batch: Batch) -> None:
+    def stage(batch: ChangeSet) -> None:
         for index, data in enumerate(pieces[:3]):
             batch.piece(2, 8, index, data)
 
-    def rest(batch: Batch) -> None:
+    def rest(batch: ChangeSet) -> None:
         batch.piece(2, 8, 3, pieces[3])
         batch.piece(2, 8, 4, pieces[4])
         batch.put(2, 8, b"large", b"")
@@ -248,7 +248,7 @@ def pieces_belong_to_their_message(store: Store) -> None:
 
 
 def pieces_are_put_again(store: Store) -> None:
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         batch.piece(2, 8, 0, b"first")
         batch.put(2, 8, b"", b"")
 
@@ -261,7 +261,7 @@ def pieces_are_put_again(store: Store) -> None:
 
 
 def pieces_without_message_are_dropped(store: Store) -> None:
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         batch.piece(2, 8, 0, b"of nothing")
         batch.piece(2, 9, 0, b"of something")
         batch.put(2, 9, b"", b"")
@@ -275,7 +275,7 @@ def pieces_without_message_are_dropped(store: Store) -> None:
 
 
 def put_and_removed_at_once_leaves_no_piece(store: Store) -> None:
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         batch.piece(2, 8, 0, b"gone")
         batch.put(2, 8, b"", b"")
         batch.remove(2, 8)
@@ -286,13 +286,13 @@ def put_and_removed_at_once_leaves_no_piece(store: Store) -> None:
 
 
 def messages_move_with_their_pieces(store: Store) -> None:
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         batch.put(1, 1, b"small", b"payload")
         batch.piece(1, 2, 0, b"one")
         batch.piece(1, 2, 1, b"two")
         batch.put(1, 2, b"large", b"")
 
-    def move(batch: Batch) -> None:
+    def move(batch: ChangeSet) -> None:
         batch.move(1, 1, 5, 40, b"small, moved")
         batch.move(1, 2, 5, 41, b"large, moved")
         batch.move(1, 3, 5, 42, b"nothing")
@@ -314,12 +314,12 @@ def messages_move_with_their_pieces(store: Store) -> None:
 def messages_may_share_a_payload(store: Store) -> None:
     payload = _payload(1, 5000)
 
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         for node in range(1, 8):
             batch.put(node, 1, b"h%d" % node, payload)
         assert batch.size < 2 * len(payload), "a shared payload counts once"
 
-    def change(batch: Batch) -> None:
+    def change(batch: ChangeSet) -> None:
         batch.put(1, 1, b"h1", b"its own")
         batch.update(2, 1, b"h2, updated")
         batch.remove(3, 1)
@@ -365,7 +365,7 @@ def messages_may_share_a_payload(store: Store) -> None:
 def moved_messages_survive_the_clearing_of_their_old_node(store: Store) -> None:
     _fill(store, 1, 1, 2, 3)
 
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         batch.clear(2)
         batch.move(1, 1, 2, 1, b"moved")
         batch.move(1, 2, 3, 2, b"moved")
@@ -383,7 +383,7 @@ def moved_messages_survive_the_clearing_of_their_old_node(store: Store) -> None:
 
 
 def spilled_messages_are_gone_when_opened_again(store: Store) -> None:
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         for sequence in range(0, 10, 2):
             batch.put(1, sequence, b"kept", b"durable")
             batch.put(1, sequence + 1, b"spilled", b"volatile", spilled=True)
@@ -396,7 +396,7 @@ def spilled_messages_are_gone_when_opened_again(store: Store) -> None:
     assert store.piece(1, 20, 0) == b"volatile too"
     assert store.read(1, [20])[0].pieces == 1
 
-    def change(batch: Batch) -> None:
+    def change(batch: ChangeSet) -> None:
         batch.move(1, 1, 2, 0, b"moved")
         batch.update(1, 3, b"updated")
         batch.remove(1, 5)
@@ -435,7 +435,7 @@ def a_message_may_become_durable(store: Store) -> None:
 def facts_are_kept_in_order_of_their_keys(store: Store) -> None:
     keys = [b"b", b"", b"a\0", b"a", b"\xff", b"aa", b"B", bytes(range(256))]
 
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         for key in keys:
             batch.put_fact("binding", key, b"value of " + key)
         batch.put_fact("cursor", b"a", b"")
@@ -449,7 +449,7 @@ def facts_are_kept_in_order_of_their_keys(store: Store) -> None:
         assert store.facts("bind") == []
         _reopen(store)
 
-    def change(batch: Batch) -> None:
+    def change(batch: ChangeSet) -> None:
         batch.put_fact("binding", b"a", b"new")
         batch.remove_fact("binding", b"b")
         batch.remove_fact("binding", b"unknown")
@@ -473,7 +473,7 @@ def _chunk(offset: int, count: int, first_ms: int, last_ms: int, size: int = 100
 
 
 def _append(store: Store, log: int, *chunks: Chunk) -> None:
-    batch = Batch()
+    batch = ChangeSet()
     for chunk in chunks:
         batch.append(log, chunk)
     store.commit(batch)
@@ -505,11 +505,11 @@ def logs_leave_no_gap(store: Store) -> None:
     _append(store, 6, _chunk(50, 10, 0, 0))
     assert store.extent(6) == (50, 60, 100)
     for offset in (0, 50, 59, 61, 1000):
-        batch = Batch()
+        batch = ChangeSet()
         batch.put(1, 1, b"", b"beside it")
         batch.append(6, _chunk(offset, 1, 0, 0))
         _raises(StoreRefused, lambda batch=batch: store.commit(batch))  # type: ignore[misc]
-    batch = Batch()
+    batch = ChangeSet()
     batch.append(6, _chunk(60, 1, 0, 0))
     batch.append(6, _chunk(62, 1, 0, 0))
     _raises(StoreRefused, lambda: store.commit(batch))
@@ -534,7 +534,7 @@ def logs_are_trimmed_by_whole_chunks(store: Store) -> None:
         pass
     assert store.chunks(6, 0, 2**40) == chunks[3:]
 
-    def both(batch: Batch) -> None:
+    def both(batch: ChangeSet) -> None:
         batch.append(6, _chunk(100, 10, 100, 109))
         batch.trim(6, 110)
         batch.trim(99, 5)
@@ -568,7 +568,7 @@ def clearing_forgets_messages_pieces_and_chunks(store: Store) -> None:
     _fill(store, 1, *range(100, 200))
     _append(store, 1, _chunk(0, 10, 0, 0), _chunk(10, 10, 0, 0))
 
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         batch.piece(1, 300, 0, b"piece")
         batch.put(1, 300, b"", b"")
         batch.piece(1, 301, 0, b"piece")
@@ -576,7 +576,7 @@ def clearing_forgets_messages_pieces_and_chunks(store: Store) -> None:
 
     _commit(store, fill)
     _fill(store, 2, 1)
-    before = Batch()
+    before = ChangeSet()
     before.put(1, 400, b"", b"before")
     before.clear(1)
     before.put(1, 150, b"", b"after")
@@ -624,7 +624,7 @@ def a_node_is_filled_again_while_it_is_cleared(store: Store) -> None:
 
 def what_no_store_can_keep_is_refused(store: Store) -> None:
     large = bytes(RECORD_MAX + 1)
-    fills: tuple[Callable[[Batch], None], ...] = (
+    fills: tuple[Callable[[ChangeSet], None], ...] = (
         lambda batch: batch.put(NODE_MAX + 1, 0, b"", b""),
         lambda batch: batch.put(0, SEQUENCE_MAX + 1, b"", b""),
         lambda batch: batch.put(-1, 0, b"", b""),
@@ -642,7 +642,7 @@ def what_no_store_can_keep_is_refused(store: Store) -> None:
         lambda batch: batch.move(0, 9, 0, SEQUENCE_MAX + 1, b""),
     )
     for fill in fills:
-        batch = Batch()
+        batch = ChangeSet()
         batch.put(5, 5, b"", b"beside it")
         fill(batch)
         _raises(StoreRefused, lambda batch=batch: store.commit(batch))  # type: ignore[misc]
@@ -652,7 +652,7 @@ def what_no_store_can_keep_is_refused(store: Store) -> None:
 
 
 def a_large_batch_is_one(store: Store) -> None:
-    batch = Batch()
+    batch = ChangeSet()
     for sequence in range(3000):
         batch.put(1, sequence, b"head", _payload(sequence, 2000))
     store.commit(batch)
@@ -678,7 +678,7 @@ def it_is_used_between_open_and_close(store: Store) -> None:
     store.close()
     store.close()
     for call in (
-        lambda: store.commit(Batch()),
+        lambda: store.commit(ChangeSet()),
         lambda: store.facts("node"),
         lambda: store.messages(1, 1, 1, 1),
         lambda: list(store.heads(1)),

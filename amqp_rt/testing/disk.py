@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from ..stores.base import (
-    Batch,
+    ChangeSet,
     Chunk,
     Damage,
     OpenResult,
@@ -76,14 +76,14 @@ class SimulatedDisk:
         node, head = self._luck.choice(places)
         (stored,) = self.kept.read(node, [head.sequence])
         self.damaged.append(stored.payload)
-        batch = Batch()
+        batch = ChangeSet()
         batch.remove(node, head.sequence)
         self.kept.commit(batch)
         self._trace.add(f"{self._host}: message {head.sequence} of node {node} is damaged")
         damage = Damage("message", node, head.sequence, head.sequence, "a torn page")
         return OpenResult(False, (damage,), "aside")
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         """Commit *batch*, or inject the fault for this commit.
 
         Raises:
@@ -144,7 +144,7 @@ class SimulatedStore:
         self._failed = False
         return self._disk.open()
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         if self.dead:
             return
         if self._failed:

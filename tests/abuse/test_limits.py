@@ -334,6 +334,8 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         "telemetry/test_stuck.py::test_a_container_without_a_broker_is_watched_on_request",
         "telemetry/test_stuck.py::test_zero_turns_the_watch_off",
     ),
+    "schedule_every_min_s": ("broker/test_schedules.py::test_the_shortest_interval_is_limited",),
+    "schedule_catch_up_max": ("broker/test_schedules.py::test_the_limit_of_missed_times",),
     "metrics_nodes_max": (
         "telemetry/test_metrics.py::test_many_nodes_with_hostile_names_are_bounded_and_escaped",
     ),

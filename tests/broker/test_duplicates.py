@@ -18,7 +18,7 @@ from amqp_rt.broker.nodes import Queue
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, Rejected
-from amqp_rt.stores.base import Batch, Store, StoreFailed, StoreFull
+from amqp_rt.stores.base import ChangeSet, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.values import ULong
@@ -212,7 +212,7 @@ class Slow(MemoryStore):
     full = False
     fails = False
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         if self.fails:
             raise StoreFailed("the disk failed")
         if self.full and batch.puts:

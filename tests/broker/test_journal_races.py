@@ -9,7 +9,7 @@ from stalls import Stalls
 
 from amqp_rt.broker.durable.journal import Journal, Unit
 from amqp_rt.outcomes import Error
-from amqp_rt.stores.base import Batch, StoreFull
+from amqp_rt.stores.base import ChangeSet, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 
 
@@ -18,7 +18,7 @@ class Filling(MemoryStore):
 
     full = True
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         if self.full:
             raise StoreFull("the disk is full")
         super().commit(batch)

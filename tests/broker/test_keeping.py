@@ -16,7 +16,7 @@ from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached, LocalProtocolError
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
-from amqp_rt.stores.base import Batch, Damage, OpenResult, Store, StoreFailed, StoreFull
+from amqp_rt.stores.base import ChangeSet, Damage, OpenResult, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 
 
@@ -34,7 +34,7 @@ class Troubled(MemoryStore):
         self.opened += 1
         return super().open()
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         if self.full and (batch.puts or batch.appends):
             raise StoreFull("the disk is full")
         if self.fails:
@@ -284,7 +284,7 @@ async def test_what_a_store_kept_as_it_was_given_up_is_said_to_be_in_doubt() -> 
     """Neither accepted nor rejected: it may be there when the broker is started again."""
 
     class Kept(Troubled):
-        def commit(self, batch: Batch) -> None:
+        def commit(self, batch: ChangeSet) -> None:
             if self.fails == 1:
                 MemoryStore.commit(self, batch)
             super().commit(batch)

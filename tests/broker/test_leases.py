@@ -20,7 +20,7 @@ from amqp_rt.broker.durable import facts
 from amqp_rt.broker.leases import FROM, GROUP, ID, TO, LeaseState
 from amqp_rt.errors import AmqpError, CallFailed, LinkRefused
 from amqp_rt.limits import Limits
-from amqp_rt.stores.base import Batch, Store, StoreFull
+from amqp_rt.stores.base import ChangeSet, Store, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
 
@@ -349,7 +349,7 @@ async def test_a_restart_drops_facts_without_a_queue_and_restores_the_others() -
         await ask(peer, "LEASE", generation=1, count=2)
         ((key, value),) = store.facts(facts.LEASES.name)
         known = msgspec.msgpack.decode(value)
-        nowhere = Batch()
+        nowhere = ChangeSet()
         # Before and behind the others, in the order in which they are read.
         for number in (0, 99):
             gone = number.to_bytes(len(key), "big")
@@ -372,7 +372,7 @@ class Limited(MemoryStore):
 
     full = False
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         if self.full and any(kind == "leased" for kind, _ in batch.facts):
             raise StoreFull("the disk is full")
         super().commit(batch)

@@ -15,7 +15,7 @@ from amqp_rt.broker.log.records import block_of
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import AmqpError, DeliveryRejected
 from amqp_rt.limits import Limits
-from amqp_rt.stores.base import Batch, Store, StoreFailed, StoreFull
+from amqp_rt.stores.base import ChangeSet, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.values import Described, Symbol, Timestamp
@@ -256,7 +256,7 @@ class Troubled(MemoryStore):
         self.full = False
         self.fails: list[str] = []
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         if self.full and batch.appends:
             raise StoreFull("the disk is full")
         fails = self.fails.pop(0) if self.fails and batch.appends else ""

@@ -14,7 +14,7 @@ from amqp_rt.broker import Log
 from amqp_rt.broker.durable.facts import CURSORS, HOLDS
 from amqp_rt.errors import AmqpError
 from amqp_rt.limits import Limits
-from amqp_rt.stores.base import Batch, StoreFull
+from amqp_rt.stores.base import ChangeSet, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.req("K4")
@@ -190,10 +190,10 @@ async def test_a_log_is_deleted_while_its_records_are_dropped(
             await trio.testing.wait_all_tasks_blocked()
             host.space().delete("log")
             trims: list[int] = []
-            trim = Batch.trim
+            trim = ChangeSet.trim
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                Batch,
+                ChangeSet,
                 "trim",
                 lambda batch, number, to: (trims.append(number), trim(batch, number, to)),
             )

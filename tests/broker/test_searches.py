@@ -23,7 +23,7 @@ from amqp_rt.broker.topics import MessageTopic, TopicLedger
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Outcome, Rejected, rejected
-from amqp_rt.stores.base import Batch
+from amqp_rt.stores.base import ChangeSet
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.termini import COPY
 from amqp_rt.transactions import Discharge, TransactionalState
@@ -576,7 +576,7 @@ class Watched(MemoryStore):
         self.numbers: list[int] = []
         self.rows: list[list[int]] = []
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         super().commit(batch)
         self.rows.append([self.summary(number)[0] for number in self.numbers])
 

@@ -40,7 +40,7 @@ from amqp_rt.errors import (
     LinkRefused,
 )
 from amqp_rt.limits import Limits
-from amqp_rt.stores.base import Batch, Store, StoreFailed, StoreFull
+from amqp_rt.stores.base import ChangeSet, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.values import Described, Symbol
@@ -224,7 +224,7 @@ async def test_what_was_committed_before_identities_were_kept_is_skipped() -> No
         assert await commit(peer, [await stage(peer, ["a"], durable=True)])
         await broker.host.wait_kept()
         ((key, known),) = store.facts(facts.PRODUCERS.name)
-        older = Batch()
+        older = ChangeSet()
         *fields, _writes = msgspec.msgpack.decode(known)
         older.facts[facts.PRODUCERS.name, key] = msgspec.msgpack.encode(fields)
         store.commit(older)
@@ -386,7 +386,7 @@ async def test_a_restart_drops_facts_without_a_node_and_restores_the_others() ->
         await broker.host.wait_kept()
         ((key, staged),) = store.facts(facts.STAGES.name)
         ((producer_key, produced),) = store.facts(facts.PRODUCERS.name)
-        nowhere = Batch()
+        nowhere = ChangeSet()
         # Before and behind the others, in the order in which they are read; the earlier number was that
         # of the stage that is published.
         for number in (int.from_bytes(key, "big") - 1, 99):
@@ -699,7 +699,7 @@ class Unsteady(MemoryStore):
 
     full = fails = False
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         if self.full and batch.puts:
             raise StoreFull("the disk is full")
         if self.fails:
@@ -743,7 +743,7 @@ class Limited(MemoryStore):
 
     full = False
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         if self.full and batch.puts and batch.removes:
             raise StoreFull("the disk is full")
         super().commit(batch)

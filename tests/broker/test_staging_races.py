@@ -20,7 +20,7 @@ from amqp_rt.broker.durable import facts
 from amqp_rt.broker.staging.attempts import ATTEMPT, COMMITTED, EPOCH, PART, PRODUCER, RUN
 from amqp_rt.errors import LinkRefused
 from amqp_rt.limits import Limits
-from amqp_rt.stores.base import Batch, StoreFailed, StoreFull
+from amqp_rt.stores.base import ChangeSet, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.req("K3")
@@ -433,7 +433,7 @@ class Given(MemoryStore):
 
     fails = False
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         if self.fails:
             raise StoreFailed("the disk failed")
         super().commit(batch)

@@ -9,7 +9,7 @@ from pathlib import Path
 import committer
 import pytest
 
-from amqp_rt.stores.base import Batch
+from amqp_rt.stores.base import ChangeSet
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.stores.sqlite_files import VERSION
 
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     kept = SQLiteStore(tmp_path / "broker.db")
     kept.open()
     for sequence in range(100):
-        batch = Batch()
+        batch = ChangeSet()
         batch.put(sequence % 2, sequence, b"head", bytes(1000))
         batch.put_fact("fact", b"%d" % sequence, b"")
         kept.commit(batch)

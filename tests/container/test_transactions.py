@@ -24,7 +24,7 @@ from amqp_rt.errors import (
 )
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED
-from amqp_rt.stores.base import Batch, StoreFull
+from amqp_rt.stores.base import ChangeSet, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 
 
@@ -365,7 +365,7 @@ class Troubled(MemoryStore):
         self.full = False
         self.batches: list[tuple[int, int]] = []
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         if self.full and batch.puts:
             raise StoreFull("the disk is full")
         self.batches.append((len(batch.puts), len(batch.removes)))

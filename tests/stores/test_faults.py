@@ -24,7 +24,7 @@ from known_store import KNOWN, count_lost, flip, known_batch, known_store
 from amqp_rt.errors import AmqpError
 from amqp_rt.stores import sqlite_files
 from amqp_rt.stores.base import (
-    Batch,
+    ChangeSet,
     Chunk,
     OpenResult,
     StoreBusy,
@@ -331,7 +331,7 @@ def test_a_full_disk_refuses_a_batch_as_a_whole_and_goes_on(tmp_path: Path) -> N
 def test_a_limit_of_the_operating_system_is_a_full_disk(tmp_path: Path) -> None:
     program = (
         "import resource, signal, sys\n"
-        "from amqp_rt.stores.base import Batch, StoreFull\n"
+        "from amqp_rt.stores.base import ChangeSet, StoreFull\n"
         "from amqp_rt.stores.sqlite import SQLiteStore\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "store = SQLiteStore(sys.argv[1]); store.open()\n"
@@ -340,11 +340,11 @@ def test_a_limit_of_the_operating_system_is_a_full_disk(tmp_path: Path) -> None:
         "kept = 0\n"
         "try:\n"
         "    while True:\n"
-        "        batch = Batch(); batch.put(1, kept, b'', bytes(50_000)); store.commit(batch); kept += 1\n"
+        "        batch = ChangeSet(); batch.put(1, kept, b'', bytes(50_000)); store.commit(batch); kept += 1\n"
         "except StoreFull: pass\n"
         "assert store.summary(1)[0] == kept, kept\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))\n"
-        "batch = Batch(); batch.put(1, kept, b'', bytes(50_000)); store.commit(batch)\n"
+        "batch = ChangeSet(); batch.put(1, kept, b'', bytes(50_000)); store.commit(batch)\n"
         "assert store.summary(1)[0] == kept + 1\n"
         "store.close(); assert store.open().clean; store.close()\n"
     )
@@ -364,7 +364,7 @@ def test_what_was_consumed_is_taken_away_from_a_full_disk(tmp_path: Path) -> Non
         store.open()
         kept = 0
         while True:
-            batch = Batch()
+            batch = ChangeSet()
             for sequence in range(kept, kept + 50):
                 batch.put(1, sequence, b"head", bytes(1000))
             try:
@@ -380,7 +380,7 @@ def test_what_was_consumed_is_taken_away_from_a_full_disk(tmp_path: Path) -> Non
         with pytest.raises(StoreFull):
             store.commit(batch)
         for first in range(0, kept - 50, 50):
-            gone = Batch()
+            gone = ChangeSet()
             for sequence in range(first, first + 50):
                 gone.remove(1, sequence)
             store.commit(gone)
@@ -617,14 +617,14 @@ def test_a_log_is_trimmed_up_to_a_hole(tmp_path: Path) -> None:
     """Lost chunks leave a hole; trimming within it drops all chunks before it."""
     store = SQLiteStore(tmp_path / "store")
     store.open()
-    batch = Batch()
+    batch = ChangeSet()
     for offset in range(0, 50, 10):
         batch.append(6, Chunk(offset, 10, 0, 0, bytes(100)))
     store.commit(batch)
     store._file.connection.execute("DELETE FROM chunks WHERE place % 256 = 20")
     assert [chunk.offset for chunk in store.chunks(6, 0, 1_000)] == [0, 10, 30, 40]
     for offset, left in [(19, [10, 30, 40]), (20, [30, 40]), (29, [30, 40]), (30, [30, 40])]:
-        batch = Batch()
+        batch = ChangeSet()
         batch.trim(6, offset)
         store.commit(batch)
         first = store.extent(6)[0]
@@ -734,11 +734,11 @@ def test_space_is_given_back_in_steps(tmp_path: Path) -> None:
     store = SQLiteStore(path)
     store.open()
     for n in range(40):
-        batch = Batch()
+        batch = ChangeSet()
         for sequence in range(n * 500, n * 500 + 500):
             batch.put(1, sequence, b"", bytes(1000))
         store.commit(batch)
-    batch = Batch()
+    batch = ChangeSet()
     for index in range(100):
         batch.piece(2, 1, index, bytes(100_000))
     batch.put(2, 1, b"", b"")
@@ -747,7 +747,7 @@ def test_space_is_given_back_in_steps(tmp_path: Path) -> None:
     full = path.stat().st_size
     assert full > 29_000_000
     store.open()
-    batch = Batch()
+    batch = ChangeSet()
     batch.clear(1)
     batch.remove(2, 1)
     store.commit(batch)

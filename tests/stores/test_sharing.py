@@ -11,7 +11,7 @@ import pytest
 from known_store import count_lost, flip, known_store
 
 from amqp_rt.errors import AmqpError
-from amqp_rt.stores.base import SHARED_MIN, Batch, Chunk, StoreDamaged, StoreRefused
+from amqp_rt.stores.base import SHARED_MIN, ChangeSet, Chunk, StoreDamaged, StoreRefused
 from amqp_rt.stores.pages import PAGE
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.stores.sqlite_files import VERSION, backup, check, roots, upgrade
@@ -30,22 +30,22 @@ def store(tmp_path: Path) -> SQLiteStore:
     return made
 
 
-def commit(store: SQLiteStore, fill: Callable[[Batch], None]) -> None:
-    batch = Batch()
+def commit(store: SQLiteStore, fill: Callable[[ChangeSet], None]) -> None:
+    batch = ChangeSet()
     fill(batch)
     store.commit(batch)
 
 
 def share(store: SQLiteStore, payload: bytes, nodes: range, *, spilled: bool = False) -> None:
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         for node in nodes:
             batch.put(node, 1, b"h", payload, spilled=spilled)
 
     commit(store, fill)
 
 
-def clear(*nodes: int) -> Callable[[Batch], None]:
-    def fill(batch: Batch) -> None:
+def clear(*nodes: int) -> Callable[[ChangeSet], None]:
+    def fill(batch: ChangeSet) -> None:
         for node in nodes:
             batch.clear(node)
 
@@ -116,7 +116,7 @@ def test_what_is_small_or_not_shared_is_a_row_as_before(store: SQLiteStore, size
 
 
 #: How a message leaves its place, which is 1 of that node.
-ENDS: dict[str, Callable[[Batch, int], object]] = {
+ENDS: dict[str, Callable[[ChangeSet, int], object]] = {
     "remove": lambda batch, node: batch.remove(node, 1),
     "clear": lambda batch, node: batch.clear(node),
     "drop": lambda batch, node: batch.drop(node, 0, 5),
@@ -163,7 +163,7 @@ def test_a_moved_message_takes_its_share_along(store: SQLiteStore) -> None:
 def test_what_is_cleared_in_steps_frees_its_bodies(store: SQLiteStore) -> None:
     payloads = [bytes([n % 256]) * 5000 for n in range(1500)]
 
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         for sequence, payload in enumerate(payloads):
             batch.put(1, sequence, b"h", payload)
             batch.put(2, sequence, b"h", payload)
@@ -180,7 +180,7 @@ def test_what_is_cleared_in_steps_frees_its_bodies(store: SQLiteStore) -> None:
 
 
 def test_a_large_body_in_pieces_goes_in_steps_as_before(store: SQLiteStore) -> None:
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         for index in range(9):
             batch.piece(1, 1, index, bytes(MIB))
         batch.put(1, 1, b"", b"")
@@ -198,7 +198,7 @@ def test_a_refused_batch_leaves_nothing_of_what_it_shares(store: SQLiteStore) ->
     payload = bytes(5000)
     commit(store, lambda batch: batch.append(9, Chunk(0, 1, 0, 0, b"c")))
 
-    def fill(batch: Batch) -> None:
+    def fill(batch: ChangeSet) -> None:
         batch.put(1, 1, b"h", payload)
         batch.put(2, 1, b"h", payload)
         batch.append(9, Chunk(5, 1, 0, 0, b"behind a gap"))

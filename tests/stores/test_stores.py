@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from amqp_rt.stores.base import SHARED_MIN, Batch, Chunk, OpenResult, Store, StoreFull
+from amqp_rt.stores.base import SHARED_MIN, ChangeSet, Chunk, OpenResult, Store, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.testing.checks import STORE_CHECKS, check_store
@@ -53,15 +53,15 @@ def test_a_store_that_loses_something_is_found_out() -> None:
 def test_a_memory_store_that_is_full_still_gives_back() -> None:
     store = MemoryStore(size_max=100)
     store.open()
-    batch = Batch()
+    batch = ChangeSet()
     batch.put(1, 1, b"head", bytes(90))
     store.commit(batch)
-    more = Batch()
+    more = ChangeSet()
     more.put(1, 2, b"", bytes(10))
     with pytest.raises(StoreFull):
         store.commit(more)
     assert store.summary(1) == (1, 90, 1, 1)
-    less = Batch()
+    less = ChangeSet()
     less.remove(1, 1)
     store.commit(less)
     store.commit(more)
@@ -72,20 +72,20 @@ def test_a_memory_store_counts_a_shared_payload_once() -> None:
     store = MemoryStore(size_max=3_000)
     store.open()
     payload = bytes(2_000)
-    batch = Batch()
+    batch = ChangeSet()
     for node in range(10):
         batch.put(node, 1, b"h", payload)
     store.commit(batch)
     assert store.size == 2_010
     for left in range(10, 0, -1):
-        batch = Batch()
+        batch = ChangeSet()
         batch.remove(left - 1, 1)
         store.commit(batch)
         assert store.size == (2_000 + left - 1 if left > 1 else 0)
 
 
 def test_a_batch_counts_what_is_left_in_it() -> None:
-    batch = Batch()
+    batch = ChangeSet()
     one, other = bytes(2_000), bytes(3_000)
     for payload in (one, other):
         batch.put(1, len(payload), b"h", payload)
@@ -103,7 +103,7 @@ def test_a_batch_counts_what_is_left_in_it() -> None:
 def test_a_memory_store_that_was_abandoned_is_not_clean() -> None:
     store = MemoryStore()
     store.open()
-    batch = Batch()
+    batch = ChangeSet()
     batch.put(1, 1, b"", b"kept")
     batch.put(1, 2, b"", b"spilled", spilled=True)
     store.commit(batch)
@@ -143,7 +143,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def commit(self, data: Any) -> None:
-        batch = Batch()
+        batch = ChangeSet()
         messages, staged = dict(self.messages), dict(self.staged)
         named: set[tuple[int, int]] = set()
         logs = {log: (list(chunks), end) for log, (chunks, end) in self.logs.items()}

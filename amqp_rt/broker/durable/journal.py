@@ -24,7 +24,7 @@ from ...errors import AmqpError
 from ...fronts.base import IncomingDelivery
 from ...loglimit import LogLimiter, error_text
 from ...outcomes import ACCEPTED, Error, Outcome, Rejected
-from ...stores.base import Batch, Store, StoreDamaged, StoreFailed, StoreFull, StoreRefused
+from ...stores.base import ChangeSet, Store, StoreDamaged, StoreFailed, StoreFull, StoreRefused
 from ...tallies import Distribution
 from ..entries import Entry, head_of
 from ..queue.queue import MessageQueue
@@ -69,7 +69,7 @@ class Threaded:
 class Appended(Protocol):
     """Records of logs, whose offsets are known only when they are written."""
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: ChangeSet) -> None:
         """Add the records to *batch*; may be called again with another batch."""
 
     def verify(self, store: Store) -> None:
@@ -185,42 +185,42 @@ class Unit:
         self._changes += [(_put_entry, (node, entry)) for entry in entries]
 
     def put(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
-        self._changes.append((Batch.put, (node, sequence, head, payload)))
+        self._changes.append((ChangeSet.put, (node, sequence, head, payload)))
 
     def spill(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
         """Put a message that need not survive the process."""
         self._changes.append((_spill, (node, sequence, head, payload)))
 
     def piece(self, node: int, sequence: int, index: int, data: bytes) -> None:
-        self._changes.append((Batch.piece, (node, sequence, index, data)))
+        self._changes.append((ChangeSet.piece, (node, sequence, index, data)))
 
     def move(self, node: int, sequence: int, to: int, to_sequence: int, head: bytes) -> None:
-        self._changes.append((Batch.move, (node, sequence, to, to_sequence, head)))
+        self._changes.append((ChangeSet.move, (node, sequence, to, to_sequence, head)))
 
     def update(self, node: int, sequence: int, head: bytes) -> None:
-        self._changes.append((Batch.update, (node, sequence, head)))
+        self._changes.append((ChangeSet.update, (node, sequence, head)))
 
     def remove(self, node: int, sequence: int) -> None:
-        self._changes.append((Batch.remove, (node, sequence)))
+        self._changes.append((ChangeSet.remove, (node, sequence)))
 
     def put_fact(self, kind: str, key: bytes, value: bytes) -> None:
-        self._changes.append((Batch.put_fact, (kind, key, value)))
+        self._changes.append((ChangeSet.put_fact, (kind, key, value)))
 
     def remove_fact(self, kind: str, key: bytes) -> None:
-        self._changes.append((Batch.remove_fact, (kind, key)))
+        self._changes.append((ChangeSet.remove_fact, (kind, key)))
 
     def clear(self, node: int) -> None:
-        self._changes.append((Batch.clear, (node,)))
+        self._changes.append((ChangeSet.clear, (node,)))
 
     def drop(self, node: int, first: int, last: int) -> None:
-        self._changes.append((Batch.drop, (node, first, last)))
+        self._changes.append((ChangeSet.drop, (node, first, last)))
 
     def append(self, records: Appended) -> None:
         """Add *records* to their logs."""
         self.appended.append(records)
 
     def trim(self, log: int, offset: int) -> None:
-        self._changes.append((Batch.trim, (log, offset)))
+        self._changes.append((ChangeSet.trim, (log, offset)))
 
     def __bool__(self) -> bool:
         return bool(self._changes or self.appended)
@@ -233,12 +233,12 @@ class Unit:
     def __len__(self) -> int:
         return len(self._changes) + len(self.appended)
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: ChangeSet) -> None:
         """Add the changes to *batch*."""
         for _ in self.writing(batch):
             pass
 
-    def writing(self, batch: Batch) -> Iterator[None]:
+    def writing(self, batch: ChangeSet) -> Iterator[None]:
         """Add the changes to *batch*, one in each step of the iterator."""
         for change, args in self._changes:
             change(batch, *args)
@@ -248,11 +248,11 @@ class Unit:
             yield
 
 
-def _put_entry(batch: Batch, node: int, entry: Entry) -> None:
+def _put_entry(batch: ChangeSet, node: int, entry: Entry) -> None:
     batch.put(node, entry.sequence, head_of(entry), entry.payload, spilled=not entry.durable)
 
 
-def _spill(batch: Batch, node: int, sequence: int, head: bytes, payload: bytes) -> None:
+def _spill(batch: ChangeSet, node: int, sequence: int, head: bytes, payload: bytes) -> None:
     batch.put(node, sequence, head, payload, spilled=True)
 
 
@@ -485,7 +485,7 @@ class Journal:
             StoreFailed: The store has failed; whether the units left in *units* were stored is unknown.
         """
         while units:
-            batch = Batch()
+            batch = ChangeSet()
             count = 0
             left = _CHANGES_OF_A_TURN
             for unit in units:
@@ -592,7 +592,7 @@ class Journal:
             self.on_fault(None, another)
 
 
-async def _write_in_turns(unit: Unit, batch: Batch, left: int) -> int:
+async def _write_in_turns(unit: Unit, batch: ChangeSet, left: int) -> int:
     """Add *unit* to *batch*, with *left* changes before the next turn; return the number left then."""
     for _ in unit.writing(batch):
         left -= 1

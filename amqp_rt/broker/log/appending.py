@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...fronts.base import IncomingDelivery
 from ...outcomes import Error
-from ...stores.base import Batch, Store
+from ...stores.base import ChangeSet, Store
 from ..durable.journal import Unit, accept, refuse
 from ..entries import Entry
 from .annotations import partition_key
@@ -166,7 +166,7 @@ class Appending:
             known += records
         self.size += size_of(records)
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: ChangeSet) -> None:
         self.closed = True
         if not self._kept and (not self.log.deleted or self.log.failed):
             for partition, records in self.records.items():

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from ...fronts.base import SendingLink
-from ...stores.base import Batch
+from ...stores.base import ChangeSet
 from ..queue.accounts import Memory
 from .records import RECORD_COST, Block, Record, chunk_of, size_of
 
@@ -57,7 +57,7 @@ class Partition:
         #: Readers that have credit and have reached the end.
         self.waiting: dict[WaitingReader, None] = {}
         #: The batch being assembled, and the offset of its next record.
-        self._batch: Batch | None = None
+        self._batch: ChangeSet | None = None
         self._planned = 0
 
     @property
@@ -118,7 +118,7 @@ class Partition:
         blocks = self.blocks
         return self.first >= self.base or bool(blocks and blocks[0].first_ms < time_ms)
 
-    def plan(self, batch: Batch, records: list[Record]) -> tuple[int, int]:
+    def plan(self, batch: ChangeSet, records: list[Record]) -> tuple[int, int]:
         """Add *records* to *batch*, after those added before; return the offset after the last of
         them, and their bytes in the store."""
         if self._batch is not batch:
@@ -138,7 +138,7 @@ class Partition:
         stored += self._append(batch, chunk)
         return self._planned, stored
 
-    def _append(self, batch: Batch, records: list[Record]) -> int:
+    def _append(self, batch: ChangeSet, records: list[Record]) -> int:
         chunk = chunk_of(self._planned, records)
         batch.append(self.number, chunk)
         self._planned += len(records)

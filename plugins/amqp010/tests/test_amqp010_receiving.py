@@ -18,7 +18,7 @@ from served010 import Served, serving
 
 from amqp_rt import Broker, connect
 from amqp_rt.broker.nodes import Queue
-from amqp_rt.stores.base import Batch
+from amqp_rt.stores.base import ChangeSet
 from amqp_rt.stores.memory import MemoryStore
 
 
@@ -123,7 +123,7 @@ class Gated(MemoryStore):
         self.gate = threading.Event()
         self.gate.set()
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: ChangeSet) -> None:
         assert self.gate.wait(20)
         super().commit(batch)
 

@@ -82,9 +82,17 @@ class RabbitHost(BareHost):
 
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
         """Return the endpoint for messages to a queue or an exchange at *address*; None if there is none."""
-        if address.startswith("$"):
+        if address.startswith("$") or self._is_served(address):
             return None
         found = self._broker.host.relay(address, link)
         if found is None or isinstance(found, Error):
             return found
         return Publisher(found, address, self._broker.host.limits)
+
+    def _is_served(self, address: str) -> bool:
+        """Return whether a node of the application is at *address*, which comes before queues that would be created."""
+        try:
+            return self._broker.container.nodes.find(address) is not None
+        except ValueError:
+            # It is, and refuses the link: a part of the address is no value for the handler.
+            return True

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from amqp_rt import Broker
-from amqp_rt.errors import AmqpError, DecodeError
+from amqp_rt.errors import AmqpError, DecodeError, LocalProtocolError
 from amqp_rt.fronts import (
     ACCEPTED,
     SENDER,
@@ -62,11 +62,16 @@ class ManagementLinks:
             )
             return
         pairs = self._pairs.setdefault(link.session, {})
-        pair = pairs.get(link.name)
+        name = link.name
+        pair = pairs.get(name)
         if pair is None:
-            pair = pairs[link.name] = ManagementPair(
-                self._broker, Operations(self._topology(link), link.peer)
-            )
+
+            def forget(ended: ManagementPair) -> None:
+                if pairs.get(name) is ended:
+                    del pairs[name]
+
+            operations = Operations(self._topology(link), link.peer)
+            pair = pairs[name] = ManagementPair(self._broker, operations, on_ended=forget)
         properties = {_paired_key(link): True}
         if link.role == SENDER:
             link.accept(pair, properties=properties)
@@ -98,15 +103,25 @@ class ManagementPair:
     Args:
         broker: The broker, whose turns long requests take.
         operations: Carries out requests.
+        on_ended: Called when both links have ended; later links of their name are another pair.
     """
 
-    def __init__(self, broker: Broker, operations: Operations) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        operations: Operations,
+        *,
+        on_ended: Callable[[ManagementPair], object],
+    ) -> None:
         self._broker = broker
         self._operations = operations
+        self._on_ended = on_ended
         self._receiving: ReceivingLink | None = None
         self._sending: SendingLink | None = None
         self._requests: deque[HttpRequest] = deque()
         self._answers: deque[bytes] = deque()
+        #: The reply link has ended, so that nobody reads further answers.
+        self._unread = False
         self._work: Generator[int, None, HttpResponse] | None = None
         self._current: HttpRequest | None = None
         #: The work continues when messages have been stored, or in the next turn.
@@ -118,6 +133,7 @@ class ManagementPair:
         """Begin to take requests, or to send answers."""
         if link.role == SENDER:
             self._sending = link  # type: ignore[assignment]
+            self._unread = False
             self._send()
         else:
             self._receiving = link  # type: ignore[assignment]
@@ -148,7 +164,8 @@ class ManagementPair:
     def on_credit(self, link: SendingLink) -> None:
         """Send the answers that wait."""
         self._send()
-        link.drained()
+        if link.attached:
+            link.drained()
 
     def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """Do nothing: answers are settled."""
@@ -157,11 +174,18 @@ class ManagementPair:
         self, link: ReceivingLink | SendingLink, error: Error | None, closed: bool
     ) -> None:
         """Forget the link; without the other one no answer can be sent."""
-        if link.role == SENDER:
-            self._sending = None
-        else:
+        if link is self._sending:
+            self._end_answers()
+        elif link is self._receiving:
             self._receiving = None
             self._requests.clear()
+        if self._sending is None and self._receiving is None:
+            self._on_ended(self)
+
+    def _end_answers(self) -> None:
+        self._sending = None
+        self._unread = True
+        self._answers.clear()
 
     # --- requests --------------------------------------------------------------------------
 
@@ -180,7 +204,8 @@ class ManagementPair:
                 self._waits = True
                 self._broker.host.turns.resume_later(self)
                 return
-            assert self._current is not None
+            request = self._current
+            assert request is not None
             try:
                 if next(self._work) == WAITS:
                     self._waits = True
@@ -192,19 +217,34 @@ class ManagementPair:
                 response = HttpResponse.of(error)
                 _log.debug(
                     "request refused: %s %.200r: %s",
-                    self._current.method,
-                    self._current.path,
+                    request.method,
+                    request.path,
                     error,
                 )
-            self._answers.append(encode_response(self._current, response))
             self._work = self._current = None
-            self._send()
+            self._answer(request, response)
+        self._send()
+
+    def _answer(self, request: HttpRequest, response: HttpResponse) -> None:
+        if self._unread:
+            return
+        try:
+            answer = encode_response(request, response)
+        except AmqpError as error:
+            answer = encode_response(request, HttpResponse.of(error))
+        self._answers.append(answer)
         self._send()
 
     def _send(self) -> None:
         link = self._sending
         while self._answers and link is not None and link.attached and link.credit > 0:
-            link.send(self._answers.popleft(), settled=True)
+            try:
+                link.send(self._answers.popleft(), settled=True)
+            except LocalProtocolError as error:
+                # The client takes no message of this size: it would wait for the answer in vain.
+                self._end_answers()
+                link.detach(Error.of(error))
+                break
         self._grant()
 
     def _grant(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from uuid import UUID
 
 from msgspec import Struct
 
@@ -37,7 +38,7 @@ _STATUS: Final = {
 class HttpRequest(Struct, frozen=True):
     """Request of a client: a method on a path."""
 
-    message_id: object
+    message_id: int | str | bytes | UUID
     method: str
     path: str
     body: object
@@ -79,13 +80,25 @@ def read_request(payload: bytes, limits: Limits) -> HttpRequest:
             body = section.value
     fields = properties + [None] * (5 - len(properties))
     method, path, reply_to = fields[_SUBJECT], fields[_TO], fields[_REPLY_TO]
-    if fields[_MESSAGE_ID] is None:
+    message_id = fields[_MESSAGE_ID]
+    if message_id is None:
         raise DecodeError("the request has no message-id")
+    if not _is_id(message_id):
+        raise DecodeError(
+            f"the message-id is {message_id!r:.80}, not a ulong, a UUID, a binary or a string"
+        )
     if not isinstance(method, str) or not isinstance(path, str):
         raise DecodeError("the request has no subject, its method, or no `to`, its path")
     if reply_to != _PAIRED_REPLY:
         raise DecodeError(f"reply-to is {_PAIRED_REPLY!r} on paired links, not {reply_to!r:.80}")
-    return HttpRequest(fields[_MESSAGE_ID], str(method), str(path), body)
+    return HttpRequest(message_id, str(method), str(path), body)
+
+
+def _is_id(found: object) -> bool:
+    """Return whether *found* is of a type that a correlation-id can have (§3.2.11 to §3.2.14)."""
+    if isinstance(found, int):
+        return not isinstance(found, bool) and 0 <= found < 1 << 64
+    return isinstance(found, str | bytes | UUID)
 
 
 def encode_response(request: HttpRequest, response: HttpResponse) -> bytes:
@@ -93,7 +106,7 @@ def encode_response(request: HttpRequest, response: HttpResponse) -> bytes:
     message = Message(
         response.body,
         subject=str(response.status),
-        correlation_id=request.message_id,  # type: ignore[arg-type]  # of the types of ids
+        correlation_id=request.message_id,
         application_properties={"http:response": "1.1"},
         body_kind="value",
     )

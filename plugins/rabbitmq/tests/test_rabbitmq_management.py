@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import trio
 from amqp_rt_rabbitmq.requests import HttpRequest, HttpResponse, encode_response, read_request
 
 from amqp_rt import Access, Broker, Connection, Message, Plain, Rights, Rule, connect
 from amqp_rt.errors import AmqpError, ConnectFailed, DecodeError, LinkDetached
 from amqp_rt.limits import DEFAULT_LIMITS
+from amqp_rt.termini import Source, Target
+from amqp_rt.testing.pairs import Recorder
 
 pytestmark = pytest.mark.req("G4")
 
@@ -19,6 +22,16 @@ pytestmark = pytest.mark.req("G4")
 def request(method: str, path: str, body: object = None, **fields: Any) -> Message:
     given = {"message_id": 1, "reply_to": "$me", "subject": method, "to": path, **fields}
     return Message(body, body_kind="value", **given)
+
+
+def with_id(octets: bytes) -> bytes:
+    """Return a request whose message-id has the encoding *octets*."""
+    # Properties: a list8 with two octets of sizes, and the id as smallulong 1.
+    payload = request("GET", "/queues/none").encode()
+    before, properties, after = payload.partition(b"\x00\x53\x73\xc0")
+    size = properties and after[0] + len(octets) - 2
+    assert after[2:4] == b"\x53\x01"
+    return before + properties + bytes([size, after[1]]) + octets + after[4:]
 
 
 def test_sections_may_be_in_any_order() -> None:
@@ -46,6 +59,10 @@ def test_sections_may_be_in_any_order() -> None:
         (request("GET", "/queues/q", reply_to="elsewhere").encode(), "reply-to is '\\$me'"),
         (request("GET", "/queues/q", to=None).encode(), "no subject"),
         (b"\x00\x53\x77" + b"\xe0" * 9, "."),
+        *(
+            (with_id(octets), "not a ulong, a UUID, a binary or a string")
+            for octets in (b"\x41", b"\x54\xff", b"\x72\x3f\x80\x00\x00", b"\x45", b"\xc1\x01\x00")
+        ),
     ],
 )
 def test_what_is_no_request_is_refused(octets: bytes, why: str) -> None:
@@ -171,6 +188,105 @@ async def _send(peer: Connection, message: Message) -> None:
     async with managing(peer) as manage:
         await manage.sender.send(message)
         await manage.receiver.receive()
+
+
+class Half(Recorder):
+    """A link of a pair, without a container: what arrives, and how it ended."""
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        with trio.fail_after(10):
+            while not condition():  # noqa: ASYNC110  # engines tell nobody
+                await trio.sleep(0.005)
+
+
+def attach(session: Any, role: str, half: Half, **options: Any) -> Any:
+    """Attach one link of the pair *half*."""
+    options = {"properties": {"paired": True}, **options}
+    if role == "sender":
+        target = Target(address="/management")
+        return session.attach_sender("half", half, source=Source(), target=target, **options)
+    source = Source(address="/management")
+    return session.attach_receiver("half", half, source=source, target=Target(), **options)
+
+
+@pytest.mark.parametrize("octets", [b"\x41", b"\x45", b"\xc1\x01\x00", b"\x82" + bytes(8)])
+async def test_a_wrong_message_id_ends_the_link_alone(octets: bytes) -> None:
+    async with Broker(volatile=True) as broker:
+        [url] = await broker.listen("amqp://127.0.0.1:0?profile=rabbitmq")
+        async with connect(url, reconnect=None) as peer, managing(peer) as manage:
+            half = Half()
+            out = attach(peer.engine.begin(), "sender", half)
+            await half.until(lambda: out.credit)
+            out.send(with_id(octets), settled=True)
+            await half.until(lambda: half.detached)
+            assert (await manage("GET", "/queues/none"))[0] == "404"
+
+
+async def test_an_answer_above_the_clients_size_ends_its_link_alone() -> None:
+    async with Broker(volatile=True) as broker:
+        [url] = await broker.listen("amqp://127.0.0.1:0?profile=rabbitmq")
+        async with connect(url, reconnect=None) as peer, managing(peer) as manage:
+            session = peer.engine.begin()
+            half = Half()
+            replies = attach(session, "receiver", half, max_message_size=16)
+            out = attach(session, "sender", half)
+            await half.until(lambda: out.credit and replies.attached)
+            replies.grant(10)
+            out.send(request("GET", "/queues/none").encode(), settled=True)
+            await half.until(lambda: half.detached)
+            assert out.attached
+            assert (await manage("GET", "/queues/none"))[0] == "404"
+
+
+async def test_a_pair_ends_with_its_links() -> None:
+    """Answers that nobody reads are gone, and links of the same name begin anew."""
+    async with Broker(volatile=True) as broker:
+        [url] = await broker.listen("amqp://127.0.0.1:0?profile=rabbitmq")
+        async with connect(url, reconnect=None) as peer:
+            session = peer.engine.begin()
+            for number in range(3):
+                half = Half()
+                replies = attach(session, "receiver", half)
+                out = attach(session, "sender", half)
+                await half.until(lambda: out.credit and replies.attached)  # noqa: B023  # within the round
+                assert out.credit == 100
+                replies.grant(1)
+                for at in range(80):
+                    fields = {"message_id": f"{number}-{at}"}
+                    out.send(request("GET", "/queues/none", **fields).encode(), settled=True)
+                await half.until(lambda: half.deliveries)  # noqa: B023
+                answer = Message.decode(half.deliveries[0].payload)
+                assert answer.correlation_id == f"{number}-0"
+                out.detach()
+                replies.detach()
+                await half.until(lambda: len(half.detached) == 2)  # noqa: B023
+
+
+async def test_nodes_of_the_application_come_before_queues_to_create() -> None:
+    got: list[object] = []
+    broker = Broker(volatile=True, auto_create=("queue:*",))
+
+    @broker.container.node("orders")
+    async def orders(message: Message) -> None:
+        got.append(message.body)
+
+    @broker.container.node("rows/{number}")
+    async def rows(message: Message, number: int) -> None:
+        got.append(number)
+
+    async with broker:
+        [url] = await broker.listen("amqp://127.0.0.1:0?profile=rabbitmq")
+        async with connect(url, reconnect=None) as peer:
+            async with peer.sender("orders") as out:
+                await out.send("to the handler")
+            async with peer.sender("rows/7") as out:
+                await out.send("x")
+            with pytest.raises(AmqpError):
+                async with peer.sender("rows/x") as out:
+                    await out.send("x")
+            async with peer.sender("created") as out:
+                await out.send("to a queue")
+    assert got == ["to the handler", 7]
 
 
 async def test_other_links_to_the_management_are_refused() -> None:

@@ -173,7 +173,11 @@ def _render(
 ) -> tuple[bytes, str]:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(list(families(snapshot, times, detailed=node is not None))))
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):
+        # It reads the version that the client accepts, which may be no version.
+        encode, content_type = choose_encoder("")
     return encode(registry), content_type
 
 

@@ -1,14 +1,13 @@
 """Listener for probes: ``/healthz``, ``/readyz`` and ``/metrics`` over HTTP, without a login.
 
-Needs hypercorn, starlette and prometheus-client (``pip install amqp-rt[http,metrics]``).
+Needs prometheus-client (``pip install amqp-rt[metrics]``).
 """
 
 from __future__ import annotations
 
-import logging
 import socket
 from functools import partial
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,14 +15,13 @@ import trio
 
 from ..container.container import Container
 from ..errors import AmqpError, ConnectFailed
+from .probe_http import HttpResponder, ProbeRequest, ProbeResponse
 
 #: Host and port of a URL that names none. There is no login: by default only this machine reaches the probe.
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 9_000
-#: Seconds for the head of a request, and between two requests of a connection.
-_PATIENCE_S: Final = 5
-#: Bytes of the head of a request.
-_HEAD_MAX: Final = 8_192
+#: Characters of a pattern of nodes: it is compiled for each request, and kept by nothing.
+PATTERN_MAX: Final = 256
 
 
 def parse_probe_url(text: str) -> tuple[str, int]:
@@ -48,7 +46,7 @@ def parse_probe_url(text: str) -> tuple[str, int]:
 class Probe:
     """Answers to probes of *container*.
 
-    * ``/healthz``: 200 while the container runs, else 503.
+    * ``/healthz``: 200 until the container has ended, even before it has started: a restart would not help it. Then 503.
     * ``/readyz``: 200 while it takes work, else 503 with the reasons.
     * ``/metrics``: metrics for Prometheus; ``/metrics/detailed?node=orders-*`` has those of single nodes, too.
 
@@ -58,76 +56,56 @@ class Probe:
 
     def __init__(self, container: Container) -> None:
         try:
-            from starlette.applications import Starlette
-            from starlette.routing import Route
-
             from .metrics import Metrics
         except ImportError:
-            raise _missing() from None
+            raise AmqpError(
+                "a probe needs prometheus-client: pip install 'amqp-rt[metrics]'",
+                condition="amqp:not-implemented",
+            ) from None
         self._container = container
         self._metrics = Metrics(container)
         #: One page at a time: a page of many nodes takes a thread for a while.
         self._rendering = trio.CapacityLimiter(1)
-        #: The application, to be mounted in a server of your own that runs under trio.
-        self.app: Any = Starlette(
-            routes=[
-                Route("/healthz", self._healthz),
-                Route("/readyz", self._readyz),
-                Route("/metrics", self._sums),
-                Route("/metrics/detailed", self._detailed),
-            ]
-        )
+        self._was_live = container.health().live
 
-    async def _healthz(self, request: Any) -> Any:
+    async def _respond(self, request: ProbeRequest) -> ProbeResponse:
         health = self._container.health()
-        return _answer({"live": health.live}, good=health.live)
+        self._was_live |= health.live
+        match request.path:
+            case "/healthz":
+                live = health.live or not self._was_live
+                return _of_health({"live": live}, good=live)
+            case "/readyz":
+                content = {"ready": health.ready, "reasons": health.reasons}
+                return _of_health(content, good=health.ready)
+            case "/metrics":
+                return await self._page(request, None)
+            case "/metrics/detailed":
+                return await self._page(request, request.query.get("node", "*"))
+        return ProbeResponse(404, b"there are /healthz, /readyz, /metrics and /metrics/detailed\n")
 
-    async def _readyz(self, request: Any) -> Any:
-        health = self._container.health()
-        return _answer({"ready": health.ready, "reasons": health.reasons}, good=health.ready)
-
-    async def _sums(self, request: Any) -> Any:
-        return await self._page(request, None)
-
-    async def _detailed(self, request: Any) -> Any:
-        return await self._page(request, request.query_params.get("node", "*"))
-
-    async def _page(self, request: Any, node: str | None) -> Any:
-        from starlette.responses import Response
-
+    async def _page(self, request: ProbeRequest, node: str | None) -> ProbeResponse:
+        if node is not None and len(node) > PATTERN_MAX:
+            return ProbeResponse(400, b"node= has more than %d characters\n" % PATTERN_MAX)
         async with self._rendering:
-            page, content_type = await self._metrics.render(
-                request.headers.get("accept", ""), node=node
-            )
-        return Response(page, headers={"content-type": content_type, "cache-control": "no-store"})
+            return ProbeResponse(200, *await self._metrics.render(request.accept, node=node))
 
     async def serve(
         self, url: str, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Answer at *url* until cancelled; the value of *task_status* is the URL that was bound.
 
+        Each connection is for one request, at most 32 of them at a time.
+
         Raises:
-            AmqpError: *url* is no URL of a probe, or hypercorn is missing.
+            AmqpError: *url* is no URL of a probe.
             ConnectFailed: *url* cannot be listened on.
         """
-        host, port = parse_probe_url(url)
-        try:
-            from hypercorn.config import Config
-            from hypercorn.trio import serve
-        except ImportError:
-            raise _missing() from None
-        config = Config()
-        # hypercorn would leave a socket open that cannot be bound.
-        config.bind = [f"fd://{(await _bind(url, host, port)).detach()}"]
-        config.errorlog = logging.getLogger("amqp_rt.probe")
-        config.errorlog.setLevel(logging.WARNING)
-        config.include_server_header = False
-        config.graceful_timeout = 1
-        config.keep_alive_timeout = config.read_timeout = _PATIENCE_S
-        config.h11_max_incomplete_size = _HEAD_MAX
-        async with trio.open_nursery() as nursery:
-            bound: list[str] = await nursery.start(partial(serve, self.app, config, mode="asgi"))
-            task_status.started(bound[0])
+        bound = await _bind(url, *parse_probe_url(url))
+        host, port = bound.getsockname()[:2]
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
+        task_status.started(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        await trio.serve_listeners(HttpResponder(self._respond).handle, [listener])
 
 
 async def _bind(url: str, host: str, port: int) -> socket.socket:
@@ -140,18 +118,6 @@ async def _bind(url: str, host: str, port: int) -> socket.socket:
         raise ConnectFailed(f"cannot listen on {url}: {error.strerror or error}") from None
 
 
-def _missing() -> AmqpError:
-    return AmqpError(
-        "a probe needs hypercorn, starlette and prometheus-client: pip install 'amqp-rt[http,metrics]'",
-        condition="amqp:not-implemented",
-    )
-
-
-def _answer(content: dict[str, object], *, good: bool) -> Any:
-    from starlette.responses import Response
-
-    return Response(
-        msgspec.json.encode(content) + b"\n",
-        200 if good else 503,
-        headers={"content-type": "application/json", "cache-control": "no-store"},
-    )
+def _of_health(content: dict[str, object], *, good: bool) -> ProbeResponse:
+    body = msgspec.json.encode(content) + b"\n"
+    return ProbeResponse(200 if good else 503, body, "application/json")

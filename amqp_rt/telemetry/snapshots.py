@@ -5,9 +5,10 @@ A snapshot has plain values only, so that a thread can render it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import trio
@@ -131,6 +132,8 @@ async def _add_nodes(
     found: Snapshot, container: Container, broker: BrokerHost, named: str | None, slices: _Slices
 ) -> None:
     most = container.limits.metrics_nodes_max
+    # Not fnmatch(), which keeps the patterns of thousands of strangers.
+    pattern = None if named is None else re.compile(translate(named))
     for space in list(broker.spaces):
         for kind, counts in space.retired.items():
             found.totals.setdefault((space.name, kind), Counts()).add(counts)
@@ -144,7 +147,7 @@ async def _add_nodes(
                 node = space.nodes.get(name)
                 if node is not None:
                     read.add(node)
-                    _add_node(found, space.name, node, named, most)
+                    _add_node(found, space.name, node, pattern, most)
         finally:
             space.retiring.remove(retiring)
         for gone in retiring:
@@ -152,13 +155,15 @@ async def _add_nodes(
                 found.totals.setdefault((space.name, gone.kind), Counts()).add(gone.held.counts)
 
 
-def _add_node(found: Snapshot, host: str, node: Node, named: str | None, most: int) -> None:
+def _add_node(
+    found: Snapshot, host: str, node: Node, pattern: re.Pattern[str] | None, most: int
+) -> None:
     values = _values_of(host, node)
     for state, count in zip(STATES, values.messages, strict=True):
         found.messages[host, node.kind, state] += count
     found.bytes[host, node.kind] += values.bytes
     found.totals.setdefault((host, node.kind), Counts()).add(node.held.counts)
-    if named is not None and fnmatchcase(node.name, named):
+    if pattern is not None and pattern.match(node.name):
         if len(found.nodes) < most:
             found.nodes.append(values)
         else:

@@ -18,10 +18,18 @@ from commands import Served, amqp_rt
 from amqp_rt import Container
 from amqp_rt.broker.broker import Broker
 from amqp_rt.broker.nodes import Queue
+from amqp_rt.container.health import ContainerHealth
 from amqp_rt.errors import AmqpError, ConnectFailed
 from amqp_rt.stores.base import StoreFailed
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.telemetry.probe import Probe, parse_probe_url
+from amqp_rt.telemetry.probe_http import (
+    CONNECTIONS_MAX,
+    PATIENCE_S,
+    HttpResponder,
+    ProbeRequest,
+    ProbeResponse,
+)
 
 pytestmark = pytest.mark.req("O3")
 
@@ -56,7 +64,7 @@ async def test_probes_are_answered() -> None:
         status, kind, body = await get(f"{url}/readyz")
         assert (status, kind) == (503, "application/json")
         assert json.loads(body) == {"ready": False, "reasons": ["'eu-1' has not started"]}
-        assert (await get(f"{url}/healthz"))[0] == 503
+        assert (await get(f"{url}/healthz"))[0] == 200
         async with broker:
             assert (await get(f"{url}/healthz"))[0] == 200
             assert b"neither listens nor is connected" in (await get(f"{url}/readyz"))[2]
@@ -76,6 +84,33 @@ async def test_probes_are_answered() -> None:
             assert b'node="other"' not in body
             assert (await get(f"{url}/elsewhere"))[0] == 404
             assert (await get(f"{url}/metrics", method="DELETE"))[0] == 405
+            assert (await get(f"{url}/metrics", method="HEAD"))[2] == b""
+            long = f"{url}/metrics/detailed?node={'%2A' * 257}"
+            assert await get(long) == (
+                400,
+                "text/plain; charset=utf-8",
+                b"node= has more than 256 characters\n",
+            )
+            # No version of OpenMetrics: prometheus-client cannot compare it.
+            odd = "application/openmetrics-text; version=zz"
+            assert (await get(f"{url}/metrics", accept=odd))[1].startswith("text/plain")
+
+
+async def test_only_what_has_been_live_can_be_dead() -> None:
+    class Told(Container):
+        live = False
+
+        def health(self) -> ContainerHealth:
+            return ContainerHealth(self.live, False)
+
+    told = Told("told")
+    async with probing(told) as url:
+        # It may be reading its store: a restart would begin again.
+        assert await get(f"{url}/healthz") == (200, "application/json", b'{"live":true}\n')
+        told.live = True
+        assert (await get(f"{url}/healthz"))[0] == 200
+        told.live = False
+        assert await get(f"{url}/healthz") == (503, "application/json", b'{"live":false}\n')
 
 
 async def test_a_container_that_stops_is_not_ready() -> None:
@@ -162,11 +197,100 @@ async def test_a_port_in_use_is_named() -> None:
             await Probe(one).serve(url)
 
 
-@pytest.mark.parametrize("module", ["starlette.applications", "hypercorn.trio"])
-async def test_missing_libraries_are_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(AmqpError, match=r"pip install 'amqp-rt\[http,metrics\]'"):
-        await Probe(Container("one")).serve("http://127.0.0.1:0")
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "amqp_rt.telemetry.metrics", None)
+    with pytest.raises(AmqpError, match=r"pip install 'amqp-rt\[metrics\]'"):
+        Probe(Container("one"))
+
+
+_UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: "
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /healthz HTTP/1.0\r\n\r\n", b"200"),
+        (b"GET http://x/healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 30, b"200"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + _UPGRADE + b"AAAA\r\n\r\n", b"200"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + _UPGRADE + b"A\r\n\r\n", b"200"),
+        (
+            b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n" + b"x" * 9999,
+            b"405",
+        ),
+        (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", b"405"),
+        (b"GET http://[::1/healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/9.9\r\nHost: x\r\n\r\n", b"404"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 200, b"405"),
+        (b"AMQP\x00\x01\x00\x00\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 20_000, b"431"),
+    ],
+)
+async def test_no_request_ends_the_container(sent: bytes, status: bytes) -> None:
+    async with Container("one") as one, probing(one) as url:
+        host, port = parse_probe_url(url)
+        async with await trio.open_tcp_stream(host, port) as stream:
+            await stream.send_all(sent)
+            with trio.fail_after(4):
+                answer = b"".join([piece async for piece in stream])
+        assert answer.split(b" ")[1] == status
+        assert b"connection: close" in answer.lower()
+        assert (await get(f"{url}/healthz"))[0] == 200
+
+
+async def test_a_peer_that_does_not_read_is_given_up(autojump_clock: Any) -> None:
+    async def respond(request: ProbeRequest) -> ProbeResponse:
+        return ProbeResponse(200, b"all is well")
+
+    peer, ours = trio.testing.lockstep_stream_pair()
+    handle = HttpResponder(respond).handle
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(handle, ours)
+        began = trio.current_time()
+        await peer.send_all(b"GET / HTTP/1.0\r\n\r\n")
+    assert trio.current_time() - began == PATIENCE_S
+    peer, ours = trio.testing.lockstep_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(handle, ours)
+        await peer.send_all(b"GET / HTTP/1.0\r\n\r\n")
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() == began
+
+
+async def test_a_peer_that_does_not_ask_is_given_up(autojump_clock: Any) -> None:
+    async def respond(request: ProbeRequest) -> ProbeResponse:
+        raise AssertionError("there was no request")
+
+    handle = HttpResponder(respond).handle
+    pairs = [trio.testing.memory_stream_pair() for _ in range(CONNECTIONS_MAX + 1)]
+    closed: list[float] = []
+
+    async def watch(peer: trio.abc.ReceiveStream) -> None:
+        assert await peer.receive_some(1) == b""
+        closed.append(trio.current_time() - began)
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for peer, ours in pairs:
+            nursery.start_soon(watch, peer)
+            nursery.start_soon(handle, ours)
+    # One more than there may be.
+    assert closed == [0.0, *[PATIENCE_S] * CONNECTIONS_MAX]
+
+
+async def test_a_failure_of_ours_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def respond(request: ProbeRequest) -> ProbeResponse:
+        raise RuntimeError("a defect")
+
+    peer, ours = trio.testing.memory_stream_pair()
+    await peer.send_all(b"GET / HTTP/1.0\r\n\r\n")
+    await HttpResponder(respond).handle(ours)
+    assert await peer.receive_some(1) == b""
+    assert "a defect" in caplog.text
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from .callers import CALLER
 from .deliveries import readable
 from .failures import failed_outcome, only_cancelled, outcome_of_error
 from .home import Home
-from .raising import RaisedOutcome, Reject
+from .raising import RaisedOutcome
 from .routes import Batch, Route
 from .serving import Inbox, Worker, Workers, count, read_message, settle_if_open
 
@@ -135,7 +135,8 @@ class BatchWorkers(Workers):
         """Add the payload of *delivery* to the batch, or reject it; return whether it was added."""
         try:
             value = self.route.element(delivery, read_message(delivery))
-        except (DecodeError, Reject) as error:
+        except Exception as error:
+            # Also what the codec of an application raises by mistake: this message has failed, not the batch.
             _settle(inbox, delivery, outcome_of_error(inbox, delivery, error))
             return False
         collected.append(_Collected(inbox, delivery, value))

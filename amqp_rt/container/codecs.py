@@ -221,7 +221,11 @@ class Claimed:
 
 
 def _octets_of(message: Message, limits: Limits) -> tuple[str, bytes]:
-    """Return media type and octets of the body of *message*."""
+    """Return media type and octets of the body of *message*.
+
+    Raises:
+        DecodeError: The body cannot be decompressed, or is an AMQP value that has no form in JSON.
+    """
     body = message.body
     content_type = message.properties.content_type
     if message.body_kind == "data":
@@ -232,7 +236,11 @@ def _octets_of(message: Message, limits: Limits) -> tuple[str, bytes]:
     if content_type is not None and type(body) in (str, bytes):
         return media_type_of(content_type), body.encode() if isinstance(body, str) else body
     # Timestamps and other types that only AMQP has get the form that msgspec gives them.
-    return JSON, encode_payload(decode_payload(message, Any), JSON)[1]
+    value = decode_payload(message, Any)
+    try:
+        return JSON, encode_payload(value, JSON)[1]
+    except EncodeError as error:
+        raise DecodeError(f"the AMQP value has no form in JSON: {error.description}") from None
 
 
 class _Parts:

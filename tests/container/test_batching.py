@@ -102,6 +102,56 @@ async def test_a_batch_is_handled_when_it_is_full_or_its_time_has_passed(
         assert table.times == [0, 0.4, 0.9]
 
 
+class Bad:
+    """Type whose codec fails on some messages in a way that no codec should."""
+
+
+class BadCodec:
+    def claims(self, kind: Any) -> bool:
+        return kind is Bad
+
+    def decoder(self, kind: Any, media_type: str) -> Callable[[bytes], Any] | None:
+        def decode(octets: bytes) -> Bad:
+            if octets == b"bad":
+                raise LookupError("no such field")
+            return Bad()
+
+        return decode
+
+    def encode(self, value: Bad, media_type: str | None) -> tuple[str, bytes]:
+        return "a/bad", b"good"
+
+    def schema(self, kind: Any, references: str) -> dict[str, Any] | None:
+        return None
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_codec_that_fails_takes_neither_room_nor_slot(
+    first: bool, autojump_clock: MockClock
+) -> None:
+    batches: list[int] = []
+
+    @node("rows", batch=Batch(messages=3, within_s=0.5))
+    async def insert(rows: list[Bad]) -> None:
+        batches.append(len(rows))
+
+    bodies = [b"bad", b"good"] if first else [b"good", b"bad"]
+    async with (
+        served(insert, codecs=[BadCodec()]) as (container, peer),
+        peer.sender("rows") as out,
+    ):
+        for _ in range(2):
+            receipts = [
+                out.send_nowait(Message(body, content_type="a/bad"))
+                for body in [*bodies, b"good", b"good"]
+            ]
+            outcomes = [await each.outcome() for each in receipts]
+            assert outcomes.count(ACCEPTED) == 3
+            assert outcomes[bodies.index(b"bad")] == MODIFIED_FAILED
+        assert batches == [3, 3]
+        assert [each.load for each in container.nodes.workers] == [0]
+
+
 async def test_a_batch_collects_the_messages_of_all_links(autojump_clock: MockClock) -> None:
     table = Table()
     async with (

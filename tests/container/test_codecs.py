@@ -203,6 +203,7 @@ def test_pydantic_is_not_imported_where_no_model_is() -> None:
         (Message(b"\xc1", content_type="application/msgpack"), "MessagePack data is malformed"),
         (Message(b"{}", content_type="image/png"), "Order cannot be made of 'image/png'"),
         (Message(Timestamp(5), body_kind="value"), "Input should be"),
+        (Message({None: 1}, body_kind="value"), "no form in JSON: "),
         (Message(b"[" * 9999, content_type=JSON), "Invalid JSON: recursion limit exceeded"),
     ],
 )

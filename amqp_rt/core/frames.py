@@ -236,6 +236,24 @@ def whole_state(state: DeliveryState | None) -> DeliveryState | None:
     return state
 
 
+def _shortened(error: Error) -> Error:
+    """Return *error* without its info, and with a description that fits the smallest frames."""
+    condition = error.condition
+    if len(condition) > _CONDITION_MAX:
+        condition = "amqp:internal-error"
+    return Error(condition, (error.description or "")[:_DESCRIPTION_MAX])
+
+
+def short_state(state: DeliveryState | None) -> DeliveryState | None:
+    """Return a delivery's *state* with a short error, if it has one; other states unchanged."""
+    if type(state) is Rejected and state.error is not None:
+        return Rejected(_shortened(state.error))
+    if type(state) is TransactionalState:
+        outcome = cast("Outcome | Described | None", short_state(state.outcome))
+        return TransactionalState(state.txn_id, outcome)
+    return state
+
+
 def final_frame(channel: int, performative: Any, size_max: int, *, whole: bool = False) -> bytes:
     """Encode a detach, end or close, and shorten its error if it exceeds *size_max*.
 
@@ -249,11 +267,8 @@ def final_frame(channel: int, performative: Any, size_max: int, *, whole: bool =
     data = performative_frame(channel, performative)
     error: Error | None = performative.error
     if len(data) > size_max and error is not None:
-        condition = error.condition
-        if len(condition) > _CONDITION_MAX:
-            condition = "amqp:internal-error"
         performative = copy.copy(performative)
-        performative.error = Error(condition, (error.description or "")[:_DESCRIPTION_MAX])
+        performative.error = _shortened(error)
         if whole:
             performative.error.info = {}
         data = performative_frame(channel, performative)

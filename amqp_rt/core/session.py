@@ -22,6 +22,7 @@ from .frames import (
     link_fault,
     read_transfer,
     session_fault,
+    short_state,
     whole_state,
 )
 from .lifecycle import (
@@ -832,8 +833,10 @@ class Session:
     ) -> None:
         """Queue *state* of a delivery; adjacent ids with equal state share one disposition.
 
+        The error of a state that is larger than the peer's frames is shortened.
+
         Raises:
-            LocalProtocolError: The state is larger than the peer's frames.
+            LocalProtocolError: The state is larger even then.
             EncodeError: The state has no encoding. Nothing will be sent.
         """
         if self._range_open:
@@ -847,6 +850,10 @@ class Session:
                 return
             self.flush_dispositions()
         encoded = encode_state(whole_state(state) if self._whole else state)
+        if len(encoded) > self.payload_max:
+            # The error's info, such as all faults of a payload, may exceed the peer's frames.
+            short = short_state(state)
+            encoded = encode_state(whole_state(short) if self._whole else short)
         if len(encoded) > self.payload_max:
             raise LocalProtocolError(
                 f"a state of {len(encoded)} bytes does not fit the peer's frames",

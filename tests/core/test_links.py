@@ -28,6 +28,7 @@ from amqp_rt.outcomes import (
     Error,
     Outcome,
     Received,
+    Rejected,
     Released,
     rejected,
 )
@@ -559,6 +560,20 @@ def test_every_outcome_reaches_the_sender(outcome: Outcome) -> None:
     assert sent.settled
     assert sent.remote_settled
     assert sent.context == "my context"
+
+
+@pytest.mark.req("X21", "X26")
+def test_an_error_larger_than_the_peers_frames_is_shortened() -> None:
+    long = Rejected(Error("amqp:decode-error", "y" * 100, {"errors": ["x" * 600]}))
+    joined = Joined(
+        limits=Limits(frame_size_max=512),
+        on_attach=lambda link: link.accept(Recorder(settle=long, credit=5)),
+    )
+    link, _, _ = sending(joined)
+    sent = [link.send(b"x") for _ in range(3)]
+    joined.pump()
+    assert all(each.settled for each in sent)
+    assert [each.state for each in sent] == [Rejected(Error("amqp:decode-error", "y" * 64))] * 3
 
 
 @pytest.mark.req("X21")

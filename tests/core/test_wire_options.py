@@ -15,7 +15,7 @@ from amqp_rt.events import Closed
 from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import ServerOptions
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
-from amqp_rt.outcomes import Error, Rejected, Released
+from amqp_rt.outcomes import Error, Modified, Rejected, Released
 from amqp_rt.termini import Coordinator, Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.transactions import TransactionalState
@@ -170,13 +170,13 @@ def test_a_shortened_error_keeps_all_its_fields() -> None:
     assert len(error.description or "") < 100_000
 
 
-def test_a_state_that_is_too_large_only_with_its_empty_info_is_refused() -> None:
+def test_a_state_that_is_too_large_only_with_its_empty_info_is_shortened() -> None:
     joined, session = joined_with(whole_errors=True)
     joined.endpoint = Recorder(credit=10)
     joined.on_attach = lambda link: link.accept(joined.endpoint)
     link = session.attach_sender("l", Recorder(), source=Source(), target=Target(address="q"))
     joined.pump()
-    link.send(b"\x00Sw@")
+    sent = link.send(b"\x00Sw@")
     joined.pump()
     (delivery,) = joined.endpoint.deliveries
     room = joined.links[0].session.payload_max
@@ -184,7 +184,10 @@ def test_a_state_that_is_too_large_only_with_its_empty_info_is_refused() -> None
     while len(encode_composite(bare)) < room:
         bare = Rejected(Error("a:b", (bare.error.description or "") + "x"))  # type: ignore[union-attr]
     with pytest.raises(LocalProtocolError, match="does not fit"):
-        delivery.update(bare)
+        delivery.update(Modified(message_annotations={"x": "x" * room}))
+    delivery.update(bare)
+    joined.pump()
+    assert sent.state == Rejected(Error("a:b", "x" * 64, {}))
 
 
 # --- Whole frames ---------------------------------------------------------------------------

@@ -52,10 +52,12 @@ class Cron:
 
     def latest(self, time: float) -> float:
         """Return the last time up to *time*, in seconds since 1970-01-01 UTC; minus infinity if there is none."""
-        for found in self._times(self.text, self._at(time + 60), reverse=True):
-            if (due := found.timestamp()) <= time:
-                return due
-        return -inf
+        backwards = self._times(self.text, self._at(time + 60), reverse=True)
+        found = next((due for each in backwards if (due := each.timestamp()) <= time), -inf)
+        # The library leaves out times of a repeated hour when it goes backwards.
+        while found > -inf and (later := self.after(found)) <= time:
+            found = later
+        return found
 
     def __repr__(self) -> str:
         return f"Cron({self.text!r}, {self._zone.key!r})"

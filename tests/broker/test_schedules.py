@@ -497,6 +497,16 @@ def test_timetables_at_their_edges() -> None:
     assert cron.latest(noon + 599.9) == noon
 
 
+def test_the_latest_time_in_the_hour_that_occurs_twice() -> None:
+    cron = Cron("59 1,2,3 * * *", "Europe/Berlin")
+    day = datetime(2026, 10, 25, tzinfo=UTC).timestamp()
+    times = [day - 60, day + 3_540, day + 10_740]
+    assert [cron.after(each - 1) for each in times] == times
+    for due in times:
+        assert [cron.latest(due + late) for late in (0, 1, 61, 3_500)] == [due] * 4
+    assert Cron("0 0 1 1 *").latest(day) < day
+
+
 @pytest.mark.slow
 def test_a_schedule_survives_kill_9(tmp_path: Path) -> None:
     options = (

@@ -202,6 +202,14 @@ class TimedFunction:
         except Exception:
             self.failures += 1
             log.exception("%s %s failed; its next run takes place", self.timing, self.name)
+        except BaseExceptionGroup as group:
+            # A function with its own nursery may be cancelled and fail at once.
+            cancelled, rest = group.split(trio.Cancelled)
+            if cancelled is None or not isinstance(rest, ExceptionGroup):
+                raise
+            self.failures += 1
+            log.error("%s %s failed when it was cancelled", self.timing, self.name, exc_info=rest)
+            raise cancelled from None
 
 
 def _wall_clock() -> Callable[[], float]:

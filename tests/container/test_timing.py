@@ -70,6 +70,30 @@ async def test_a_failed_run_is_logged_and_the_next_takes_place(
     assert "LookupError: nothing there" in caplog.text
 
 
+async def test_a_run_that_fails_when_it_is_cancelled_is_logged(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Container("app", drain_s=1)
+
+    async def fail_at_the_end() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise LookupError("nothing to clean up")
+
+    @app.every(5)
+    async def work() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail_at_the_end)
+            await trio.sleep_forever()
+
+    async with app:
+        await trio.sleep(6)
+    assert [timed.failures for timed in app.timed] == [1]
+    assert "failed when it was cancelled" in caplog.text
+    assert "LookupError: nothing to clean up" in caplog.text
+
+
 async def test_a_run_in_progress_ends_with_the_container(autojump_clock: MockClock) -> None:
     ended: list[str] = []
 

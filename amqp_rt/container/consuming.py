@@ -137,7 +137,11 @@ class _ConsumerInbox(Inbox):
         self.binding.link = link
         if self._window is not None:
             self._window.link = link
-        super().on_attached(link)
+        if self.workers.container.stopping:
+            # Attached again while the container drains: it only has to wait for its handlers.
+            self.stop()
+        else:
+            super().on_attached(link)
         self._consumer.attached()
 
     def detach(self, error: Error) -> None:

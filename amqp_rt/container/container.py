@@ -161,6 +161,8 @@ class Container(TrioBlock):
     management: object | None = None
     #: Whether it has begun to stop.
     stopping = False
+    #: When the handlers' time for a stop ends, once it has begun.
+    _drain_by: float | None = None
     #: Cause of the end of :meth:`serve`, unless :meth:`stop` ends it.
     _failure: AmqpError | None = None
     _nurseries: _Nurseries | None = None
@@ -552,13 +554,16 @@ class Container(TrioBlock):
             raise failure
 
     async def drain(self, seconds: float | None = None) -> None:
-        """Stop taking messages, and let running handlers finish within *seconds*; by default ``drain_s``.
+        """Stop taking messages, and let running handlers finish within *seconds*.
 
-        The end of the block does the same. Called before it, connections that :meth:`connect` has made still
+        By default this is ``drain_s``, or what the first such call has left of it. The end of the block does
+        the same. Called before it, connections that :meth:`connect` has made still
         carry the outcomes of the handlers. If cancelled, handlers continue, without new messages.
         """
         if seconds is None:
-            seconds = self.drain_s
+            if self._drain_by is None:
+                self._drain_by = trio.current_time() + self.drain_s
+            seconds = self._drain_by - trio.current_time()
         self.stopping = True
         self._started().listeners.cancel_scope.cancel()
         for workers in self.nodes.workers:

@@ -51,7 +51,7 @@ async def client(
             async with us.connect("memory://far", reconnect=reconnect) as peer:
                 yield us, peer
             # All tasks of the connection have ended with its block.
-            assert us._started().connections.child_tasks == {us._started().listeners.parent_task}
+            assert us._started().connections.child_tasks <= {us._started().listeners.parent_task}
         nursery.cancel_scope.cancel()
 
 
@@ -518,6 +518,56 @@ async def test_nodes_are_served_again(how: str, autojump_clock: Clock) -> None:
             await trio.sleep(6)
             assert len(far.links) == count + 1
     assert taken == ["x0", "x1", "x2"]
+
+
+@pytest.mark.req("A10", "X25")
+async def test_a_connection_lost_during_a_drain_brings_no_new_messages(
+    autojump_clock: Clock,
+) -> None:
+    gate = trio.Event()
+    taken: list[str] = []
+
+    @node("q", prefetch=5)
+    async def take(body: str) -> None:
+        taken.append(body)
+        await gate.wait()
+
+    far = FarEnd(settle=ACCEPTED)
+    async with client(far, take) as (us, peer):
+        await peer.serve()
+        await far.until(lambda: far.link.credit)
+        far.link.send(encoded("first"))
+        await far.until(lambda: len(taken) == 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(us.drain)
+            await trio.sleep(1)
+            far.engine.close(Error("amqp:connection:forced", "stopping"))
+            await trio.sleep(6)
+            assert len(far.links) == 2
+            assert far.link.attached
+            assert far.link.credit == 0
+            assert taken == ["first"]
+            gate.set()
+
+
+@pytest.mark.req("A10")
+async def test_handlers_have_the_time_of_a_stop_once(autojump_clock: Clock) -> None:
+    @node("q")
+    async def take(body: str) -> None:
+        await trio.sleep_forever()
+
+    far = FarEnd(settle=ACCEPTED)
+    async with client(far, take) as (us, peer):
+        await peer.serve()
+        await far.until(lambda: far.link.credit)
+        far.link.send(encoded("first"))
+        await trio.sleep(1)
+        began = trio.current_time()
+        await us.drain()
+        assert trio.current_time() - began == pytest.approx(us.drain_s)
+        await trio.sleep(1)
+        await us.drain()
+        assert trio.current_time() - began == pytest.approx(us.drain_s + 1)
 
 
 @pytest.mark.req("X25")

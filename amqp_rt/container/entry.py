@@ -49,6 +49,7 @@ from ..security.mechanisms import (
     offered,
 )
 from ..security.tokens import CBS_CAPABILITY, Cbs
+from ..tallies import OTHER
 from ..termini import ANONYMOUS_RELAY
 from ..transactions import TransactionBranches
 from ..values import Symbol
@@ -659,7 +660,9 @@ class ConnectionEntry:
             connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
         else:
             address = engine.peer.address
-            self._home.tallies.logins_failed.add(event.mechanism)
+            # A name of the peer's own choice would take the place of one that is offered.
+            offered = event.mechanism in logins.mechanisms
+            self._home.tallies.logins_failed.add(event.mechanism if offered else OTHER)
             log.warning("login from %s failed: %s", address, printable(step.why, _WHY_MAX))
             who = [
                 f"address {network_of(host_in(address))}",

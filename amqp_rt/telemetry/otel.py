@@ -37,6 +37,10 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _SCOPE: Final = "amqp_rt"
 #: Different addresses in the attributes of metrics; further ones are left out, as each is kept for good.
 DESTINATIONS_MAX: Final = 1_000
+#: Different values of ``error.type`` in the attributes of metrics. Peers choose conditions.
+ERRORS_MAX: Final = 100
+#: Value of further ones, by the conventions.
+_OTHER: Final = "_OTHER"
 
 
 class Otel:
@@ -89,6 +93,7 @@ class Otel:
             )
         }
         self._destinations: set[str] = set()
+        self._errors: set[str] = set()
 
     def observe(self, link: ObservedLink) -> LinkObserver | None:
         """Return the observer of *link*."""
@@ -98,7 +103,17 @@ class Otel:
         if link.kind == "receive":
             assert counter is not None
             return _Count(counter, self._of_metrics(link))
-        return _LinkSpans(self, link, counter, histogram, self._of_metrics(link))
+        measured = counter is not None or histogram is not None
+        of_metrics = self._of_metrics(link) if measured else {}
+        return _LinkSpans(self, link, counter, histogram, of_metrics)
+
+    def error_of_metrics(self, error: str) -> str:
+        """Return ``error.type`` of metrics for *error*: itself, or ``_OTHER`` once there are too many."""
+        if error not in self._errors:
+            if len(self._errors) >= ERRORS_MAX:
+                return _OTHER
+            self._errors.add(error)
+        return error
 
     def _of_metrics(self, link: ObservedLink) -> dict[str, str]:
         """Return the attributes of metrics: as those of spans, but with a bounded number of addresses."""
@@ -169,6 +184,7 @@ class _LinkSpans:
         self.counter = counter
         self.histogram = histogram
         self.of_metrics = of_metrics
+        self.error_of_metrics = otel.error_of_metrics
         self._tracer = otel.tracer
         self._attributes: dict[str, Any] = {**attributes_of(link), **_server_of(link)}
         destination = link.template or link.address
@@ -277,7 +293,7 @@ class _SpanOperation:
         spans = self._spans
         attributes: Mapping[str, str] = spans.of_metrics
         if error is not None:
-            attributes = {**attributes, names.ERROR_TYPE: error}
+            attributes = {**attributes, names.ERROR_TYPE: spans.error_of_metrics(error)}
             self._span.set_attribute(names.ERROR_TYPE, error)
             self._span.set_status(trace.StatusCode.ERROR)
         if spans.counter is not None:

@@ -15,12 +15,13 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from amqp_rt import Container, Message, Plain, Reject, node, rpc
+from amqp_rt.addresses import parse_url
 from amqp_rt.broker.broker import Broker
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.errors import AuthenticationFailed, DeliveryRejected, LinkRefused
 from amqp_rt.limits import Limits
 from amqp_rt.stores.sqlite import SQLiteStore
-from amqp_rt.tallies import KINDS_MAX, BoundedCounts, Distribution
+from amqp_rt.tallies import KINDS_MAX, OTHER, BoundedCounts, Distribution
 from amqp_rt.telemetry.metrics import HELP, Metrics
 
 pytestmark = pytest.mark.req("O3")
@@ -271,6 +272,23 @@ async def test_connections_that_end_and_logins_that_fail_are_counted() -> None:
         server.remove(ping)
         await trio.testing.wait_all_tasks_blocked()
         assert (await rendered(metrics))["handler_outcomes_total", "ping", "accepted"] == 1
+
+
+async def test_mechanisms_that_are_not_offered_are_counted_together() -> None:
+    async with Container("server", users={"ada": "right"}) as server:
+        metrics = Metrics(server)
+        url = (await server.listen("amqp://127.0.0.1:0"))[0]
+        for name in (b"EVIL-1", b"EVIL-2"):
+            async with await trio.open_tcp_stream("127.0.0.1", parse_url(url).port) as stream:
+                fields = b"\xa3" + bytes([len(name)]) + name
+                body = b"\x00\x53\x41\xc0" + bytes([len(fields) + 1, 1]) + fields
+                frame = (len(body) + 8).to_bytes(4) + b"\x02\x01\x00\x00" + body
+                await stream.send_all(b"AMQP\x03\x01\x00\x00" + frame)
+                async for _ in stream:
+                    pass
+        found = await rendered(metrics)
+    failed = {key[1]: found[key] for key in found if key[0] == "logins_failed_total"}
+    assert failed == {OTHER: 2}
 
 
 def test_counts_of_kinds_that_peers_choose_are_bounded() -> None:

@@ -360,6 +360,50 @@ async def test_metrics_have_bounded_addresses(monkeypatch: pytest.MonkeyPatch) -
     assert sum(found[names.PROCESS_DURATION].values()) == 10
 
 
+async def test_metrics_have_bounded_kinds_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otel_module, "ERRORS_MAX", 2)
+    sdk = Collected()
+
+    @node("orders")
+    async def refuse(body: str) -> None:
+        raise Reject("no", condition=f"app:{body}")
+
+    async with (
+        Container("all", nodes=[refuse], observe=[sdk.otel()]) as all_,
+        all_.local() as peer,
+        peer.sender("orders") as sender,
+    ):
+        for number in range(4):
+            with pytest.raises(DeliveryRejected):
+                await sender.send(str(number))
+    sent = sdk.metrics()[names.SENT]
+    assert sorted(value for key in sent for value in key if value not in ("orders", "send")) == [
+        "_OTHER",
+        "app:0",
+        "app:1",
+    ]
+    assert sum(sent.values()) == 4
+    # Spans are not aggregated: they have each condition.
+    assert "app:3" in {row[4] for row in sdk.rows()}
+
+
+async def test_relays_use_up_no_addresses_of_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otel_module, "DESTINATIONS_MAX", 1)
+    sdk = Collected()
+    async with Broker("b", observe=[sdk.otel()]) as broker:
+        await broker.declare(Queue("relayed"), Queue("own"))
+        await broker.listen("memory://b")
+        async with (
+            Container("client", network=broker.container.network) as client,
+            client.connect("memory://b") as peer,
+            peer.sender("relayed") as sender,
+        ):
+            await sender.send(b"one")
+        async with broker.local() as peer, peer.sender("own") as sender:
+            await sender.send(b"two")
+    assert sdk.metrics()[names.SENT] == {("own", "send"): 1}
+
+
 async def test_unsampled_messages_carry_their_context_and_are_not_relayed() -> None:
     sdk = Collected(sampler=ALWAYS_OFF)
     async with Broker("broker", observe=[sdk.otel()]) as broker:

@@ -26,6 +26,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Application-property with the time at which a message was due, in seconds since 1970.
 _DUE: Final = "amqp-rt-bench-due"
+#: Latest such time (the year 2286). Others may have sent the message, with any number.
+_DUE_MAX: Final = 1e10
+#: Seconds after the end for what is under way: a peer that gives no credit answers never.
+_GRACE_S: Final = 5.0
 _PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
 
 
@@ -86,6 +90,8 @@ class _Run:
         self.latencies = Latencies()
         self.messages = 0
         self.bytes = 0
+        #: Messages that were begun and had no outcome in time.
+        self.unfinished = 0
         self.pace = _Pace(plan.rate, plan.seconds)
         self._began = trio.current_time()
         self.took_s = 0.0
@@ -127,6 +133,7 @@ class _Run:
             "bytes": self.bytes,
             "rate": round(self.messages / self.took_s, 1),
             "missed": self.pace.missed,
+            "unfinished": self.unfinished,
             "corrected": self.plan.rate is not None,
         }
         known = {name: seen.percentile(percent) for name, percent in _PERCENTILES.items()}
@@ -254,7 +261,8 @@ def receive(plan: _Plan) -> None:
                         with delivery:
                             message = delivery.message
                             due = message.application_properties.get(_DUE)
-                            age = time.time() - due if isinstance(due, float) else None
+                            known = isinstance(due, float) and 0 <= due <= _DUE_MAX
+                            age = time.time() - due if known else None
                             run_.count(len(delivery.payload), age)
 
             await _all(run_, [partial(take, each) for each in receivers])
@@ -274,7 +282,11 @@ def _measure(plan: _Plan, work: Callable[[Connection], Any]) -> None:
 
             async def repeat(act: Callable[[bytes, float], Awaitable[None]]) -> None:
                 while (due := await run_.pace.due()) is not None:
-                    await act(payload, trio.current_time() - due)
+                    with trio.move_on_at(run_.pace.end + _GRACE_S) as scope:
+                        await act(payload, trio.current_time() - due)
+                    if scope.cancelled_caught:
+                        run_.unfinished += 1
+                        return
                     run_.count(plan.size, trio.current_time() - due)
 
             await _all(run_, [partial(repeat, act) for act in acts for _ in range(plan.pending)])
@@ -332,5 +344,10 @@ def _report(run_: _Run) -> None:
         click.echo(
             f"{found['missed']:,} messages were due and could not be begun: the rate is too high for "
             f"{run_.plan.clients} clients with {run_.plan.pending} pending",
+            err=True,
+        )
+    if found["unfinished"]:
+        click.echo(
+            f"{found['unfinished']:,} messages had no outcome {_GRACE_S:g} s after the end: the peer may give no credit",
             err=True,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import select
@@ -19,6 +20,8 @@ from click.testing import CliRunner, Result
 from commands import COMMAND, Served
 from trio.testing import MockClock
 
+from amqp_rt import connect
+from amqp_rt.cli import bench as bench_module
 from amqp_rt.cli import main
 from amqp_rt.cli.bench import _Pace
 from amqp_rt.cli.latencies import Latencies
@@ -44,6 +47,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "app.py").write_text(APPLICATION, "utf-8")
     served = Served(
         *("app.py:container", "--volatile", "--node", "queue:work", "--node", "queue:other"),
+        *("--node", "queue:small?length_max=2&overflow=block"),
         cwd=folder,
     )
     yield served
@@ -92,7 +96,7 @@ async def test_what_could_not_be_begun_is_counted(autojump_clock: MockClock) -> 
 
 KEYS = [
     *("what", "address", "clients", "pending", "size", "target_rate", "seconds", "messages"),
-    *("bytes", "rate", "missed", "corrected"),
+    *("bytes", "rate", "missed", "unfinished", "corrected"),
     *("p50_ms", "p90_ms", "p99_ms", "p999_ms", "min_ms", "mean_ms", "max_ms"),
 ]
 
@@ -136,6 +140,28 @@ def test_benchmarks_of_a_broker(broker: Served) -> None:
     text = run("bench", "call", "echo", "--seconds", "0.2", "--url", broker.url).stdout
     assert "latency in ms, since begun: min " in text
     run("node", "purge", "work", "--yes", "--url", broker.url)
+
+
+@pytest.mark.slow
+@pytest.mark.req("G6")
+def test_a_benchmark_of_a_full_queue_ends(broker: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "_GRACE_S", 0.2)
+    done = run("bench", "send", "small", "--pending", "3", "--seconds", "0.3", "--url", broker.url)
+    assert done.exit_code == 0, done.stderr
+    assert "3 messages had no outcome 0.2 s after the end" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.req("G6")
+@pytest.mark.parametrize("due", [math.inf, -1e305, math.nan])
+def test_a_time_that_is_none_is_ignored(broker: Served, due: float) -> None:
+    async def send() -> None:
+        async with connect(broker.url) as peer, peer.sender("other") as sender:
+            await sender.send(b"", application_properties={bench_module._DUE: due})
+
+    trio.run(send)
+    found = bench(broker, "receive", "other", "--seconds", "0.2")
+    assert (found["messages"], found["p50_ms"]) == (1, None)
 
 
 @pytest.mark.slow

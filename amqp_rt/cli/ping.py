@@ -21,9 +21,8 @@ from ..core.engine import Engine
 from ..errors import AmqpError, AuthenticationFailed, ConnectFailed
 from ..events import Closed, ConnectionFailed, Event
 from ..fronts.amqp10 import client
-from ..net.dial import Dialled, dial
+from ..net.dial import Dialled, dial, open_stream
 from ..net.driver import run_connection
-from ..net.endpoints import is_local, reason
 from ..outcomes import Error
 from .listing import json_option
 from .running import Seconds, Where, client_options, run
@@ -94,7 +93,7 @@ def ping(given: str | None, where: Where, count: int, timeout: float, as_json: b
     """Connect to URL, by default --url, step by step, and show the milliseconds of each.
 
     \b
-    connect  TCP, or the Unix socket
+    connect  TCP, through the proxy if there is one, or the Unix socket
     tls      TLS, and the upgrade to a WebSocket
     sasl     from the first octets of AMQP to the outcome of the login
     open     until the open of the peer
@@ -129,9 +128,14 @@ async def _ping(place: Url, where: Where, steps: _Steps, count: int) -> None:
     Raises:
         AmqpError: A step failed.
     """
+    if place.scheme == "memory":
+        raise ConnectFailed(f"cannot connect to {place}: memory is within one process")
+    if place.scheme in ("ws", "wss"):
+        # Loaded now, not within the step that is measured.
+        from ..net import websocket  # noqa: F401
     async with Container("amqp-rt ping") as container:
         async with steps.step("connect", "the connection"):
-            stream, local = await _connect(place)
+            stream, local = await open_stream(place, proxy=where.proxy)
         dialled = Dialled(stream=stream, local=local)
         if place.tls or place.scheme in ("ws", "wss"):
 
@@ -200,20 +204,3 @@ async def _round_trip(
     took = time.perf_counter() - began
     session.end()
     return took
-
-
-async def _connect(place: Url) -> tuple[trio.abc.Stream, bool]:
-    """Open the stream below *place*; return it, and whether the peer is on this machine.
-
-    Raises:
-        ConnectFailed: The message names the URL and the reason.
-    """
-    if place.scheme == "memory":
-        raise ConnectFailed(f"cannot connect to {place}: memory is within one process")
-    try:
-        if place.scheme == "amqp+unix":
-            return await trio.open_unix_socket(place.path), True
-        stream = await trio.open_tcp_stream(place.host, place.port)
-    except OSError as error:
-        raise ConnectFailed(f"cannot connect to {place}: {reason(error)}") from error
-    return stream, is_local(stream.socket.family, stream.socket.getpeername())

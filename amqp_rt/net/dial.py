@@ -79,21 +79,7 @@ async def dial(
         if network is None:
             raise ConnectFailed(f"cannot connect to {url}: there is no network in memory here")
         return Dialled(stream=await network.dial(url.host), local=True)
-    stream: trio.abc.Stream
-    try:
-        through = None if proxy is None else proxy_for(url, proxy, os.environ)
-        if transport is not None:
-            stream, local = await transport(str(url)), False
-        elif url.scheme == "amqp+unix":
-            stream, local = await trio.open_unix_socket(url.path), True
-        elif through is not None:
-            # A proxy on this machine does not make its target one.
-            stream, local = await _open_through(through, url), False
-        else:
-            stream = tcp = await _open_tcp(url.host, url.port)
-            local = is_local(tcp.socket.family, tcp.socket.getpeername())
-    except OSError as error:
-        raise ConnectFailed(f"cannot connect to {url}: {reason(error)}") from error
+    stream, local = await open_stream(url, proxy=proxy, transport=transport)
     secure = upgrade or url.tls
     trust: Callable[[], None] = nothing
     try:
@@ -124,6 +110,31 @@ async def dial(
             why += MAYBE
         raise ConnectFailed(f"cannot connect to {url}: {why}", condition=error.condition) from error
     return Dialled(stream=stream, local=local, secure=secure, trust=trust)
+
+
+async def open_stream(
+    url: Url, *, proxy: str | None = None, transport: Transport | None = None
+) -> tuple[trio.abc.Stream, bool]:
+    """Open the stream to *url* below TLS and WebSockets; return it, and whether the peer is on this machine.
+
+    The caller limits the time. If cancelled, nothing stays open. The arguments are those of :func:`dial`.
+
+    Raises:
+        ConnectFailed: The message names the URL and the reason.
+    """
+    try:
+        through = None if proxy is None else proxy_for(url, proxy, os.environ)
+        if transport is not None:
+            return await transport(str(url)), False
+        if url.scheme == "amqp+unix":
+            return await trio.open_unix_socket(url.path), True
+        if through is not None:
+            # A proxy on this machine does not make its target one.
+            return await _open_through(through, url), False
+        stream = await _open_tcp(url.host, url.port)
+    except OSError as error:
+        raise ConnectFailed(f"cannot connect to {url}: {reason(error)}") from error
+    return stream, is_local(stream.socket.family, stream.socket.getpeername())
 
 
 async def _open_through(proxy: Proxy, url: Url) -> trio.SocketStream:

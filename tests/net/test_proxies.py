@@ -109,6 +109,12 @@ def test_threads_and_commands_go_through_a_proxy(proxies: tuple[str, str]) -> No
             out.send("one")
         done = command("receive", "q", "--count", "1", "--proxy", proxy, url=url)
         assert (done.returncode, done.stdout.strip()) == (0, "one"), done.stderr
+        done = command("ping", "--proxy", proxy, url=url)
+        assert done.returncode == 0, done.stderr
+        refused = f"http://127.0.0.1:{free_port()}"
+        done = command("ping", "--proxy", refused, url=url)
+        assert done.returncode == 1
+        assert f"through {refused}: " in done.stderr
         done = command("receive", "q", "--count", "1", "--proxy", "ftp://here:21", url=url)
         assert done.returncode != 0
         assert "its scheme is one of socks5h" in done.stderr

@@ -210,6 +210,15 @@ class ProxiedArrivals:
                 self._refuse(address, str(getattr(error, "description", error)))
             finally:
                 self.waiting -= 1
+            if (
+                header is not None
+                and header.source is None
+                and not header.own
+                and is_loopback(host)
+            ):
+                # It would have the privileges of a peer on this machine, and may be on any.
+                self._refuse(address, "the PROXY header of a proxy on this machine names no client")
+                header = None
         finally:
             if header is None:
                 with trio.CancelScope(shield=True):

@@ -26,7 +26,8 @@ _V2_FIXED: Final = 16
 #: Octets of a header. §2.2 allows 64 KiB; only certificates of clients, which are not used here, come near.
 HEADER_MAX: Final = 2_048
 #: Family and protocol of TCP over IPv4 and IPv6 and of Unix streams, with the octets of their addresses (§2.2).
-_ADDRESSES: Final = {0x00: 0, 0x11: 12, 0x21: 36, 0x31: 216}
+_UNIX: Final = 0x31
+_ADDRESSES: Final = {0x00: 0, 0x11: 12, 0x21: 36, _UNIX: 216}
 #: Type of the TLV with the host name that the client requested (§2.2.2), and octets of the longest.
 _AUTHORITY: Final = 0x02
 _AUTHORITY_MAX: Final = 255
@@ -40,6 +41,8 @@ class ProxyHeader(Struct, frozen=True):
     source: tuple[str, int] | None = None
     #: Host name that the client requested, such as that of TLS; empty if it is not said.
     authority: str = ""
+    #: The connection comes from the machine of the proxy: it is the proxy's own, or that of a client at a Unix socket.
+    own: bool = False
 
 
 class ProxyProtocol(Struct, frozen=True):
@@ -152,7 +155,7 @@ def _parse_v2(header: bytes) -> ProxyHeader:
         raise DecodeError(f"a header with the unknown version and command 0x{command:02x}")
     if command == 0x20:
         # The proxy's own connection: the rest is to be skipped (§2.2).
-        return ProxyHeader()
+        return ProxyHeader(own=True)
     size = _ADDRESSES.get(kind)
     if size is None:
         raise DecodeError(f"a header for the family and protocol 0x{kind:02x}")
@@ -164,7 +167,7 @@ def _parse_v2(header: bytes) -> ProxyHeader:
         source = (str(IPv4Address(rest[:4])), int.from_bytes(rest[8:10], "big"))
     elif kind == 0x21:
         source = (str(_plain(IPv6Address(rest[:16]))), int.from_bytes(rest[32:34], "big"))
-    return ProxyHeader(source, _authority(rest[size:]))
+    return ProxyHeader(source, _authority(rest[size:]), own=kind == _UNIX)
 
 
 def _authority(vectors: bytes) -> str:

@@ -56,11 +56,11 @@ HEADERS = [
     (v2(0x21, 0x21, V6), ProxyHeader(("2001:db8::1", 50_000))),
     (v2(0x21, 0x21, MAPPED), ProxyHeader(CLIENT)),
     (v2(0x21, 0x11, V4 + b"\x04\0\2aa" + NAME), ProxyHeader(CLIENT, "example.org")),
-    (v2(0x21, 0x31, bytes(216)), ProxyHeader()),
+    (v2(0x21, 0x31, bytes(216)), ProxyHeader(own=True)),
     (v2(0x21, 0x00, b""), ProxyHeader()),
-    (v2(0x20, 0x00, b""), ProxyHeader()),
+    (v2(0x20, 0x00, b""), ProxyHeader(own=True)),
     # The addresses of a connection of the proxy's own count for nothing.
-    (v2(0x20, 0x11, V4), ProxyHeader()),
+    (v2(0x20, 0x11, V4), ProxyHeader(own=True)),
     (v2(0x21, 0x11, V4 + b"\x04" + (HEADER_MAX - 31).to_bytes(2, "big") + bytes(HEADER_MAX - 31)),
      ProxyHeader(CLIENT)),
 ]  # fmt: skip
@@ -208,6 +208,18 @@ async def test_only_a_proxy_on_this_machine_speaks_for_clients_on_it() -> None:
     header = b"PROXY TCP4 127.0.0.2 127.0.0.1 5 6\r\n"
     assert await serve_one(header, "192.0.2.9") == ("192.0.2.9:1", "")
     assert await serve_one(header, "127.0.0.1") == ("127.0.0.2:5", "")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "::ffff:127.0.0.1"])
+async def test_clients_that_a_proxy_on_this_machine_does_not_know_are_not_on_it(host: str) -> None:
+    trusted = ("127.0.0.0/8", "::1", "192.0.2.0/24")
+    for header in (b"PROXY UNKNOWN\r\n", v2(0x21, 0x00, b""), v2(0x21, 0x00, NAME)):
+        assert await serve_one(header, host, trusted=trusted) is None
+        # The address of a proxy elsewhere has no privileges.
+        assert await serve_one(header, "192.0.2.9", trusted=trusted)
+    # Those of its own, and of clients at its Unix socket, are.
+    for header in (v2(0x20, 0x00, b""), v2(0x21, 0x31, bytes(216))):
+        assert await serve_one(header, host, trusted=trusted) == (f"{host}:1", "")
 
 
 async def test_strangers_and_late_headers_are_logged_once(

@@ -102,12 +102,14 @@ class Leg:
     @property
     def busy(self) -> bool:
         """Whether a message is under way that the destination has not settled."""
-        last = self.last
         return bool(
-            self.standing.outstanding
-            or self.open is not None
-            or (last is not None and not _has_left(last))
+            self.standing.outstanding or self.open is not None or self._unsent() is not None
         )
+
+    def _unsent(self) -> Handover | None:
+        """Return the message of which nothing has left; None if there is none, or another leg has it by now."""
+        last = self.last
+        return None if last is None or last.leg is not self or _has_left(last) else last
 
     def send(self, handover: Handover, now: float) -> bool:
         """Send a message, or the beginning of one that is streamed.
@@ -238,7 +240,8 @@ class Leg:
                     sending.settle()
             else:
                 pass_outcome(sending, handover.delivery, to_client=True)
-        if again:
+        if again or self.fan.resends:
+            # Those that wait for a busy leg may take it now.
             self.fan.pump()
         else:
             self.fan.share()
@@ -247,8 +250,8 @@ class Leg:
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         """Send messages of which nothing has left to another destination; others have been *modified*."""
         back = [each.context for each in link.unsettled]
-        last = self.last
-        if last is not None and not _has_left(last) and last not in back:
+        last = self._unsent()
+        if last is not None and last not in back:
             # A settled message is not among those.
             back.append(last)
         if self.open is not None and self.open not in back:
@@ -412,6 +415,11 @@ class Fan:
         """Number of messages that wait."""
         return sum(map(len, self._waiting.values())) + len(self._again)
 
+    @property
+    def resends(self) -> bool:
+        """Whether messages wait that a destination has released."""
+        return bool(self._again)
+
     def waits_for(self, kind: str) -> bool:
         """Return whether messages wait for a leg of *kind*."""
         return bool(self._waiting[kind])
@@ -532,7 +540,18 @@ class Fan:
         return balance.eligible(legs, _standing, now=self.now())
 
     def _choose(self, kind: str, tried: tuple[Leg, ...]) -> Leg | None:
-        ready = [each for each in self._eligible(kind) if each.ready and each not in tried]
+        # Several legs may lead to one destination, whose answers they share.
+        seen = {id(each.answers) for each in tried}
+        if tried and all(
+            id(each.answers) in seen
+            for each in self.legs
+            if each.kind == kind and not each.retiring
+        ):
+            # Other destinations have no leg of the kind, or have refused it.
+            kind = LOW
+        ready = [
+            each for each in self._eligible(kind) if each.ready and id(each.answers) not in seen
+        ]
         if not ready:
             return None
         return ready[0] if self._ordered else self._better(ready, self.now())
@@ -696,7 +715,24 @@ class Fan:
     def _is_spent(self, handover: Handover) -> bool:
         """Return whether all destinations have released a message."""
         tried = handover.tried
-        return bool(tried) and all(each in tried for each in self._eligible(handover.kind))
+        if not tried:
+            return False
+        if self._ordered:
+            legs = self._eligible(handover.kind)
+        else:
+            # Legs without credit, those that are busy and those that are being opened are waited for.
+            legs = [
+                each
+                for each in self.legs
+                if each.kind in (handover.kind, LOW)
+                and not each.retiring
+                and (each.link.attached or not each.answered)
+            ]
+            if self._closest:
+                legs = balance.nearest(legs, _standing)
+            legs = balance.eligible(legs, _standing, now=self.now())
+        seen = {id(each.answers) for each in tried}
+        return all(id(each.answers) in seen for each in legs)
 
     def _better(self, ready: list[Leg], now: float) -> Leg:
         if len(ready) == 1:

@@ -14,7 +14,7 @@ from ..outcomes import Error
 from ..termini import Source, Target
 from .balance import Answers, Standing
 from .fans import Fan, Ingress, Leg
-from .hops import LINKED, LOW, STREAMS, LegUse, Route
+from .hops import HIGH, LINKED, LOW, STREAMS, LegUse, Route
 from .routing import MeshRoute
 from .rules import MeshRule
 from .ways import LegCount, Ways, spread
@@ -133,6 +133,10 @@ class RoutedAddress:
         """Do what is due at *now*."""
         if now >= self._retry_at:
             self.update()
+        for kind in (HIGH, STREAMS):
+            if self.fan.waits_for(kind):
+                # Destinations that came, or were refused a leg, after the messages.
+                self._need(kind)
         for leg in list(self._others):
             if leg.busy or self.fan.waits_for(leg.kind):
                 self._needed_at[leg.kind] = now
@@ -227,18 +231,20 @@ class RoutedAddress:
         return _OpenLeg(leg, address, path if path != (ways.node,) else (), count)
 
     def _need(self, kind: str) -> None:
-        """Open legs of *kind* for a message that comes, one to each destination; of streams more while all are busy."""
+        """Open legs of *kind* for a message that comes or waits, one to each destination; of streams more while no other
+        one takes it."""
         now = self._now()
         self._needed_at[kind] = now
         if self._closing or now < self._opens_at.get(kind, -math.inf) or not self._divides():
             return
-        free = {
-            node
+        idle = {
+            leg: node
             for leg, (node, _) in self._others.items()
             if leg.kind == kind and (kind != STREAMS or not leg.busy)
         }
-        if kind == STREAMS and free:
+        if kind == STREAMS and any(not leg.answered or leg.link.credit > 0 for leg in idle):
             return
+        free = set(idle.values())
         for node, low in list(self._legs.items()):
             if node in free or not low.leg.answered:
                 continue

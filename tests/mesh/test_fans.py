@@ -10,6 +10,10 @@ from amqp_rt.fronts.base import RECEIVER
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, Limits
 from amqp_rt.mesh.balance import FAILURES_MAX, Standing
 from amqp_rt.mesh.fans import HIGH, LOW, STREAM_ABOVE, STREAMS, Fan
+from amqp_rt.mesh.records import Offer
+from amqp_rt.mesh.routed import RoutedAddress
+from amqp_rt.mesh.routing import MeshRoute
+from amqp_rt.mesh.rules import MeshRule
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, rejected
 from amqp_rt.termini import Target
@@ -336,6 +340,94 @@ def test_a_released_message_without_another_destination_is_released() -> None:
     assert len(one.deliveries) == 1
 
 
+def pairs_of_legs(world: World, kind: str) -> tuple[Destination, Destination]:
+    """Return legs of *kind* to two destinations, each of which has a ``LOW`` one as well."""
+    found = world.leg(kind=kind), world.leg(kind=kind)
+    for each in found:
+        each.leg.answers = world.leg().leg.answers
+    return found
+
+
+def test_a_released_stream_waits_for_a_busy_destination() -> None:
+    world = World(resend=1)
+    legs = pairs_of_legs(world, STREAMS)
+    link, _ = world.sender(max_message_size=0)
+    for letter in (b"a", b"b"):
+        link.send(Message(letter * (STREAM_ABOVE + 1)).encode())
+        world.pump()
+    one, two = legs
+    assert (len(one.deliveries), len(two.deliveries)) == (1, 1)
+    released = two.deliveries[0]
+    released.settle(RELEASED)
+    world.pump()
+    assert world.fan.waiting == 1
+    assert len(one.deliveries) == 1, "it is busy"
+    one.decide(ACCEPTED)
+    assert one.payloads[1] == released.payload
+    one.decide(ACCEPTED)
+    assert not world.fan.waiting
+
+
+def test_a_released_message_that_waits_is_not_sent_twice_when_its_leg_ends() -> None:
+    world = World(resend=1)
+    one, two = world.leg(), world.leg(credit=0)
+    link, _ = world.sender()
+    sending = link.send(b"x")
+    world.pump()
+    one.decide(RELEASED)
+    assert world.fan.waiting == 1
+    world.cut(one.joint)
+    world.pump()
+    two.link.grant(5)
+    world.pump()
+    assert two.payloads == [b"x"]
+    two.decide(ACCEPTED)
+    assert sending.state == ACCEPTED
+
+
+def test_a_released_message_takes_the_other_destinations_usual_leg() -> None:
+    world = World(resend=1)
+    low, other = world.leg(), world.leg()
+    high = world.leg(kind=HIGH)
+    high.leg.answers = low.leg.answers
+    link, _ = world.sender()
+    sending = link.send(Message(b"x", priority=9).encode())
+    world.pump()
+    high.decide(RELEASED)
+    assert not low.deliveries, "its destination has released it"
+    other.decide(ACCEPTED)
+    assert sending.state == ACCEPTED
+
+
+def test_several_legs_to_a_destination_are_one_try() -> None:
+    world = World(resend=2)
+    one, two = pairs_of_legs(world, STREAMS)
+    again = world.leg(kind=STREAMS, credit=0)
+    again.leg.answers = one.leg.answers
+    link, _ = world.sender(max_message_size=0)
+    sending = link.send(Message(bytes(STREAM_ABOVE + 1)).encode())
+    world.pump()
+    again.link.grant(5)
+    world.pump()
+    for _ in range(2):
+        for each in (one, two):
+            each.decide(RELEASED)
+    assert sending.state == RELEASED
+    assert (len(one.deliveries), len(two.deliveries), len(again.deliveries)) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("options", [{"closest": True}, {"ordered": True}])
+def test_a_released_message_waits_for_no_leg_that_is_not_used(options: Any) -> None:
+    world = World(resend=3, **options)
+    near, far = world.leg(cost=1), world.leg(cost=2)
+    link, _ = world.sender()
+    sendings = [link.send(b"%d" % at) for at in range(3)]
+    world.pump()
+    near.decide(RELEASED)
+    assert {each.state for each in sendings} == {RELEASED}
+    assert not far.deliveries
+
+
 def test_a_leg_that_fails_fast_is_ejected() -> None:
     world = World()
     bad, good = world.leg(credit=50), world.leg(credit=50)
@@ -649,3 +741,121 @@ def test_a_detach_of_the_destination_leaves_the_sender_attached() -> None:
     assert not mine.detached
     assert link.credit == 0
     assert not world.fan.legs
+
+
+# --- one routed address --------------------------------------------------------------------------
+
+
+class Place:
+    """A destination, as the ways see its neighbour: each leg has the credit of its kind."""
+
+    def __init__(self, world: World, credit: dict[str, int]) -> None:
+        self.world = world
+        self.credit = credit
+        self.served: dict[str, list[Destination]] = {kind: [] for kind in (LOW, HIGH, STREAMS)}
+
+    def opener(self, *, of: object = None, band: str = LOW) -> Any:
+        served = Destination(self.world, self.credit[band])
+        self.served[band].append(served)
+        return self.world.joined(served.serve)
+
+    def took(self, opener: object) -> None:
+        """Do nothing: there is no count."""
+
+    def released(self, opener: object) -> None:
+        """Do nothing: there is no count."""
+
+    @property
+    def got(self) -> dict[str, int]:
+        """Numbers of messages by the kinds of their legs."""
+        return {
+            kind: sum(len(each.deliveries) for each in served)
+            for kind, served in self.served.items()
+        }
+
+
+class PlacesAsWays:
+    """Ways to places that are neighbours."""
+
+    node = "here"
+    limits = DEFAULT_LIMITS
+
+    def __init__(self) -> None:
+        self.places: dict[str, Place] = {}
+        self.names = 0
+
+    def destinations(self, address: str, *, gives: bool = False) -> list[MeshRoute]:
+        return [MeshRoute(node, Offer(), 1, (node,), "") for node in self.places]
+
+    def stands(self, path: tuple[str, ...], *, back: bool = False) -> bool:
+        return True
+
+    def next(self, route: list[str], *, back: bool = False) -> Place:
+        return self.places[route[0]]
+
+    def new_name(self) -> str:
+        self.names += 1
+        return f"leg-{self.names}"
+
+    def properties(self, route: object, use: object) -> dict[object, Any]:
+        return {}
+
+
+class OneAddress(World):
+    """Senders to one routed address, and places that serve it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways: Any = PlacesAsWays()
+        self.routed = RoutedAddress(
+            *("q", "", MeshRule("q")),
+            closest=False,
+            ways=self.ways,
+            now=lambda: self.now,
+            zone="",
+            on_wait=lambda: None,
+        )
+        self.fan = self.routed.fan
+
+    def place(self, name: str, **credit: int) -> Place:
+        """Let a destination come."""
+        made = self.ways.places[name] = Place(self, credit)
+        self.routed.update()
+        self.pump()
+        return made
+
+    def ticks(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            self.routed.tick(self.now)
+            self.pump()
+
+
+def test_messages_that_wait_take_a_destination_that_comes_later() -> None:
+    world = OneAddress()
+    first = world.place("first", low=5, high=0, streams=0)
+    link, _ = world.sender()
+    link.send(Message(bytes(70 * KIB)).encode())
+    link.send(Message(b"high", priority=9).encode())
+    world.pump()
+    assert world.fan.waiting == 2
+    world.ticks(3)
+    assert [len(each) for each in first.served.values()] == [1, 1, 1], "legs without end"
+    second = world.place("second", low=5, high=5, streams=5)
+    world.ticks(2)
+    assert not world.fan.waiting
+    assert second.got == {LOW: 0, HIGH: 1, STREAMS: 1}
+
+
+def test_a_stream_has_another_leg_while_none_takes_it() -> None:
+    """The leg of one destination is idle, but without credit: the other one gets a leg beside its busy one."""
+    world = OneAddress()
+    full = world.place("full", low=5, high=0, streams=0)
+    free = world.place("free", low=5, high=5, streams=5)
+    link, _ = world.sender()
+    for count in (1, 2):
+        link.send(Message(bytes(70 * KIB)).encode())
+        world.pump()
+        world.ticks(2)
+        assert free.got[STREAMS] == len(free.served[STREAMS]) == count
+    assert len(full.served[STREAMS]) == 1

@@ -59,7 +59,7 @@ class DirectLines:
     Args:
         ways: Has the connections.
         uses: Returns the links of our clients.
-        dial: Opens a connection, which closes with the block.
+        dial: Opens a connection to a node, which closes with the block. Other nodes that answer there close it.
         on_left: Called when links have to leave a connection.
     """
 
@@ -67,7 +67,7 @@ class DirectLines:
         self,
         ways: Ways,
         uses: Callable[[], Iterable[LinkUse]],
-        dial: Callable[[Found], AbstractAsyncContextManager[Connection]],
+        dial: Callable[[str, Found], AbstractAsyncContextManager[Connection]],
         on_left: Callable[[], None],
     ) -> None:
         self._ways = ways
@@ -154,7 +154,7 @@ class DirectLines:
         """Dial *node*, and wait for the end of the connection."""
         line = self._lines[node]
         try:
-            async with self._dial(Found(parse_url(url))) as connection:
+            async with self._dial(node, Found(parse_url(url))) as connection:
                 found = self._ways.direct.get(node)
                 # Another node may listen at its URL by now.
                 if found is not None and found.connection is connection:

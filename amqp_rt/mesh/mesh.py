@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from ipaddress import ip_address
 from random import SystemRandom
 from typing import Any, Final, Literal, Self
@@ -332,11 +333,12 @@ class Mesh(TrioBlock):
     def _direct_lines(self, member: MeshMember, ways: Ways) -> DirectLines:
         peers = self._peers
         assert peers is not None
-        properties = open_properties(replace(member, direct=True))
 
-        def dial(found: Found) -> Any:
+        def dial(node: str, found: Found) -> Any:
+            properties = open_properties(replace(member, direct=node))
+            changed = partial(peers.direct_changed, node)
             # There are no hellos: a peer that is silent for as long as a lost line is given up by the idle timeout.
-            return self._dial(found, properties, peers.direct_changed, idle_s=LOST_S / 2)
+            return self._dial(found, properties, changed, idle_s=LOST_S / 2)
 
         return DirectLines(ways, self._host.link_uses, dial, self._host.routes_changed)
 

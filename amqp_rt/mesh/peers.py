@@ -48,8 +48,9 @@ class MeshMember(Struct, frozen=True):
     role: str
     zone: str
     cost: int
-    #: The connection is for links that end at one of the two nodes; the routing has no line of it.
-    direct: bool = False
+    #: Id of the node for which the connection is meant, if it is for links that end at one of the two nodes: the routing
+    #: has no line of it. Empty for others.
+    direct: str = ""
 
 
 def member_of(properties: Mapping[object, object]) -> MeshMember | None:
@@ -71,8 +72,10 @@ def member_of(properties: Mapping[object, object]) -> MeshMember | None:
     mesh, node, role, zone = (str(each) for each in texts)
     if not node or "/" in node:
         return None
-    direct = value.get("direct") is True
-    return MeshMember(mesh, node, int(incarnation), role, zone, int(cost), direct)
+    direct = value.get("direct", "")
+    if not isinstance(direct, str) or len(direct) > 255:
+        return None
+    return MeshMember(mesh, node, int(incarnation), role, zone, int(cost), str(direct))
 
 
 class Peers:
@@ -131,13 +134,13 @@ class Peers:
 
     def changed(self, connection: Connection) -> None:
         """Follow the state of a connection: links of records may arrive together with the open."""
-        self._follow(connection, direct=False)
+        self._follow(connection)
 
-    def direct_changed(self, connection: Connection) -> None:
-        """Follow the state of a connection that this node has opened as a direct one."""
-        self._follow(connection, direct=True)
+    def direct_changed(self, node: str, connection: Connection) -> None:
+        """Follow the state of a connection that this node has opened as a direct one to *node*."""
+        self._follow(connection, direct=node)
 
-    def _follow(self, connection: Connection, *, direct: bool) -> None:
+    def _follow(self, connection: Connection, *, direct: str = "") -> None:
         if connection.state == "open":
             self._join(connection, direct=direct)
         elif connection.state == "closed":
@@ -160,8 +163,8 @@ class Peers:
         """Return the neighbour of that id; None without one."""
         return self._ways.neighbours.get(node)
 
-    def _join(self, connection: Connection, *, direct: bool) -> None:
-        """Begin the line of *connection*, if a member is at its other end."""
+    def _join(self, connection: Connection, *, direct: str) -> None:
+        """Begin the line of *connection*, if a member is at its other end; *direct* names the one for which it is."""
         peer = connection.peer
         member = member_of(peer.properties)
         if member is None:
@@ -175,7 +178,14 @@ class Peers:
             log.warning("mesh: the connection with %.100r is not used: %s", member.node, why)
             return
         if direct or member.direct:
-            self._join_direct(connection, member)
+            meant, answers = direct, member.node
+            if not connection.dialled:
+                meant, answers = member.direct, self._ways.node
+            if meant == answers:
+                self._join_direct(connection, member)
+            else:
+                # Another member than the one meant has answered. A connection that the two have already stays.
+                connection.close(_DUPLICATE)
             return
         old = self._ways.neighbours.get(member.node)
         if old is not None and old.usable:
@@ -416,7 +426,7 @@ def open_properties(member: MeshMember) -> dict[object, Any]:
             "role": member.role,
             "zone": member.zone,
             "cost": member.cost,
-            **({"direct": True} if member.direct else {}),
+            **({"direct": member.direct} if member.direct else {}),
         }
     }
 

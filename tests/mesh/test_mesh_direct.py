@@ -13,7 +13,7 @@ from meshed import Members, client, members, until, verifier
 from trio.testing import MockClock
 
 from amqp_rt import Access, Container, Plain, Rights, Rule
-from amqp_rt.errors import DeliveryNotAccepted, LinkRefused
+from amqp_rt.errors import AmqpError, DeliveryNotAccepted, LinkRefused
 from amqp_rt.limits import Limits
 from amqp_rt.mesh import Mesh, MeshRule
 from amqp_rt.mesh.dialling import Dialling
@@ -230,6 +230,45 @@ async def test_two_that_dial_each_other_have_a_connection_each(autojump_clock: M
                     assert not through(made)
 
 
+async def test_another_member_at_the_url_keeps_its_connection(autojump_clock: MockClock) -> None:
+    """D announces a URL at which C answers, such as one of a balancer; A connects with C alone."""
+    async with three() as made:
+        await made.start("D", "B", urls=[made.urls["C"]])
+        for name in "CD":
+            serve(made, name, f"price-{name}")
+            await made.meshes["A"].reachable(f"price-{name}")
+        async with client(made.urls["A"], network=made.network) as peer:
+            await peer.call("price-C", "0", reply=str)
+            await until(lambda: direct(made) == ["C"])
+            ours = made.meshes["A"]._host._ways.direct["C"]
+            theirs = made.meshes["C"]._host._ways.returns["A"]
+            for _ in range(20):
+                for name in "CD":
+                    assert await peer.call(f"price-{name}", "1", reply=str) == f"1: {name}"
+                await trio.sleep(1)
+            assert made.meshes["A"]._host._ways.direct == {"C": ours}
+            assert made.meshes["C"]._host._ways.returns == {"A": theirs}
+
+
+async def test_a_member_closes_connections_that_are_for_others(autojump_clock: MockClock) -> None:
+    async with three() as made:
+        await until(lambda: "C" in made.meshes["A"]._engine.paths().costs)
+        async with Container("C", network=made.network) as guest:
+
+            def dial(meant: str) -> Any:
+                said = open_properties(MeshMember("mesh", "C", 7, "interior", "", 1, meant))
+                return guest.connect(made.urls["A"], properties=said, reconnect=None)
+
+            async with dial("A"):
+                await until(lambda: returns(made, "A") == ["C"])
+                kept = made.meshes["A"]._host._ways.returns["C"]
+                for meant in ("C", "nobody"):
+                    with pytest.raises(AmqpError, match="another connection"):
+                        async with dial(meant) as peer:
+                            await peer.wait_closed()
+                    assert made.meshes["A"]._host._ways.returns == {"C": kept}
+
+
 async def test_nothing_is_lost_when_a_destination_leaves(autojump_clock: MockClock) -> None:
     async with three("D") as made:
         got = [serve(made, name, "orders") for name in "CD"]
@@ -300,7 +339,7 @@ async def test_who_may_connect_directly(
             await made.start(name, *seeds, box_options=box, dial=dial)
         serve(made, "A", "here")
         await until(lambda: "C" in made.meshes["A"]._engine.paths().costs)
-        said = open_properties(MeshMember("mesh", node, 7, role, "", 1, direct=True))
+        said = open_properties(MeshMember("mesh", node, 7, role, "", 1, direct="A"))
         async with (
             Container(node, network=made.network) as guest,
             guest.connect(

@@ -24,7 +24,27 @@ def start_sdk(service: str) -> Callable[[], None]:
         service: ``service.name``, unless ``OTEL_SERVICE_NAME`` names another.
 
     Raises:
-        AmqpError: The SDK or an exporter is not installed; the text says what to install.
+        AmqpError: The SDK or an exporter is not installed, and the text says what to install; or it refuses the
+            value of a variable.
+    """
+    try:
+        return _started(service)
+    except AmqpError:
+        raise
+    except Exception as error:
+        # Variables are read by the SDK and by exporters of others, each with exceptions of its own.
+        raise AmqpError(
+            f"OpenTelemetry cannot be set up from its variables OTEL_*: {error or type(error).__name__}",
+            condition="amqp:invalid-field",
+        ) from error
+
+
+def _started(service: str) -> Callable[[], None]:
+    """Set up tracing and metrics; return the function that ends them.
+
+    Raises:
+        AmqpError: The SDK or an exporter is not installed.
+        Exception: The value of a variable is refused.
     """
     try:
         from opentelemetry import metrics, trace

@@ -584,6 +584,24 @@ def _objects(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OTEL_BSP_MAX_QUEUE_SIZE", "-1"), ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")],
+)
+def test_a_wrong_variable_is_a_sentence(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    monkeypatch.setenv(variable, value)
+    done = amqp_rt("serve", "--listen", "amqp://127.0.0.1:0", "--otel")
+    assert done.returncode == 2
+    assert "cannot be set up from its variables OTEL_*: " in done.stderr
+    assert variable.removeprefix("OTEL_BSP_").lower() in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER"])
 def test_an_exporter_that_is_not_installed_is_named(
     variable: str, monkeypatch: pytest.MonkeyPatch

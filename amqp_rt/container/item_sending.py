@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from ..message import Message
-from ..outcomes import Accepted
+from ..outcomes import Accepted, Outcome, Released
 from ..values import Symbol
 from .composing import build_message
 from .links import fresh
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 STREAM_END: Final = Symbol("x-opt-stream-end")
 #: Items of one stream that may be without an outcome at the same time.
 ITEMS_PENDING_MAX: Final = 200
+#: Properties of a call that describe the bodies of its messages.
+_OF_BODIES: Final = ("compress", "content_encoding", "content_type")
 #: Items sent before other tasks run.
 _TURN_ITEMS: Final = 64
 
@@ -67,8 +69,7 @@ class _ItemReceipt(Receipt):
             self.sending.fail(self.error)
         elif type(self._outcome) is not Accepted:
             assert self._outcome is not None
-            # A handler that has answered leaves the rest, and then its reply is here already.
-            self.sending.fail(refusal(self._outcome))
+            self.sending.refused(self._outcome)
 
 
 class SendingItems:
@@ -78,7 +79,9 @@ class SendingItems:
         call: The call.
         sender: Its link, attached and without other messages.
         items: The items.
-        properties: Properties of the first message.
+        begin: Waits for the links, and returns the properties of the first message. It is called when that
+            has to be sent: the connection may have been replaced while the first item was waited for.
+        properties: Properties of the call, of which all messages have those of the body.
         codecs: Codecs of payloads.
     """
 
@@ -87,16 +90,21 @@ class SendingItems:
         call: PendingCall,
         sender: Sender,
         items: StreamedItems,
+        begin: Callable[[], Awaitable[Mapping[str, Any]]],
         properties: Mapping[str, Any],
         codecs: Codecs,
     ) -> None:
         self._call = call
         self._sender = sender
         self._items = items.items
-        self._first: Mapping[str, Any] | None = {**properties, "correlation_id": call.key}
-        self._others = {"correlation_id": call.key}
-        if "compress" in properties:
-            self._others["compress"] = properties["compress"]
+        self._begin = begin
+        self._begun = False
+        #: Whether the node takes more items.
+        self._wanted = True
+        self._others: dict[str, Any] = {
+            name: properties[name] for name in _OF_BODIES if name in properties
+        }
+        self._others["correlation_id"] = call.key
         self._codecs = codecs.encoding
         self._sent = 0
         self._error: Exception | None = None
@@ -128,43 +136,58 @@ class SendingItems:
             self._error = error
             self._call.wake()
 
+    def refused(self, outcome: Outcome) -> None:
+        """Handle the *outcome* of an item that was not accepted."""
+        if type(outcome) is Released and type(self._call.known_outcome) is Accepted:
+            # The handler has answered without the rest, and a large reply may still be on its way.
+            self._wanted = False
+        else:
+            self.fail(refusal(outcome))
+
     async def _send(self) -> None:
         source: Any = self._items
         try:
             if isinstance(source, AsyncGenerator):
                 async with aclosing(source):
                     async for item in source:
-                        await self._send_item(item)
+                        if not await self._send_item(item):
+                            return
             elif isinstance(source, AsyncIterable):
                 async for item in source:
-                    await self._send_item(item)
+                    if not await self._send_item(item):
+                        return
             else:
                 for item in source:
-                    await self._send_item(item)
-            self._submit(Message(b"", message_annotations={STREAM_END: True}))
+                    if not await self._send_item(item):
+                        return
+            await self._submit(Message(b"", message_annotations={STREAM_END: True}))
         except Exception as error:
             self.fail(error)
 
-    async def _send_item(self, item: Any) -> None:
+    async def _send_item(self, item: Any) -> bool:
+        """Send *item*; return whether more items are wanted."""
         if self._sender.pending >= ITEMS_PENDING_MAX:
             await self._sender.wait_for_room()
-        self._submit(item)
+            if not self._wanted:
+                return False
+        await self._submit(item)
         self._sent += 1
         if self._sent % _TURN_ITEMS == 0:
             await trio.lowlevel.checkpoint()
+        return self._wanted
 
-    def _submit(self, item: Any) -> None:
+    async def _submit(self, item: Any) -> None:
         """Send *item*; the first one is the request.
 
         Raises:
             AmqpError: The item has no encoding, or the link has ended.
         """
-        first, self._first = self._first, None
-        payload = build_message(
-            item, self._others if first is None else first, self._codecs
-        ).encode()
-        if first is None:
+        if self._begun:
+            payload = build_message(item, self._others, self._codecs).encode()
             self._sender.submit(_ItemReceipt(self._sender, payload, self))
-        else:
-            self._call.payload = payload
-            self._sender.submit(self._call)
+            return
+        # Nothing is waited for after this: replies have an address of the connection that sends the request.
+        properties = {**await self._begin(), "correlation_id": self._call.key}
+        self._begun = True
+        self._call.payload = build_message(item, properties, self._codecs).encode()
+        self._sender.submit(self._call)

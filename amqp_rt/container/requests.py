@@ -367,25 +367,30 @@ class Requests:
         )
         session.add(sender)
         call = PendingCall(sender, self._new_key())
-        try:
+        replies: _Replies | None = None
+
+        async def begin() -> Mapping[str, Any]:
+            """Return the properties of the request, with the address of the link of replies as it is now."""
+            nonlocal replies
             while True:
                 await sender.wait_attached()
-                replies = await self._reply_link()
+                found = await self._reply_link()
                 if sender.attached:
                     break
-            sending = SendingItems(
-                call,
-                sender,
-                items,
-                self._own_properties(call, replies.address, deadline, properties),
-                self.codecs,
-            )
-            replies.calls[call.key] = call
-            try:
-                return await sending.run()
-            finally:
+            if replies is not None:
                 del replies.calls[call.key]
+            replies = found
+            replies.calls[call.key] = call
+            return self._own_properties(call, replies.address, deadline, properties)
+
+        try:
+            # No item is taken for a node that refuses the link.
+            await begin()
+            sending = SendingItems(call, sender, items, begin, properties, self.codecs)
+            return await sending.run()
         finally:
+            if replies is not None:
+                del replies.calls[call.key]
             if call.reply is None:
                 call.give_up()
             sender.abandon()

@@ -13,7 +13,19 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from amqp_rt import Connection, Container, Deadline, Message, Retry, aio, node, rpc, stream, sync
+from amqp_rt import (
+    Connection,
+    Container,
+    Deadline,
+    Message,
+    Receiver,
+    Retry,
+    aio,
+    node,
+    rpc,
+    stream,
+    sync,
+)
 from amqp_rt.container.item_streams import StreamInbox
 from amqp_rt.errors import (
     AmqpError,
@@ -264,6 +276,72 @@ async def test_a_lost_connection_ends_both(autojump_clock: MockClock) -> None:
             assert source.closed
         await wait_all_tasks_blocked()
     assert adder.ended == ["cancelled"]
+
+
+async def test_a_connection_replaced_before_the_first_item_has_the_reply(
+    autojump_clock: MockClock,
+) -> None:
+    adder = Adder()
+
+    async def late() -> AsyncIterator[Row]:
+        await trio.sleep(10)
+        yield Row(1)
+        yield Row(2)
+
+    async with Container("c", nodes=[adder.declared()]) as container:
+        await container.listen("memory://c")
+        async with (
+            Container("client", network=container.network) as client,
+            client.connect("memory://c") as peer,
+            trio.open_nursery() as nursery,
+        ):
+
+            @nursery.start_soon
+            async def cut() -> None:
+                await trio.sleep(1)
+                container.connections[0].close()
+
+            with trio.fail_after(60):
+                assert await peer.call("sum", stream(late()), reply=int) == 3
+            assert not peer._requests._replies.calls  # type: ignore[union-attr]
+
+
+async def test_items_that_are_left_by_an_answer_end_no_call(autojump_clock: MockClock) -> None:
+    others: list[Connection] = []
+    kinds: list[str | None] = []
+
+    @node.link("first")
+    async def first(link: Receiver) -> None:
+        async for delivery in link:
+            kinds.append(delivery.message.content_type)
+            if delivery.message.reply_to is None:
+                delivery.release()
+                continue
+            delivery.accept()
+            request = delivery.message
+            nursery.start_soon(answer, request.reply_to, request.correlation_id)
+
+    async def answer(address: str, key: Any) -> None:
+        # A large reply comes on its own link, long after the outcomes of the items.
+        await trio.sleep(5)
+        async with others[0].sender(address) as out:
+            await out.send(20, correlation_id=key)
+
+    source = Source()
+    async with (
+        Container("c", nodes=[first]) as container,
+        container.local() as peer,
+        container.local() as other,
+        trio.open_nursery() as nursery,
+    ):
+        others.append(other)
+        found = await peer.call(
+            "first", stream(source()), reply=int, content_type="application/msgpack"
+        )
+        assert found == 20
+        assert source.closed
+        assert 1 < source.made < 500
+        assert set(kinds) == {"application/msgpack"}
 
 
 async def test_draining_lets_running_streams_end_and_takes_no_more(

@@ -416,7 +416,7 @@ class Container(TrioBlock):
 
         To be called in its event loop; an answer proves that the loop runs.
         """
-        return health_of(self, self.entry.urls)
+        return health_of(self, self.entry.urls, running=self._nurseries is not None)
 
     # --- lifetime ------------------------------------------------------------------------
 

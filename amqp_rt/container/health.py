@@ -44,15 +44,20 @@ class Reachable(Protocol):
     def dialled(self) -> Collection[Connection]: ...
 
 
-def health_of(container: Reachable, listeners: Collection[str]) -> ContainerHealth:
-    """Return the health of *container*, which is bound to *listeners*."""
-    reasons = tuple(_reasons(container, listeners))
-    return ContainerHealth(container.ready or container.stopping, not reasons, reasons)
+def health_of(
+    container: Reachable, listeners: Collection[str], *, running: bool
+) -> ContainerHealth:
+    """Return the health of *container*, which is bound to *listeners*.
+
+    It is *running* from its first startup hook to its last shutdown hook.
+    """
+    reasons = tuple(_reasons(container, listeners, running))
+    return ContainerHealth(running, not reasons, reasons)
 
 
-def _reasons(container: Reachable, listeners: Collection[str]) -> Iterator[str]:
+def _reasons(container: Reachable, listeners: Collection[str], running: bool) -> Iterator[str]:
     if container.stopping:
-        yield f"{container.name!r} is stopping"
+        yield f"{container.name!r} {'is stopping' if running else 'has stopped'}"
     elif not container.ready:
         yield f"{container.name!r} has not started"
     elif not listeners and not container.dialled:

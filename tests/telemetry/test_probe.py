@@ -113,6 +113,24 @@ async def test_only_what_has_been_live_can_be_dead() -> None:
         assert await get(f"{url}/healthz") == (503, "application/json", b'{"live":false}\n')
 
 
+async def test_a_container_is_live_from_its_startup_to_its_end() -> None:
+    seen = []
+    shop = Container("shop")
+    shop.on_startup(lambda: seen.append(shop.health()))
+    assert not shop.health().live
+
+    async def fail() -> None:
+        async with shop:
+            seen.append(shop.health())
+            raise KeyError("a mistake")
+
+    with pytest.raises(KeyError):
+        await fail()
+    assert [each.live for each in seen] == [True, True]
+    assert seen[0] == ContainerHealth(True, False, ("'shop' has not started",))
+    assert shop.health() == ContainerHealth(False, False, ("'shop' has stopped",))
+
+
 async def test_a_container_that_stops_is_not_ready() -> None:
     async with Container("shop", drain_s=5) as shop:
         await shop.listen("memory://shop")

@@ -34,7 +34,7 @@ def start_sdk(service: str) -> Callable[[], None]:
     except Exception as error:
         # Variables are read by the SDK and by exporters of others, each with exceptions of its own.
         raise AmqpError(
-            f"OpenTelemetry cannot be set up from its variables OTEL_*: {error or type(error).__name__}",
+            f"OpenTelemetry cannot be set up from its variables OTEL_*: {str(error) or type(error).__name__}",
             condition="amqp:invalid-field",
         ) from error
 

@@ -279,14 +279,18 @@ mutation-score: .venv/mutation
 	$(if $(PLAIN),.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(PLAIN)))
 	touch $@
 
-# What is compiled, what runs through it, and peers that talk to it. All else runs the same Python either way: only
-# long runs repeat all tests on the compiled wheel.
+# What is compiled, what runs through it, and one program of each peer, all of them briefly: the tests on plain Python
+# take the full counts. All else runs the same Python either way: only long runs repeat all tests on the compiled wheel.
 TWICE := $(addprefix tests/,codec core broker container net differential fuzz interop abuse test_message.py) $(AMQP091)/tests \
   $(foreach part,batches entity fan_out forwarding messages namespace_links operations senders session,$(wildcard $(SERVICEBUS)/tests/test_$(part)*.py)) \
   $(foreach part,branches codec declarations endings execution fragments frames messages publishing sessions settling subscriptions transactions,\
   $(wildcard $(AMQP010)/tests/test_amqp010_$(part)*.py))
+BRIEFLY := AMQP_RT_BRIEF=1
+BRIEF_ONLY := -m 'not foreign or smoke'
 ifeq ($(AMQP_RT_LONG),1)
 TWICE := tests $(wildcard plugins/*/tests)
+BRIEFLY :=
+BRIEF_ONLY :=
 endif
 
 .PHONY: compiled
@@ -303,10 +307,10 @@ compiled-wheel: .venv/ready
 tests-compiled:
 	$(call heading,Tests on the compiled wheel)
 	mkdir -p .build/empty
-	@cd .build/empty && { $(without_compiler) || AMQP_RT_EXPECT=compiled $(CURDIR)/.venv-compiled/bin/python \
+	@cd .build/empty && { $(without_compiler) || AMQP_RT_EXPECT=compiled $(BRIEFLY) $(CURDIR)/.venv-compiled/bin/python \
 	  $(CURDIR)/tests/second_try.py $(CURDIR)/.build/cache-compiled \
 	  --deselect=plugins/conformance/tests/test_conformance_kit.py::test_other_brokers_depart_where_we_know \
-	  --durations=10 --durations-min=4 \
+	  --durations=10 --durations-min=4 $(BRIEF_ONLY) \
 	  --config-file=$(CURDIR)/pyproject.toml --rootdir=$(CURDIR) -- $(addprefix $(CURDIR)/,$(TWICE)); }
 
 .PHONY: docs

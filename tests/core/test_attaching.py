@@ -27,7 +27,7 @@ from amqp_rt.core.performatives import Attach, Begin, Detach, End, Flow, Open
 from amqp_rt.errors import EncodeError, LocalProtocolError
 from amqp_rt.events import AttachRequested
 from amqp_rt.limits import Limits
-from amqp_rt.outcomes import ACCEPTED, Error, Modified, rejected
+from amqp_rt.outcomes import ACCEPTED, Error, Modified
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.transactions import TransactionalState
@@ -554,7 +554,6 @@ def test_last_words_that_cannot_be_said_change_nothing(what: str) -> None:
     [
         (Modified(message_annotations={"x-opt-key": object()}), EncodeError),
         (Modified(message_annotations={"x-opt-key": "v" * 600}), LocalProtocolError),
-        (rejected("amqp:internal-error", "v" * 600), LocalProtocolError),
     ],
 )
 def test_an_outcome_that_cannot_be_said_leaves_the_delivery_as_it_was(

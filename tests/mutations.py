@@ -312,5 +312,5 @@ MUTATIONS: Final = (
     Mutation("a rollback keeps one of its messages", _ATOMIC, market, Transaction, "roll_back", _keeps_a_post, seed=17),
     Mutation("a transaction consumes before its commit", _ATOMIC, trade, Transaction, "enlist", _consumes_before_commit, seed=6),
     Mutation("nothing expires", _TIMES, market, MessageQueue, "put", _never, seed=41),
-    Mutation("messages expire too early", _TIMES, market, MessageQueue, "put", _too_early, seed=25),
+    Mutation("messages expire too early", _TIMES, market, MessageQueue, "put", _too_early, seed=64),
 )  # fmt: skip

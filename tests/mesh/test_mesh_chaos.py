@@ -14,7 +14,7 @@ from amqp_rt.testing.simulation import check_seeds, simulate
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
 #: Seeds of CI, and of a long run.
-SEEDS, SEEDS_LONG = 4, 1_000
+SEEDS, SEEDS_LONG = 2, 1_000
 
 
 @pytest.mark.req("P1", "P2", "P3", "P5", "A22", "A23")

@@ -213,7 +213,7 @@ def test_declaring(amqp_broker: LoopbackBroker) -> None:
     amqp_broker.declare("work")
     with pytest.raises(AmqpError, match="exists as"):
         amqp_broker.declare(Queue("work", priorities=3))
-    with pytest.raises(AmqpError, match="queue, topic or log"):
+    with pytest.raises(AmqpError, match="queue, topic, log or schedule"):
         amqp_broker.declare("heap:work")
     with pytest.raises(TypeError, match="at least one"):
         amqp_broker.declare()

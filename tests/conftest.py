@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--conformance", metavar="FILE", help="write which test proved which requirement, as JSON"
     )
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    """Restore the root logger: commands such as ``serve`` set up the logging of their process, here that of the tests."""
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    yield
+    if root.level != level:
+        root.setLevel(level)
+    for each in [each for each in root.handlers if each not in handlers]:
+        root.removeHandler(each)
 
 
 def is_brief(config: pytest.Config) -> bool:

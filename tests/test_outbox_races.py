@@ -14,6 +14,7 @@ from far_end import FarEnd, connected
 
 from amqp_rt import Broker, Message
 from amqp_rt.broker import Queue
+from amqp_rt.container.codecs import Codecs
 from amqp_rt.errors import LocalProtocolError
 from amqp_rt.outbox import Outbox
 from amqp_rt.outcomes import ACCEPTED
@@ -94,6 +95,7 @@ class Redialled:
         self.container_id = ""
         self.properties: dict[object, Any] = {}
         self.links: list[Any] = []
+        self.codecs = Codecs()
 
     async def wait_open(self) -> None:
         await trio.lowlevel.checkpoint()

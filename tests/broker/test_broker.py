@@ -53,7 +53,7 @@ def test_declaring_again_changes_nothing_and_differently_is_an_error() -> None:
     for other in (Queue("q"), Topic("q")):
         with raises("amqp:precondition-failed"):
             world.host.space().declare(other)
-    with pytest.raises(TypeError, match="a Queue, a Topic or a Log"):
+    with pytest.raises(TypeError, match="a Queue, a Topic, a Log or a Schedule"):
         world.host.space().declare(Declaration("x"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +17,6 @@ from amqp_rt.cli.mesh import mesh
 from amqp_rt.cli.serve import serve
 
 pytestmark = pytest.mark.req("P7")
-
-
-@pytest.fixture(autouse=True)
-def _restored_logging() -> Iterator[None]:
-    """Restore the root logger: ``serve`` sets up the logging of its process, which is that of the tests here."""
-    root = logging.getLogger()
-    handlers, level = [*root.handlers], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 APPLICATION = """

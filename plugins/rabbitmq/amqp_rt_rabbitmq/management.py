@@ -241,7 +241,7 @@ class ManagementPair:
             try:
                 link.send(self._answers.popleft(), settled=True)
             except LocalProtocolError as error:
-                # The client takes no message of this size: it would wait for the answer in vain.
+                # The client takes no message of this size: it would wait for the answer forever.
                 self._end_answers()
                 link.detach(Error.of(error))
                 break

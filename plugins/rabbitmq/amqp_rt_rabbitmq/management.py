@@ -120,7 +120,7 @@ class ManagementPair:
         self._sending: SendingLink | None = None
         self._requests: deque[HttpRequest] = deque()
         self._answers: deque[bytes] = deque()
-        #: The reply link has ended, so that nobody reads further answers.
+        #: The reply link has ended: further answers are dropped.
         self._unread = False
         self._work: Generator[int, None, HttpResponse] | None = None
         self._current: HttpRequest | None = None

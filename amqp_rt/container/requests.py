@@ -228,6 +228,11 @@ class StreamLink(_ReplyLink):
             self.call.lose(error)
 
 
+def _ttl_ms(deadline: float) -> int | None:
+    """Return the milliseconds until *deadline*, at least 1, as the ``ttl`` of a request; None if it has no end."""
+    return None if deadline == inf else max(1, round((deadline - trio.current_time()) * 1000))
+
+
 class Requests:
     """Calls of one connection."""
 
@@ -356,16 +361,7 @@ class Requests:
         self, address: str, items: StreamedItems, deadline: float, properties: Mapping[str, Any]
     ) -> Message:
         """Send *items* on a link of their own, and return the reply."""
-        connection = self._connection
-        session = connection.default_session
-        sender = Sender(
-            session,
-            address,
-            name=connection.new_name(address),
-            max_pending=ITEMS_PENDING_MAX,
-            keep_waiting=False,
-        )
-        session.add(sender)
+        sender = self._new_sender(address, ITEMS_PENDING_MAX)
         call = PendingCall(sender, self._new_key())
         replies: _Replies | None = None
 
@@ -381,7 +377,7 @@ class Requests:
                 del replies.calls[call.key]
             replies = found
             replies.calls[call.key] = call
-            return self._own_properties(call, replies.address, deadline, properties)
+            return self._own_properties(call, replies.address, _ttl_ms(deadline), properties)
 
         try:
             # No item is taken for a node that refuses the link.
@@ -402,15 +398,15 @@ class Requests:
         self,
         call: PendingCall,
         reply_to: str | None,
-        deadline: float,
+        ttl_ms: int | None,
         properties: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Return *properties* of a request with those that identify its reply."""
         if taken := properties.keys() & {"message_id", "reply_to", "correlation_id"}:
             raise ValueError(f"{min(taken)} is how a call finds its reply: leave it out")
         own: dict[str, Any] = {"message_id": call.key, "reply_to": reply_to}
-        if deadline != inf:
-            own["ttl_ms"] = max(1, round((deadline - trio.current_time()) * 1000))
+        if ttl_ms is not None:
+            own["ttl_ms"] = ttl_ms
         return {**properties, **own, "correlation_id": None}
 
     def _request(
@@ -421,6 +417,7 @@ class Requests:
         deadline: float,
         properties: Mapping[str, Any],
     ) -> PendingCall:
+        # _new_key and _ttl_ms, written out: each call of a function counts for the rate of requests.
         call = PendingCall(sender, f"{self._prefix}{next(self._numbers):012x}")
         ttl_ms = None
         if deadline != inf:
@@ -431,7 +428,7 @@ class Requests:
             return call
         message = build_message(
             payload,
-            self._own_properties(call, reply_to, deadline, properties),
+            self._own_properties(call, reply_to, ttl_ms, properties),
             self.codecs.encoding,
         )
         call.payload = message.encode()
@@ -474,20 +471,25 @@ class Requests:
 
     # --- links ---------------------------------------------------------------------------
 
+    def _new_sender(self, address: str, max_pending: int) -> Sender:
+        """Open a sender of requests to *address* with at most *max_pending* of them under way."""
+        connection = self._connection
+        session = connection.default_session
+        sender = Sender(
+            session,
+            address,
+            name=connection.new_name(address),
+            max_pending=max_pending,
+            keep_waiting=False,
+        )
+        session.add(sender)
+        return sender
+
     async def _sender(self, address: str) -> Sender:
         """Return the sender to *address*, attached and with room for a request."""
         sender = self._senders.get(address)
         if sender is None or sender.closed:
-            connection = self._connection
-            session = connection.default_session
-            sender = Sender(
-                session,
-                address,
-                name=connection.new_name(address),
-                max_pending=_PENDING_MAX,
-                keep_waiting=False,
-            )
-            session.add(sender)
+            sender = self._new_sender(address, _PENDING_MAX)
             self._senders[address] = sender
             self._make_room()
         with self._kept(sender):

@@ -154,7 +154,7 @@ def test_workers_share_a_queue_and_come_back(shop: Path, broker: Served) -> None
     ok("send", "work", "exit", url=broker.url)
     first = running.line().split()
     assert first[1:] == ["old", "exit"]
-    # Its message is delivered again, and ends the other one too, or the same again: it is dead-lettered by nobody.
+    # Its message is delivered again, and ends the other one too, or the same again: without a limit of deliveries it is never dead-lettered.
     ok("node", "purge", "work", "--yes", url=broker.url)
     until(
         lambda: (

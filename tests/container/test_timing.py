@@ -162,7 +162,7 @@ async def test_a_clock_put_back_runs_nothing_twice(
 
 
 class Session:
-    """What is there for one run."""
+    """Resource that lives for one run."""
 
 
 class Database:

@@ -1,4 +1,4 @@
-"""What is stuck is found, logged once, counted while it lasts, and forgotten."""
+"""Stuck work is found, logged once an episode, and counted while it lasts."""
 
 from __future__ import annotations
 

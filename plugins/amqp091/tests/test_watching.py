@@ -1,4 +1,4 @@
-"""What operators see of clients of 0-9-1: metrics, and what is stuck."""
+"""Metrics and stuck deliveries of clients of 0-9-1."""
 
 from __future__ import annotations
 

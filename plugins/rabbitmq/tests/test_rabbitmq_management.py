@@ -195,7 +195,7 @@ class Half(Recorder):
 
     async def until(self, condition: Callable[[], object]) -> None:
         with trio.fail_after(10):
-            while not condition():  # noqa: ASYNC110  # engines tell nobody
+            while not condition():  # noqa: ASYNC110  # engines notify no task
                 await trio.sleep(0.005)
 
 
@@ -239,7 +239,7 @@ async def test_an_answer_above_the_clients_size_ends_its_link_alone() -> None:
 
 
 async def test_a_pair_ends_with_its_links() -> None:
-    """Answers that nobody reads are gone, and links of the same name begin anew."""
+    """Drop the answers of a pair without a reply link; links of the same name form a new pair."""
     async with Broker(volatile=True) as broker:
         [url] = await broker.listen("amqp://127.0.0.1:0?profile=rabbitmq")
         async with connect(url, reconnect=None) as peer:

@@ -19,10 +19,13 @@ from pathlib import Path
 
 import amqp_rt
 
-#: Modules that need an extra: module → extra.
+#: Modules that need an extra: module → extra. Their import says what to install.
 EXTRAS: dict[str, str] = {
-    "amqp_rt.testing.plugin": "test",
+    "amqp_rt.telemetry.metrics": "metrics",
+    "amqp_rt.telemetry.otel": "otel",
 }
+#: A module that pytest alone imports.
+PYTEST_PLUGIN = "amqp_rt.testing.plugin"
 
 
 def check_imports() -> None:
@@ -34,8 +37,17 @@ def check_imports() -> None:
     for name in amqp_rt.__all__:
         assert getattr(amqp_rt, name) is not None
     for module in pkgutil.walk_packages(amqp_rt.__path__, "amqp_rt."):
-        if module.name not in EXTRAS and not module.name.endswith("__main__"):
+        if module.name == PYTEST_PLUGIN or module.name.endswith("__main__"):
+            continue
+        asked = ""
+        try:
             importlib.import_module(module.name)
+        except ImportError as error:
+            asked = str(error)
+        if (extra := EXTRAS.get(module.name)) is None:
+            assert not asked, (module.name, asked)
+        else:
+            assert f"pip install 'amqp-rt[{extra}]'" in asked, (module.name, asked)
 
 
 def amqp_rt_command(*arguments: str) -> list[str]:

@@ -188,7 +188,9 @@ class Dialling:
             async with self._dial(place.found) as connection:
                 node = self._is_member(connection)
                 if node is None:
-                    log.warning("mesh: no member of this mesh at %s", place.found.url)
+                    # One that was a member has left while its container still listens: nothing to warn of.
+                    level = logging.DEBUG if place.node else logging.WARNING
+                    log.log(level, "mesh: no member of this mesh at %s", place.found.url)
                     return
                 place.node = node
                 self.look()

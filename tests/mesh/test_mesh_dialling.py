@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 from typing import Any
@@ -152,3 +153,26 @@ async def test_members_found_by_a_name_have_certificates_for_it(certified: str, 
                         )
                     )
                     assert not mesh._engine.lines
+
+
+async def test_a_seed_that_is_no_member_is_told_and_one_that_has_left_is_not(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = MemoryNetwork()
+    options = {"role": "interior", "urls": ()}
+    async with (
+        Container("seed", network=network) as seed,
+        Container("member", network=network) as member,
+    ):
+        await seed.listen("memory://seed")
+        async with Mesh(member, ["memory://seed"], **options) as mesh:
+            await trio.sleep(5)
+            assert "mesh: no member of this mesh at memory://seed" in caplog.text
+            async with Mesh(seed, **options):
+                await until(lambda: len(mesh._engine.paths().costs) == 2, within=60)
+            caplog.clear()
+            caplog.set_level(logging.DEBUG, "amqp_rt.mesh")
+            await trio.sleep(60)  # the container listens as before
+        told = [each for each in caplog.records if "no member of this mesh" in each.getMessage()]
+        assert told
+        assert {each.levelno for each in told} == {logging.DEBUG}

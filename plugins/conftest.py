@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from postgresql import database, postgresql  # noqa: F401 (fixtures)
 
 # Whatever profile is in force: tests measure no time.
 settings.register_profile("plugins", settings(), deadline=None)

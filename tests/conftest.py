@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from postgresql import database, postgresql  # noqa: F401 (fixtures)
 from references import no_collector  # noqa: F401 (a fixture)
 
 import amqp_rt
@@ -125,6 +126,7 @@ _FOREIGN = {
     "azure",
     "chromium",
     "rabbitmq",
+    "postgresql",
     "spark",
     "spark_python",
 }

@@ -372,6 +372,24 @@ class Limits(Struct, frozen=True, gc=False):
     stuck_after_s: float = 300.0
     #: Nodes that metrics name at a time, one set of values for each; further ones are left out, and counted.
     metrics_nodes_max: int = 1_000
+    #: Sessions at the HTTP door, each of which is a connection of its user.
+    http_sessions_max: int = 1_000
+    #: Seconds without a request, and from the login, after which a session of a browser ends.
+    http_session_idle_s: float = 1_800.0
+    http_session_s: float = 28_800.0
+    #: Seconds for which the login in the header of a request serves further requests with the same one.
+    http_login_kept_s: float = 60.0
+    #: Octets of the body of a request at the HTTP door, and seconds for it to arrive.
+    http_body_max: int = 1 * MIB
+    http_body_s: float = 30.0
+    #: Octets of the line and the headers of a request at the HTTP door.
+    http_head_max: int = 16 * KIB
+    #: Seconds for which a connection of the HTTP door stays open without a request.
+    http_idle_s: float = 60.0
+    #: Answers of the HTTP door that go on, such as live views, at a time.
+    http_streams_max: int = 100
+    #: Rows of one page of the JSON API.
+    http_rows_max: int = 500
     #: Filters in the filter-set of one source.
     filters_max: int = 16
     #: Entries of all the property filters of one source together.

@@ -1,6 +1,6 @@
 # Written by docs/_tools/sync_stub.py; what is said here is said by the classes that it is made from.
 import ssl
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from pathlib import Path
@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 
 import msgspec
+import trio
 
 from amqp_rt.broker.bindings import RoutingTable
 from amqp_rt.broker.broker import AddOn
@@ -23,8 +24,11 @@ from amqp_rt.container.connections import State, T
 from amqp_rt.container.container import Hook
 from amqp_rt.container.declaring import NodeDecorator, RpcDecorator, SourceDecorator
 from amqp_rt.container.deliveries import ObservedDelivery
+from amqp_rt.container.doors import DoorArrival
 from amqp_rt.container.entry import SaslPolicy
 from amqp_rt.container.health import ContainerHealth
+from amqp_rt.container.local import Visitor
+from amqp_rt.container.managing import Page
 from amqp_rt.container.permissions import Authorize
 from amqp_rt.container.profiles import Profile
 from amqp_rt.container.raising import OnError
@@ -134,10 +138,21 @@ class Container(TrioBlock):
     ) -> list[str]: ...
     def set_profile(self, profile: Profile) -> None: ...
     def add_front(self, front: Front) -> None: ...
+    def open_door(
+        self,
+        host: str,
+        port: int,
+        serve: Callable[[trio.abc.Stream, DoorArrival], Awaitable[None]],
+        *,
+        tls: bool,
+        nursery: trio.Nursery,
+    ) -> int: ...
     def connect(
         self, urls: str | Sequence[str] | None = ..., **options: Any
     ) -> AbstractContextManager[Connection]: ...
-    def local(self, virtual_host: str = ...) -> AbstractContextManager[Connection]: ...
+    def local(
+        self, virtual_host: str = ..., *, visitor: Visitor | None = ...
+    ) -> AbstractContextManager[Connection]: ...
 
 class Session:
     @property
@@ -364,6 +379,16 @@ class ManagementClient:
     def query(self, kind: type[T]) -> Iterator[T]: ...
     @overload
     def query(self, kind: str) -> Iterator[Mapping[str, Any]]: ...
+    def page(
+        self,
+        kind: type[msgspec.Struct] | str,
+        *,
+        sort: str = ...,
+        q: str = ...,
+        after: str | None = ...,
+        count: int = ...,
+        attributes: Sequence[str] = ...,
+    ) -> Page: ...
     def types(self) -> Mapping[str, list[str]]: ...
     def attributes(self) -> Mapping[str, list[str]]: ...
     def operations(self) -> Mapping[str, Mapping[str, list[str]]]: ...
@@ -507,7 +532,9 @@ class Broker(TrioBlock):
     @property
     def timed(self) -> list[TimedFunction]: ...
     def drain(self) -> None: ...
-    def local(self, virtual_host: str = ...) -> AbstractContextManager[Connection]: ...
+    def local(
+        self, virtual_host: str = ..., *, visitor: Visitor | None = ...
+    ) -> AbstractContextManager[Connection]: ...
     def connect(
         self, urls: str | Sequence[str] | None = ..., **options: Any
     ) -> AbstractContextManager[Connection]: ...

@@ -93,8 +93,12 @@ LAYERS: dict[str, set[str]] = {
     **dict.fromkeys(ROUTING, COMMON | ROUTING),
     "broker": COMMON | {"fronts.base", "stores", "security"},
     "management": COMMON
-    | {"broker", "container", "fronts.base", "management.answering", "security"},
-    "management.answering": COMMON | {"security"},
+    | {
+        *("broker", "container", "fronts.base", "security"),
+        *("management.answering", "management.ordering"),
+    },
+    "management.answering": COMMON | {"management.ordering", "security"},
+    "management.ordering": COMMON,
 }
 #: Modules that connect all parts, and may import any module.
 COMPOSERS = {
@@ -160,6 +164,11 @@ PLUGINS_MAY_IMPORT = {
     "amqp_rt.security.mechanisms",
     # For clients of other protocols: opening a stream, and running an engine on it.
     *("amqp_rt.net.dial", "amqp_rt.net.driver"),
+    # For doors of other protocols, whose users log in over connections in memory: how streams arrive, management, and
+    # the types that it describes.
+    *("amqp_rt.container.doors", "amqp_rt.container.local", "amqp_rt.container.managing"),
+    *("amqp_rt.management.answering.KnownType", "amqp_rt.broker.statistics", "amqp_rt.broker"),
+    "amqp_rt.cli.tables.plain",
     # For the conformance kit: a codec that shares nothing with the one under test.
     "amqp_rt.net.traces.octets",
 }

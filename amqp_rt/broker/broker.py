@@ -20,6 +20,7 @@ from ..container.blocks import TrioBlock
 from ..container.connections import Connection
 from ..container.container import Container
 from ..container.entry import SaslPolicy
+from ..container.local import Visitor
 from ..container.permissions import Authorize
 from ..container.profiles import Profile
 from ..container.routes import Context, Route
@@ -625,9 +626,11 @@ class Broker(TrioBlock):
             self, url, listen, signals=signals, task_status=task_status, **options
         )
 
-    def local(self, virtual_host: str = "") -> AbstractAsyncContextManager[Connection]:
-        """Open a connection to this broker without a socket."""
-        return self.container.local(virtual_host)
+    def local(
+        self, virtual_host: str = "", *, visitor: Visitor | None = None
+    ) -> AbstractAsyncContextManager[Connection]:
+        """Open a connection to this broker without a socket; see :meth:`Container.local`."""
+        return self.container.local(virtual_host, visitor=visitor)
 
     def connect(
         self, urls: str | Sequence[str] | None = None, **options: Any

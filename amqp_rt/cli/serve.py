@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import click
 import trio
@@ -223,6 +225,24 @@ log = logging.getLogger("amqp_rt.cli")
     "http://127.0.0.1:9000; without a host only on this machine.",
 )
 @click.option(
+    "--http",
+    metavar="URL",
+    help="Serve the JSON API and the console, with a login, at this URL, such as http://127.0.0.1:15672; https://HOST:PORT "
+    "takes --tls-cert. Needs amqp-rt-console.",
+)
+@click.option(
+    "--http-read-only",
+    is_flag=True,
+    help="Refuse requests over --http that change something.",
+)
+@click.option(
+    "--http-host",
+    "http_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A further name under which browsers reach --http. Repeatable.",
+)
+@click.option(
     "--otel",
     is_flag=True,
     help="Send spans and metrics by OpenTelemetry, whose own variables name exporter and endpoint, such as "
@@ -261,6 +281,9 @@ def serve(  # noqa: C901
     settle_second: bool,
     trace: str | None,
     probe: str | None,
+    http: str | None,
+    http_read_only: bool,
+    http_hosts: tuple[str, ...],
     otel: bool,
     joining: MeshOptions,
 ) -> None:
@@ -395,6 +418,7 @@ def serve(  # noqa: C901
         broker.container.traces = _traces(trace, broker.container)
 
     asked = None if probe is None else _probe(broker, probe)
+    door = None if http is None else _door(broker, http, http_hosts, read_only=http_read_only)
     end_otel = _start_otel(broker) if otel else None
     member = joining.member(broker)
     manager = ServiceManager()
@@ -414,7 +438,9 @@ def serve(  # noqa: C901
                 for file in files:
                     await broker.declare_from(file)
                 bound = await broker.listen(*urls)
-                async with member:
+                async with member, AsyncExitStack() as doors:
+                    if door is not None:
+                        more["http"] = await doors.enter_async_context(door.open())
                     report_ready(bound, **more)
                     manager.ready()
                     nursery.start_soon(manager.show_life)
@@ -439,6 +465,25 @@ def _probe(broker: Broker, url: str) -> Probe:
         return Probe(broker.container)
     except AmqpError as error:
         raise click.BadParameter(error.description, param_hint="--probe") from None
+
+
+class HttpDoor(Protocol):
+    """Door of a plug-in (entry point ``http`` of the group ``amqp_rt.doors``)."""
+
+    def open(self) -> AbstractAsyncContextManager[str]:
+        """Listen until the end of the block; return the URL with the port."""
+
+
+def _door(broker: Broker, url: str, hosts: tuple[str, ...], *, read_only: bool) -> HttpDoor:
+    """Return the HTTP door of *broker*, which is checked now."""
+    found = next(iter(entry_points(group="amqp_rt.doors", name="http")), None)
+    if found is None:
+        raise click.UsageError("--http needs a plug-in: pip install amqp-rt-console")
+    try:
+        door: HttpDoor = found.load()(broker, url, read_only=read_only, hosts=hosts)
+    except AmqpError as error:
+        raise click.BadParameter(error.description, param_hint="--http") from None
+    return door
 
 
 def _start_otel(broker: Broker) -> Callable[[], None]:

@@ -68,16 +68,18 @@ from .codecs import Codec, Codecs
 from .connections import Connection, LinkClasses
 from .consuming import consume
 from .declaring import NodeDecorator, RpcDecorator, SourceDecorator, declared, timed_in
+from .doors import DoorArrival
 from .entry import ConnectionEntry, SaslPolicy
 from .health import ContainerHealth, health_of
 from .home import Feed
 from .links import fresh
+from .local import Visitor, local
 from .nodes import Nodes
 from .observed import OBSERVED
 from .permissions import Authorize, Permissions
 from .profiles import Profile
 from .raising import OnError
-from .recovery import connect, local
+from .recovery import connect
 from .replies import (
     Replies,
 )
@@ -678,6 +680,31 @@ class Container(TrioBlock):
         """
         await self.entry.accept(stream, address, scheme=scheme, path=path, trusted=trusted)
 
+    async def open_door(
+        self,
+        host: str,
+        port: int,
+        serve: Callable[[trio.abc.Stream, DoorArrival], Awaitable[None]],
+        *,
+        tls: bool,
+        nursery: trio.Nursery,
+    ) -> int:
+        """Accept TCP connections of another protocol, such as HTTP, in tasks of *nursery*; return the port.
+
+        They count as connections of this container, in the same limits.
+
+        Args:
+            host: Address to listen on; empty for every interface.
+            port: Port to listen on, 0 for any that is free.
+            serve: Called with each stream, which is closed afterwards, and how it arrived.
+            tls: Whether the streams are those within TLS, with the certificates of this container.
+            nursery: Tasks of the listeners and of the connections; to be cancelled by the caller.
+
+        Raises:
+            ConnectFailed: The address cannot be listened on, TLS needs a certificate, or TLS is required.
+        """
+        return await self.entry.open_door(host, port, serve, tls=tls, nursery=nursery)
+
     # --- being a client ------------------------------------------------------------------
 
     def connect(
@@ -686,9 +713,14 @@ class Container(TrioBlock):
         """Connect to a peer; see :func:`amqp_rt.container.recovery.connect` for the options."""
         return connect(urls, container=self, **options)
 
-    def local(self, virtual_host: str = "") -> AbstractAsyncContextManager[Connection]:
-        """Connect to this container in memory, with the same states, credit and errors."""
-        return local(self, virtual_host)
+    def local(
+        self, virtual_host: str = "", *, visitor: Visitor | None = None
+    ) -> AbstractAsyncContextManager[Connection]:
+        """Connect to this container in memory, with the same states, credit and errors.
+
+        Without a *visitor*, who logs in, the connection may do everything; see :func:`amqp_rt.container.local.local`.
+        """
+        return local(self, virtual_host, visitor=visitor)
 
     def start_connection(self, task: Callable[[], Awaitable[Any]]) -> None:
         """Run *task*, which serves a connection, until it ends or the container does.

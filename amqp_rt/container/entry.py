@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ..addresses import host_in, network_of, parse_url
 from ..errors import AmqpError, ConnectFailed, printable
-from ..events import LoginRequested, Peer
+from ..events import Certificate, LoginRequested, Peer
 from ..fronts.base import Front, LinkConnection, ServerOptions, Topology
 from ..limits import Limits
 from ..loglimit import error_text
@@ -55,6 +55,7 @@ from ..transactions import TransactionBranches
 from ..values import Symbol
 from .cbs import TokenWatch, answer_cbs
 from .connections import Connection, ConnectionHome
+from .doors import Door, ServeDoor
 from .front_timers import FrontTimers, TimerHome
 from .home import NetworkHome
 from .logins import mechanisms_of
@@ -307,6 +308,38 @@ class ConnectionEntry:
         self.urls.append(str(where))
         return str(where)
 
+    async def open_door(
+        self, host: str, port: int, serve: ServeDoor, *, tls: bool, nursery: trio.Nursery
+    ) -> int:
+        """Accept TCP connections of another protocol; see :meth:`Container.open_door`."""
+        if tls and self._tls is None:
+            raise ConnectFailed(
+                f"cannot listen on {host or '*'}:{port}: there is no certificate; pass tls=ServerTls(…)",
+                condition="amqp:invalid-field",
+            )
+        if self._tls_required and not tls:
+            raise ConnectFailed(
+                f"cannot listen on {host or '*'}:{port}: TLS is required, and this door has none",
+                condition="amqp:invalid-field",
+            )
+        sockets = await open_tcp(host, port)
+        limits = self._home.limits
+        limiter = ConnectionLimiter(limits, self._crowd)
+        door = Door(serve, self._tls if tls else None, limits.tls_handshake_s)
+        for each in sockets:
+            nursery.start_soon(partial(serve_socket, each, limiter, door.accept, nursery=nursery))
+        return bound_address(sockets[0])[1]
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """Names of the mechanisms with which peers may log in at listeners without a profile."""
+        return tuple(self._logins_of[None].mechanisms)
+
+    @property
+    def takes_passwords_in_clear(self) -> bool:
+        """Whether passwords may cross networks unencrypted."""
+        return self._plain_in_clear
+
     async def _serve_unix(
         self,
         listener: trio.SocketListener,
@@ -331,6 +364,8 @@ class ConnectionEntry:
         trusted: bool = False,
         profile: Profile | None = None,
         server_name: str = "",
+        secure: bool = False,
+        certificate: Certificate | None = None,
     ) -> None:
         """Run one connection that a peer opened, until it ends; then close *stream*.
 
@@ -345,6 +380,8 @@ class ConnectionEntry:
             trusted: The peer need not log in, and has no profile.
             profile: Profile of the connection; None for that of all listeners.
             server_name: Host name that a proxy says the client requested; that of TLS with us wins.
+            secure: The peer stands for a user of another protocol, which runs over TLS.
+            certificate: The certificate that this user has presented there.
         """
         nursery = self._home.connection_nursery
         since = trio.current_time()
@@ -352,7 +389,7 @@ class ConnectionEntry:
             fronts=self._fronts,
             scheme=scheme,
             tls=self._tls,
-            tls_required=self._tls_required and not trusted,
+            tls_required=self._tls_required and not trusted and not secure,
             path=path,
             origins=self._origins,
             limits=self._home.limits,
@@ -364,6 +401,8 @@ class ConnectionEntry:
             await trio.aclose_forcefully(entered.stream)
             return
         entered.server_name = entered.server_name or server_name
+        entered.secure = entered.secure or secure
+        entered.certificate = entered.certificate or certificate
         profile = None if trusted else profile or self.profile
         connection = self._connection(entered, address, since, trusted=trusted, profile=profile)
         engine = connection.engine

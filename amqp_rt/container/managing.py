@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar, overload
 
@@ -26,6 +26,16 @@ class Caller(Protocol):
         self, address: str, *args: Any, reply: type[Message], within: float | None
     ) -> Message:
         """Send a request to the node at *address* and wait for its reply."""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Page of an ordered query."""
+
+    rows: list[dict[str, Any]]
+    #: Position for the next page; None after the last one.
+    next: str | None
+    #: Number of all entities that match.
+    total: int
 
 
 class ManagementClient:
@@ -120,6 +130,43 @@ class ManagementClient:
             if not rows:
                 return
             offset += len(rows)
+
+    async def page(
+        self,
+        kind: type[msgspec.Struct] | str,
+        *,
+        sort: str = "name",
+        q: str = "",
+        after: str | None = None,
+        count: int = 100,
+        attributes: Sequence[str] = (),
+    ) -> Page:
+        """Return some entities of a type, in an order.
+
+        Args:
+            kind: The type.
+            sort: Attribute that orders them, then their names do; with ``-`` in front in descending order.
+            q: Text that their names contain, in any case.
+            after: ``next`` of the page before; None for the first page.
+            count: How many there are at most; the page may be shorter.
+            attributes: Attributes of the rows; all if there are none.
+        """
+        given = {"sort": sort, "q": q, "after": after}
+        reply = await self.request(
+            "QUERY",
+            {"attributeNames": [*attributes]},
+            entityType=type_name(kind),
+            count=count,
+            **{name: value for name, value in given.items() if value},
+        )
+        body = reply.body
+        names = [str(name) for name in body["attributeNames"]]
+        position = body.get("next")
+        return Page(
+            [dict(zip(names, row, strict=True)) for row in body["results"]],
+            None if position is None else str(position),
+            int(body.get("total", 0)),
+        )
 
     async def types(self) -> Mapping[str, list[str]]:
         """Return the types, each with the types that it extends."""

@@ -46,7 +46,6 @@ from ..fronts.amqp10 import ClientMechanism, ClientOptions, client
 from ..limits import Limits, check_seconds
 from ..net.dial import Transport, dial
 from ..net.driver import TrioClock, run_connection
-from ..net.memory import memory_stream_pair
 from ..net.proxies import proxy_for
 from ..net.tls import ClientTls
 from ..net.traces.recording import traced
@@ -277,7 +276,7 @@ async def connect(
             hasty = False
         finally:
             try:
-                with _grace(hasty=hasty):
+                with closing_grace(hasty=hasty):
                     await dialler.close()
             finally:
                 dialler.stop()
@@ -286,67 +285,9 @@ async def connect(
                     await dialler.wait_stopped()
 
 
-def _grace(*, hasty: bool) -> trio.CancelScope:
+def closing_grace(*, hasty: bool) -> trio.CancelScope:
     """Limit the time for closing a connection; after an exception it is shielded."""
     return trio.move_on_after(HASTY_CLOSE_GRACE_S if hasty else CLOSE_GRACE_S, shield=hasty)
-
-
-@asynccontextmanager
-async def local(
-    container: Container, virtual_host: str = "", *, limits: Limits | None = None
-) -> AsyncIterator[Connection]:
-    """Connect to *container* itself, without a socket; leaving the block closes the connection.
-
-    Engines, states, credit and errors are the same as over a network. If cancelled while
-    connecting, nothing remains.
-
-    Args:
-        container: The container.
-        virtual_host: Its virtual host.
-        limits: Limits of our end, whose ``channel_max`` holds for both; by default the container's.
-    """
-    ours, theirs = memory_stream_pair()
-    connection = Connection(container, dialled=True)
-    options = client_options(container, limits or container.limits)
-    options.hostname = virtual_host or None
-    engine = client(options, trio.current_time())
-    engine.peer.address = "local"
-    engine.peer.virtual_host = virtual_host
-    connection.start(engine)
-    scope = trio.CancelScope()
-    stopped = trio.Event()
-    left = trio.Event()
-
-    async def run() -> None:
-        try:
-            with scope:
-                await run_connection(ours, engine, connection.handle, limits=container.limits)
-        finally:
-            connection.lose(connection.lost_error())
-            stopped.set()
-
-    async def accept() -> None:
-        try:
-            await container.entry.accept(theirs, address="local", trusted=True)
-        finally:
-            left.set()
-
-    container.start_connection(accept)
-    container.start_connection(run)
-    hasty = True
-    try:
-        await connection.wait_open()
-        yield connection
-        hasty = False
-    finally:
-        try:
-            with _grace(hasty=hasty):
-                await connection.aclose()
-        finally:
-            scope.cancel()
-            with trio.CancelScope(shield=True):
-                await stopped.wait()
-                await left.wait()
 
 
 def client_options(

@@ -21,6 +21,7 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..security.access import MANAGEMENT, Decide, Rights
 from ..values import Int, Symbol
+from .ordering import Listed, ListedRow, Order, Selection, order_of
 
 ADDRESS: Final = MANAGEMENT
 
@@ -174,8 +175,18 @@ class _AddedType(msgspec.Struct, frozen=True):
     operations: Sequence[str]
 
 
+class KnownType(msgspec.Struct, frozen=True):
+    """Type of entities, as those who describe it elsewhere need it."""
+
+    name: str
+    #: Struct of the attributes; None for types that are described by others, which extend them.
+    attributes: type[msgspec.Struct] | None
+    #: Operation → its arguments.
+    operations: Mapping[str, Sequence[str]]
+
+
 _SELF_OPERATIONS: Final[Mapping[str, list[str]]] = {
-    "QUERY": ["entityType", "offset", "count"],
+    "QUERY": ["entityType", "offset", "count", "sort", "q", "after"],
     "GET-TYPES": ["entityType"],
     "GET-ANNOTATIONS": ["entityType"],
     "GET-ATTRIBUTES": ["entityType"],
@@ -186,6 +197,13 @@ _SELF_OPERATIONS: Final[Mapping[str, list[str]]] = {
     "DEREGISTER": ["address"],
 }
 _ENTITY_OPERATIONS: Final = ("CREATE", "READ", "UPDATE", "DELETE")
+
+
+class _WalkEnd:
+    """End of a walk."""
+
+
+_END: Final = _WalkEnd()
 
 
 class EntityManagement:
@@ -440,16 +458,71 @@ class EntityManagement:
             if not isinstance(given, list):
                 raise Failed(400, "attributeNames must be a list of names")
             names = [str(name) for name in given[:_NAMES_MAX]]
-        page = await self._page(entities, offset, count, len(names))
+        try:
+            order = order_of(message)
+        except ValueError as error:
+            raise Failed(400, str(error)) from None
+        more: dict[str, Any] = {}
+        if order is None:
+            page = await self._page(entities, offset, count, len(names))
+        elif offset:
+            raise Failed(
+                400, "an ordered query has no offset: after is the next of the page before"
+            )
+        else:
+            page, more = await self._ordered_page(entities, order, count, len(names))
         if not names:
             names = sorted({name for row in page for name in row})
         return 200, {
             "attributeNames": names,
             "results": [[row.get(name) for name in names] for row in page],
+            **more,
         }
 
+    async def _ordered_page(
+        self, entities: Iterator[Listed | None], order: Order, count: int, columns: int
+    ) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
+        """Return the rows of an ordered page, and its ``total`` and ``next``, in turns of bounded work.
+
+        The walk visits all entities, but computes rows for this page only. It may be shorter, as that of :meth:`_page`.
+        """
+        selection = Selection(order, count)
+        # An attribute other than the name takes as much work as a row.
+        step = 1 if order.attribute == "name" else _ROW_WORK
+        ended = False
+        while not ended:
+            async with self._turn:
+                work = 0
+                while work < _TURN and not ended:
+                    entity = next(entities, _END)
+                    if isinstance(entity, _WalkEnd):
+                        ended = True
+                    elif entity is not None:
+                        selection.offer(entity)
+                        work += step
+                    else:
+                        work += 1
+        page: list[Mapping[str, Any]] = []
+        values = 0
+        last: str | None = None
+        chosen = iter(selection.entities())
+        left = True
+        while left:
+            async with self._turn:
+                for _ in range(_TURN // _ROW_WORK):
+                    found = next(chosen, None)
+                    if found is None or values >= _ORDERED_VALUES_MAX:
+                        left = False
+                        break
+                    last = found[1]
+                    if (row := found[0].row()) is not None:
+                        page.append(row)
+                        values += columns or len(row)
+        more = found is not None or selection.more
+        return page, {"total": selection.total, "next": last if more else None}
+
     async def _page(
-        self, entities: Iterator[RowOf | None], offset: int, count: int, columns: int
+        self, entities: Iterator[Listed | None], offset: int, count: int, columns: int
     ) -> list[Mapping[str, Any]]:
         """Return the rows of *count* entities from *offset*, in turns of bounded work.
 
@@ -467,24 +540,23 @@ class EntityManagement:
                     if len(page) >= count or values >= _VALUES_MAX:
                         return page
                     try:
-                        row_of = next(entities)
+                        entity = next(entities)
                     except StopIteration:
                         return page
-                    if row_of is None:
+                    if entity is None:
                         continue
                     if skipped < offset:
                         skipped += 1
                         continue
-                    if (row := row_of()) is not None:
+                    if (row := entity.row()) is not None:
                         page.append(row)
                         values += columns or len(row)
                         work += _ROW_WORK
 
-    def _entities(self, asked: Asked, wanted: str) -> Iterator[RowOf | None]:
+    def _entities(self, asked: Asked, wanted: str) -> Iterator[Listed | None]:
         """Return an iterator over the entities of a type, or of all types.
 
-        Yields a function that computes the row, or None for an entity that is left out, so that the
-        caller can bound the work between two rows too.
+        Yields None for an entity that is left out, so that the caller can bound the work between two rows too.
         """
         collections = self._collections_for(asked)
         if wanted and wanted not in collections:
@@ -511,6 +583,13 @@ class EntityManagement:
         return {
             SELF_TYPE: None,
             **{name: each.attributes for name, each in self._collections.items()},
+        }
+
+    def known_types(self) -> dict[str, KnownType]:
+        """Return all types but those of add-ons, by their names."""
+        return {
+            name: KnownType(name, kind, self._operations_of(name))
+            for name, kind in self._known_types().items()
         }
 
     def _bases_of(self, name: str) -> list[str]:
@@ -576,9 +655,6 @@ class EntityManagement:
         return 200, {}
 
 
-#: Computes the row of an entity; None if the entity has been deleted meanwhile.
-RowOf: TypeAlias = Callable[[], Mapping[str, Any] | None]
-
 #: Iterates over the rows of a type; None stands for a step of the walk without one.
 Rows: TypeAlias = Callable[[], Iterable[Mapping[str, Any] | None]]
 
@@ -587,6 +663,8 @@ _NAMES_MAX: Final = 200
 #: Values in the rows of one reply, after which it ends at the current row. Encoding takes a few hundred
 #: nanoseconds for each of them, in one step.
 _VALUES_MAX: Final = 10_000
+#: The same for ordered queries, whose pages are for people.
+_ORDERED_VALUES_MAX: Final = 4_000
 #: Work of a query in one turn: 1 for each entity visited, and so much more for each row.
 _TURN: Final = 200
 _ROW_WORK: Final = 9
@@ -613,9 +691,10 @@ def described(row: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return {"identity": row["name"], "type": kind, **row}
 
 
-def _described_rows(rows: Rows, kind: str) -> Iterator[RowOf | None]:
+def _described_rows(rows: Rows, kind: str) -> Iterator[Listed | None]:
+    finish = partial(described, kind=kind)
     for row in rows():
-        yield None if row is None else partial(described, row, kind)
+        yield None if row is None else ListedRow(row, finish)
 
 
 def text_or(message: Message, name: str) -> str:

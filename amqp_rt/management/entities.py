@@ -28,6 +28,7 @@ from ..tallies import Tallies
 from ..termini import Source, Target
 from .answering import Collection, UnchangeableEntities, attributes
 from .branches import BranchCollection
+from .termini import TerminusCollection
 
 
 class ContainerEntity(Struct, frozen=True, kw_only=True):
@@ -126,6 +127,24 @@ class RouteEntity(Struct, frozen=True, kw_only=True):
     modified: int
     cancelled: int
     failed: int
+
+
+class RuleEntity(Struct, frozen=True, kw_only=True):
+    """A rule of access. Rules are read from a file, and cannot be changed here."""
+
+    #: Its number, from 1.
+    name: str
+    #: Address with wildcards; empty for a rule of a realm.
+    address: str
+    realm: str | None
+    #: ``send``, ``listen``, both, or ``manage``.
+    rights: str
+    users: list[str]
+    groups: list[str]
+    #: Whether it also applies to peers without a user name.
+    anonymous: bool
+    #: Virtual host in which it applies; None for all.
+    virtual_host: str | None
 
 
 _BY_OPERATOR = Error("amqp:connection:forced", "closed by an operator")
@@ -408,6 +427,35 @@ class _Routes(_Collection):
         return None
 
 
+class _Rules(_Collection):
+    type_name = "amqp_rt.rule"
+    attributes = RuleEntity
+
+    def _each(self, virtual_host: str) -> Iterator[Struct | None]:
+        access = self._in.container.permissions.access
+        for number, rule in enumerate(() if access is None else access.rules, 1):
+            # Those of other virtual hosts are no business of this one, unless it is the default one.
+            if virtual_host and rule.virtual_host not in (None, virtual_host):
+                yield None
+                continue
+            yield RuleEntity(
+                name=f"{number}",
+                address=rule.address,
+                realm=rule.realm,
+                rights=str(rule.rights),
+                users=[*rule.users],
+                groups=[*rule.groups],
+                anonymous=rule.anonymous,
+                virtual_host=rule.virtual_host,
+            )
+
+    def _find(self, name: str, virtual_host: str) -> Struct | None:
+        for each in self._each(virtual_host):
+            if isinstance(each, RuleEntity) and each.name == name:
+                return each
+        return None
+
+
 class _Password(Struct, forbid_unknown_fields=True):
     password: str
 
@@ -512,5 +560,7 @@ def collections_of(container: Container, host: BrokerHost) -> list[Collection]:
         _Subscriptions(entities),
         _Routes(entities),
         _Users(entities),
+        _Rules(entities),
         BranchCollection(host.services.branches),
+        TerminusCollection(host.services.termini),
     ]

@@ -26,7 +26,6 @@ from .answering import (
     EntityHook,
     EntityManagement,
     Failed,
-    RowOf,
     Rows,
     attributes,
     attributes_of,
@@ -37,6 +36,7 @@ from .answering import (
     text_or,
     whole_of,
 )
+from .ordering import Listed
 
 #: Type of the entities that hold messages.
 NODE_TYPE: Final = "amqp_rt.node"
@@ -258,7 +258,7 @@ class Management(EntityManagement):
         )
         return 200, {}
 
-    def _node_rows(self, asked: Asked, wanted: str | None) -> Iterator[RowOf | None]:
+    def _node_rows(self, asked: Asked, wanted: str | None) -> Iterator[Listed | None]:
         space = self._space_of(asked)
         for name in space.names:
             counts = (
@@ -266,7 +266,7 @@ class Management(EntityManagement):
                 and wanted in (None, kind)
                 and self._decide(asked.peer, Rights.MANAGE, name) is None
             )
-            yield partial(_row_if_there, space, name) if counts else None
+            yield _ListedNode(space, name) if counts else None
 
     def _virtual_host_rows(self, own: str) -> list[Mapping[str, Any]]:
         """Return the row of the peer's *own* virtual host; those of all for the default one."""
@@ -276,7 +276,7 @@ class Management(EntityManagement):
             if name == own or not own
         ]
 
-    def _entities(self, asked: Asked, wanted: str) -> Iterator[RowOf | None]:
+    def _entities(self, asked: Asked, wanted: str) -> Iterator[Listed | None]:
         if wanted == NODE_TYPE or wanted in NODE_TYPES:
             return self._node_rows(asked, NODE_TYPES.get(wanted))
         others = super()._entities(asked, wanted)
@@ -305,9 +305,29 @@ class Management(EntityManagement):
         return super()._operations_of(name)
 
 
-def _row_if_there(space: VirtualHost, name: str) -> dict[str, Any] | None:
-    node = space.nodes.get(name)
-    return None if node is None else _node_row(node)
+class _ListedNode:
+    """Node of a walk (:class:`~amqp_rt.management.ordering.Listed`)."""
+
+    __slots__ = ("_space", "name")
+
+    def __init__(self, space: VirtualHost, name: str) -> None:
+        self.name = name
+        self._space = space
+
+    def row(self) -> dict[str, Any] | None:
+        node = self._space.nodes.get(self.name)
+        return None if node is None else _node_row(node)
+
+    def value(self, attribute: str) -> Any:
+        node = self._space.nodes.get(self.name)
+        if node is None:
+            return None
+        # Statistics win, as in rows.
+        found = getattr(node.stats(), attribute, _MISSING)
+        return getattr(node.declared, attribute, None) if found is _MISSING else found
+
+
+_MISSING: Final = object()
 
 
 def _node_row(node: Node) -> dict[str, Any]:

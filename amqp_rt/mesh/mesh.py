@@ -18,7 +18,7 @@ from ..clock import Clock, SystemClock
 from ..container.blocks import TrioBlock
 from ..container.connections import Connection
 from ..container.container import Container
-from ..container.recovery import local
+from ..container.local import local
 from ..container.replies import accept_failed
 from ..errors import AmqpError
 from ..net.tls import with_name

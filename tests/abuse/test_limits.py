@@ -100,6 +100,31 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         "core/test_early.py::test_what_is_held_is_bounded_and_then_judged_like_the_rest",
     ),
     "resume_sections_max": (f"{HERE}test_resume_sections_max",),
+    # Enforced by the HTTP door.
+    "http_sessions_max": (
+        "../plugins/console/tests/test_http_limits.py::test_sessions_are_bounded",
+    ),
+    "http_session_idle_s": (
+        "../plugins/console/tests/test_http_limits.py::test_sessions_of_browsers_end",
+    ),
+    "http_session_s": (
+        "../plugins/console/tests/test_http_limits.py::test_sessions_of_browsers_end",
+    ),
+    "http_login_kept_s": (
+        "../plugins/console/tests/test_http_limits.py::test_a_login_of_a_header_is_kept_for_a_while",
+    ),
+    "http_body_max": ("../plugins/console/tests/test_http_limits.py::test_bodies_are_bounded",),
+    "http_body_s": (
+        "../plugins/console/tests/test_http_limits.py::test_a_body_has_to_arrive_in_time",
+    ),
+    "http_head_max": ("../plugins/console/tests/test_http_limits.py::test_heads_are_bounded",),
+    "http_idle_s": (
+        "../plugins/console/tests/test_http_limits.py::test_connections_without_a_request_end",
+    ),
+    "http_streams_max": (
+        "../plugins/console/tests/test_http_limits.py::test_answers_that_go_on_are_bounded",
+    ),
+    "http_rows_max": ("../plugins/console/tests/test_http_limits.py::test_rows_are_bounded",),
     "management_rows_max": ("management/test_management.py::test_a_query_has_pages",),
     "management_nodes_max": ("management/test_management.py::test_management_nodes",),
     "trace_bytes_max": ("net/test_traces.py::test_a_trace_is_bounded",),

@@ -1,0 +1,144 @@
+"""Messages in JSON: those that requests publish, and those that queues and logs have."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from amqp_rt import Message
+from amqp_rt.cli.tables import plain
+from amqp_rt.errors import AmqpError
+
+from .problems import Problem
+
+#: Characters of a body in an answer; longer ones are cut.
+BODY_SHOWN_MAX: Final = 64 * 1024
+#: Octets of a message above which it is decoded in a thread, so that the event loop is not held up.
+_INLINE_MAX: Final = 8 * 1024
+#: Application-properties of a message that is published.
+_PROPERTIES_MAX: Final = 100
+
+
+class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A message to publish: its body as text or JSON, or as octets in base64."""
+
+    body: Any = None
+    base64: str | None = None
+    content_type: str | None = None
+    durable: bool = False
+    priority: int = 4
+    ttl_s: float | None = None
+    delay_s: float | None = None
+    message_id: str | None = None
+    correlation_id: str | None = None
+    subject: str | None = None
+    reply_to: str | None = None
+    group_id: str | None = None
+    application_properties: dict[str, str | int | float | bool | None] = {}
+
+    def message(self) -> Message:
+        """Return the message: text with a content-type and all octets are data sections, other text a value.
+
+        Raises:
+            Problem: The fields contradict each other, or have values that no message has.
+        """
+        if len(self.application_properties) > _PROPERTIES_MAX:
+            raise Problem(
+                400, f"a message has at most {_PROPERTIES_MAX} application-properties here"
+            )
+        body, content_type = self.body, self.content_type
+        try:
+            if self.base64 is not None:
+                if body is not None:
+                    raise Problem(400, "give body or base64, not both")
+                body = b64decode(self.base64, validate=True)
+            elif isinstance(body, str):
+                body = body if content_type is None else body.encode()
+            elif body is not None:
+                body, content_type = msgspec.json.encode(body), content_type or "application/json"
+            message = Message(
+                body,
+                durable=self.durable,
+                priority=self.priority,
+                ttl_s=self.ttl_s,
+                delay_s=self.delay_s,
+                message_id=self.message_id,
+                correlation_id=self.correlation_id,
+                subject=self.subject,
+                reply_to=self.reply_to,
+                group_id=self.group_id,
+                content_type=content_type,
+                application_properties=self.application_properties or None,
+            )
+            message.encode()
+        except (ValueError, OverflowError, AmqpError) as error:
+            raise Problem(400, f"that is no message: {error}") from None
+        return message
+
+
+async def shown(payload: bytes) -> dict[str, Any]:
+    """Return an encoded message for JSON; one that cannot be decoded has an ``error``."""
+    if len(payload) > _INLINE_MAX:
+        return await trio.to_thread.run_sync(_shown, payload)
+    await trio.lowlevel.checkpoint()
+    return _shown(payload)
+
+
+def _shown(payload: bytes) -> dict[str, Any]:
+    try:
+        message = Message.decode(payload)
+        properties = msgspec.structs.asdict(message.properties)
+        return {
+            "octets": len(payload),
+            "header": {
+                "durable": message.durable,
+                "priority": message.priority,
+                "ttl_ms": message.ttl_ms,
+                "delivery_count": message.delivery_count,
+            },
+            "message_annotations": plain(message.message_annotations),
+            "properties": {
+                name: plain(value) for name, value in properties.items() if value is not None
+            },
+            "application_properties": plain(message.application_properties),
+            **_body_of(message),
+        }
+    except AmqpError as error:
+        return {"octets": len(payload), "error": str(error)}
+
+
+def _body_of(message: Message) -> dict[str, Any]:
+    """Return the body, whole or its beginning: text as text, octets that are none in base64, other values as JSON."""
+    body = message.body
+    if isinstance(body, bytes):
+        cut = body[:BODY_SHOWN_MAX]
+        try:
+            found: Any = body.decode() if len(cut) == len(body) else _beginning(cut)
+        except UnicodeDecodeError:
+            return {"base64": b64encode(cut).decode(), "truncated": len(cut) < len(body)}
+        return {"body": found, "truncated": len(cut) < len(body)}
+    if isinstance(body, str):
+        return {"body": str(body[:BODY_SHOWN_MAX]), "truncated": len(body) > BODY_SHOWN_MAX}
+    value = plain(body)
+    text = msgspec.json.encode(value)
+    if len(text) <= BODY_SHOWN_MAX:
+        return {"body": value, "truncated": False}
+    return {"body": _beginning(text[:BODY_SHOWN_MAX]), "truncated": True}
+
+
+def _beginning(octets: bytes) -> str:
+    """Return *octets* as text, without a character that was cut.
+
+    Raises:
+        UnicodeDecodeError: They are no text.
+    """
+    for end in range(len(octets), len(octets) - 4, -1):
+        try:
+            return octets[:end].decode()
+        except UnicodeDecodeError:
+            if end == len(octets) - 3:
+                raise
+    return ""

@@ -1,0 +1,270 @@
+"""Every limit of the HTTP door: at the bound all works, above it the answer is fixed. Time is that of a mock clock."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from amqp_rt_console import HttpDoor
+
+from amqp_rt import Broker, Limits, Peer
+from amqp_rt.container.doors import DoorArrival
+from amqp_rt.net.memory import MemoryStream, memory_stream_pair
+
+pytestmark = pytest.mark.req("G6")
+
+HEAD = b"Host: localhost\r\n"
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Wire:
+    """Client of one connection, which sends octets."""
+
+    def __init__(self, stream: MemoryStream) -> None:
+        self.stream = stream
+        self._data = b""
+
+    async def say(self, *octets: bytes) -> bool:
+        """Send *octets*; return whether the other end still reads."""
+        try:
+            await self.stream.send_all(b"".join(octets))
+        except trio.BrokenResourceError:
+            return False
+        return True
+
+    async def answer(self) -> Answer | None:
+        """Return status, headers and body of the next answer; None if the connection ends before."""
+        while b"\r\n\r\n" not in self._data:
+            if not await self._more():
+                return None
+        head, _, self._data = self._data.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (each.partition(":") for each in lines)
+        }
+        size = int(headers["content-length"])
+        while len(self._data) < size and await self._more():
+            pass
+        body, self._data = self._data[:size], self._data[size:]
+        return int(first.split(" ")[1]), headers, body
+
+    async def _more(self) -> bytes:
+        try:
+            data = bytes(await self.stream.receive_some(65_536))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
+        self._data += data
+        return data
+
+    async def get(self, path: str, *headers: bytes) -> Answer | None:
+        await self.say(f"GET {path} HTTP/1.1\r\n".encode(), HEAD, *headers, b"\r\n")
+        return await self.answer()
+
+    async def post(self, path: str, body: bytes, *headers: bytes) -> Answer | None:
+        length = f"Content-Length: {len(body)}\r\n".encode()
+        await self.say(f"POST {path} HTTP/1.1\r\n".encode(), HEAD, length, *headers, b"\r\n", body)
+        return await self.answer()
+
+
+def basic(user: str) -> bytes:
+    return b"Authorization: Basic " + b64encode(f"{user}:x".encode()) + b"\r\n"
+
+
+FORM = b"Content-Type: application/x-www-form-urlencoded\r\n"
+JSON = b"Content-Type: application/json\r\n"
+
+
+class Wired:
+    """A broker, its door, and clients of it in memory."""
+
+    def __init__(self, broker: Broker, door: HttpDoor, nursery: trio.Nursery) -> None:
+        self.broker = broker
+        self.door = door
+        self._nursery = nursery
+
+    def dial(self) -> Wire:
+        ours, theirs = memory_stream_pair()
+        arrival = DoorArrival(address="192.0.2.1:50000", logged_in=lambda: None)
+        self._nursery.start_soon(self._serve, theirs, arrival)
+        return Wire(ours)
+
+    async def _serve(self, stream: MemoryStream, arrival: DoorArrival) -> None:
+        await self.door.accept(stream, arrival)
+        await trio.aclose_forcefully(stream)
+
+    async def log_in(self, user: str) -> bytes:
+        """Log a browser in; return the header with its cookie."""
+        answer = await self.dial().post("/login", f"user={user}&password=x".encode(), FORM)
+        assert answer is not None
+        assert answer[0] == 303, answer
+        return b"Cookie: " + answer[1]["set-cookie"].partition(";")[0].encode() + b"\r\n"
+
+
+@asynccontextmanager
+async def wired(**limits: Any) -> AsyncIterator[Wired]:
+    async def verify(user: str, password: str, peer: Peer) -> str | None:
+        return user if password == "x" else None
+
+    options: dict[str, Any] = {"users": verify, "sasl": ["PLAIN"], "plain_in_clear": True}
+    async with Broker("b", limits=Limits(**limits), **options) as broker:
+        door = HttpDoor(broker, "http://127.0.0.1:0")
+        async with trio.open_nursery() as nursery, door.open():
+            yield Wired(broker, door, nursery)
+            nursery.cancel_scope.cancel()
+
+
+SESSION = "/api/v1/session"
+
+
+async def test_sessions_are_bounded(autojump_clock: Any) -> None:
+    async with wired(http_sessions_max=3) as web:
+        cookies = [await web.log_in(f"u{each}") for each in range(2)]
+        for each in range(5):
+            # Sessions of headers make room: their next request opens another.
+            answer = await web.dial().get(SESSION, basic(f"h{each}"))
+            assert answer is not None
+            assert answer[0] == 200
+        assert len(web.door.sessions) == 3
+        cookies.append(await web.log_in("u2"))
+        answer = await web.dial().post("/login", b"user=u3&password=x", FORM)
+        assert answer is not None
+        assert answer[0] == 503
+        answer = await web.dial().get(SESSION, basic("h"))
+        assert answer is not None
+        assert (answer[0], answer[1]["retry-after"]) == (503, "60")
+        for each in cookies:
+            answer = await web.dial().get(SESSION, each)
+            assert answer is not None
+            assert answer[0] == 200
+
+
+async def test_sessions_of_browsers_end(autojump_clock: Any) -> None:
+    async with wired(http_session_idle_s=100, http_session_s=250) as web:
+        cookie = await web.log_in("ops")
+        began = trio.current_time()
+        statuses = []
+        for seconds in (99, 99, 51, 2):
+            await trio.sleep(seconds)
+            answer = await web.dial().get(SESSION, cookie)
+            assert answer is not None
+            statuses.append(answer[0])
+        # In use all the time, and over after 250 s.
+        assert statuses == [200, 200, 200, 401], trio.current_time() - began
+        cookie = await web.log_in("ops")
+        await trio.sleep(101)
+        answer = await web.dial().get(SESSION, cookie)
+        assert answer is not None
+        assert answer[0] == 401
+        assert web.broker.container.connections == []
+
+
+async def test_a_login_of_a_header_is_kept_for_a_while(autojump_clock: Any) -> None:
+    async with wired(http_login_kept_s=60) as web:
+        seen = set()
+        for seconds in (0, 30, 29, 2):
+            await trio.sleep(seconds)
+            answer = await web.dial().get(SESSION, basic("ops"))
+            assert answer is not None
+            assert answer[0] == 200
+            (connection,) = web.broker.container.connections
+            seen.add(connection)
+        assert len(seen) == 2
+
+
+async def test_equal_logins_at_a_time_are_one(autojump_clock: Any) -> None:
+    async with wired() as web, trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(web.dial().get, SESSION, basic("ops"))
+        await trio.sleep(1)
+        assert len(web.broker.container.connections) == 1
+
+
+@pytest.mark.parametrize(("size", "status"), [(300, 400), (301, 413)])
+async def test_bodies_are_bounded(autojump_clock: Any, size: int, status: int) -> None:
+    async with wired(http_body_max=300) as web:
+        body = b"{" + b" " * (size - 1)
+        path = "/api/v1/nodes/q/publish"
+        answer = await web.dial().post(path, body, JSON, basic("ops"))
+        assert answer is not None
+        assert answer[0] == status
+        # Or in chunks, whose sum is not announced.
+        wire = web.dial()
+        await wire.say(f"POST {path} HTTP/1.1\r\n".encode(), HEAD, JSON, basic("ops"))
+        await wire.say(b"Transfer-Encoding: chunked\r\n\r\n")
+        for each in body:
+            await wire.say(b"1\r\n%c\r\n" % each)
+        await wire.say(b"0\r\n\r\n")
+        answer = await wire.answer()
+        assert answer is not None
+        assert answer[0] == status
+
+
+@pytest.mark.parametrize(("size", "status"), [(16_384, 401), (16_385, 413)])
+async def test_the_body_of_a_stranger_is_small(autojump_clock: Any, size: int, status: int) -> None:
+    async with wired() as web:
+        body = b"user=u&password=".ljust(size, b"y")
+        answer = await web.dial().post("/login", body, FORM)
+        assert answer is not None
+        assert answer[0] == status
+
+
+async def test_a_body_has_to_arrive_in_time(autojump_clock: Any) -> None:
+    async with wired(http_body_s=30) as web:
+        wire = web.dial()
+        await wire.say(b"POST /login HTTP/1.1\r\n", HEAD, FORM, b"Content-Length: 100\r\n\r\n")
+        began = trio.current_time()
+        # An octet now and then does not help.
+        while await wire.say(b"x"):  # noqa: ASYNC110
+            await trio.sleep(1)
+        assert trio.current_time() - began == pytest.approx(31, abs=2)
+        assert await wire.answer() is None
+
+
+@pytest.mark.parametrize(("size", "status"), [(1_900, 401), (2_100, 431)])
+async def test_heads_are_bounded(autojump_clock: Any, size: int, status: int) -> None:
+    async with wired(http_head_max=2_000) as web:
+        answer = await web.dial().get(SESSION, b"X: " + b"x" * (size - 100) + b"\r\n")
+        assert answer is not None
+        assert answer[0] == status
+
+
+async def test_connections_without_a_request_end(autojump_clock: Any) -> None:
+    async with wired(http_idle_s=60, handshake_s=10) as web:
+        silent, slow = web.dial(), web.dial()
+        began = trio.current_time()
+        await slow.say(b"GET / HTTP/1.1\r\n")
+        assert await silent.answer() is None
+        assert trio.current_time() - began == pytest.approx(10)
+        assert await slow.answer() is None
+        assert trio.current_time() - began == pytest.approx(10, abs=3)
+        began = trio.current_time()
+        kept = web.dial()
+        for _ in range(2):
+            await trio.sleep(5)
+            answer = await kept.get("/login")
+            assert answer is not None
+            assert answer[0] == 200
+        began = trio.current_time()
+        assert await kept.answer() is None
+        assert trio.current_time() - began == pytest.approx(60)
+
+
+async def test_rows_are_bounded(autojump_clock: Any) -> None:
+    async with wired(http_rows_max=7) as web:
+        for limit, status in ((7, 200), (8, 400), (0, 400)):
+            answer = await web.dial().get(f"/api/v1/users?limit={limit}", basic("ops"))
+            assert answer is not None
+            assert answer[0] == status
+        assert json.loads(answer[2])["detail"] == "limit is a whole number from 1 to 7, not '0'"
+
+
+async def test_answers_that_go_on_are_bounded() -> None:
+    async with wired(http_streams_max=2) as web:
+        assert web.door.streams.total_tokens == 2

@@ -416,6 +416,12 @@ class Limits(Struct, frozen=True, gc=False):
     #: Bytes of the trace of one connection, and of all traces of one folder together.
     trace_bytes_max: int = 64 * MIB
     trace_total_bytes_max: int = 1024 * MIB
+    #: Watches of frames that operators have open at a time, such as ladders of the console.
+    frame_watches_max: int = 10
+    #: Connections that one watch of frames follows; later ones are only counted.
+    frame_watch_connections_max: int = 50
+    #: Frames that one watch keeps, the latest ones; each is one line of text.
+    frame_watch_rungs_max: int = 1_000
 
     def __post_init__(self) -> None:
         for name, kind, what, least, most in _CHECKS:

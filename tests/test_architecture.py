@@ -171,6 +171,8 @@ PLUGINS_MAY_IMPORT = {
     "amqp_rt.cli.tables.plain",
     # For the conformance kit: a codec that shares nothing with the one under test.
     "amqp_rt.net.traces.octets",
+    # For consoles: frames as they pass.
+    "amqp_rt.net.traces.watching",
 }
 
 #: Names that do not describe the content of a module.

@@ -45,6 +45,7 @@ from ..net.proxy_headers import ProxyProtocol
 from ..net.reactor import Reactor, open_reactor
 from ..net.tls import ServerTls
 from ..net.traces.recording import Traces
+from ..net.traces.watching import FrameWatches
 from ..observers import Observer
 from ..outcomes import MODIFIED_FAILED, Error
 from ..policies import Retry
@@ -217,6 +218,8 @@ class Container(TrioBlock):
         self.network = network or MemoryNetwork()
         #: Writer of connection traces; None without *trace*.
         self.traces = None if trace is None else Traces(trace, limits=limits)
+        #: Watches of operators, who see the frames of connections that peers open.
+        self.frame_watches = FrameWatches(limits)
         self.hosts: list[Host] = []
         self.feeds: set[Feed] = set()
         self.replies = Replies(self)

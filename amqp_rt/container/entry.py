@@ -414,7 +414,11 @@ class ConnectionEntry:
 
         self._strangers[engine] = known
         try:
-            with traced(self._home.traces, engine, client=False, clock=TrioClock()) as seen:
+            clock = TrioClock()
+            with (
+                traced(self._home.traces, engine, client=False, clock=clock) as kept,
+                traced(self._home.frame_watches, kept, client=False, clock=clock) as seen,
+            ):
                 await run_connection(
                     entered.stream,
                     seen,

@@ -18,6 +18,7 @@ from ..loglimit import LogLimiter
 from ..net.memory import MemoryNetwork
 from ..net.reactor import Reactor
 from ..net.traces.recording import Traces
+from ..net.traces.watching import FrameWatches
 from ..observers import Observer
 from ..policies import Retry
 from ..tallies import Tallies
@@ -123,6 +124,10 @@ class NetworkHome(Home, Protocol):
     @property
     def traces(self) -> Traces | None:
         """Writer of connection traces; None without one."""
+
+    @property
+    def frame_watches(self) -> FrameWatches:
+        """Watches of operators, who see the frames of connections that peers open."""
 
     @property
     def connection_nursery(self) -> trio.Nursery:

@@ -129,6 +129,13 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "management_nodes_max": ("management/test_management.py::test_management_nodes",),
     "trace_bytes_max": ("net/test_traces.py::test_a_trace_is_bounded",),
     "trace_total_bytes_max": ("net/test_traces.py::test_a_folder_of_traces_is_bounded",),
+    "frame_watches_max": ("net/test_watching.py::test_the_number_of_watches_is_bounded",),
+    "frame_watch_connections_max": (
+        "net/test_watching.py::test_a_watch_follows_some_connections_and_keeps_the_latest_rungs",
+    ),
+    "frame_watch_rungs_max": (
+        "net/test_watching.py::test_a_watch_follows_some_connections_and_keeps_the_latest_rungs",
+    ),
     "token_size_max": ("container/test_cbs.py::test_what_is_wrong_with_a_request_is_said",),
     "tokens_max": ("container/test_cbs.py::test_too_many_tokens",),
     "token_deadline_s": ("container/test_cbs.py::test_the_first_token_has_to_come_in_time",),

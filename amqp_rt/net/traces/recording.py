@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Protocol
 
 from msgspec import Struct
 
@@ -37,6 +37,8 @@ __all__ = [
     "Mask",
     "Trace",
     "TraceRecord",
+    "TraceSink",
+    "TraceSource",
     "TraceWriter",
     "Traced",
     "Traces",
@@ -103,6 +105,29 @@ class Trace(Struct, frozen=True, kw_only=True):
         """Return seconds and octets of all chunks that the client, or the server, sent."""
         wanted = Kind.SENT if client == self.client else Kind.RECEIVED
         return [(record.at_s, record.data) for record in self.records if record.kind is wanted]
+
+
+class TraceSink(Protocol):
+    """Object that takes the input and output of one connection."""
+
+    def received(self, data: bytes) -> None:
+        """Take *data*, which the peer sent."""
+
+    def sent(self, data: bytes) -> None:
+        """Take *data*, which we sent."""
+
+    def received_eof(self) -> None:
+        """Note that the peer has ended its half of the stream."""
+
+    def close(self) -> None:
+        """Note that the connection has ended."""
+
+
+class TraceSource(Protocol):
+    """Object that makes sinks for connections, such as :class:`Traces`."""
+
+    def open(self, *, client: bool, address: str, clock: Clock) -> TraceSink | None:
+        """Return the sink for a connection that begins, None for none."""
 
 
 class Traces:
@@ -402,9 +427,9 @@ def _response(frame: bytes, at: int, *, init: bool) -> tuple[bytes, int, int] | 
 
 
 class Traced:
-    """Engine that records a trace; its driver uses it like the engine itself."""
+    """Engine whose input and output go to a sink, too; its driver uses it like the engine itself."""
 
-    def __init__(self, engine: ProtocolEngine, writer: TraceWriter) -> None:
+    def __init__(self, engine: ProtocolEngine, writer: TraceSink) -> None:
         self._engine = engine
         self._writer = writer
 
@@ -472,9 +497,9 @@ class Traced:
 
 @contextmanager
 def traced(
-    traces: Traces | None, engine: ProtocolEngine, *, client: bool, clock: Clock
+    traces: TraceSource | None, engine: ProtocolEngine, *, client: bool, clock: Clock
 ) -> Iterator[ProtocolEngine]:
-    """Record input and output of *engine* within the block, if *traces* is given."""
+    """Give input and output of *engine* to a sink of *traces* within the block, if it has one for it."""
     writer = None
     if traces is not None:
         writer = traces.open(client=client, address=engine.peer.address, clock=clock)

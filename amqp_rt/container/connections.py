@@ -347,6 +347,11 @@ class Session:
         self.add(receiver)
         return receiver
 
+    @property
+    def senders(self) -> list[Sender]:
+        """Senders of the session."""
+        return [each for each in self._members if isinstance(each, Sender)]
+
     def __repr__(self) -> str:
         state = "ended" if self._ended else "waiting" if self.core is None else self.core.state
         return f"<Session {state}, {len(self._members)} links>"
@@ -575,6 +580,11 @@ class Connection:
         await self.wait_closed()
 
     # --- links ---------------------------------------------------------------------------
+
+    @property
+    def senders(self) -> list[Sender]:
+        """Senders of all sessions."""
+        return [each for session in self._sessions for each in session.senders]
 
     def new_name(self, address: str | None) -> str:
         """Return a link name that is new for this pair of containers (Part 2 §2.6.1)."""

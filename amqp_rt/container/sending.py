@@ -351,6 +351,12 @@ class Sender(LinkHandle):
         return self._raw.credit if self._stage == "attached" else 0
 
     @property
+    def starving(self) -> Receipt | None:
+        """First message that waits because the peer grants no credit; None if none does."""
+        waits = self._queue and self._stage == "attached" and self._raw.credit <= 0
+        return self._queue[0] if waits else None
+
+    @property
     def pending(self) -> int:
         """Number of messages without an outcome, waiting for credit or sent."""
         return len(self._queue) + len(self._unsettled)

@@ -15,11 +15,15 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from ..broker.branches.branch import Branch
+from ..broker.branches.states import State
 from ..broker.host import BrokerHost
 from ..broker.kinds.base import Node
 from ..broker.producers import Producer
 from ..container.container import Container
+from ..container.sending import Sender
 from ..container.serving import Worker, Workers
+from ..events import Peer
 from ..fronts.base import SENDER
 
 _log: Final = logging.getLogger("amqp_rt.stuck")
@@ -36,9 +40,11 @@ CAUSES: Final = {
     "unsettled": "a consumer has neither settled nor returned a delivery",
     "undelivered": "a queue has messages, a consumer has credit, and nothing is delivered",
     "unattended": "a queue has messages and no consumer",
-    "sender": "a sender has no credit, and its node takes nothing",
+    "sender": "a sender of a peer has no credit, and its node takes nothing",
+    "credit": "messages of a sender of this container wait for credit of its peer",
     "commit": "a commit of the store takes long",
     "transaction": "a transaction is open for long",
+    "branch": "a prepared branch of a distributed transaction waits for its coordinator",
     "handler": "a handler takes long for one message",
 }
 #: Causes that may be meant, such as messages in a queue of dead letters.
@@ -129,6 +135,7 @@ class StuckWatch:
     def _subjects(self, now: float) -> Iterator[_Subject]:
         """Yield everything that might be stuck, and ``_NOTHING`` for what is in order, which takes time too."""
         yield from self._sessions()
+        yield from self._senders()
         yield from self._nodes()
         yield from self._store(now)
         yield from self._handlers()
@@ -140,6 +147,16 @@ class StuckWatch:
             for session in list(connection.engine.sessions.values()):
                 head = oldest_of(session)
                 yield _NOTHING if head is None else _UnsettledHead(session, head, connection.peer)
+
+    def _senders(self) -> Iterator[_Subject]:
+        """Yield the senders of this container, on connections of either direction."""
+        container = self._container
+        for connection in [*container.dialled, *container.connections]:
+            if connection.engine_over:
+                continue
+            for sender in connection.senders:
+                first = sender.starving
+                yield _NOTHING if first is None else _Starving(sender, first, connection.peer)
 
     def _nodes(self) -> Iterator[_Subject]:
         broker = next(
@@ -181,6 +198,13 @@ class StuckWatch:
             began = transaction.deadline - limit_s + behind_s
             text = f"transaction {transaction.id.hex()}, rolled back after {limit_s:g} s"
             yield _Lasting("transaction", transaction, began, limit_s / 2, text)
+        # Prepared branches outlive the process, so that their age is one of the wall clock.
+        ahead_s = services.clock.wall() - now
+        for branch in services.branches:
+            if branch.state is State.PREPARED:
+                yield _Lasting("branch", branch, branch.prepared_at - ahead_s, None, _said(branch))
+            else:
+                yield _NOTHING
 
     def _handlers(self) -> Iterator[_Subject]:
         for workers in list(self._container.nodes.workers):
@@ -245,6 +269,23 @@ class _NoCredit(_Subject):
         return f"link {link.name!r:.100} of {link.peer.container_id!r:.100} to {self._node.name!r:.200}: {why}"
 
 
+class _Starving(_Subject):
+    cause = "credit"
+
+    def __init__(self, sender: Sender, first: object, peer: Peer) -> None:
+        self.key = sender
+        self.state = first
+        self._sender = sender
+        self._peer = peer
+
+    def text(self) -> str:
+        sender = self._sender
+        return (
+            f"link {sender.name!r:.100} to {sender.address!r:.200} of {self._peer.container_id!r:.100} "
+            f"at {self._peer.address}: {sender.pending} messages without an outcome"
+        )
+
+
 class _Undelivered(_Subject):
     def __init__(self, cause: str, node: Node, who: str) -> None:
         self.cause = cause
@@ -258,7 +299,9 @@ class _Undelivered(_Subject):
 
 
 class _Lasting(_Subject):
-    def __init__(self, cause: str, key: object, since: float, after_s: float, text: str) -> None:
+    def __init__(
+        self, cause: str, key: object, since: float, after_s: float | None, text: str
+    ) -> None:
         self.cause = cause
         self.key = key
         self.state = since
@@ -287,16 +330,28 @@ class _HandlerAtWork(_Subject):
 def oldest_of(session: Any) -> Any:
     """Return the oldest delivery that the peer of *session* has not settled; None if there is none.
 
-    Of protocols whose links hold their deliveries, it is the first one of the first link with some.
+    Of protocols whose links hold their deliveries, it is the one with the lowest number among the first ones of the links.
     """
     sent = getattr(session, "sent_unsettled", None)
     if sent is not None:
         return next(iter(sent.values()), None)
-    for link in list(session.links.values()):
-        held = getattr(link, "held", None)
-        if link.role == SENDER and held:
-            return next(iter(held.values()))
-    return None
+    heads = [
+        next(iter(link.held.values()))
+        for link in session.links.values()
+        if link.role == SENDER and getattr(link, "held", None)
+    ]
+    return min(heads, key=_number_of, default=None)
+
+
+def _number_of(delivery: Any) -> int:
+    number: int = delivery.delivery_id
+    return number
+
+
+def _said(branch: Branch) -> str:
+    """Describe *branch*, whose xid is the choice of a peer."""
+    where = f" of virtual host {branch.virtual_host!r:.100}" if branch.virtual_host else ""
+    return f"branch {str(branch.xid)!r:.200} of user {branch.user!r:.100}{where}"
 
 
 def line_of(worker: Worker) -> str:

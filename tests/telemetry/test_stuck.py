@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import trio
+from branching import XaSession, xid_of
 
 from amqp_rt import Container, Limits, Message, node
 from amqp_rt.broker.broker import Broker
+from amqp_rt.broker.clocks import RunClock
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.telemetry.stuck import CAUSES, StuckWatch
+from amqp_rt.transactions import XaStatus, Xid
 
 pytestmark = pytest.mark.req("O4")
 
@@ -149,6 +152,83 @@ async def test_a_sender_without_credit(
     assert "length_max" in line
 
 
+async def test_messages_of_a_client_that_gets_no_credit(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Broker("broker") as broker:
+        await broker.declare(Queue("q", length_max=1))
+        await broker.listen("memory://broker")
+        async with Container("worker", network=broker.container.network) as worker:
+            worker.start_handler(StuckWatch(worker).run)
+            found = Found(worker, caplog)
+            async with worker.connect("memory://broker") as peer, peer.sender("q") as sender:
+                await sender.send(b"x")
+                await trio.sleep(400)
+                # There is no credit, and no message that waits for it.
+                assert found.count("credit") == 0
+                receipts = [sender.send_nowait(b"waits") for _ in range(2)]
+                await trio.sleep(400)
+                assert found.count("credit") == 1
+                assert len(found.of("credit")) == 1
+                # One leaves: the next one has waited for as long, but there is progress.
+                await broker.purge("q")
+                await receipts[0].accepted()
+                await trio.sleep(200)
+                assert found.count("credit") == 0
+                await trio.sleep(200)
+                assert found.count("credit") == 1
+                await broker.purge("q")
+                await receipts[1].accepted()
+                await trio.sleep(20)
+                assert found.count("credit") == 0
+    line, _ = found.of("credit")
+    assert f"link {sender.name!r} to 'q' of 'broker'" in line
+    assert "2 messages without an outcome" in line
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_prepared_branch_without_its_coordinator(
+    restarted: bool, autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, clock = MemoryStore(), RunClock()
+    xid = xid_of(1)
+    async with Broker(store=store, executor=at_once, clock=clock) as broker:
+        await broker.declare(Queue("to"))
+        session = XaSession(broker.host)
+        session.work(xid, b"x")
+        assert await session.ended("prepare", xid) is XaStatus.OK
+        session.close()
+        if not restarted:
+            await _branch_is_found(broker, caplog, xid, later_s=0)
+            return
+        await trio.sleep(250)
+    # Its age counts from its preparation, over restarts, too.
+    async with Broker(store=store, executor=at_once, clock=clock) as broker:
+        await _branch_is_found(broker, caplog, xid, later_s=250)
+
+
+async def _branch_is_found(
+    broker: Broker, caplog: pytest.LogCaptureFixture, xid: Xid, *, later_s: float
+) -> None:
+    found = Found(broker.container, caplog)
+    await trio.sleep(290 - later_s)
+    assert found.count("branch") == 0
+    await trio.sleep(20)
+    assert found.count("branch") == 1
+    (line,) = found.of("branch")
+    assert str(xid) in line
+    assert "of user 'user'" in line
+    operator = XaSession(broker.host)
+    assert await operator.ended("roll_back", xid) is XaStatus.OK
+    await trio.sleep(20)
+    assert found.count("branch") == 0
+
+
+async def at_once(call: Callable[..., Any], *args: Any) -> Any:
+    """Run calls of the store in the event loop."""
+    return call(*args)
+
+
 async def test_a_commit_that_takes_long(
     autojump_clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -265,5 +345,6 @@ async def test_lines_of_one_cause_are_limited(
 
 def test_each_cause_has_a_description() -> None:
     assert set(CAUSES) == {
-        *("unsettled", "undelivered", "unattended", "sender", "commit", "transaction", "handler")
+        *("unsettled", "undelivered", "unattended", "sender", "credit", "commit", "transaction"),
+        *("branch", "handler"),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
 from ...clock import Clock
@@ -71,6 +71,10 @@ class Branches:
     def of(self, virtual_host: str) -> list[Branch]:
         """Return the branches of *virtual_host*, oldest first."""
         return [each for each in self._branches.values() if each.virtual_host == virtual_host]
+
+    def __iter__(self) -> Iterator[Branch]:
+        """Return the branches of all virtual hosts, oldest first. They may change meanwhile."""
+        return iter(list(self._branches.values()))
 
     def in_doubt(self, virtual_host: str) -> list[Branch]:
         """Return the branches of *virtual_host* that are prepared or were completed by an operator."""

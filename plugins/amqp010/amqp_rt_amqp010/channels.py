@@ -9,6 +9,7 @@ from amqp_rt.fronts.links import FrontLink
 
 from .assembling import Assembly
 from .attachments import Attachment, AttachmentStage
+from .deliveries import OutgoingDelivery
 from .faults import CommandFault
 from .handlers import CommandHandler
 from .handling import Handler
@@ -65,6 +66,12 @@ class Channel:
         """Links of the session, by handle."""
         handler = self._handler
         return {} if handler is None else {link.handle: link for link in handler.links}
+
+    @property
+    def sent_unsettled(self) -> Mapping[int, OutgoingDelivery]:
+        """Messages that the client has acquired and not settled, in the order of sending."""
+        handler = self._handler
+        return {} if handler is None else handler.unsettled
 
     @property
     def subscription_count(self) -> int:

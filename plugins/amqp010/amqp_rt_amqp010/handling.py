@@ -18,6 +18,7 @@ from .assembling import Assembly
 from .branches import Branches
 from .contexts import Connection
 from .declarations import Declarations
+from .deliveries import OutgoingDelivery
 from .faults import CommandFault
 from .file_staging import FileStaging
 from .files import Files
@@ -161,6 +162,11 @@ class Handler:
     def links(self) -> Iterable[FrontLink]:
         """Links of the session."""
         return () if self._parts is None else tuple(self._parts.context.anchor.links)
+
+    @property
+    def unsettled(self) -> Mapping[int, OutgoingDelivery]:
+        """Messages that the client has acquired and not settled, in the order of sending."""
+        return {} if self._parts is None else self._parts.subscriptions.deliveries.held
 
     @property
     def subscription_count(self) -> int:

@@ -107,6 +107,9 @@ class Limits(Struct, frozen=True, gc=False):
     write_stall_s: float = 30.0
     #: Seconds from accept to open, absolute; protects against slow-loris attacks.
     handshake_s: float = 10.0
+    #: Octets of the header that a proxy sends first (PROXY protocol §2.2 allows 64 KiB). Only certificates of clients,
+    #: which are not used here, come near.
+    proxy_header_max: int = 2 * KIB
     #: Seconds of ``handshake_s`` that the TLS handshake may take.
     tls_handshake_s: float = 5.0
     #: Octets of one WebSocket message, which may hold several frames.

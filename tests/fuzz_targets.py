@@ -103,7 +103,7 @@ def proxy_headers(data: bytes) -> None:
     """Read a header of the PROXY protocol as it arrives, and never an octet after it."""
     begun = b""
     try:
-        while missing := octets_missing(begun):
+        while missing := octets_missing(begun, DEFAULT_LIMITS.proxy_header_max):
             piece = data[len(begun) : len(begun) + missing]
             if not piece:
                 return

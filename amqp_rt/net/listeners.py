@@ -203,7 +203,7 @@ class ProxiedArrivals:
             self.waiting += 1
             try:
                 with trio.move_on_after(limits.handshake_s):
-                    header = await _receive_header(stream)
+                    header = await _receive_header(stream, limits.proxy_header_max)
                 if header is None:
                     self._refuse(address, f"no PROXY header within {limits.handshake_s:g} s")
             except (DecodeError, trio.BrokenResourceError) as error:
@@ -240,14 +240,14 @@ class ProxiedArrivals:
             log.warning("connection from %s refused: %s%s", address, why, more)
 
 
-async def _receive_header(stream: trio.abc.Stream) -> ProxyHeader:
-    """Receive the header of the PROXY protocol, and nothing after it.
+async def _receive_header(stream: trio.abc.Stream, most: int) -> ProxyHeader:
+    """Receive the header of the PROXY protocol, of at most *most* octets, and nothing after it.
 
     Raises:
         DecodeError: It is malformed, or the stream ended within it.
     """
     begun = b""
-    while missing := octets_missing(begun):
+    while missing := octets_missing(begun, most):
         piece = await stream.receive_some(missing)
         if not piece:
             raise DecodeError("the connection ended within the PROXY header")

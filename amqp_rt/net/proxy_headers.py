@@ -23,8 +23,6 @@ _V1_MIN: Final = 15
 _V1_MAX: Final = 107
 #: Octets of version 2 before its addresses.
 _V2_FIXED: Final = 16
-#: Octets of a header. §2.2 allows 64 KiB; only certificates of clients, which are not used here, come near.
-HEADER_MAX: Final = 2_048
 #: Family and protocol of TCP over IPv4 and IPv6 and of Unix streams, with the octets of their addresses (§2.2).
 _UNIX: Final = 0x31
 _ADDRESSES: Final = {0x00: 0, 0x11: 12, 0x21: 36, _UNIX: 216}
@@ -86,28 +84,28 @@ def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     return address if mapped is None else mapped
 
 
-def octets_missing(begun: bytes) -> int:
+def octets_missing(begun: bytes, most: int) -> int:
     """Return how many octets after *begun* surely belong to the header; 0 once it is complete.
 
     Reading that many at a time never reads what follows the header.
 
     Raises:
-        DecodeError: It is no header, or it is too long.
+        DecodeError: It is no header, or it has more than *most* octets.
     """
     if _SIGNATURE.startswith(begun[: len(_SIGNATURE)]):
         size = _V2_FIXED
         if len(begun) >= size:
             size += int.from_bytes(begun[14:16], "big")
-            if size > HEADER_MAX:
-                raise DecodeError(f"the header has {size} octets; {HEADER_MAX} are allowed")
+            if size > most:
+                raise DecodeError(f"the header has {size} octets; proxy_header_max allows {most}")
         # Until an octet has come, it may be of the other version, whose shortest header is shorter.
         return max(0, size - len(begun)) if begun else _V1_MIN
     if not _V1.startswith(begun[: len(_V1)]):
         raise DecodeError(f"no header of the PROXY protocol: it begins with {begun[:12]!r}")
     if begun.endswith(b"\r\n"):
         return 0
-    if len(begun) >= _V1_MAX:
-        raise DecodeError(f"the line of the header does not end within {_V1_MAX} octets")
+    if len(begun) >= min(_V1_MAX, most):
+        raise DecodeError(f"the line of the header does not end within {min(_V1_MAX, most)} octets")
     return max(1, _V1_MIN - len(begun))
 
 

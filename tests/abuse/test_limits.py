@@ -162,6 +162,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "name_max": (f"{HERE}test_name_max",),
     # Enforced above the engines.
     "sections_max": ("test_message.py::test_there_are_at_most_sections_max_sections",),
+    "proxy_header_max": ("net/test_proxy_headers.py::test_the_size_of_a_header_is_bounded",),
     "tls_handshake_s": ("net/test_tls.py::test_a_listener_does_not_wait_for_a_handshake",),
     "websocket_message_max": ("net/test_websocket.py::test_messages_are_bounded",),
     "websocket_stranger_max": (

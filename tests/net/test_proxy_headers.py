@@ -20,11 +20,10 @@ from trio.testing import MockClock
 from amqp_rt import Broker, ClientTls, Peer, ProxyProtocol, ServerTls, connect, rpc
 from amqp_rt.addresses import parse_url
 from amqp_rt.errors import AmqpError, ConnectFailed, DecodeError
-from amqp_rt.limits import Limits
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.net.listeners import ConnectionLimiter, ProxiedArrivals
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.proxy_headers import (
-    HEADER_MAX,
     ProxyHeader,
     octets_missing,
     parse_header,
@@ -45,6 +44,7 @@ def v2(command: int, kind: int, body: bytes) -> bytes:
     return SIGNATURE + bytes((command, kind)) + len(body).to_bytes(2, "big") + body
 
 
+HEADER_MAX = DEFAULT_LIMITS.proxy_header_max
 CLIENT = ("192.0.2.1", 50_000)
 HEADERS = [
     (b"PROXY TCP4 192.0.2.1 198.51.100.1 50000 5672\r\n", ProxyHeader(CLIENT)),
@@ -69,7 +69,7 @@ HEADERS = [
 def read(data: bytes, *, at_once: int = 1 << 20) -> tuple[ProxyHeader, bytes]:
     """The header at the beginning of *data*, read at most *at_once* octets at a time, and the rest."""
     begun = b""
-    while missing := octets_missing(begun):
+    while missing := octets_missing(begun, HEADER_MAX):
         piece = data[len(begun) : len(begun) + min(missing, at_once)]
         if not piece:
             raise EOFError
@@ -111,7 +111,7 @@ def test_a_header_is_read_and_nothing_after_it(octets: bytes, expected: ProxyHea
         (v2(0x21, 0x11, V4 + b"\x02\1\0" + b"a" * 256), "host name of 256 octets"),
         (v2(0x21, 0x11, V4 + b"\x02\0\1\xff"), "not UTF-8"),
         (v2(0x21, 0x11, V4 + b"\x02\0\1\n"), "control characters"),
-        (v2(0x21, 0x11, V4 + bytes(HEADER_MAX)), f"{HEADER_MAX} are allowed"),
+        (v2(0x21, 0x11, V4 + bytes(HEADER_MAX)), f"proxy_header_max allows {HEADER_MAX}"),
     ],
 )
 def test_a_malformed_header_is_refused(octets: bytes, why: str) -> None:
@@ -172,6 +172,7 @@ async def serve_one(
     *,
     trusted: tuple[str, ...] = ("192.0.2.0/24", "127.0.0.1"),
     eof: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> tuple[str, str] | None:
     """Serve a connection of *host* that begins with *octets*; return the client's address and the requested host."""
     found: list[tuple[str, str]] = []
@@ -183,7 +184,7 @@ async def serve_one(
         found.append((address, server_name))
 
     ours, theirs = memory_stream_pair()
-    arrivals = ProxiedArrivals(ProxyProtocol(trusted), ConnectionLimiter(Limits()))
+    arrivals = ProxiedArrivals(ProxyProtocol(trusted), ConnectionLimiter(limits))
     await theirs.send_all(octets + b"AMQP" if octets else b"")
     if eof:
         await theirs.send_eof()
@@ -202,6 +203,21 @@ async def test_the_client_of_a_proxy_has_its_own_address() -> None:
     )
     assert await serve_one(v2(0x21, 0x21, V6), "192.0.2.9") == ("[2001:db8::1]:50000", "")
     assert await serve_one(v2(0x20, 0, b""), "192.0.2.9") == ("192.0.2.9:1", "")
+
+
+async def test_the_size_of_a_header_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    body = V4 + b"\x04\0\x10" + bytes(16)
+    line = b"PROXY TCP4 192.0.2.1 198.51.100.1 50000 5672\r\n"
+    for header in (v2(0x21, 0x11, body), line):
+        size = len(header)
+        for most, expected in ((size, ("192.0.2.1:50000", "")), (size - 1, None)):
+            limits = Limits(proxy_header_max=most)
+            assert await serve_one(header, "192.0.2.9", limits=limits) == expected
+    said = [each.getMessage().partition(" refused: ")[2] for each in caplog.records]
+    assert said == [
+        "the header has 47 octets; proxy_header_max allows 46",
+        "the line of the header does not end within 45 octets",
+    ]
 
 
 async def test_only_a_proxy_on_this_machine_speaks_for_clients_on_it() -> None:

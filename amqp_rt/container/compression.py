@@ -25,14 +25,13 @@ _PIECE: Final = 256 * 1024
 _SMALL: Final = 1 * MIB
 #: Octets of gzip given to zlib at a time, which copies those that it has not decoded yet.
 _GZIP_INPUT: Final = 64 * 1024
-#: Octets of Zstandard given to ``zstandard`` at a time, which has no bound of its own for what it returns. Four
-#: octets may stand for a block of 128 KiB, so 256 of them for 8 MiB.
-_ZSTD_INPUT: Final = 256
 #: Window of a frame that every decoder should support (RFC 8878 §3.1.1.1.2).
 _ZSTD_WINDOW: Final = 8 * MIB
 _GZIP: Final = zlib.MAX_WBITS | 16
 _NAMES: Final = {"gzip": "gzip", "x-gzip": "gzip", "zstd": "zstd"}
 _INSTALL: Final = "zstd needs a library: install it with pip install 'amqp-rt[zstd]'"
+#: Binary logarithm of the largest window that decoders take on every system.
+_WINDOW_LOG_MAX: Final = 30
 
 
 def compressed(message: Message, encoding: str) -> Message:
@@ -107,62 +106,47 @@ def _gzip_pieces(octets: bytes) -> Iterator[bytes]:
         raise DecodeError("octets follow the end of gzip")
 
 
-def _zstd_compress(octets: bytes) -> bytes:
-    found: bytes
+def _zstd() -> Any:
+    """Return the module for Zstandard: that of Python 3.14, or its backport, which has the same interface.
+
+    Raises:
+        ImportError: There is none.
+    """
     if sys.version_info >= (3, 14):
         from compression import zstd
-
-        found = zstd.compress(octets)
     else:
-        try:
-            import zstandard
-        except ImportError:
-            raise EncodeError(_INSTALL) from None
-        found = zstandard.compress(octets)
+        from backports import zstd
+    return zstd
+
+
+def _zstd_compress(octets: bytes) -> bytes:
+    try:
+        zstd = _zstd()
+    except ImportError:
+        raise EncodeError(_INSTALL) from None
+    found: bytes = zstd.compress(octets)
     return found
 
 
 def _zstd_pieces(octets: bytes, most: int) -> Iterator[bytes]:
-    decoder, failure = _zstd_decoder(max(most, _ZSTD_WINDOW))
     try:
-        yield from _zstd_decoded(decoder, octets)
-    except failure as error:
+        zstd = _zstd()
+    except ImportError:
+        raise DecodeError(_INSTALL, condition="amqp:not-implemented") from None
+    # Of this size the decoder allocates what the frame announces, before any octet is decoded.
+    window = max(most, _ZSTD_WINDOW)
+    log = min(window.bit_length() - 1, _WINDOW_LOG_MAX)
+    decoder = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: log})
+    rest = octets
+    try:
+        while not decoder.eof:
+            yield decoder.decompress(rest, _PIECE)
+            rest = b""
+            if decoder.needs_input:
+                break
+    except zstd.ZstdError as error:
         raise DecodeError(f"the octets are no zstd: {error}") from None
     if not decoder.eof:
         raise DecodeError("the octets of zstd end too early")
     if decoder.unused_data:
         raise DecodeError("octets follow the end of zstd")
-
-
-def _zstd_decoded(decoder: Any, octets: bytes) -> Iterator[bytes]:
-    if sys.version_info >= (3, 14):
-        rest = octets
-        while not decoder.eof:
-            yield decoder.decompress(rest, _PIECE)
-            rest = b""
-            if decoder.needs_input:
-                return
-    else:
-        for at in range(0, len(octets), _ZSTD_INPUT):
-            if decoder.eof:
-                raise DecodeError("octets follow the end of zstd")
-            yield decoder.decompress(octets[at : at + _ZSTD_INPUT])
-
-
-def _zstd_decoder(window: int) -> tuple[Any, type[Exception]]:
-    """Return a decoder of frames with at most *window* octets of memory, and its error.
-
-    Raises:
-        DecodeError: The library is missing.
-    """
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-
-        log = min(window.bit_length() - 1, 31)
-        options = {zstd.DecompressionParameter.window_log_max: log}
-        return zstd.ZstdDecompressor(options=options), zstd.ZstdError
-    try:
-        import zstandard
-    except ImportError:
-        raise DecodeError(_INSTALL, condition="amqp:not-implemented") from None
-    return zstandard.ZstdDecompressor(max_window_size=window).decompressobj(), zstandard.ZstdError

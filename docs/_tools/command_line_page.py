@@ -62,8 +62,8 @@ LISTS = """\
 ## Environment variables
 
 Every option can be given in a variable `AMQP_RT_<COMMAND>_<OPTION>`: `AMQP_RT_SERVE_STORE` for `amqp-rt serve --store`,
-`AMQP_RT_NODE_LIST_WATCH` for `amqp-rt node list --watch`. Options that may be repeated take several values, separated by spaces; flags take
-`true` or `false`. The command line comes before the environment, that before the [file of `--config`](configuration-file), and that
+`AMQP_RT_NODE_LIST_WATCH` for `amqp-rt node list --watch`. Options that may be repeated take several values, separated by spaces, and
+paths of files by `:` (`;` on Windows); flags take `true` or `false`. The command line comes before the environment, that before the [file of `--config`](configuration-file), and that
 before defaults. A variable that is set to nothing counts as not set.
 
 Options that may have passwords also take the name of a file: `AMQP_RT_SERVE_USER_FILE`, `AMQP_RT_SERVE_CBS_FILE`,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.core import ParameterSource
 from click.testing import CliRunner, Result
 from commands import Served
 
@@ -160,3 +161,43 @@ def test_completion(shell: str) -> None:
             main, [], prog_name="amqp-rt", env={"_AMQP_RT_COMPLETE": "bash_complete", **words}
         )
         assert done.stdout == "plain,create\n"
+
+
+@pytest.mark.req("G6")
+def test_every_option_means_the_same_on_the_line_and_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    count = 0
+    for path, option in every_option():
+        context = click.Context(click.Command(path))
+        if option.is_flag:
+            texts, on_the_line = "true", True
+        else:
+            text = _fitting(option, context, str(file))
+            on_the_line = (text, text) if option.multiple else text
+            between = option.type.envvar_list_splitter or " "
+            texts = f"{text}{between}{text}" if option.multiple else text
+        assert option.envvar is not None
+        monkeypatch.setenv(option.envvar[0], texts)
+        value, source = option.consume_value(context, {})
+        assert source is ParameterSource.ENVIRONMENT, (path, option.name)
+        assert option.type_cast_value(context, value) == option.type_cast_value(
+            context, on_the_line
+        ), (path, option.name)
+        monkeypatch.delenv(option.envvar[0])
+        count += 1
+    assert count > 200
+
+
+def _fitting(option: click.Option, context: click.Context, file: str) -> str:
+    """Return a text that *option* takes as its value."""
+    choices = option.type.choices if isinstance(option.type, click.Choice) else ()
+    for text in (*map(str, choices), "x", "1", "100", "2s", "amqp://127.0.0.1", file):
+        try:
+            option.type_cast_value(context, (text,) if option.multiple else text)
+        except click.UsageError:
+            continue
+        return text
+    raise AssertionError(f"no text fits {option.name}: {option.type}")

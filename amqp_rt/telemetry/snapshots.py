@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 import trio
 from msgspec import Struct, field, structs
 
+from ..broker.expiry import REASONS
 from ..broker.host import BrokerHost
 from ..broker.kinds.base import Node
 from ..broker.queue.accounts import Counts
@@ -195,6 +196,8 @@ def _values_of(virtual_host: str, node: Node) -> NodeValues:
 def _add_broker(found: Snapshot, broker: BrokerHost) -> None:
     services = broker.services
     found.memory = (services.memory.held, services.memory.limit)
+    # Each reason from the beginning: of a series that begins with its first message, rates leave that out.
+    found.dead_lettered.update(dict.fromkeys(REASONS, 0))
     found.dead_lettered.update(services.dead_lettered.items())
     found.refused.update(dict(services.refused.items()))
     journal = services.journal

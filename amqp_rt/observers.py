@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -36,6 +36,8 @@ class ObservedLink(Struct, frozen=True, kw_only=True):
     #: The address of the node, and the pattern that it fits, if that has captures.
     address: str
     template: str | None = None
+    #: Whether the address was created for one client, such as for its replies: there may be any number of such.
+    temporary: bool = False
     #: Name of the link; empty for those of which only the address is known.
     name: str = ""
     #: The peer; None until one has been reached.
@@ -92,78 +94,114 @@ def bind(observers: Iterable[Observer], link: ObservedLink) -> LinkObserver | No
 
     An observer that fails is logged and not called again for the link: messages go on without it.
     """
-    found: list[LinkObserver] = []
-    for each in observers:
+    found: _Guarded | None = None
+    for each in reversed(list(observers)):
         try:
             watching = each.observe(link)
-        except Exception:
-            log.exception(
-                "observer left out: %r failed at %s %.200r", each, link.kind, link.address
-            )
+        except Exception as error:
+            _left_out(each, link, error)
             continue
         if watching is not None:
-            found.append(watching)
-    return _Guarded(found, link) if found else None
+            found = _Guarded(watching, link, found)
+    return found
+
+
+def _left_out(observer: object, link: ObservedLink, error: Exception) -> None:
+    log.error(
+        "observer left out: %r failed at %s %.200r",
+        observer,
+        link.kind,
+        link.address,
+        exc_info=error,
+    )
 
 
 class _Guarded:
-    """Observers of one link, whose exceptions do not reach the messages."""
+    """Observer of one link, whose exceptions do not reach the messages, and those after it.
 
-    def __init__(self, observers: list[LinkObserver], link: ObservedLink) -> None:
-        self._observers = observers
+    A chain and not a list: in most containers there is one observer, whose calls go straight through.
+    """
+
+    def __init__(
+        self, observer: LinkObserver, link: ObservedLink, further: _Guarded | None
+    ) -> None:
+        self._observer: LinkObserver | None = observer
         self._link = link
+        self._further = further
 
-    def begin(self, message: Message | None) -> ObservedOperation | None:
-        begun: list[ObservedOperation] = []
-        for each in list(self._observers):
+    def begin(self, message: Message | None) -> _GuardedOperation | None:
+        operation: ObservedOperation | None = None
+        if self._observer is not None:
             try:
-                operation = each.begin(message)
-            except Exception:
-                self._observers.remove(each)
-                link = self._link
-                log.exception(
-                    "observer left out: %r failed at %s %.200r", each, link.kind, link.address
-                )
-                continue
-            if operation is not None:
-                begun.append(operation)
-        return _GuardedOperation(begun) if begun else None
+                operation = self._observer.begin(message)
+            except Exception as error:
+                _left_out(self._observer, self._link, error)
+                self._observer = None
+        further = None if self._further is None else self._further.begin(message)
+        return further if operation is None else _GuardedOperation(operation, further)
 
 
 class _GuardedOperation:
-    """Operation of several observers, whose exceptions are logged."""
+    """Operation of an observer, and those of the observers after it. Their exceptions are logged."""
 
-    __slots__ = ("_ended", "_operations", "trace")
+    __slots__ = ("_ended", "_further", "_operation", "trace")
 
-    def __init__(self, operations: list[ObservedOperation]) -> None:
-        self._operations = operations
+    def __init__(self, operation: ObservedOperation, further: _GuardedOperation | None) -> None:
+        self._operation = operation
+        self._further = further
         self._ended = False
-        #: The first one that there is: a message has one trace context.
-        self.trace = next((each.trace for each in operations if each.trace), NO_TRACE)
+        #: That of the first one that has one: a message has one trace context.
+        self.trace: Mapping[str, str] = operation.trace or (
+            NO_TRACE if further is None else further.trace
+        )
 
     def identify(self, message_id: object, conversation_id: object) -> None:
-        self._each("identify", message_id, conversation_id)
+        try:
+            self._operation.identify(message_id, conversation_id)
+        except Exception as error:
+            _failed("identify", self._operation, error)
+        if self._further is not None:
+            self._further.identify(message_id, conversation_id)
 
     def add(self, message: Message | None) -> None:
-        self._each("add", message)
+        try:
+            self._operation.add(message)
+        except Exception as error:
+            _failed("add", self._operation, error)
+        if self._further is not None:
+            self._further.add(message)
 
     def enter(self) -> None:
-        self._each("enter")
+        try:
+            self._operation.enter()
+        except Exception as error:
+            _failed("enter", self._operation, error)
+        if self._further is not None:
+            self._further.enter()
 
     def leave(self) -> None:
-        self._each("leave")
+        # In reverse: what was entered last is left first.
+        if self._further is not None:
+            self._further.leave()
+        try:
+            self._operation.leave()
+        except Exception as error:
+            _failed("leave", self._operation, error)
 
     def end(self, error: str | None = None) -> None:
-        if not self._ended:
-            self._ended = True
-            self._each("end", error)
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self._operation.end(error)
+        except Exception as failure:
+            _failed("end", self._operation, failure)
+        if self._further is not None:
+            self._further.end(error)
 
-    def _each(self, name: str, *args: Any) -> None:
-        for each in self._operations:
-            try:
-                getattr(each, name)(*args)
-            except Exception:
-                log.exception("observer failed: %s of %r", name, each)
+
+def _failed(name: str, operation: ObservedOperation, error: Exception) -> None:
+    log.error("observer failed: %s of %r", name, operation, exc_info=error)
 
 
 def error_of(error: BaseException) -> str:

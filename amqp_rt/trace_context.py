@@ -20,9 +20,9 @@ TRACESTATE: Final = "tracestate"
 TRACE_OCTETS: Final = b"traceparent"
 #: Characters of ``tracestate`` that are passed on (Trace Context §3.3.1.5).
 _TRACESTATE_MAX: Final = 512
-#: Version, trace-id, parent-id, flags (Trace Context §3.2.2); later versions may append fields.
+#: Version, trace-id, parent-id, flags (Trace Context §3.2.2), 55 characters; later versions than 00 may append fields.
 _TRACEPARENT: Final = re.compile(
-    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]{0,200})?"
+    r"(?!ff|00.{54})[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]{0,200})?"
 )
 
 

@@ -163,14 +163,18 @@ class Services:
         """Do *steps*, as many as this turn allows now and the rest in later ones."""
         self.turns.do_in_turns(steps)
 
-    def entry_factory_for(self, annotations: AnnotationPolicy | None, address: str) -> EntryFactory:
-        """Return the factory of entries for the node at *address*.
+    def entry_factory_for(
+        self, annotations: AnnotationPolicy | None, address: str, *, temporary: bool = False
+    ) -> EntryFactory:
+        """Return the factory of entries for the node at *address*, which is *temporary* if it is one client's.
 
         It checks annotations by the policy *annotations*; None for that of the broker.
         """
         if annotations is None:
             annotations = self.entry_factory.annotations
-        observer = bind(self.observers, ObservedLink(kind="relay", address=address))
+        observer = bind(
+            self.observers, ObservedLink(kind="relay", address=address, temporary=temporary)
+        )
         if observer is not None:
             return ObservedEntryFactory(annotations, self.limits, observer)
         found = self._entry_factories.get(annotations)

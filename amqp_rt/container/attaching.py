@@ -22,6 +22,7 @@ from .feeding import LinkHandler, SourceFeed
 from .home import Home
 from .item_streams import StreamInbox
 from .nodes import Nodes
+from .observed_feeding import ObservedLinkHandler
 from .permissions import not_authorized
 from .profiles import Profile, address_for
 from .relaying import Forward, Relay
@@ -384,7 +385,7 @@ class Attaching:
         if isinstance(terminus, Target):
             inbox_of = StreamInbox if route.takes_items else Inbox
             cast("ReceivingLink", binding.link).accept(
-                LinkHandler(binding).receive()
+                self._link_handler(binding).receive()
                 if route.kind == "link"
                 else inbox_of(binding, workers),
                 target=Target(address=terminus.address),
@@ -406,9 +407,12 @@ class Attaching:
         if route.kind == "source":
             sending.accept(SourceFeed(binding), source=answered)
         elif route.kind == "link":
-            sending.accept(LinkHandler(binding).send(), source=answered)
+            sending.accept(self._link_handler(binding).send(), source=answered)
         else:
             self._replies.attach(sending, terminus.address, answered)
+
+    def _link_handler(self, binding: RouteBinding) -> LinkHandler:
+        return ObservedLinkHandler(binding) if self._home.observers else LinkHandler(binding)
 
     def _place_sender(self, connection: Connection, link: ReceivingLink, target: Target) -> None:
         """Accept or refuse a link to send to an address that neither a node nor a host has."""

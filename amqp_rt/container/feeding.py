@@ -13,8 +13,10 @@ from ..errors import AmqpError, LinkDetached
 from ..fronts.base import SND_MIXED, SND_SETTLED, OutgoingDelivery, ReceivingLink, SendingLink
 from ..limits import Limits
 from ..message import Message
+from ..observers import LinkObserver, ObservedOperation, error_of, error_of_outcome
 from ..outcomes import ACCEPTED, Error, Received
 from ..termini import Source
+from ..trace_context import with_trace
 from ..transactions import DeliveryState
 from .codecs import Codecs
 from .composing import make_message
@@ -88,12 +90,15 @@ class SourceFeed:
         #: Whether the generator has yielded a message that has not been sent.
         self._holds = False
         self._answering_drain = False
+        #: Observer of the messages; None without observers.
+        self._observer: LinkObserver | None = None
         self._unsettled: set[OutgoingDelivery] = set()
         self.finished = trio.Event()
         self.route.stats.links += 1
 
     def on_attached(self, link: SendingLink) -> None:
         self.link = self.binding.link = link
+        self._observer = self.binding.observe("send")
         self.binding.container.feeds.add(self)
         self.binding.container.start_handler(self._run)
 
@@ -106,10 +111,15 @@ class SourceFeed:
             if each.remote_settled or not isinstance(each.state, Received | None):
                 each.settle()
                 self._unsettled.discard(each)
+                if each.context is not None:
+                    each.context.end(error_of_outcome(each.state))
         self._wake()
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         self.stop()
+        for each in self._unsettled:
+            if each.context is not None:
+                each.context.end("amqp:link:detached")
         self.binding.container.feeds.discard(self)
         self.binding.container.attaching.forget(link)
         self.route.stats.links -= 1
@@ -154,12 +164,12 @@ class SourceFeed:
                     value = await values.asend(outcome)
                 except StopAsyncIteration:
                     break
-                payload = message_of(value, self.binding.container.codecs).buffers()
-                self._holds = True
-                while not (link.credit and link.writable):
-                    await self._wait()
-                sending = link.send(payload, settled=settled)
-                self._holds = False
+                message = message_of(value, self.binding.container.codecs)
+                operation = None if self._observer is None else self._observer.begin(message)
+                if operation is None:
+                    sending = await self._send(message, None, settled=settled)
+                else:
+                    sending = await self._send_observed(message, operation, settled=settled)
                 self._drain_soon()
                 route.stats.sent += 1
                 if not settled:
@@ -177,6 +187,32 @@ class SourceFeed:
         while self._unsettled or (link.attached and not link.writable):
             await self._wait()
         link.drained()
+
+    async def _send(
+        self, message: Message, operation: ObservedOperation | None, *, settled: bool
+    ) -> OutgoingDelivery:
+        link = self.link
+        payload = message.buffers()
+        self._holds = True
+        while not (link.credit and link.writable):
+            await self._wait()
+        sending = link.send(payload, operation, settled=settled)
+        self._holds = False
+        return sending
+
+    async def _send_observed(
+        self, message: Message, operation: ObservedOperation, *, settled: bool
+    ) -> OutgoingDelivery:
+        """Send *message* with the trace context of *operation*, which ends with its outcome or an exception."""
+        traced = with_trace(message, operation.trace)
+        try:
+            sending = await self._send(traced, operation, settled=settled)
+        except BaseException as error:
+            operation.end("cancelled" if not isinstance(error, Exception) else error_of(error))
+            raise
+        if settled:
+            operation.end()
+        return sending
 
     def _drain_soon(self) -> None:
         link = self.link

@@ -1,7 +1,7 @@
 """Senders, receivers and calls of containers with observers.
 
 Separate classes, so that others do not even check whether they are observed. Handlers are observed by
-:class:`~amqp_rt.container.serving.ObservedRun`.
+:class:`~amqp_rt.container.serving.ObservedRun`, and links of ``@node.link`` by the classes of ``observed_feeding``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ObservedReceipt(Receipt):
 
     def __init__(
         self,
-        sender: ObservedSender,
+        sender: ObservedSending,
         payload: Payload,
         message_format: int = 0,
         *,
@@ -83,16 +83,16 @@ class ObservedReceipt(Receipt):
             self.operation.end(error)
 
 
-class ObservedSender(Sender):
-    """Sender with observers: the operation on a message begins when it is encoded, and ends with its outcome."""
+class ObservedSending(Sender):
+    """Sender whose observers hear of each message: the operation begins when it is encoded, and ends with its outcome."""
 
-    def __init__(self, session: Session, address: str | None, **options: Any) -> None:
-        super().__init__(session, address, **options)
-        self._receipts: type[Any] = ObservedReceipt
-        self._connection = session.connection
-        self._observer: LinkObserver | None = None
-        self._bound = False
-        self._begun: ObservedOperation | None = None
+    _observer: LinkObserver | None = None
+    _bound = False
+    _begun: ObservedOperation | None = None
+
+    def _bind_observer(self) -> LinkObserver | None:
+        """Bind the observers of the container to the link, whose address and peer may have become known."""
+        raise NotImplementedError
 
     def _begin(self, link: Any) -> None:
         # Before the messages that wait leave; the address may be one that the peer has created.
@@ -102,7 +102,7 @@ class ObservedSender(Sender):
     def _begin_operation(self, message: Message | None) -> ObservedOperation | None:
         if not self._bound:
             self._bound = self._stage == "attached"
-            self._observer = observers_of(self._connection, "send", self.address)
+            self._observer = self._bind_observer()
         return None if self._observer is None else self._observer.begin(message)
 
     def take_begun(self) -> ObservedOperation | None:
@@ -171,19 +171,23 @@ class ObservedSender(Sender):
         )
 
 
-class ObservedReceiver(Receiver):
-    """Receiver with observers, which hear of each delivery that is taken, and of its outcome."""
+class ObservedSender(ObservedSending):
+    """Observed sender on a link that we open."""
 
     def __init__(self, session: Session, address: str | None, **options: Any) -> None:
         super().__init__(session, address, **options)
+        self._receipts = ObservedReceipt
         self._connection = session.connection
-        self._observer: LinkObserver | None = None
-        self._settling: LinkObserver | None = None
 
-    def _begin(self, link: Any) -> None:
-        super()._begin(link)
-        self._observer = observers_of(self._connection, "receive", self.address)
-        self._settling = observers_of(self._connection, "settle", self.address)
+    def _bind_observer(self) -> LinkObserver | None:
+        return observers_of(self._connection, "send", self.address)
+
+
+class ObservedReceiving(Receiver):
+    """Receiver whose observers hear of each delivery that is taken, and of its outcome."""
+
+    _observer: LinkObserver | None = None
+    _settling: LinkObserver | None = None
 
     def _take(self) -> Delivery:
         delivery = super()._take()
@@ -194,6 +198,19 @@ class ObservedReceiver(Receiver):
         if self._settling is None:
             return delivery
         return delivery.observed_by(self._settling)
+
+
+class ObservedReceiver(ObservedReceiving):
+    """Observed receiver on a link that we open."""
+
+    def __init__(self, session: Session, address: str | None, **options: Any) -> None:
+        super().__init__(session, address, **options)
+        self._connection = session.connection
+
+    def _begin(self, link: Any) -> None:
+        super()._begin(link)
+        self._observer = observers_of(self._connection, "receive", self.address)
+        self._settling = observers_of(self._connection, "settle", self.address)
 
 
 class _TracedProperties(dict[str, Any]):

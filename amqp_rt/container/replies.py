@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from secrets import token_urlsafe
 from typing import Any, Final, Protocol, cast
@@ -33,10 +33,11 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..message import MESSAGE_FORMAT, Message, MessageId, Properties, data_message
+from ..observers import NO_TRACE
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Outcome, Received, Rejected
 from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
-from ..trace_context import TRACE_OCTETS
+from ..trace_context import TRACE_OCTETS, with_trace
 from ..transactions import DeliveryState
 from ..values import Int, Symbol
 from .callers import CALLER, caller_of
@@ -574,6 +575,8 @@ class Replies:
                 stats.rejected += 1
                 settle_if_open(delivery, Rejected(Error.of(error)))
                 return
+            if worker.operation is not None:
+                request.trace = worker.operation.trace
             try:
                 admitted = self._request_begins(binding.link.connection)
                 if not admitted:
@@ -643,7 +646,7 @@ def paired_properties(link: ReceivingLink | SendingLink) -> dict[object, object]
 class Request:
     """Data of a request that its replies need."""
 
-    __slots__ = ("_codecs", "correlation_id", "path", "reply_to", "sequence")
+    __slots__ = ("_codecs", "correlation_id", "path", "reply_to", "sequence", "trace")
 
     def __init__(self, message: Message, path: ReplyPath, codecs: Codecs) -> None:
         self._codecs = codecs.encoding
@@ -658,6 +661,8 @@ class Request:
         #: Number of messages sent of a streamed reply; None if the reply is one message.
         self.sequence: int | None = None
         self.path = path
+        #: Trace context that the replies carry, that of the operation of observers; usually there is none.
+        self.trace: Mapping[str, str] = NO_TRACE
 
     def reply(self, value: Any) -> list[bytes]:
         """Return the encoded reply with *value*, or the next message of a streamed one.
@@ -666,7 +671,10 @@ class Request:
             EncodeError: *value* has no encoding.
         """
         if isinstance(value, Message):
-            return value.replace(**self._address()).buffers()
+            return with_trace(value, self.trace).replace(**self._address()).buffers()
+        if self.trace:
+            made = make_message(value, self._address(), self._codecs)
+            return with_trace(made, self.trace).buffers()
         if self.sequence is None:
             content_type, body, kind = encode_payload(value, None, self._codecs)
             if kind == "data":
@@ -691,6 +699,7 @@ class Request:
         return Message(
             b"" if faults is None else {"errors": faults},
             application_properties={
+                **self.trace,
                 "statusCode": Int(STATUS.get(error.condition, _FAILURE_STATUS)),
                 "statusDescription": error.description or "",
                 "errorCondition": Symbol(error.condition),

@@ -34,6 +34,7 @@ from .neighbours import Sessions
 from .records import GIVES, LINK_ROUTED, PATTERN, TAKES, Offer
 from .rules import MeshRules
 from .splices import Splice
+from .tracing import trace_writer, traced
 from .via import Revised, ViaCheck, ViaWriter
 
 log = logging.getLogger("amqp_rt.mesh")
@@ -458,6 +459,11 @@ class Outside:
         """Return whether links of *session* lead here."""
         return session in self._clients
 
+    def _revision(self, address: str) -> Callable[[bytes, bool], Revised]:
+        """Return the revision of messages that leave the mesh for *address*."""
+        container = self.container
+        return traced(self._writer, trace_writer(container.observers, address, container.limits))
+
     def forget(self, session: LinkSession, client: ClientLine) -> None:
         """Remove the connection of *session*, which has ended."""
         if self._clients.get(session) is client:
@@ -476,7 +482,9 @@ class Outside:
             opener,
             name_outside(link),
             address=address,
-            revise=self._writer if link.role == RECEIVER and address is not None else None,
+            revise=self._revision(address)
+            if link.role == RECEIVER and address is not None
+            else None,
             # The broker has no use for our routes.
             properties={
                 key: value for key, value in link.properties.items() if key not in (ROUTE, LEG)

@@ -119,6 +119,8 @@ class Leg:
         """
         delivery, link = handover.delivery, self.link
         chunks = delivery.read_chunks() if delivery.streamed else [delivery.payload]
+        if self.fan.revise is not None and chunks and not delivery.message_format:
+            chunks = [self.fan.revise(chunks[0]), *chunks[1:]]
         try:
             sending = link.send(
                 chunks[0] if chunks else b"",
@@ -362,6 +364,7 @@ class Fan:
         on_wait: Called when ``deadline`` may have become earlier.
         on_kind: Called with ``HIGH`` or ``STREAMS`` before a message waits for a leg of that kind, which can be added then; None
             if there are none.
+        revise: Returns what to send in place of the first octets of a message of format 0; without it no octet is changed.
     """
 
     def __init__(
@@ -377,8 +380,10 @@ class Fan:
         on_left: Callable[[Leg], None] = lambda leg: None,
         on_wait: Callable[[], None] = lambda: None,
         on_kind: Callable[[str], None] | None = None,
+        revise: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self.now = now
+        self.revise = revise
         self._on_left = on_left
         self._on_wait = on_wait
         # An order of all messages leaves no choice of a leg.

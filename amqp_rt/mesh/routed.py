@@ -54,6 +54,7 @@ class RoutedAddress:
         zone: Our zone.
         on_wait: Called when ``deadline`` may have become earlier.
         on_refused: Called with the error when a leg was refused.
+        revise: Revision of messages, see :class:`~amqp_rt.mesh.fans.Fan`.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class RoutedAddress:
         zone: str,
         on_wait: Callable[[], None],
         on_refused: Callable[[RoutedAddress, Error], None] = lambda routed, error: None,
+        revise: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self.address = address
         self.user = user
@@ -90,6 +92,7 @@ class RoutedAddress:
             on_left=self._left,
             on_wait=on_wait,
             on_kind=self._need,
+            revise=revise,
         )
         #: Endpoint of messages from anonymous termini.
         self.relayed: Ingress = self.fan.relay()

@@ -3,6 +3,10 @@
 Needs ``opentelemetry-api`` (``pip install amqp-rt[otel]``); without an SDK, which applications choose and set up, the
 API does nothing. The trace context of messages is that of W3C, whatever propagator the process has for others, since
 its draft for AMQP says where it goes.
+
+Most messages of a busy system are not sampled, so what only a recorded span needs is made after the sampler has decided, and
+the trace context is read and written here: the API's propagator, which parses it again and makes a context for it, takes longer
+than all else that an unsampled span costs.
 """
 
 from __future__ import annotations
@@ -16,13 +20,12 @@ from ..addresses import parse_url
 from ..errors import AmqpError, DecodeError
 from ..message import Message
 from ..observers import NO_TRACE, Kind, LinkObserver, ObservedLink, ObservedOperation
-from ..trace_context import trace_of
+from ..trace_context import TRACEPARENT, TRACESTATE, trace_of
 from . import conventions as names
 
 try:
     from opentelemetry import context as contexts
     from opentelemetry import metrics, trace
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:  # pragma: no cover
     raise ImportError(
         "Otel() needs opentelemetry-api: pip install 'amqp-rt[otel]', and an SDK with an exporter"
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Counter, Histogram, MeterProvider
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
-_PROPAGATOR: Final = TraceContextTextMapPropagator()
 _SCOPE: Final = "amqp_rt"
 #: Different addresses in the attributes of metrics; further ones are left out, as each is kept for good.
 DESTINATIONS_MAX: Final = 1_000
@@ -115,11 +117,11 @@ class Otel:
             self._errors.add(error)
         return error
 
-    def _of_metrics(self, link: ObservedLink) -> dict[str, str]:
+    def _of_metrics(self, link: ObservedLink) -> dict[str, str | bool]:
         """Return the attributes of metrics: as those of spans, but with a bounded number of addresses."""
         found = attributes_of(link)
-        name = found.get(names.DESTINATION_NAME)
-        if name is not None and name not in self._destinations:
+        name = str(found.get(names.DESTINATION_NAME, ""))
+        if name and name not in self._destinations:
             if len(self._destinations) < DESTINATIONS_MAX:
                 self._destinations.add(name)
             else:
@@ -130,10 +132,10 @@ class Otel:
         return "Otel()"
 
 
-def attributes_of(link: ObservedLink) -> dict[str, str]:
+def attributes_of(link: ObservedLink) -> dict[str, str | bool]:
     """Return the attributes of all spans of *link*, apart from the address of its server."""
     named = names.OPERATIONS[link.kind]
-    found = {
+    found: dict[str, str | bool] = {
         names.SYSTEM: names.system_of(link.peer),
         names.OPERATION_NAME: named.name,
         names.OPERATION_TYPE: named.type,
@@ -142,6 +144,8 @@ def attributes_of(link: ObservedLink) -> dict[str, str]:
         found[names.DESTINATION_TEMPLATE] = link.template
     elif link.address:
         found[names.DESTINATION_NAME] = link.address
+    if link.temporary:
+        found[names.DESTINATION_TEMPORARY] = True
     return found
 
 
@@ -160,7 +164,7 @@ def _server_of(link: ObservedLink) -> dict[str, str | int]:
 class _Count:
     """Counter of the messages of a receiver."""
 
-    def __init__(self, counter: Counter, attributes: Mapping[str, str]) -> None:
+    def __init__(self, counter: Counter, attributes: Mapping[str, str | bool]) -> None:
         self._counter = counter
         self._attributes = attributes
 
@@ -177,7 +181,7 @@ class _LinkSpans:
         link: ObservedLink,
         counter: Counter | None,
         histogram: Histogram | None,
-        of_metrics: dict[str, str],
+        of_metrics: Mapping[str, str | bool],
     ) -> None:
         named = names.OPERATIONS[link.kind]
         self.kind: Kind = link.kind
@@ -187,49 +191,65 @@ class _LinkSpans:
         self.error_of_metrics = otel.error_of_metrics
         self._tracer = otel.tracer
         self._attributes: dict[str, Any] = {**attributes_of(link), **_server_of(link)}
-        destination = link.template or link.address
+        destination = "(temporary)" if link.temporary else link.template or link.address
         self._name = f"{named.name} {destination}" if destination else named.name
         self._span_kind = trace.SpanKind[named.span_kind]
         self._is_child = named.is_child or (link.kind == "process" and otel.parent)
         #: Whether messages carry our context, and whether they may have one of others.
-        self._writes = link.kind in ("send", "call", "relay")
+        self._writes = link.kind in ("send", "call", "serve", "relay")
         self._reads = link.kind != "call"
+        self._relays = link.kind == "relay"
         self._anonymous = link.kind == "send" and not link.address
 
     def begin(self, message: Message | None) -> ObservedOperation | None:
-        attributes = self._attributes
+        found: trace.SpanContext | None = None
         context: Context | None = None
-        links: list[trace.Link] | None = None
-        name = self._name
-        if message is not None:
-            given = trace_of(message) if self._reads else NO_TRACE
-            if given:
-                found = _context_of(given)
-                if self._is_child:
-                    context = trace.set_span_in_context(trace.NonRecordingSpan(found))
-                else:
-                    links = [trace.Link(found)]
-                if self.kind == "relay" and not found.trace_flags.sampled:
-                    return None
-            elif self.kind == "relay":
-                return None
-            attributes = {**attributes, **_ids_of(message, calls=self.kind == "serve")}
-            if self._anonymous and message.to:
-                name = f"{name} {message.to}"
-                attributes[names.DESTINATION_NAME] = message.to
-        elif self.kind == "relay":
+        links: tuple[trace.Link, ...] = ()
+        if message is not None and self._reads:
+            found = _context_of(trace_of(message))
+        if self._relays and not (found is not None and found.trace_flags.sampled):
             return None
+        if found is not None:
+            if self._is_child:
+                context = trace.set_span_in_context(trace.NonRecordingSpan(found))
+            else:
+                links = (trace.Link(found),)
+        name, attributes = self._name, self._attributes
+        if self._anonymous and message is not None and message.to:
+            name = f"{name} {message.to}"
+            attributes = {**attributes, names.DESTINATION_NAME: message.to}
         span = self._tracer.start_span(name, context, self._span_kind, attributes, links)
-        written: dict[str, str] = {}
-        if self._writes:
-            _PROPAGATOR.inject(written, trace.set_span_in_context(span, contexts.Context()))
+        if message is not None and span.is_recording():
+            span.set_attributes(_ids_of(message, calls=self.kind == "serve"))
+        written = _written(span.get_span_context()) if self._writes else NO_TRACE
         return _SpanOperation(self, span, written)
 
 
-def _context_of(given: Mapping[str, str]) -> trace.SpanContext:
-    """Return the context that a message has."""
-    remote = _PROPAGATOR.extract(given, contexts.Context())
-    return trace.get_current_span(remote).get_span_context()
+def _context_of(given: Mapping[str, str]) -> trace.SpanContext | None:
+    """Return the context that *given*, which is well-formed, stands for; None if it is empty."""
+    parent = given.get(TRACEPARENT)
+    if parent is None:
+        return None
+    state = given.get(TRACESTATE)
+    return trace.SpanContext(
+        int(parent[3:35], 16),
+        int(parent[36:52], 16),
+        True,
+        trace.TraceFlags(int(parent[53:55], 16)),
+        None if state is None else trace.TraceState.from_header([state]),
+    )
+
+
+def _written(context: trace.SpanContext) -> Mapping[str, str]:
+    """Return *context* as it is written into messages; nothing if there is none, as without an SDK."""
+    if not context.is_valid:
+        return NO_TRACE
+    written = {
+        TRACEPARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    }
+    if context.trace_state:
+        written[TRACESTATE] = context.trace_state.to_header()
+    return written
 
 
 def _ids_of(message: Message, *, calls: bool) -> dict[str, str]:
@@ -271,9 +291,9 @@ class _SpanOperation:
         self._count += 1
         if self._span.is_recording():
             self._span.set_attribute(names.BATCH_COUNT, self._count)
-            given = NO_TRACE if message is None else trace_of(message)
-            if given:
-                self._span.add_link(_context_of(given))
+            found = None if message is None else _context_of(trace_of(message))
+            if found is not None:
+                self._span.add_link(found)
 
     def identify(self, message_id: object, conversation_id: object) -> None:
         if self._span.is_recording():
@@ -291,7 +311,7 @@ class _SpanOperation:
             return
         self._over = True
         spans = self._spans
-        attributes: Mapping[str, str] = spans.of_metrics
+        attributes: Mapping[str, str | bool] = spans.of_metrics
         if error is not None:
             attributes = {**attributes, names.ERROR_TYPE: spans.error_of_metrics(error)}
             self._span.set_attribute(names.ERROR_TYPE, error)

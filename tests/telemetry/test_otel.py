@@ -19,7 +19,20 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from peer_programs import PeerPrograms
 
-from amqp_rt import Batch, Container, Delivery, Message, Modify, Reject, Retry, connect, node, rpc
+from amqp_rt import (
+    Batch,
+    Container,
+    Delivery,
+    Message,
+    Modify,
+    Receiver,
+    Reject,
+    Retry,
+    connect,
+    node,
+    rpc,
+    source,
+)
 from amqp_rt.broker.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.errors import CallFailed, DeliveryRejected
@@ -32,6 +45,8 @@ from amqp_rt.values import Symbol
 
 pytestmark = pytest.mark.req("O2")
 
+#: Trace context of another program.
+OWN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 #: Name, kind, name of the parent, names of the spans that it links to, and error.
 Row = tuple[str, str, str | None, list[str], str | None]
 
@@ -154,6 +169,9 @@ async def test_spans_over_three_hops_and_nested_calls() -> None:
         ("process stock/{what}", "SERVER", "call stock/price", [], None),
         ("call tax", "CLIENT", "process stock/{what}", [], None),
         ("process tax", "SERVER", "call tax", [], None),
+        # The replies go through queues of the broker, one for each caller.
+        ("relay (temporary)", "PRODUCER", "process tax", [], None),
+        ("relay (temporary)", "PRODUCER", "process stock/{what}", [], None),
     ]
     traces = [each.context.trace_id for each in sdk.spans if each.context]
     assert len(set(traces[:2])) == len(set(traces[2:])) == 1
@@ -298,6 +316,158 @@ async def test_a_handler_that_settles_its_message_itself_has_a_span_for_that() -
         ("process by hand", "CONSUMER", None, ["send by hand"], None),
         ("settle by hand", "CLIENT", "process by hand", ["send by hand"], None),
     ]
+
+
+async def test_messages_of_a_source_carry_their_context() -> None:
+    sdk = Collected()
+
+    @source("moved", mode="move")
+    async def moved() -> AsyncIterator[str]:
+        with sdk.tracing.get_tracer("test").start_as_current_span("make"):
+            yield "one"
+        yield "two"
+
+    @source("copied", mode="copy")
+    async def copied() -> AsyncIterator[Message]:
+        yield Message("own", application_properties={"traceparent": OWN, "a": 1})
+
+    async with (
+        Container("all", nodes=[moved, copied], observe=[sdk.otel()]) as all_,
+        all_.local() as peer,
+    ):
+        got: list[Message] = []
+        async with peer.receiver("moved") as receiver:
+            first = await receiver.receive()
+            first.accept()
+            second = await receiver.receive()
+            second.reject("no", condition="app:no")
+            got += (first.message, second.message)
+        async with peer.receiver("copied") as receiver:
+            got.append((await receiver.receive()).message)
+    assert sdk.rows() == [
+        ("make", "INTERNAL", None, [], None),
+        ("send moved", "PRODUCER", "make", [], None),
+        ("settle moved", "CLIENT", None, ["send moved"], None),
+        ("send moved", "PRODUCER", None, [], "app:no"),
+        ("settle moved", "CLIENT", None, ["send moved"], None),
+        ("send copied", "PRODUCER", None, ["unknown"], None),
+    ]
+    sent = [each.context for each in sdk.spans if each.name == "send moved" and each.context]
+    assert [trace_of(each)["traceparent"].split("-")[2] for each in got] == [
+        *(f"{each.span_id:016x}" for each in sent),
+        OWN.split("-")[2],
+    ]
+    assert sdk.metrics()[names.SENT] == {
+        ("moved", "send"): 1,
+        ("app:no", "moved", "send"): 1,
+        ("copied", "send"): 1,
+    }
+
+
+async def test_messages_of_a_source_that_do_not_leave_or_have_no_outcome_end_their_spans() -> None:
+    sdk = Collected()
+
+    @source("moved", mode="move")
+    async def moved() -> AsyncIterator[str]:
+        yield "one"
+        yield "two"
+
+    async with (
+        Container("all", nodes=[moved], observe=[sdk.otel()]) as all_,
+        all_.local() as peer,
+    ):
+        async with peer.receiver("moved", credit=0) as receiver:
+            await receiver.get(within=0.05)
+            # The first one has no outcome, and the second one is not there before it has.
+        await trio.testing.wait_all_tasks_blocked()
+        async with peer.receiver("moved", credit=0):
+            # Without credit the first one does not leave.
+            await trio.testing.wait_all_tasks_blocked()
+        await trio.testing.wait_all_tasks_blocked()
+    errors = [(row[0], row[4]) for row in sdk.rows()]
+    assert errors == [("send moved", "amqp:link:detached"), ("send moved", "cancelled")]
+
+
+async def test_handlers_of_whole_links_are_observed() -> None:
+    sdk = Collected()
+    echoed: list[Message] = []
+
+    @node.link("echo/{what}")
+    async def echo(link: Any, *, what: str) -> None:
+        if isinstance(link, Receiver):
+            async for delivery in link:
+                echoed.append(delivery.message)
+                delivery.accept()
+        else:
+            await link.send("one", message_id="m-1")
+
+    async with (
+        Container("all", nodes=[echo], observe=[sdk.otel()]) as all_,
+        all_.local() as peer,
+        Container("client", network=all_.network) as client,
+    ):
+        await all_.listen("memory://all")
+        async with client.connect("memory://all") as outside:
+            async with outside.sender("echo/in") as sender:
+                await sender.send("x", application_properties={"traceparent": OWN})
+            async with outside.receiver("echo/out") as receiver:
+                delivery = await receiver.receive()
+                delivery.accept()
+        del peer
+    assert [row[:3] for row in sdk.rows()] == [
+        ("settle echo/{what}", "CLIENT", None),
+        ("send echo/{what}", "PRODUCER", None),
+    ]
+    settle, send = sdk.spans
+    assert [f"{link.context.span_id:016x}" for link in settle.links] == [OWN.split("-")[2]]
+    assert send.attributes is not None
+    assert send.attributes["messaging.message.id"] == "m-1"
+    assert send.context is not None
+    assert f"{send.context.span_id:016x}" in trace_of(delivery.message)["traceparent"]
+    assert sdk.metrics()[names.CONSUMED] == {("echo/{what}", "receive"): 1}
+
+
+async def test_replies_carry_the_context_of_their_request() -> None:
+    sdk = Collected()
+    stock = Stock()
+
+    @rpc("as/{kind}")
+    async def reply_as(*, kind: str) -> Any:
+        if kind == "failure":
+            raise Reject("no", condition="app:no")
+        if kind == "own":
+            return Message("own", application_properties={"traceparent": OWN})
+        return Message("given", application_properties={"a": 1}) if kind == "message" else kind
+
+    got: dict[str, list[Message]] = {}
+    async with Broker("broker", nodes=[stock, reply_as], observe=[sdk.otel()]) as broker:
+        await broker.listen("memory://b")
+        async with (
+            Container("client", network=broker.container.network) as client,
+            client.connect("memory://b") as peer,
+            peer.receiver(None, dynamic=True) as replies,
+        ):
+            for address, body, count in (
+                *((f"as/{kind}", None, 1) for kind in ("text", "message", "own", "failure")),
+                ("count", 2, 3),
+            ):
+                async with peer.sender(address) as sender:
+                    await sender.send(body, reply_to=replies.address, message_id="m")
+                found = got[address] = []
+                for _ in range(count):
+                    delivery = await replies.receive()
+                    delivery.accept()
+                    found.append(delivery.message)
+    served = [each.context for each in sdk.spans if each.kind.name == "SERVER" and each.context]
+    written = [
+        [str(each.application_properties.get("traceparent", "--"))[36:52] for each in found]
+        for found in got.values()
+    ]
+    text, message, _, failure, count = (f"{each.span_id:016x}" for each in served)
+    # A reply that has a context keeps it, and the end of a stream is no message of the handler.
+    assert written == [[text], [message], [OWN[36:52]], [failure], [count, count, ""]]
+    assert got["as/message"][0].application_properties["a"] == 1
+    assert got["as/failure"][0].application_properties["errorCondition"] == "app:no"
 
 
 async def test_the_span_of_a_batch_links_to_each_message() -> None:

@@ -189,7 +189,7 @@ class Node:
         self.inlet = Inlet(
             intake,
             place,
-            services.entry_factory_for(None, declared.name),
+            services.entry_factory_for(None, declared.name, temporary=owner is not None),
             services.clock.wall,
             ttl_s=ttl_s,
             ledger=ledger,

@@ -76,6 +76,9 @@ class StuckWatch:
 
     async def run(self) -> None:
         """Look every ten seconds, until cancelled. Returns at once if ``stuck_after_s`` is 0."""
+        if self._container.limits.stuck_after_s > 0:
+            # Alerts need values from the beginning, not only after the first round.
+            self._container.tallies.stuck = dict.fromkeys(CAUSES, 0)
         while self._container.limits.stuck_after_s > 0:
             await trio.sleep(EVERY_S)
             try:

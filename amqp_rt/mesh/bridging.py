@@ -34,7 +34,7 @@ from .neighbours import Sessions
 from .records import GIVES, LINK_ROUTED, PATTERN, TAKES, Offer
 from .rules import MeshRules
 from .splices import Splice
-from .tracing import trace_writer, traced
+from .tracing import context_writer, traced
 from .via import Revised, ViaCheck, ViaWriter
 
 log = logging.getLogger("amqp_rt.mesh")
@@ -462,7 +462,7 @@ class Outside:
     def _revision(self, address: str) -> Callable[[bytes, bool], Revised]:
         """Return the revision of messages that leave the mesh for *address*."""
         container = self.container
-        return traced(self._writer, trace_writer(container.observers, address, container.limits))
+        return traced(self._writer, context_writer(container.observers, address, container.limits))
 
     def forget(self, session: LinkSession, client: ClientLine) -> None:
         """Remove the connection of *session*, which has ended."""

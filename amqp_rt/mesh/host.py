@@ -48,7 +48,7 @@ from .replying import RemoteReplies, RemoteReply
 from .routed import Relayed, RoutedAddress
 from .routing import Effect, MeshRoute
 from .rules import MeshRule, MeshRules
-from .tracing import trace_writer
+from .tracing import context_writer
 from .transit import Transit
 from .trees import RoutedTree
 from .ways import Ways, node_of
@@ -450,7 +450,7 @@ class MeshHost(BareHost):
                 zone=self._zone,
                 on_wait=self.wake,
                 on_refused=self._leg_refused,
-                revise=trace_writer(self._container.observers, address, self._ways.limits),
+                revise=context_writer(self._container.observers, address, self._ways.limits),
             )
             found.update()
             self.wake()

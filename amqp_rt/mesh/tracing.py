@@ -18,10 +18,10 @@ from ..trace_context import TRACE_OCTETS
 from ..values import Symbol
 from .via import Revised
 
-__all__ = ["TraceWriter", "trace_writer", "traced"]
+__all__ = ["ContextWriter", "context_writer", "traced"]
 
 
-class TraceWriter:
+class ContextWriter:
     """Revision of messages that belong to a trace; others pass unchanged.
 
     Args:
@@ -52,16 +52,16 @@ class TraceWriter:
         return octets[:start] + changed + octets[end:]
 
 
-def trace_writer(
+def context_writer(
     observers: Sequence[Observer], address: str, limits: Limits = DEFAULT_LIMITS
-) -> TraceWriter | None:
+) -> ContextWriter | None:
     """Return what writes the context of this node into messages to *address*; None if no observer wants that."""
     observer = bind(observers, ObservedLink(kind="relay", address=address))
-    return None if observer is None else TraceWriter(observer, limits)
+    return None if observer is None else ContextWriter(observer, limits)
 
 
 def traced(
-    revise: Callable[[bytes, bool], Revised], writer: TraceWriter | None
+    revise: Callable[[bytes, bool], Revised], writer: ContextWriter | None
 ) -> Callable[[bytes, bool], Revised]:
     """Return *revise* followed by *writer*."""
     if writer is None:

@@ -16,7 +16,7 @@ from amqp_rt import Broker, Container, Message
 from amqp_rt.broker import Queue
 from amqp_rt.limits import KIB, Limits
 from amqp_rt.mesh import Bridge, Push
-from amqp_rt.mesh.tracing import TraceWriter, trace_writer, traced
+from amqp_rt.mesh.tracing import ContextWriter, context_writer, traced
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.observers import NO_TRACE
 from amqp_rt.outcomes import Rejected
@@ -153,7 +153,7 @@ def test_the_context_is_written_into_the_annotations_and_nothing_else_changes() 
             application_properties={"traceparent": OWN},
         ).encode()
         relays = _Relays({"traceparent": OURS, "tracestate": "a=1"})
-        writer = TraceWriter(relays)
+        writer = ContextWriter(relays)
         # Of a message in several frames the first octets will do, if they have all that comes before the body.
         for cut in (len(octets), len(octets) - len(body)):
             found = writer(octets[:cut])
@@ -181,15 +181,15 @@ def test_other_messages_pass_as_they_are() -> None:
         (octets[:-40], Limits(), ours),
         (b"traceparent", Limits(), ours),
     ):
-        assert TraceWriter(_Relays(trace), limits)(given) == given
-    assert trace_writer([], "a") is None
+        assert ContextWriter(_Relays(trace), limits)(given) == given
+    assert context_writer([], "a") is None
 
 
 def test_a_revision_is_followed_by_the_context_unless_it_refuses() -> None:
     octets = Message(b"x", application_properties={"traceparent": OWN}).encode()
     refusal = Rejected(None)
     for revised in (octets, refusal, None):
-        writer = TraceWriter(_Relays({"traceparent": OURS}))
+        writer = ContextWriter(_Relays({"traceparent": OURS}))
         found = traced(lambda *_, revised=revised: revised, writer)(octets, True)  # type: ignore[misc]
         if revised is octets:
             assert isinstance(found, bytes)

@@ -53,7 +53,7 @@ async def price(*, article: str) -> int:
 """
 
 
-class Arrived(NamedTuple):
+class ArrivedSpan(NamedTuple):
     """A span that has arrived, and the service that has sent it."""
 
     service: str
@@ -83,7 +83,7 @@ class Collector:
     """Receiver of OTLP over HTTP at a port of this machine (OTLP Specification §OTLP/HTTP)."""
 
     def __init__(self) -> None:
-        self.spans: list[Arrived] = []
+        self.spans: list[ArrivedSpan] = []
         #: Service and name of a metric → sum of its points: of a counter the values, of a histogram the counts.
         self.metrics: dict[tuple[str, str], float] = {}
         collector = self
@@ -117,7 +117,7 @@ class Collector:
                 service = _service(traced.resource)
                 for scope in traced.scope_spans:
                     self.spans += (
-                        Arrived(service, span, scope.scope, scope.schema_url)
+                        ArrivedSpan(service, span, scope.scope, scope.schema_url)
                         for span in scope.spans
                     )
             answer = ExportTraceServiceResponse().SerializeToString()

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import amqp_rt
+from amqp_rt import errors
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -264,3 +265,16 @@ def test_the_page_of_errors_names_each_condition() -> None:
 
     assert len(used) > 20
     assert {each for each in used if f"`{each}`" not in page} == set()
+
+
+def test_the_page_of_errors_names_each_exception() -> None:
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8")
+    names = {
+        name
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, errors.AmqpError)
+    }
+    named = set(re.findall(r"\b[A-Z][a-z]+[A-Za-z]*\b", page))
+
+    assert len(names) > 20
+    assert names - named == set()

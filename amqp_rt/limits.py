@@ -240,6 +240,8 @@ class Limits(Struct, frozen=True, gc=False):
     exchanges_max: int = 10_000
     #: Bindings of all exchanges of one virtual host.
     bindings_max: int = 1_000_000
+    #: Bindings that a peer gets in one list.
+    bindings_listed_max: int = 1_000
     #: Characters and words of a routing key or of the pattern of a binding; longer ones are refused.
     routing_key_max: int = 255
     routing_words_max: int = 128
@@ -393,6 +395,10 @@ class Limits(Struct, frozen=True, gc=False):
     http_streams_max: int = 100
     #: Rows of one page of the JSON API.
     http_rows_max: int = 500
+    #: Pairs of links for HTTP over AMQP of one connection, and bytes of its requests that wait with those of
+    #: answers that it has not taken.
+    management_pairs_max: int = 16
+    management_bytes_max: int = 4 * MIB
     #: Filters in the filter-set of one source.
     filters_max: int = 16
     #: Entries of all the property filters of one source together.

@@ -18,11 +18,13 @@ import amqp010_targets
 import servicebus_targets
 import trio
 import trio.testing
-from amqp_rt_rabbitmq.requests import read_request
+from amqp_rt_rabbitmq.operations import WAITS, Operations
+from amqp_rt_rabbitmq.requests import HttpResponse, encode_response, read_request
 from hostile import PROGRAMS
 
 from amqp_rt.addresses import parse_url
 from amqp_rt.bodies import BodyReader
+from amqp_rt.broker import Broker
 from amqp_rt.broker.entries import EntryFactory
 from amqp_rt.broker.filtering.selectors import FILTEX, JMS, QPID, InvalidFilter, compile_selector
 from amqp_rt.broker.filtering.views import Exhausted, MessageView
@@ -31,6 +33,8 @@ from amqp_rt.container.compression import decompressed
 from amqp_rt.core.frames import SASL_HEADER
 from amqp_rt.errors import AmqpError, AuthenticationFailed, ConnectFailed, DecodeError
 from amqp_rt.events import Peer
+from amqp_rt.fronts import QueueDeclaration
+from amqp_rt.fronts.anchors import Anchor
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, Limits
 from amqp_rt.mesh.records import decode_record, encode_record
 from amqp_rt.message import Message, walk
@@ -116,11 +120,45 @@ def proxy_headers(data: bytes) -> None:
 
 
 def requests(data: bytes) -> None:
-    """Read a request of RabbitMQ's management, whose sections may be in any order."""
+    """Read a request of RabbitMQ's management, carry it out, and encode the answer."""
     try:
-        read_request(data, LIMITS)
+        asked = read_request(data, LIMITS)
     except DecodeError:
-        pass
+        return
+    work = _management().carry_out(asked, lambda: None)
+    try:
+        while next(work) != WAITS:
+            pass
+    except StopIteration as done:
+        answer: HttpResponse = done.value
+    except AmqpError as error:
+        answer = HttpResponse.of(error)
+    else:
+        return
+    try:
+        encode_response(asked, answer)
+    except AmqpError:
+        # Such as arguments that only have an encoding in another protocol.
+        encode_response(asked, HttpResponse(500))
+
+
+class _NoTokens:
+    """Stands for the tokens of a connection that takes none."""
+
+    def begin(self, token: bytes, on_done: Callable[[], None]) -> Any:
+        raise AmqpError("no tokens are taken", condition="amqp:not-allowed")
+
+
+@cache
+def _management() -> Operations:
+    """Return the operations of a client of a broker with a few queues and exchanges."""
+    limits = Limits(nodes_max=50, exchanges_max=50, bindings_max=100)
+    broker = Broker("b", volatile=True, limits=limits)
+    peer = Peer(trusted=True)
+    topology = broker.topologies.of(peer, Anchor(limits, peer, "s"))
+    topology.declare_queue(QueueDeclaration(name="q"))
+    topology.bind_queue("q", "amq.headers", "k", {"x-match": "any", "n": 1})
+    return Operations(topology, peer, _NoTokens())  # type: ignore[arg-type]
 
 
 def columns(data: bytes) -> None:

@@ -238,6 +238,37 @@ RIGHTS_IN_NAMESPACES: Final[dict[str, dict[str, str]]] = {
 }
 
 
+# --- listeners for RabbitMQ's clients ---------------------------------------------------------------
+
+#: Requests to ``/management``: a client with any right at all may send them, and the status judges each.
+_MANAGES_ONLY: Final = dict.fromkeys(RIGHTS, "403") | {"nothing": _DENIED, "manage": ALLOWED}
+_ASKS_ABOUT_IT: Final = _MANAGES_ONLY | {"send": ALLOWED, "listen": ALLOWED}
+_OF_OTHERS: Final = dict.fromkeys(RIGHTS, "403") | {"nothing": _DENIED}
+#: operation → right at the queue ``q`` → outcome. ``plugins/rabbitmq/tests/test_rights_of_rabbitmq.py`` proves it.
+RIGHTS_AT_RABBITMQ: Final[dict[str, dict[str, str]]] = {
+    "attach the links to /management": _SOMEBODY,
+    "PUT /queues/q": _MANAGES_ONLY,
+    "PUT /queues/another": _OF_OTHERS,
+    "GET /queues/q": _ASKS_ABOUT_IT,
+    "GET /queues/not-there": _OF_OTHERS,
+    "DELETE /queues/q": _MANAGES_ONLY,
+    "DELETE /queues/not-there": _OF_OTHERS,
+    "DELETE /queues/q/messages": _MANAGES_ONLY,
+    "PUT /exchanges/another": _OF_OTHERS,
+    "DELETE /exchanges/others": _OF_OTHERS,
+    "DELETE /exchanges/not-there": _OF_OTHERS,
+    "POST /bindings of q to an exchange of others": _OF_OTHERS,
+    "GET /bindings of q to an exchange of others": _OF_OTHERS,
+    "DELETE /bindings/… of q to an exchange of others": _OF_OTHERS,
+    "DELETE /bindings/… with arguments, of q to an exchange of others": _OF_OTHERS,
+    "attach a publisher to /queues/q": _SENDERS,
+    "attach a publisher to /exchanges/others": _NOBODY,
+    "attach a consumer to /queues/q": _LISTENERS,
+    "attach a consumer for replies": _SOMEBODY,
+    "publish to q by its address in the message": _SENDERS,
+}
+
+
 # --- meshes ------------------------------------------------------------------------------------------
 
 NOT_JOINED: Final = "not joined"

@@ -117,6 +117,7 @@ PURE = (
     | ROUTING
     | {
         "broker.queue",
+        "broker.binding_arguments",
         "broker.bindings",
         "broker.expiry",
     }

@@ -111,6 +111,7 @@ class LinkAcceptor:
                 # The node that was created for the terminus still exists.
                 address = kept.address
         made = kept is not None and terminus.dynamic and address == kept.address
+        shown = _dynamic_address(link, address) if made else address
         try:
             if terminus.dynamic and not made:
                 self._attach_dynamic(space, link, terminus, sending, key)
@@ -120,7 +121,7 @@ class LinkAcceptor:
             raise _Refused(Error.of(error)) from error
         if node is None:
             return False
-        terms = self._terms(node, link, sending, address, kept, made=made)
+        terms = self._terms(node, link, sending, shown, kept, made=made)
         if self._attach_special(node, link, terms, sending):
             return True
         self._end_other(node, kept, terms)
@@ -250,6 +251,7 @@ class LinkAcceptor:
             sending=sending,
             lifetime=lifetime,
             means=Means(room=services.termini.has_room(link), volatile=services.volatile),
+            address=_dynamic_address(link, declared.name),
             now=services.clock.wall(),
             limits=services.limits,
         )
@@ -418,6 +420,14 @@ class LinkAcceptor:
         if node is not None and node.is_sealed:
             return SEALED
         return None if node is None else node.inlet
+
+
+def _dynamic_address(link: Link, name: str) -> str:
+    """Return the address to answer on *link* for the dynamic node *name*."""
+    profile = link.peer.profile
+    if profile is None or profile.dynamic_address is None:
+        return name
+    return str(profile.dynamic_address(name))
 
 
 class _Refused(Exception):

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from ..errors import AmqpError
 from ..fronts.base import Exchange
 from ..limits import DEFAULT_LIMITS, Limits
+from .binding_arguments import Frozen, frozen_arguments, frozen_value
 from .queue.accounts import Memory
 
 #: Prefix of names that only the broker may declare.
@@ -26,6 +27,8 @@ LONG_NAME_MAX: Final = 255
 KEEPS_LAST: Final = "qpid.ive"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]+")
+#: Names as RabbitMQ has them, which does not keep to the characters of 0-9-1.
+_FREE_NAME: Final = re.compile(r"[^\x00-\x1f\x7f]+")
 #: Lookups (trie nodes and bindings examined) between two yields of :meth:`Exchanges.routing`: about
 #: a tenth of a millisecond. One lookup costs a tenth of the work for a frame of a message.
 _LOOKS: Final = 100
@@ -34,13 +37,14 @@ _X_MATCH: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
 _NO_HEADERS: Final[Mapping[str, object]] = {}
 
 
-def is_exchange_name(name: str, name_max: int = NAME_MAX) -> bool:
-    """Return whether an exchange may have that name, of at most *name_max* characters."""
-    return len(name) <= name_max and _NAME.fullmatch(name) is not None
+def is_exchange_name(name: str, name_max: int = NAME_MAX, *, free: bool = False) -> bool:
+    """Return whether an exchange may have that name, of at most *name_max* octets.
 
-
-#: Arguments of a binding, in a form that can be compared and hashed.
-_Frozen: TypeAlias = tuple[tuple[str, object], ...]
+    A *free* one has any characters but control characters.
+    """
+    pattern = _FREE_NAME if free else _NAME
+    # Peers of 0-9-1 get the name as a short string, which has up to 255 octets.
+    return len(name.encode("utf-8", "surrogatepass")) <= name_max and bool(pattern.fullmatch(name))
 
 
 class Destination(NamedTuple):
@@ -56,7 +60,7 @@ class Binding(NamedTuple):
     destination: Destination
     key: str
     #: Headers that a headers exchange matches. For other types they only make bindings differ.
-    arguments: _Frozen = ()
+    arguments: Frozen = ()
 
 
 class RoutingTable(Protocol):
@@ -266,7 +270,7 @@ class HeadersTable:
                 fits = name in headers
                 if fits and value is not None:
                     if name not in frozen:
-                        frozen[name] = _frozen(headers[name])
+                        frozen[name] = frozen_value(headers[name])
                     fits = frozen[name] == value
                 if fits is not binding.every:
                     found = fits
@@ -277,22 +281,6 @@ class HeadersTable:
                 yield looked
                 looked = 0
         yield looked
-
-
-def frozen_arguments(arguments: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
-    """Return the arguments of a binding as a :class:`Binding` has them."""
-    return tuple(sorted((name, _frozen(value)) for name, value in arguments.items()))
-
-
-def _frozen(value: object) -> object:
-    """Return a hashable form of *value*. Numbers of any width are equal if their values are."""
-    if isinstance(value, bool):
-        return ("bit", value)  # in Python True equals 1, in AMQP it does not
-    if isinstance(value, Mapping):
-        return ("table", tuple(sorted((str(key), _frozen(each)) for key, each in value.items())))
-    if isinstance(value, list | tuple):
-        return ("array", *map(_frozen, value))
-    return value
 
 
 class SystemTable:
@@ -382,7 +370,7 @@ class _ExchangeState:
 
 #: Two parts of a binding, of which None means any: its destination or key, and its arguments. A peer may ask for
 #: each such pair, and an exchange may have very many bindings, so that they are counted and not searched.
-_Trait: TypeAlias = tuple[Destination | str | None, _Frozen | None]
+_Trait: TypeAlias = tuple[Destination | str | None, Frozen | None]
 
 
 def _traits(binding: Binding) -> tuple[_Trait, ...]:
@@ -481,7 +469,12 @@ class Exchanges:
         return exchange.numbered
 
     def declare(
-        self, wanted: Exchange, *, name_max: int = NAME_MAX, restored: bool = False
+        self,
+        wanted: Exchange,
+        *,
+        name_max: int = NAME_MAX,
+        free_name: bool = False,
+        restored: bool = False,
     ) -> bool:
         """Create an exchange, or return False if an equal one exists (§1.7.2.1 ``declare``).
 
@@ -509,11 +502,15 @@ class Exchanges:
             raise _refused(f"names that begin with {RESERVED!r} are the broker's, such as {name!r}")
         if restored:
             # It had the name that its protocol allows.
-            name_max = LONG_NAME_MAX
-        if not is_exchange_name(name, name_max):
+            name_max, free_name = LONG_NAME_MAX, True
+        if not is_exchange_name(name, name_max, free=free_name):
+            allowed = (
+                "octets without control characters"
+                if free_name
+                else "letters, digits, '-', '_', '.' or ':'"
+            )
             raise AmqpError(
-                f"an exchange is named by 1 to {name_max} letters, digits, '-', '_', '.' or ':', "
-                f"not {name!r:.80}",
+                f"an exchange is named by 1 to {name_max} {allowed}, not {name!r:.80}",
                 condition="amqp:precondition-failed",
             )
         make = self._types.get(wanted.type)

@@ -674,12 +674,14 @@ class VirtualHosts:
 
         Clients that are not configured otherwise send the name under which they reached the
         machine, so that by default every other name means the default host. ``vhost:NAME``, the
-        form of RabbitMQ, means that host or none.
+        form of RabbitMQ, means that host or none; ``/`` is the name of its default host.
         """
         if hostname in self._spaces and (hostname or self._defaulting):
             return hostname
         prefix, colon, name = hostname.partition(":")
         if colon and prefix == "vhost":
+            if name == "/" and name not in self._spaces:
+                return "" if self._defaulting else None
             return name if name and name in self._spaces else None
         return "" if self._defaulting else None
 

@@ -77,11 +77,32 @@ class TokenWatch:
         Raises:
             TokenRefused: There are too many tokens, or this one expired while it was checked.
         """
-        # From here on the expiry is measured by the monotonic clock, which never jumps.
+        self.tokens.put(token, self._expiry(token))
+
+    async def renew(self, text: str) -> None:
+        """Check a token of the connection's user, and keep it in place of all others.
+
+        Raises:
+            TokenRefused: The token is not accepted, or its subject is another user; nothing has changed.
+        """
+        async with self.turn:
+            connection = self._connection
+            token = await self._cbs.validate(None, text, None, connection.container.limits)
+            user = connection.peer.user
+            if user is not None and token.subject != user:
+                raise TokenRefused("the token is for another user than the one that has logged in")
+            self.tokens.replace(token, self._expiry(token))
+
+    def _expiry(self, token: Token) -> float:
+        """Return the expiry of *token* on the monotonic clock, which never jumps.
+
+        Raises:
+            TokenRefused: It has expired.
+        """
         left = token.expires_at - self._cbs.clock.wall()
         if not left > 0:
             raise TokenRefused("the token has expired")
-        self.tokens.put(token, trio.current_time() + left)
+        return trio.current_time() + left
 
     def _on_changed(self) -> None:
         self._changed.set()

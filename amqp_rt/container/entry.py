@@ -58,7 +58,7 @@ from .connections import Connection, ConnectionHome
 from .doors import Door, ServeDoor
 from .front_timers import FrontTimers, TimerHome
 from .home import NetworkHome
-from .logins import mechanisms_of
+from .logins import mechanisms_of, with_token_passwords
 from .namesakes import SOLE_CONNECTION, Namesakes
 from .profiles import Profile
 from .replies import LINK_PAIR_CAPABILITY
@@ -208,6 +208,8 @@ class ConnectionEntry:
                     "and cbs of the profile"
                 )
             mechanisms = self._mechanisms_of(profile.sasl, cbs=cbs)
+        if profile.token_passwords and cbs is not None and self._sasl_policy != "off":
+            mechanisms = with_token_passwords(mechanisms, cbs, self._home.limits)
         limits = self._home.limits
         for name in ("frame_size_max", "channel_max"):
             if (value := getattr(profile, name)) is not None:
@@ -651,6 +653,23 @@ class ConnectionEntry:
         if watch is None:
             raise AmqpError("this connection needs no tokens", condition="amqp:not-allowed")
         return await answer_cbs(message, watch)
+
+    async def renew_token(self, carrier: object, text: str) -> None:
+        """Replace all tokens of a connection by the one in *text*, whose rights it has from then on.
+
+        Args:
+            carrier: What links of the connection have as their ``connection``.
+            text: The token. Its subject is the user of the login, if that had one.
+
+        Raises:
+            TokenRefused: The token is not accepted. The connection keeps those that it has.
+            AmqpError: The connection takes no tokens.
+        """
+        connection = self._accepted.get(carrier)
+        watch = None if connection is None else self._watches.get(connection)
+        if watch is None:
+            raise AmqpError("this connection needs no tokens", condition="amqp:not-allowed")
+        await watch.renew(text)
 
     def start_login(self, connection: Connection, event: LoginRequested) -> None:
         """Start checking a client's login in a task of its connection."""

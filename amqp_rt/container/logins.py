@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -15,6 +15,7 @@ from ..security.bearer import (
     BearerServer,
     CbsLoginServer,
     MssbCbsServer,
+    TokenPlainServer,
     VerifyToken,
     verified_by,
 )
@@ -72,9 +73,22 @@ def mechanisms_of(
         each if not isinstance(each, str) else _known(each, users, tokens, cbs, limits)
         for each in sasl
     ]
+    return _in_order(found)
+
+
+def with_token_passwords(
+    mechanisms: Mapping[str, ServerMechanism], cbs: Cbs, limits: Limits
+) -> dict[str, ServerMechanism]:
+    """Return *mechanisms* with PLAIN, which takes tokens that *cbs* accepts as passwords."""
+    plain = TokenPlainServer(verified_by(cbs, limits), mechanisms.get("PLAIN"))
+    return _in_order([*(each for each in mechanisms.values() if each.name != "PLAIN"), plain])
+
+
+def _in_order(found: Iterable[ServerMechanism]) -> dict[str, ServerMechanism]:
+    """Return the mechanisms by name, in the order of the offer."""
     # Mechanisms of the application come first: it has a reason for adding them.
-    found.sort(key=lambda each: _RANKS.index(each.name) if each.name in _RANKS else -1)
-    return {each.name: each for each in found}
+    ranked = sorted(found, key=lambda each: _RANKS.index(each.name) if each.name in _RANKS else -1)
+    return {each.name: each for each in ranked}
 
 
 def _known(

@@ -24,7 +24,7 @@ from ..security.access import (
     decide_passages,
 )
 from ..termini import Coordinator, Source, Target
-from .profiles import address_for
+from .profiles import Profile, address_for
 
 log = logging.getLogger("amqp_rt.container")
 
@@ -90,13 +90,17 @@ class Permissions:
             # Such an address cannot be guessed: a peer that knows it received it in order to
             # answer.
             return decide_anywhere(self.access, peer)
-        if refused is not None and self.management_open and name == MANAGEMENT:
+        if refused is not None and name == MANAGEMENT and self._opens_management(peer):
             return refused if Rights.MANAGE in wanted else decide_anywhere(self.access, peer)
         return refused
 
     def open_management(self) -> None:
         """Let peers with any right attach to the management node, which checks each operation."""
         self.management_open = True
+
+    def _opens_management(self, peer: Peer) -> bool:
+        profile: Profile | None = peer.profile
+        return self.management_open or (profile is not None and profile.management_open)
 
     def _is_dynamic(self, peer: Peer, address: str) -> bool:
         return address in self._created or any(

@@ -27,6 +27,10 @@ class Profile(Struct, frozen=True, kw_only=True, eq=False):
         properties: Properties of our open (Part 2 §2.7.1), such as ``product`` and ``version``.
         address: Returns the address of the node that a peer's address stands for. Applied to its own
             result, it returns the same. It is called with what peers write, and must not raise.
+        dynamic_address: Returns the address to answer for a dynamic node, by the node's name, to which *address* maps it
+            back; None for the name.
+        activity: Key of the properties of flows that tell a consumer of a queue whether it is served, after its first
+            credit and whenever that changes; None for no such flows.
         echo_addresses: Answer a link with the address that its peer asked for.
         whole_errors: Write errors with all their fields, an absent ``info`` as an empty map.
         whole_frames: Write performatives with all their fields, absent ones as nulls.
@@ -34,6 +38,9 @@ class Profile(Struct, frozen=True, kw_only=True, eq=False):
         cbs: Tokens that are accepted at ``$cbs``; None as the container decides. Peers of this
             listener have no rights without a token, or a rule of access.
         sasl: Mechanisms to offer; None as the container decides, or with *cbs* those for tokens.
+        management_open: Whether links to the management node take any right at all, and not one to manage; each
+            operation takes its own.
+        token_passwords: Whether PLAIN takes a token as password, where tokens are accepted; the user is its subject.
         frame_size_max: Largest frame, in octets; None as the container's limits say.
         channel_max: Highest channel number, so that 0 allows one session; None as the container's limits say.
         connections_max: Open connections of all listeners with this profile together; None for no bound but those of the
@@ -48,12 +55,16 @@ class Profile(Struct, frozen=True, kw_only=True, eq=False):
     name: str
     properties: Mapping[object, object] = {}
     address: Callable[[str], str] = address_of
+    dynamic_address: Callable[[str], str] | None = None
+    activity: str | None = None
     echo_addresses: bool = False
     whole_errors: bool = False
     whole_frames: bool = False
     settle_second: bool | None = None
     cbs: Cbs | None = None
     sasl: Collection[str | ServerMechanism] | None = None
+    management_open: bool = False
+    token_passwords: bool = False
     frame_size_max: int | None = None
     channel_max: int | None = None
     connections_max: int | None = None

@@ -140,6 +140,8 @@ class SenderLink(Link):
         super().__init__(session, name, SENDER)
         self.draining: bool = False
         self.flow_properties: Mapping[object, object] | None = None
+        #: Properties of the next flow.
+        self._reported: Mapping[object, object] | None = None
         self.idle: bool = False
         self.requeues: bool = False
         self._tags: int = 0
@@ -685,6 +687,14 @@ class SenderLink(Link):
         self.credit = 0
         self.flow_due()
 
+    def report(self, properties: Mapping[object, object]) -> None:
+        """Send a flow with *properties*, the state of our side of the link (§2.7.4).
+
+        Those of a flow that has not left yet are replaced.
+        """
+        self._reported = properties
+        self.flow_due()
+
     def offer(self, available: int) -> None:
         """Set the number of waiting deliveries that the next flow reports (``available``)."""
         self.available = available
@@ -785,13 +795,17 @@ class SenderLink(Link):
 
     def flow(self) -> Flow:
         """Create a flow of this link that counts only deliveries that have left."""
-        return self.session.flow(
+        flow = self.session.flow(
             handle=self.handle,
             delivery_count=serial.add(self.delivery_count, -self._unsent),
             link_credit=self.credit + self._unsent - self._uncredited,
             available=self.available + self._unsent,
             drain=self.draining,
         )
+        if self._reported is not None:
+            flow.properties = self._reported
+            self._reported = None
+        return flow
 
 
 def _is_load(value: object) -> bool:

@@ -541,13 +541,19 @@ class Topology(Protocol):
         """
 
     def declare_exchange(
-        self, wanted: Exchange, *, sticky: bool = False, name_max: int = 127
+        self,
+        wanted: Exchange,
+        *,
+        sticky: bool = False,
+        name_max: int = 127,
+        free_name: bool = False,
     ) -> None:
         """Create an exchange, or find an existing one with the same declaration.
 
         With *sticky* one that exists is found whatever its declaration, unless its type, or the alternate
         exchange if *wanted* has one, is another (``amqp:not-allowed``). A new one, of a name of up to
-        *name_max* characters, is then created only if its alternate exchange exists.
+        *name_max* octets, is then created only if its alternate exchange exists. A *free_name* has any
+        characters but control characters.
         """
 
     def exchange(self, name: str) -> Exchange:
@@ -611,6 +617,14 @@ class Topology(Protocol):
         arguments: Mapping[str, object] | None = None,
     ) -> BindingMatch:
         """Return what there is of such a binding of *exchange*; what is None matches any."""
+
+    def arguments_of(
+        self, exchange: str, name: str, key: str, *, is_exchange: bool = False
+    ) -> list[dict[str, object]]:
+        """Return the arguments of each binding with *key* of queue *name* to *exchange*, or of exchange *name*.
+
+        Any right at each of both is enough. More than ``bindings_listed_max`` are an error.
+        """
 
     def bind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]

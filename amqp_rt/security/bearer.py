@@ -15,7 +15,7 @@ from msgspec import Struct
 from ..errors import AuthenticationFailed
 from ..events import Peer
 from ..limits import Limits
-from .mechanisms import Challenge, Failure, Step, Success
+from .mechanisms import Challenge, Failure, ServerMechanism, Step, Success
 from .tokens import BearerToken, Cbs, Token, TokenRefused
 
 #: A token, or an async function that gets one before each connection.
@@ -189,6 +189,39 @@ def _bearer(name: str, response: bytes) -> tuple[str, str] | None:
     if scheme.lower() != "bearer" or not _TOKEN.fullmatch(token):
         return None
     return user, token
+
+
+class TokenPlainServer:
+    """Server side of PLAIN whose password may be a token, as clients of RabbitMQ send one.
+
+    Such a login is that of the token's subject, whatever name the client gives.
+
+    Args:
+        verify: Verifies tokens.
+        passwords: PLAIN for other passwords; None refuses these.
+    """
+
+    name = "PLAIN"
+    reveals = True
+
+    def __init__(self, verify: VerifyToken, passwords: ServerMechanism | None) -> None:
+        self._verify = verify
+        self._passwords = passwords
+
+    async def respond(self, response: bytes | None, peer: Peer) -> Step:
+        """Verify ``authzid NUL authcid NUL token``, or else a password."""
+        if response is None:
+            return Challenge(b"")
+        parts = response.split(b"\0")
+        text = parts[-1].decode("ascii", "replace")
+        if len(parts) == 3 and _TOKEN.fullmatch(text):
+            login = await self._verify(text, peer)
+            if login is not None:
+                tokens = () if login.token is None else (login.token,)
+                return Success(login.user, login.identity, tokens=tokens)
+        if self._passwords is None:
+            return Failure("a password that is no valid token")
+        return await self._passwords.respond(response, peer)
 
 
 class CbsLogin:

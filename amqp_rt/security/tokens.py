@@ -131,6 +131,11 @@ class Tokens:
         self._kept[audience] = token, expires
         self.on_changed()
 
+    def replace(self, token: Token, expires: float) -> None:
+        """Keep *token* until *expires* in place of all others."""
+        self._kept = {(token.scope, *token.patterns): (token, expires)}
+        self.on_changed()
+
     def drop(self, scope: str) -> bool:
         """Remove the token for an audience; return whether there was one."""
         gone = self._kept.pop((scope,), None) is not None

@@ -47,6 +47,14 @@ What a client may do in a namespace whose token is signed with a key for the ent
 namespace or to the entity (`plugins/servicebus/tests/test_rights_of_namespaces.py`). Names are those of operations at
 `$management`; a status is that of the answer. Only a key of the namespace lists its queues.
 """
+RABBITMQ = """\
+
+## Listeners for RabbitMQ's clients
+
+What a client may do at a listener with the profile `rabbitmq` who has a right at the queue `q`, whether the right comes from
+a rule or from the token in its password (`plugins/rabbitmq/tests/test_rights_of_rabbitmq.py`). A number is the status of
+the answer.
+"""
 MESH = """\
 
 ## Meshes
@@ -114,6 +122,7 @@ def page() -> str:
         HEAD + LOGINS: logins(),
         RIGHTS: rights(matrix.RIGHTS_OF, matrix.RIGHTS),
         NAMESPACES: rights({"Service Bus": matrix.RIGHTS_IN_NAMESPACES}, matrix.RIGHTS),
+        RABBITMQ: rights({"RabbitMQ 4": matrix.RIGHTS_AT_RABBITMQ}, matrix.RIGHTS),
         MESH: rights({"Members": matrix.RIGHTS_AT_MESH}, matrix.RIGHTS),
         EDGES: rights({"Edges": matrix.RIGHTS_OF_EDGES}, matrix.RIGHTS),
         PASSAGES: rights(matrix.PASSAGES_OF, matrix.RIGHTS_THERE),

@@ -56,6 +56,7 @@ from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.unsettled import Unsettled
 
 HERE = "abuse/test_limits.py::"
+RABBIT = "../plugins/rabbitmq/tests/"
 PROVED_BY: dict[str, tuple[str, ...]] = {
     # Enforced by the engines.
     "frame_size_before_open": (f"{HERE}test_frame_size_before_open",),
@@ -65,6 +66,16 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "channel_max": (f"{HERE}test_channel_max", f"{HERE}test_sessions_of_both_sides"),
     "exchanges_max": ("broker/test_bindings.py::test_exchanges_and_bindings_are_counted",),
     "bindings_max": ("broker/test_bindings.py::test_exchanges_and_bindings_are_counted",),
+    "bindings_listed_max": (
+        f"{RABBIT}test_rabbitmq_bindings.py::test_lists_of_bindings_have_a_limit",
+    ),
+    "management_pairs_max": (
+        f"{RABBIT}test_rabbitmq_bounds.py::test_pairs_of_a_connection_have_a_limit",
+    ),
+    "management_bytes_max": (
+        f"{RABBIT}test_rabbitmq_bounds.py::test_requests_without_reading_the_answers_end_their_link",
+        f"{RABBIT}test_rabbitmq_bounds.py::test_an_answer_that_is_too_large_ends_its_link",
+    ),
     "scoped_bindings_max": (
         "broker/test_owned_queues.py::test_scoped_bindings_end_with_their_owner",
     ),

@@ -26,6 +26,7 @@ NAMES: list[tuple[list[str] | None, str, str | None]] = [
     (None, "vhost:berlin", "berlin"),
     (None, "vhost:paris", None),
     (None, "vhost:", None),
+    (None, "vhost:/", ""),
     (["", "paris"], "paris", "paris"),
     (["", "paris"], "rome", ""),
     (["", "paris"], "vhost:rome", None),
@@ -34,6 +35,8 @@ NAMES: list[tuple[list[str] | None, str, str | None]] = [
     (["paris"], "rome", None),
     (["paris"], "", None),
     (["paris"], "vhost:", None),
+    (["paris"], "vhost:/", None),
+    (["", "/"], "vhost:/", "/"),
     ([], "127.0.0.1", None),
 ]
 

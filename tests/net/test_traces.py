@@ -347,6 +347,7 @@ def starred(whole: bytes, payload: bytes) -> bytes:
 
 PUT = Message(TOKEN, application_properties={"operation": "put-token"}).encode()
 CREATE = Message({"password": "s3cret"}, application_properties={"operation": "CREATE"}).encode()
+RENEW = Message(TOKEN.encode(), to="/auth/tokens", subject="PUT", body_kind="value").encode()
 READ = Message({}, application_properties={"operation": "READ"}).encode()
 
 
@@ -361,6 +362,9 @@ READ = Message({}, application_properties={"operation": "READ"}).encode()
         ("$management", CREATE, True),
         ("$management", READ, False),
         ("q/$management", CREATE, True),
+        ("/management", RENEW, True),
+        ("/management", READ, False),
+        (None, RENEW, True),
         (None, PUT, True),
         (None, READ, False),
         ("q", CREATE, False),

@@ -25,6 +25,7 @@ from ...outcomes import (
 )
 from ...transactions import DeliveryState, TransactionalState
 from ...unsettled import Unsettled, UnsettledMap
+from ...values import Symbol
 from ..entries import Entry
 from .groups import Groups
 
@@ -352,6 +353,11 @@ class Subscription:
         self.on_writable: Callable[[], None] | None = None
         #: Whether it may be served; False while it stands by for another consumer.
         self.active: bool = True
+        #: Link whose peer is told whether it is served, after its first credit and whenever that changes; None if
+        #: the peer does not expect that.
+        self._informed: Any = None
+        #: What it was told last.
+        self._told: bool | None = None
         self.default_outcome = default_outcome
         self.outcomes = outcomes
         self.settled = settled
@@ -391,10 +397,27 @@ class Subscription:
     def on_attached(self, link: SendingLink) -> None:
         self.pauses = not link.requeues
         self.link = link if self.recorder is None else self.recorder.wrap_link(link)
+        profile = link.peer.profile
+        if profile is not None and profile.activity is not None:
+            self._informed, self._told = link, None
         if self.keeper is not None:
             self.keeper.attached(link)
 
+    def set_active(self, active: bool) -> None:
+        """Begin to serve the consumer, or let it stand by for another."""
+        self.active = active
+        if self._told is not None and self._told is not active:
+            self._tell_activity()
+
+    def _tell_activity(self) -> None:
+        link = self._informed
+        if link is not None and link.attached:
+            self._told = self.active
+            link.report({Symbol(link.peer.profile.activity): self.active})
+
     def on_credit(self, link: SendingLink) -> None:
+        if self._informed is not None and self._told is None and link.credit > 0:
+            self._tell_activity()
         properties = link.flow_properties
         if properties is not None and properties is not self._flow_properties:
             self._flow_properties = properties
@@ -534,6 +557,7 @@ class Subscription:
         node.pause(self)
         node.concluded()
         self.link = NoLink(link.name, link.peer.container_id)
+        self._informed = None
         return memory
 
     def _release(self, delivery: Any) -> None:

@@ -366,7 +366,7 @@ class Turns:
         """Begin to serve the active consumer."""
         active = self.single
         if active is not None and not active.active:
-            active.active = True
+            active.set_active(True)
             if active.link.credit > 0 and not active.feeding:
                 active.ready = True
                 self.ring_of(active).append(active)

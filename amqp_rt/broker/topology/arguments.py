@@ -88,6 +88,7 @@ def node_of(name: str, wanted: QueueDeclaration) -> Declaration:
     returns = _number(given, "x-delivery-limit", least=0, most=_NUMBER_MAX - 1)
     # Clients of 0-9-1 requeue messages that did not fail: only the limit that they set applies.
     options["max_deliveries"] = 0 if returns is None else returns + 1
+    options.update(_retries(given))
     single = given.get("x-single-active-consumer", False)
     if not isinstance(single, bool):
         raise wrong(f"x-single-active-consumer is true or false, not {single!r:.50}")
@@ -110,6 +111,29 @@ def node_of(name: str, wanted: QueueDeclaration) -> Declaration:
         options["dead_letter"] = exchange_address(wanted.alternate)
         options["dead_letter_for"] = (REJECTED, DELETED)
     return Queue(name, **{**options, **wanted.options})
+
+
+def _retries(given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the options for ``x-delayed-retry-type`` of RabbitMQ 4.3: pauses that grow linearly."""
+    kind = given.get("x-delayed-retry-type", "disabled")
+    if kind in ("all", "returned"):
+        raise wrong(
+            f"x-delayed-retry-type {kind!r}: messages that are returned without having failed are redelivered"
+            " at once; use 'failed'"
+        )
+    if kind not in ("disabled", "failed"):
+        raise wrong(f"x-delayed-retry-type is disabled or failed, not {kind!r:.50}")
+    least = _number(given, "x-delayed-retry-min", most=_MILLISECONDS_MAX)
+    longest = _number(given, "x-delayed-retry-max", most=_MILLISECONDS_MAX)
+    if kind == "disabled":
+        return {}
+    if least is None:
+        raise wrong("x-delayed-retry-type needs an x-delayed-retry-min")
+    return {
+        "redelivery_delay_s": least / 1000,
+        "redelivery_delay_max_s": (least if longest is None else longest) / 1000,
+        "redelivery_growth": "linear",
+    }
 
 
 def _number(

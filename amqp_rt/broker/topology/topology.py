@@ -23,7 +23,15 @@ from ...fronts.base import (
 )
 from ...outcomes import Error
 from ...security.access import Passage, Rights, decide_passages
-from ..bindings import NAME_MAX, RESERVED, SYSTEM, Binding, Destination, size_of
+from ..binding_arguments import thawed_arguments
+from ..bindings import (
+    NAME_MAX,
+    RESERVED,
+    SYSTEM,
+    Binding,
+    Destination,
+    size_of,
+)
 from ..kinds.queues import QueueNode
 from ..nodes import Declaration, passages_of
 from ..spaces import VirtualHost
@@ -316,7 +324,12 @@ class Topology:
     # --- exchanges and bindings ---
 
     def declare_exchange(
-        self, wanted: Exchange, *, sticky: bool = False, name_max: int = NAME_MAX
+        self,
+        wanted: Exchange,
+        *,
+        sticky: bool = False,
+        name_max: int = NAME_MAX,
+        free_name: bool = False,
     ) -> None:
         """Create an exchange, or find an existing one with an equal declaration."""
         check_texts(wanted.name, wanted.arguments, self._host.limits)
@@ -334,7 +347,7 @@ class Topology:
             self._authorize_passages([Passage(own, alternate, Rights.MANAGE)])
         if wanted.durable:
             self._check_store(f"exchange {wanted.name!r:.100}")
-        if self._space.exchanges.declare(wanted, name_max=name_max):
+        if self._space.exchanges.declare(wanted, name_max=name_max, free_name=free_name):
             self._all.records.keep_exchange(self._space, wanted)
 
     def _find_exchange_again(self, wanted: Exchange) -> None:
@@ -509,6 +522,28 @@ class Topology:
             key_matched=has_queue and exchanges.is_bound(exchange, where, key),
             arguments_matched=has_queue and exchanges.is_bound(exchange, where, key, arguments),
         )
+
+    def arguments_of(
+        self, exchange: str, name: str, key: str, *, is_exchange: bool = False
+    ) -> list[dict[str, object]]:
+        """Return the arguments of bindings, as documented in fronts.base.Topology."""
+        self._authorize_lookup(exchange_address(exchange))
+        self._authorize_lookup(exchange_address(name) if is_exchange else name)
+        exchanges = self._space.exchanges
+        for wanted in (exchange, name) if is_exchange else (exchange,):
+            exchanges.find(wanted)
+        where = (
+            Destination(name, is_exchange=True) if is_exchange else Destination(self._find(name))
+        )
+        found = exchanges.leading_to(exchange, where, key)
+        most = self._host.limits.bindings_listed_max
+        if len(found) > most:
+            raise AmqpError(
+                f"{len(found)} bindings of exchange {exchange!r:.100} to {name!r:.100} have that key, and at"
+                f" most {most} are listed (bindings_listed_max)",
+                condition="amqp:resource-limit-exceeded",
+            )
+        return [thawed_arguments(each.arguments) for each in found]
 
     def bind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]

@@ -21,11 +21,11 @@ _HELD_MAX: Final = 65_536
 _START: Final = 24
 _ATTACH: Final = (0x12, "amqp:attach:list")
 _TRANSFER: Final = (0x14, "amqp:transfer:list")
-#: The payload is secret on links to ``$cbs``; on links to ``$management`` and the anonymous
-#: terminus it is secret if it contains one of the words.
+#: The payload is secret on links to ``$cbs``; on links to ``$management``, to ``/management`` of
+#: RabbitMQ's clients and to the anonymous terminus it is secret if it contains one of the words.
 _CBS: Final = "$cbs"
-_MANAGEMENT: Final = "$management"
-_WORDS: Final = (b"$cbs", b"put-token", b"set-token", b"password")
+_MANAGEMENT: Final = ("$management", "/management")
+_WORDS: Final = (b"$cbs", b"put-token", b"set-token", b"password", b"/auth/tokens")
 
 
 class FrameMask:

@@ -26,6 +26,7 @@ from amqp_rt.fronts import (
 )
 
 from .operations import WAITS, Operations
+from .renewing import Renewals
 from .requests import HttpRequest, HttpResponse, encode_response, read_request
 
 _log = logging.getLogger("amqp_rt.rabbitmq")
@@ -37,6 +38,32 @@ _TURN: Final = 100
 #: Octets of a request; those of clients have some hundred.
 _REQUEST_MAX: Final = 256 * 1024
 _PAIRED: Final = "paired"
+_TOO_MUCH: Final = Error(
+    "amqp:resource-limit-exceeded",
+    "the requests and answers that wait are too large (management_bytes_max): read the answers",
+)
+
+
+class Client:
+    """Connection of a client, with what its pairs of links share.
+
+    Args:
+        broker: The broker.
+        link: A link of the connection.
+    """
+
+    def __init__(self, broker: Broker, link: ReceivingLink | SendingLink) -> None:
+        #: Exclusive queues that are declared in it end with the connection.
+        self.topology: Topology = broker.topologies.of(link.peer, link.connection)
+        self.renewals = Renewals(broker, link.connection)
+        self.pairs = 0
+        #: Octets of requests that wait or are carried out, and of answers that the client has not taken.
+        self.held = 0
+        self.limits = broker.host.limits
+
+    def has_room(self, size: int = 0) -> bool:
+        """Return whether the client may make the broker hold *size* octets more."""
+        return self.held + size <= self.limits.management_bytes_max
 
 
 class ManagementLinks:
@@ -50,7 +77,7 @@ class ManagementLinks:
         self._broker = broker
         #: Pairs by their sessions and names.
         self._pairs: WeakKeyDictionary[object, dict[str, ManagementPair]] = WeakKeyDictionary()
-        self._topologies: dict[object, Topology] = {}
+        self._clients: dict[object, Client] = {}
 
     def attach(self, link: ReceivingLink | SendingLink) -> None:
         """Accept *link* as a half of a pair, or refuse it."""
@@ -65,13 +92,26 @@ class ManagementLinks:
         name = link.name
         pair = pairs.get(name)
         if pair is None:
+            client = self._client(link)
+            most = client.limits.management_pairs_max
+            if client.pairs >= most:
+                link.refuse(
+                    Error(
+                        "amqp:resource-limit-exceeded",
+                        f"a connection has at most {most} pairs of links to /management"
+                        " (management_pairs_max)",
+                    )
+                )
+                return
 
             def forget(ended: ManagementPair) -> None:
+                client.pairs -= 1
                 if pairs.get(name) is ended:
                     del pairs[name]
 
-            operations = Operations(self._topology(link), link.peer)
-            pair = pairs[name] = ManagementPair(self._broker, operations, on_ended=forget)
+            operations = Operations(client.topology, link.peer, client.renewals)
+            client.pairs += 1
+            pair = pairs[name] = ManagementPair(self._broker, client, operations, on_ended=forget)
         properties = {_paired_key(link): True}
         if link.role == SENDER:
             link.accept(pair, properties=properties)
@@ -79,15 +119,15 @@ class ManagementLinks:
             receiving: ReceivingLink = link  # type: ignore[assignment]  # of this role
             receiving.accept(pair, properties=properties, max_message_size=_REQUEST_MAX)
 
-    def _topology(self, link: ReceivingLink | SendingLink) -> Topology:
-        """Return the topology of the connection of *link*, whose exclusive queues end with it."""
+    def _client(self, link: ReceivingLink | SendingLink) -> Client:
+        """Return the connection of *link*."""
         connection = link.connection
-        found = self._topologies.get(connection)
+        found = self._clients.get(connection)
         if found is None:
-            found = self._topologies[connection] = self._broker.topologies.of(link.peer, connection)
+            found = self._clients[connection] = Client(self._broker, link)
 
             def close() -> None:
-                self._topologies.pop(connection).close()
+                self._clients.pop(connection).topology.close()
 
             connection.followers[self] = close
         return found
@@ -102,6 +142,7 @@ class ManagementPair:
 
     Args:
         broker: The broker, whose turns long requests take.
+        client: The connection.
         operations: Carries out requests.
         on_ended: Called when both links have ended; later links of their name are another pair.
     """
@@ -109,21 +150,24 @@ class ManagementPair:
     def __init__(
         self,
         broker: Broker,
+        client: Client,
         operations: Operations,
         *,
         on_ended: Callable[[ManagementPair], object],
     ) -> None:
         self._broker = broker
+        self._client = client
         self._operations = operations
         self._on_ended = on_ended
         self._receiving: ReceivingLink | None = None
         self._sending: SendingLink | None = None
-        self._requests: deque[HttpRequest] = deque()
+        #: Requests with their sizes in octets.
+        self._requests: deque[tuple[HttpRequest, int]] = deque()
         self._answers: deque[bytes] = deque()
         #: The reply link has ended: further answers are dropped.
         self._unread = False
         self._work: Generator[int, None, HttpResponse] | None = None
-        self._current: HttpRequest | None = None
+        self._current: tuple[HttpRequest, int] | None = None
         #: The work continues when messages have been stored, or in the next turn.
         self._waits = False
 
@@ -143,10 +187,16 @@ class ManagementPair:
         """Take requests; a malformed one ends the link, since it has no id to answer to."""
         for each in deliveries:
             try:
-                self._requests.append(read_request(each.payload, self._broker.host.limits))
+                request = read_request(each.payload, self._client.limits)
             except DecodeError as error:
                 link.detach(Error.of(error))
                 return
+            size = len(each.payload)
+            if not self._client.has_room(size):
+                link.detach(_TOO_MUCH)
+                return
+            self._requests.append((request, size))
+            self._client.held += size
             if not each.settled:
                 each.settle(ACCEPTED)
         if not self._waits:
@@ -178,13 +228,17 @@ class ManagementPair:
             self._end_answers()
         elif link is self._receiving:
             self._receiving = None
+            self._client.held -= sum(size for _, size in self._requests)
             self._requests.clear()
         if self._sending is None and self._receiving is None:
+            # There may be answers for a reply link that never came.
+            self._end_answers()
             self._on_ended(self)
 
     def _end_answers(self) -> None:
         self._sending = None
         self._unread = True
+        self._client.held -= sum(map(len, self._answers))
         self._answers.clear()
 
     # --- requests --------------------------------------------------------------------------
@@ -198,14 +252,14 @@ class ManagementPair:
                 if not self._requests:
                     break
                 self._current = self._requests.popleft()
-                self._work = self._operations.carry_out(self._current, self.resume)
+                self._work = self._operations.carry_out(self._current[0], self.resume)
             left -= 1
             if left <= 0:
                 self._waits = True
                 self._broker.host.turns.resume_later(self)
                 return
-            request = self._current
-            assert request is not None
+            assert self._current is not None
+            request, size = self._current
             try:
                 if next(self._work) == WAITS:
                     self._waits = True
@@ -222,6 +276,7 @@ class ManagementPair:
                     error,
                 )
             self._work = self._current = None
+            self._client.held -= size
             self._answer(request, response)
         self._send()
 
@@ -233,13 +288,19 @@ class ManagementPair:
         except AmqpError as error:
             answer = encode_response(request, HttpResponse.of(error))
         self._answers.append(answer)
+        self._client.held += len(answer)
         self._send()
+        if self._answers and not self._client.has_room() and (link := self._sending) is not None:
+            self._end_answers()
+            link.detach(_TOO_MUCH)
 
     def _send(self) -> None:
         link = self._sending
         while self._answers and link is not None and link.attached and link.credit > 0:
+            answer = self._answers.popleft()
+            self._client.held -= len(answer)
             try:
-                link.send(self._answers.popleft(), settled=True)
+                link.send(answer, settled=True)
             except LocalProtocolError as error:
                 # The client takes no message of this size: it would wait for the answer forever.
                 self._end_answers()

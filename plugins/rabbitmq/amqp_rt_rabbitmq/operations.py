@@ -1,4 +1,4 @@
-"""Operations of RabbitMQ's management on queues, exchanges and bindings.
+"""Operations of RabbitMQ's management on queues and exchanges, on bindings, and on the token of the connection.
 
 The topology of the broker judges the rights of the client, as it does for 0-9-1, and returns them as errors.
 """
@@ -6,19 +6,23 @@ The topology of the broker judges the rights of the client, as it does for 0-9-1
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from functools import partial
 from typing import Any, Final
-from urllib.parse import unquote
 
+from amqp_rt.broker.bindings import LONG_NAME_MAX
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts import Exchange, Peer, QueueDeclaration, QueueState, Topology, ULong
+from amqp_rt.values import Array
 
-from .requests import HttpRequest, HttpResponse, flag_of, map_of, text_of
+from .bindings import bind, listed, unbind
+from .renewing import Renewals
+from .requests import HttpRequest, HttpResponse, flag_of, map_of, text_of, unquoted
 
 #: Yielded by a request that waits until it is called back.
 WAITS: Final = -1
 #: Argument that RabbitMQ's client for Python writes, and the one that it means.
 _MISSPELT: Final = {"x-deliver-limit": "x-delivery-limit"}
+#: Types of queues that RabbitMQ replicates, so that they belong to no connection.
+_REPLICATED: Final = ("quorum", "stream")
 
 _Steps = Generator[int, None, HttpResponse]
 
@@ -29,11 +33,13 @@ class Operations:
     Args:
         topology: Queues, exchanges and bindings, as the peer may see and change them.
         peer: The peer.
+        renewals: Renews the token of the connection.
     """
 
-    def __init__(self, topology: Topology, peer: Peer) -> None:
+    def __init__(self, topology: Topology, peer: Peer, renewals: Renewals) -> None:
         self._topology = topology
         self._peer = peer
+        self._renewals = renewals
 
     def carry_out(self, request: HttpRequest, resume: Callable[[], None]) -> _Steps:
         """Carry out *request* in steps; each yields the work done, or WAITS until *resume* is called.
@@ -45,7 +51,7 @@ class Operations:
             AmqpError: It is refused.
         """
         path, _, query = request.path.partition("?")
-        kind, *names = [_unquoted(each) for each in path.removeprefix("/").split("/")]
+        kind, *names = [unquoted(each) for each in path.removeprefix("/").split("/")]
         method = request.method
         if kind == "queues" and len(names) == 1:
             if method == "GET":
@@ -67,10 +73,15 @@ class Operations:
                 return self._declare_exchange(names[0], map_of(request.body, "the body"))
             if method == "DELETE":
                 return self._delete_exchange(names[0])
-        elif kind == "bindings" and not names and method == "POST":
-            return self._bind(map_of(request.body, "the body"))
+        elif kind == "bindings" and not names:
+            if method == "POST":
+                return bind(self._topology, map_of(request.body, "the body"))
+            if method == "GET":
+                return (yield from listed(self._topology, query))
         elif kind == "bindings" and len(names) == 1 and method == "DELETE":
-            return self._unbind(path.rpartition("/")[2])
+            return (yield from unbind(self._topology, path.rpartition("/")[2]))
+        elif kind == "auth" and names == ["tokens"] and method == "PUT":
+            return (yield from self._renew(request.body, resume))
         what = f"{method[:20]} {path[:200]}"
         if query:
             what += f" with the query {query[:80]!r}"
@@ -80,6 +91,20 @@ class Operations:
         """Wait until messages that are being stored for queue *name* are in it, and count."""
         if self._topology.wait_stored(name, resume):
             yield WAITS
+
+    def _renew(self, body: object, resume: Callable[[], None]) -> _Steps:
+        """Replace the token of the connection by the one in *body*, octets."""
+        if not isinstance(body, bytes):
+            raise AmqpError(
+                f"the body of a new token is binary, not {type(body).__name__}",
+                condition="amqp:invalid-field",
+            )
+        renewal = self._renewals.begin(body, resume)
+        while not renewal.done:
+            yield WAITS
+        if renewal.error is not None:
+            raise renewal.error
+        return HttpResponse(204)
 
     # --- queues ----------------------------------------------------------------------------
 
@@ -96,6 +121,12 @@ class Operations:
             auto_delete=flag_of(body, "auto_delete", default=False),
             arguments=arguments,
         )
+        kind = arguments.get("x-queue-type")
+        if kind in _REPLICATED and (exclusive or wanted.auto_delete or not wanted.durable):
+            raise AmqpError(
+                f"queue {name!r:.100}: a queue of the type {kind} is durable, and neither exclusive nor auto-delete",
+                condition="amqp:precondition-failed",
+            )
         existed = self._exists(name)
         state = self._topology.declare_queue(wanted)
         return HttpResponse(200 if existed else 201, self._queue_map(state))
@@ -131,12 +162,13 @@ class Operations:
             "type": kind if isinstance(kind, str) else "classic",
             # There is one node, which leads.
             "leader": "amqp-rt",
-            "replicas": ["amqp-rt"],
+            # The client for Java reads an array.
+            "replicas": Array(["amqp-rt"], str),
             "message_count": ULong(state.messages),
             "consumer_count": ULong(state.consumers),
         }
 
-    # --- exchanges and bindings --------------------------------------------------------------
+    # --- exchanges --------------------------------------------------------------
 
     def _declare_exchange(self, name: str, body: Mapping[str, Any]) -> HttpResponse:
         self._topology.declare_exchange(
@@ -147,7 +179,9 @@ class Operations:
                 auto_delete=flag_of(body, "auto_delete", default=False),
                 internal=flag_of(body, "internal", default=False),
                 arguments=map_of(body.get("arguments") or {}, "arguments"),
-            )
+            ),
+            name_max=LONG_NAME_MAX,
+            free_name=True,
         )
         return HttpResponse(204)
 
@@ -158,66 +192,3 @@ class Operations:
             if error.condition != "amqp:not-found":
                 raise
         return HttpResponse(204)
-
-    def _bind(self, body: Mapping[str, Any]) -> HttpResponse:
-        source, key = text_of(body, "source"), text_of(body, "binding_key")
-        arguments = map_of(body.get("arguments") or {}, "arguments")
-        if "destination_queue" in body:
-            self._topology.bind_queue(text_of(body, "destination_queue"), source, key, arguments)
-        elif "destination_exchange" in body:
-            destination = text_of(body, "destination_exchange")
-            self._topology.bind_exchange(destination, source, key, arguments)
-        else:
-            raise AmqpError(
-                "a binding has a destination_queue or a destination_exchange",
-                condition="amqp:invalid-field",
-            )
-        return HttpResponse(204)
-
-    def _unbind(self, segment: str) -> HttpResponse:
-        """Remove the binding that *segment* of a path names; one that does not exist is no error."""
-        parts = dict(part.partition("=")[::2] for part in segment.split(";"))
-        known = {name: _unquoted(value) for name, value in parts.items()}
-        if known.get("args"):
-            raise AmqpError(
-                "bindings with arguments are removed with their exchange or queue only",
-                condition="amqp:not-implemented",
-            )
-        if not {"src", "key"} <= known.keys() or not known.keys() & {"dstq", "dste"}:
-            raise AmqpError(
-                "the path of a binding is /bindings/src=S;dstq=Q;key=K;args= or with dste=E",
-                condition="amqp:invalid-field",
-            )
-        source, key = known["src"], known["key"]
-        if "dste" in known:
-            removals: list[Callable[..., object]] = [
-                partial(self._topology.unbind_exchange, known["dste"])
-            ]
-        else:
-            # RabbitMQ's client for Python names an exchange like a queue.
-            removals = [
-                partial(self._topology.unbind_queue, known["dstq"]),
-                partial(self._topology.unbind_exchange, known["dstq"]),
-            ]
-        for remove in removals:
-            try:
-                remove(source, key, {})
-                break
-            except AmqpError as error:
-                if error.condition != "amqp:not-found":
-                    raise
-        return HttpResponse(204)
-
-
-def _unquoted(text: str) -> str:
-    """Decode percent-encoded *text*.
-
-    Raises:
-        AmqpError: It is not UTF-8.
-    """
-    try:
-        return unquote(text, errors="strict")
-    except UnicodeDecodeError as error:
-        raise AmqpError(
-            f"{text!r:.80} is not percent-encoded UTF-8", condition="amqp:invalid-field"
-        ) from error

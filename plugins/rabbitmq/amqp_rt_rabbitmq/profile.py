@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from typing import Final
+from urllib.parse import quote
 
 from amqp_rt import Broker, Profile
-from amqp_rt.addresses import address_of
+from amqp_rt.addresses import QUEUES, address_of
 from amqp_rt.fronts import (
     RECEIVER,
     Error,
     ReceivingEndpoint,
     ReceivingLink,
     SendingLink,
+    Source,
     Target,
 )
 from amqp_rt.fronts.hosts import BareHost
@@ -19,9 +21,11 @@ from amqp_rt.fronts.hosts import BareHost
 from .management import ManagementLinks
 from .publishing import Publisher
 
-#: Version that connections announce. Clients use the features of this version of RabbitMQ, so it must not exceed those
-#: of the broker: filter expressions of 4.1 and SQL filters of 4.2 are other filters here.
-VERSION: Final = "4.0.0"
+#: Version that connections announce. Clients use the features of this version of RabbitMQ: renewal of tokens and filter
+#: expressions (4.1), SQL filters and direct reply-to (4.2), the activity of consumers and delayed retries (4.3).
+VERSION: Final = "4.3.0"
+#: Key of the flow that tells a consumer whether it is the active one.
+ACTIVE: Final = "rabbitmq:active"
 #: Address at which clients manage queues, and the management node of the broker, whose rule of access it has: any
 #: right opens links to it, and each operation is checked.
 MANAGEMENT: Final = "/management"
@@ -36,6 +40,12 @@ def profile(broker: Broker) -> Profile:
         address=_address,
         # proton refuses a link that is answered with another name of its queue.
         echo_addresses=True,
+        # Clients publish to queues and exchanges only, replies too.
+        dynamic_address=lambda name: QUEUES + quote(name, safe=""),
+        activity=ACTIVE,
+        # Who only publishes renews its token there.
+        management_open=True,
+        token_passwords=True,
         hosts=(RabbitHost(broker),),
     )
 
@@ -60,6 +70,10 @@ class RabbitHost(BareHost):
 
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
         """Accept a link to the management node or of a publisher; return False for others."""
+        for terminus in (link.source, link.target):
+            if isinstance(terminus, Source | Target):
+                # The client for JavaScript writes LINK_DETACH, which RabbitMQ ignores.
+                terminus.expiry_policy = terminus.expiry_policy.lower().replace("_", "-")
         if link.asked == MANAGEMENT:
             self._management.attach(link)
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 from uuid import UUID
 
 from msgspec import Struct
@@ -29,7 +30,7 @@ _STATUS: Final = {
     "amqp:precondition-failed": 409,
     "amqp:resource-locked": 409,
     "amqp:unauthorized-access": 403,
-    "amqp:not-allowed": 403,
+    "amqp:not-allowed": 400,
     "amqp:resource-limit-exceeded": 403,
     "amqp:internal-error": 500,
 }
@@ -111,6 +112,20 @@ def encode_response(request: HttpRequest, response: HttpResponse) -> bytes:
         body_kind="value",
     )
     return message.encode()
+
+
+def unquoted(text: str) -> str:
+    """Decode percent-encoded *text*.
+
+    Raises:
+        AmqpError: It is not UTF-8.
+    """
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError as error:
+        raise AmqpError(
+            f"{text!r:.80} is not percent-encoded UTF-8", condition="amqp:invalid-field"
+        ) from error
 
 
 def text_of(body: Mapping[Any, Any], name: str, default: str = "") -> str:

@@ -15,6 +15,8 @@ from rabbitmq_amqp_python_client import (
     AddressHelper,
     AMQPMessagingHandler,
     ClassicQueueSpecification,
+    ConsumerOptions,
+    ConsumerSettleStrategy,
     Environment,
     Event,
     ExchangeSpecification,
@@ -22,8 +24,14 @@ from rabbitmq_amqp_python_client import (
     ExchangeToQueueBindingSpecification,
     ExchangeType,
     Message,
+    MessageProperties,
+    OffsetSpecification,
     OutcomeState,
+    QuorumConsumerOptions,
     QuorumQueueSpecification,
+    StreamConsumerOptions,
+    StreamFilterOptions,
+    StreamSpecification,
 )
 
 seen: dict[str, Any] = {}
@@ -128,7 +136,7 @@ seen["info"] = {
     "type": info.queue_type.value,
     "messages": info.message_count,
     "consumers": info.consumer_count,
-    "members": len(info.members),
+    "members": len(info.members.elements),
     "arguments": info.arguments,
 }
 
@@ -168,6 +176,176 @@ management.delete_queue("orders ä/1")
 management.delete_queue("dead")
 management.delete_queue("dead")
 seen["deleted"] = refusal(management.queue_info, "orders ä/1")
+
+# --- streams (4.1, 4.2) ---
+
+
+class Gather(AMQPMessagingHandler):
+    """Accepts messages, and ends after some."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.found: list[tuple[str, int]] = []
+
+    def on_amqp_message(self, event: Event) -> None:
+        self.found.append((bytes(event.message.body).decode(), self.offset))
+        self.delivery_context.accept(event)
+        if len(self.found) == self.count:
+            raise Done
+
+
+def gathered(address: str, count: int, options: Any = None) -> list[tuple[str, int]]:
+    """The first messages that a consumer with *options* gets, with their offsets."""
+    connection = environment.connection()
+    connection.dial()
+    gather = Gather(count)
+    consumer = connection.consumer(address, message_handler=gather, consumer_options=options)
+    try:
+        consumer.run()
+    except Done:
+        pass
+    consumer.close()
+    connection.close()
+    return gather.found
+
+
+stream = AddressHelper.queue_address("stream")
+management.declare_queue(
+    StreamSpecification(name="stream", max_len_bytes=10**6, max_age=timedelta(days=1))
+)
+publisher = connection.publisher(stream)
+for number in range(4):
+    publisher.publish(
+        Message(
+            f"s{number}".encode(),
+            annotations={"x-stream-filter-value": "even" if number % 2 == 0 else "odd"},
+            application_properties={"number": number},
+            subject=f"subject-{number}",
+        )
+    )
+publisher.close()
+seen["stream type"] = management.queue_info("stream").queue_type.value
+first = OffsetSpecification.first
+seen["streams"] = {
+    "first": gathered(stream, 4, StreamConsumerOptions(first)),
+    "last": gathered(stream, 1, StreamConsumerOptions(OffsetSpecification.last)),
+    "offset": gathered(stream, 2, StreamConsumerOptions(2)),
+    "values": gathered(
+        stream, 2, StreamConsumerOptions(first, StreamFilterOptions(values=["odd"]))
+    ),
+    "application": gathered(
+        stream,
+        1,
+        StreamConsumerOptions(first, StreamFilterOptions(application_properties={"number": 3})),
+    ),
+    "properties": gathered(
+        stream,
+        1,
+        StreamConsumerOptions(
+            first,
+            StreamFilterOptions(message_properties=MessageProperties(subject="subject-1")),
+        ),
+    ),
+    "sql": gathered(
+        stream,
+        1,
+        StreamConsumerOptions(
+            first, StreamFilterOptions(sql="properties.subject LIKE '%-2' AND number > 1")
+        ),
+    ),
+}
+management.delete_queue("stream")
+
+# --- direct reply-to (4.2) ---
+management.declare_queue(ClassicQueueSpecification(name="requests"))
+asking = environment.connection()
+asking.dial()
+replies = Gather(1)
+reply_consumer = asking.consumer(
+    message_handler=replies,
+    consumer_options=ConsumerOptions(settle_strategy=ConsumerSettleStrategy.DirectReplyTo),
+)
+publisher = connection.publisher(AddressHelper.queue_address("requests"))
+publisher.publish(Message(b"ping", reply_to=reply_consumer.address, id="7"))
+publisher.close()
+
+
+class Answer(AMQPMessagingHandler):
+    """Answers a request, and ends."""
+
+    def on_amqp_message(self, event: Event) -> None:
+        self.asked = event.message
+        self.delivery_context.accept(event)
+        raise Done
+
+
+answer = Answer()
+responding = environment.connection()
+responding.dial()
+consumer = responding.consumer(
+    AddressHelper.queue_address("requests"), message_handler=answer, consumer_options=None
+)
+try:
+    consumer.run()
+except Done:
+    pass
+publisher = connection.publisher(answer.asked.reply_to)
+publisher.publish(Message(b"pong", correlation_id=answer.asked.id))
+publisher.close()
+
+
+replies.delivery_context.accept = lambda event: None  # type: ignore[method-assign]
+try:
+    reply_consumer.run()
+except Done:
+    pass
+seen["reply"] = [body for body, _ in replies.found]
+responding.close()
+asking.close()
+management.delete_queue("requests")
+
+# --- single active consumer (4.3) ---
+management.declare_queue(QuorumQueueSpecification(name="single", single_active_consumer=True))
+states: list[tuple[str, bool]] = []
+
+
+def told(name: str) -> Any:
+    return lambda active: states.append((name, active))
+
+
+consumers: list[Any] = []
+for name in ("one", "two"):
+    own = environment.connection()
+    own.dial()
+    gather = Gather(1)
+    consumers.append(
+        (
+            own,
+            gather,
+            own.consumer(
+                AddressHelper.queue_address("single"),
+                message_handler=gather,
+                consumer_options=QuorumConsumerOptions(sac_state_handler=told(name)),
+            ),
+        )
+    )
+publisher = connection.publisher(AddressHelper.queue_address("single"))
+publisher.publish(Message(b"for the first"))
+try:
+    consumers[0][2].run()
+except Done:
+    pass
+consumers[0][0].close()
+publisher.publish(Message(b"for the second"))
+try:
+    consumers[1][2].run()
+except Done:
+    pass
+consumers[1][0].close()
+publisher.close()
+seen["active"] = states
+management.delete_queue("single")
 management.close()
 environment.close()
 print(json.dumps(seen))

@@ -71,4 +71,16 @@ async def test_the_client_lives_its_whole_life(client: list[str]) -> None:
         "purged": 2,
         "unbound": "SendException: 38",
         "deleted": refused,
+        "stream type": "stream",
+        "streams": {
+            "first": [[f"s{number}", number] for number in range(4)],
+            "last": [["s3", 3]],
+            "offset": [["s2", 2], ["s3", 3]],
+            "values": [["s1", 1], ["s3", 3]],
+            "application": [["s3", 3]],
+            "properties": [["s1", 1]],
+            "sql": [["s2", 2]],
+        },
+        "reply": ["pong"],
+        "active": [["one", True], ["two", True]],
     }

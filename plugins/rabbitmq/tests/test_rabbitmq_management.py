@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import trio
 from amqp_rt_rabbitmq.requests import HttpRequest, HttpResponse, encode_response, read_request
+from rabbit_requests import managing, request
 
 from amqp_rt import Access, Broker, Connection, Message, Plain, Rights, Rule, connect
 from amqp_rt.errors import AmqpError, ConnectFailed, DecodeError, LinkDetached
@@ -17,11 +17,6 @@ from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Recorder
 
 pytestmark = pytest.mark.req("G4")
-
-
-def request(method: str, path: str, body: object = None, **fields: Any) -> Message:
-    given = {"message_id": 1, "reply_to": "$me", "subject": method, "to": path, **fields}
-    return Message(body, body_kind="value", **given)
 
 
 def with_id(octets: bytes) -> bytes:
@@ -81,29 +76,6 @@ def test_a_response_names_its_request() -> None:
 # --- over links ------------------------------------------------------------------------------------
 
 
-class Managing:
-    """Pair of links to ``/management``."""
-
-    def __init__(self, sender: Any, receiver: Any) -> None:
-        self.sender = sender
-        self.receiver = receiver
-
-    async def __call__(self, method: str, path: str, body: object = None) -> tuple[str, Any]:
-        await self.sender.send(request(method, path, body))
-        delivery = await self.receiver.receive()
-        return delivery.message.subject, delivery.body
-
-
-@asynccontextmanager
-async def managing(peer: Connection) -> AsyncIterator[Managing]:
-    pair: dict[str, Any] = {"name": "pair", "properties": {"paired": True}}
-    async with (
-        peer.sender("/management", **pair) as sender,
-        peer.receiver("/management", **pair) as receiver,
-    ):
-        yield Managing(sender, receiver)
-
-
 async def test_each_operation_takes_a_right() -> None:
     access = Access([
         Rule("mine-*", Rights.SEND | Rights.LISTEN | Rights.MANAGE, users=("ada",)),
@@ -154,8 +126,16 @@ async def test_wrong_requests_are_answered() -> None:
         async with connect(url, reconnect=None) as peer, managing(peer) as manage:
             for method, path, body, status in (
                 ("BREW", "/queues/q", None, "400"),
-                ("GET", "/bindings?src=e&dstq=q&key=", None, "400"),
+                ("GET", "/bindings", None, "400"),
+                ("GET", "/bindings?src=amq.direct&key=", None, "400"),
+                ("GET", "/bindings?src=amq.direct&dstq=q&dste=e&key=", None, "400"),
+                ("GET", "/bindings?src=amq.direct&dstq=none&key=", None, "404"),
+                ("GET", "/bindings?src=none&dste=amq.direct&key=", None, "404"),
+                ("PUT", "/auth/tokens", "token", "400"),
+                ("PUT", "/auth/tokens", "tökén".encode(), "400"),
                 ("PUT", "/auth/tokens", b"token", "400"),
+                ("PUT", "/exchanges/a%0Ab", {}, "409"),
+                ("PUT", "/exchanges/" + "%C3%A4" * 128, {}, "409"),
                 ("PUT", "/queues/%FF", {}, "400"),
                 ("PUT", "/queues/", {}, "400"),
                 ("PUT", "/queues/q", None, "400"),
@@ -163,7 +143,8 @@ async def test_wrong_requests_are_answered() -> None:
                 ("PUT", "/queues/q", {"arguments": {"x-max-length": "many"}}, "409"),
                 ("POST", "/bindings", {"source": "e"}, "400"),
                 ("DELETE", "/bindings/nonsense", None, "400"),
-                ("DELETE", "/bindings/src=e;dstq=q;key=;args=abc", None, "400"),
+                ("DELETE", "/bindings/src=e;dstq=q;key=;args=abc", None, "204"),
+                ("DELETE", "/bindings/src=amq.direct;dste=amq.fanout;key=;args=abc", None, "204"),
                 ("DELETE", "/bindings/src=amq.direct;dstq=q;key=;args=", None, "204"),
                 ("DELETE", "/exchanges/none", None, "204"),
                 ("DELETE", "/queues/none", None, "200"),

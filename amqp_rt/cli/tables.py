@@ -33,11 +33,13 @@ def table(
 
 def plain(value: Any) -> Any:
     """Return *value*, received from a peer, with types of JSON only; octets that are no text as base64."""
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        return int(value)
     if isinstance(value, float):
         # JSON has no infinity.
-        return value if isfinite(value) else str(value)
+        return float(value) if isfinite(value) else str(float(value))
     if isinstance(value, str):
         return str(value)
     if isinstance(value, bytes):

@@ -664,7 +664,7 @@ _NAMES_MAX: Final = 200
 #: nanoseconds for each of them, in one step.
 _VALUES_MAX: Final = 10_000
 #: The same for ordered queries, whose pages are for people.
-_ORDERED_VALUES_MAX: Final = 4_000
+_ORDERED_VALUES_MAX: Final = 3_000
 #: Work of a query in one turn: 1 for each entity visited, and so much more for each row.
 _TURN: Final = 200
 _ROW_WORK: Final = 9

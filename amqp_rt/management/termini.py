@@ -1,4 +1,4 @@
-"""Termini that outlive their links, as operators see them: ``amqp_rt.terminus``.
+"""Termini that outlive their connections, as operators see them: ``amqp_rt.terminus``.
 
 DELETE ends one whose link is not attached, with its unsettled deliveries.
 """
@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from ..broker.termini import Termini, Terminus
 from ..errors import AmqpError
+from ..termini import outlives_connection
 from .answering import UnchangeableEntities, attributes
 
 
@@ -54,7 +55,8 @@ class TerminusCollection(UnchangeableEntities):
     def rows(self, virtual_host: str) -> Iterator[Mapping[str, Any] | None]:
         """Yield the row of every terminus."""
         for each in self._termini:
-            yield attributes(self._entity(each)) if each.key[0] == virtual_host else None
+            counts = each.key[0] == virtual_host and outlives_connection(each.kept)
+            yield attributes(self._entity(each)) if counts else None
 
     def find(self, name: str, virtual_host: str) -> Mapping[str, Any] | None:
         """Return the row of terminus *name*, None if there is none."""
@@ -63,7 +65,8 @@ class TerminusCollection(UnchangeableEntities):
 
     def _find(self, name: str, virtual_host: str) -> Terminus | None:
         for each in self._termini:
-            if each.key[0] == virtual_host and _name_of(each) == name:
+            counts = each.key[0] == virtual_host and outlives_connection(each.kept)
+            if counts and _name_of(each) == name:
                 return each
         return None
 

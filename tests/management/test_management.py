@@ -352,6 +352,43 @@ async def test_what_there_is_to_know_about_types() -> None:
         assert "max_deliveries" in str(schema)
 
 
+@pytest.mark.req("G2", "G6")
+async def test_ordered_queries_are_not_shifted_by_what_comes_and_goes() -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        there = peer.management()
+        await broker.declare(*(Queue(f"row-{each}") for each in range(8)))
+        page = await there.page("amqp_rt.queue", q="row-", count=4, attributes=["name"])
+        assert [each["name"] for each in page.rows] == ["row-0", "row-1", "row-2", "row-3"]
+        assert page.total == 8
+        await broker.delete("row-0")
+        await broker.delete("row-3")
+        await broker.declare(Queue("row-00"), Queue("row-44"))
+        page = await there.page(Queue, q="row-", after=page.next, count=3, attributes=["name"])
+        assert [each["name"] for each in page.rows] == ["row-4", "row-44", "row-5"]
+        page = await there.page(Queue, q="ROW-", after=page.next, count=3)
+        assert [each["name"] for each in page.rows] == ["row-6", "row-7"]
+        assert page.next is None
+        page = await there.page(Queue, sort="-max_deliveries", count=1)
+        assert [each["name"] for each in page.rows] == ["team/q"]
+        assert page.rows[0]["max_deliveries"] == 3
+        # Texts and numbers of one attribute have an order, too.
+        assert (await there.page("amqp_rt.node", sort="dead_letter")).total == 13
+        for given in ({"after": "x"}, {"sort": "x" * 2_000}, {"q": 5}, {"sort": "a", "offset": 1}):
+            assert (await ask(peer, "QUERY", entityType="amqp_rt.queue", **given))[0] == 400
+        # A position is checked: this one has a number where a text has to be.
+        assert (await ask(peer, "QUERY", entityType="amqp_rt.queue", after="kpICAaFh"))[0] == 400
+
+
+@pytest.mark.req("G2")
+async def test_queries_of_all_nodes_judge_each_unless_all_may_be_managed() -> None:
+    async with broker_with() as broker:
+        await broker.declare(*(Queue(f"n{each}") for each in range(250)))
+        for user, count in (("root", 255), ("ops", 2)):
+            async with as_user(broker, user) as peer:
+                page = await peer.management().page("amqp_rt.node", count=500, attributes=["name"])
+                assert (page.total, len(page.rows)) == (count, count)
+
+
 @pytest.mark.req("G2")
 async def test_management_nodes() -> None:
     async with (

@@ -30,6 +30,8 @@ from .sessions import WITHIN_S, WebSession
 BASE: Final = "/api/v1"
 #: Rows of a page by default.
 _LIMIT: Final = 100
+#: Rows that are converted in one step of the event loop.
+_ROWS_IN_A_TURN: Final = 50
 #: Octets of a body with attributes or arguments: they are decoded and encoded in one step.
 _ATTRIBUTES_MAX: Final = 64 * 1024
 #: Attributes that a query may ask for.
@@ -131,9 +133,12 @@ class Api:
             count=_number(request, "limit", _LIMIT, self._rows_max),
             attributes=["name", *(each for each in fields if each != "name")] if fields else (),
         )
-        rows = [plain(row) for row in page.rows]
-        if not fields:
-            rows = [self._filled(resource, row) for row in rows]
+        rows = []
+        for row in page.rows:
+            found = plain(row)
+            rows.append(found if fields else self._filled(resource, found))
+            if not len(rows) % _ROWS_IN_A_TURN:
+                await trio.lowlevel.checkpoint()
         return _json({"items": rows, "next": page.next, "total": page.total})
 
     def _filled(self, resource: Resource, row: dict[str, Any]) -> dict[str, Any]:

@@ -223,7 +223,8 @@ class _Exchange:
         self._http = http
         self._head = request.method == b"HEAD"
         self._body_by = body_by
-        #: Whether the body has been read: most requests have none, and end with their head.
+        #: Whether the application has the whole body, and whether that has arrived: most requests end with their head.
+        self._given = False
         self._read = not any(
             name in (b"content-length", b"transfer-encoding") for name, _ in request.headers
         ) and isinstance(http.next_event(), h11.EndOfMessage)
@@ -247,6 +248,9 @@ class _Exchange:
             with trio.move_on_at(self._body_by):
                 return await self._piece()
             raise PeerGone("the body of a request did not arrive in time")
+        if not self._given:
+            self._given = True
+            return {"type": "http.request", "body": b"", "more_body": False}
         if not conversation.ended:
             await conversation.read()
             if not conversation.ended:
@@ -269,7 +273,7 @@ class _Exchange:
             elif isinstance(event, h11.Data):
                 return {"type": "http.request", "body": bytes(event.data), "more_body": True}
             elif isinstance(event, h11.EndOfMessage):
-                self._read = True
+                self._read = self._given = True
                 return {"type": "http.request", "body": b"", "more_body": False}
             else:
                 raise PeerGone("the connection ended within the body of a request")

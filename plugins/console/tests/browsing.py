@@ -36,8 +36,9 @@ class Site:
 
     def client(self, user: str = "", **options: Any) -> httpx2.AsyncClient:
         """Return a client, with the credentials of *user* if that is given."""
-        auth = (user, USERS[user]) if user else None
-        return httpx2.AsyncClient(base_url=self.url, auth=auth, timeout=20, **options)
+        if user:
+            options["auth"] = (user, USERS[user])
+        return httpx2.AsyncClient(base_url=self.url, timeout=10, **options)
 
     async def wait(self, users: list[str | None]) -> None:
         """Wait until the connections of the broker are those of *users*."""

@@ -1,0 +1,346 @@
+"""The JSON API over real sockets: each resource, pages of them, rights, and hostile names and bodies."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import pytest
+import trio
+from browsing import USERS, site
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from amqp_rt import Message, Plain
+from amqp_rt.broker import Queue, Schedule
+
+pytestmark = pytest.mark.req("G6")
+
+#: Names and bodies that mean something to parsers of paths, HTML, JSON, logs or terminals.
+HOSTILE = [
+    "a/b/../c",
+    "..",
+    ".",
+    "%2F",
+    "a?b#c",
+    "<script>alert(1)</script>",
+    "\"'&;--",
+    "a\u202eb\u0000c",
+    "\x1b[31m",
+    "name with spaces",
+    "ä𝄞",
+    "x" * 500,
+    "nodes",
+    "a+b=c",
+]
+
+
+async def items(client: httpx2.AsyncClient, path: str, **query: Any) -> list[dict[str, Any]]:
+    answer = await client.get(f"/api/v1/{path}", params=query)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["items"]
+    return found
+
+
+async def status_of(client: httpx2.AsyncClient, method: str, path: str, **options: Any) -> int:
+    answer = await client.request(method, f"/api/v1/{path}", **options)
+    if answer.status_code >= 400:
+        assert answer.headers["content-type"] == "application/problem+json", answer.text
+        assert {"type", "title", "status", "detail"} <= {*answer.json()}
+        assert answer.json()["status"] == answer.status_code
+    return answer.status_code
+
+
+async def test_the_life_of_a_node() -> None:
+    async with site() as web, web.client("root") as root:
+        given = {"kind": "queue", "max_deliveries": 5, "dead_letter": "other"}
+        answer = await root.put("/api/v1/nodes/new", json=given)
+        assert (answer.status_code, answer.json()["max_deliveries"]) == (201, 5), answer.text
+        assert await status_of(root, "PUT", "nodes/new", json={"kind": "queue"}) == 409
+        answer = await root.patch("/api/v1/nodes/new", json={"max_deliveries": 7})
+        assert (answer.status_code, answer.json()["max_deliveries"]) == (200, 7)
+        assert (await root.get("/api/v1/nodes/new")).json()["dead_letter"] == "other"
+        assert await status_of(root, "PATCH", "nodes/new", json={"max_deliverys": 7}) == 400
+        assert await status_of(root, "PUT", "nodes/bad", json={"kind": "tower"}) == 400
+        assert await status_of(root, "DELETE", "nodes/new") == 204
+        assert await status_of(root, "GET", "nodes/new") == 404
+        assert (await root.head("/api/v1/nodes/other")).status_code == 200
+
+
+async def test_messages_are_published_peeked_moved_and_purged() -> None:
+    async with site() as web, web.client("root") as root:
+        for body in (
+            {"body": "hello", "subject": "s", "application_properties": {"a": 1}},
+            {"body": {"id": 1}, "durable": False, "priority": 9},
+            {"base64": b64encode(b"\xff\x00").decode(), "content_type": "image/png"},
+            {"body": "<b>", "content_type": "text/html"},
+        ):
+            answer = await root.post("/api/v1/nodes/other/publish", json=body)
+            assert (answer.status_code, answer.json()) == (200, {"outcome": "accepted"})
+        rows = await items(root, "messages", node="other")
+        assert [each.get("body") for each in rows] == ["hello", '{"id":1}', None, "<b>"]
+        assert rows[0]["properties"]["subject"] == "s"
+        assert rows[0]["application_properties"] == {"a": 1}
+        assert (rows[1]["header"]["priority"], rows[1]["properties"]["content_type"]) == (
+            9,
+            "application/json",
+        )
+        assert rows[2]["base64"] == "/wA="
+        assert await items(root, "nodes/other/peek", count=1) == rows[:1]
+        answer = await root.post("/api/v1/nodes/other/move", json={"to": "team/q", "count": 3})
+        assert answer.json() == {"messages": 3}
+        answer = await root.post(f"/api/v1/nodes/{quote('team/q', safe='')}/purge")
+        assert answer.json() == {"messages": 3}
+        assert web.broker.stats("other").available == 1
+        for body, status in (
+            ({"bodi": 1}, 400),
+            ({"body": "x", "base64": ""}, 400),
+            ({"base64": "!"}, 400),
+            ({"body": "x", "priority": 1_000}, 400),
+            ({"body": "x", "durable": True}, 409),
+        ):
+            found = await status_of(root, "POST", "nodes/other/publish", json=body)
+            assert found == status, (body, found)
+        assert await status_of(root, "POST", "nodes/none/publish", json={"body": 1}) == 404
+        assert await status_of(root, "POST", "nodes/other/move", json={}) == 400
+        assert await status_of(root, "POST", "nodes/other/move", json={"to": 1}) == 400
+        assert await status_of(root, "POST", "nodes/other/move", json={"to": "none"}) == 404
+        assert await status_of(root, "POST", "nodes/other/burn") == 404
+        assert await status_of(root, "GET", "nodes/other/purge") == 405
+
+
+async def test_every_resource_is_listed() -> None:
+    async with site(journal=True) as web, web.client("root") as root:
+        await web.broker.declare(Schedule("nightly", to="other", every_s=3_600, payload="x"))
+        (url,) = await web.broker.listen("amqp://127.0.0.1:0")
+        async with (
+            web.broker.container.connect(
+                url, auth=Plain("ops", USERS["ops"]), reconnect=None
+            ) as peer,
+            peer.receiver("team/t", name="sub", timeout=60) as _,
+        ):
+            names = (await root.get("/api/v1/")).json()["resources"]
+            found = {
+                name: await items(root, name)
+                for name in names
+                if name not in ("messages", "journal")
+            }
+            assert {each["name"] for each in found["nodes"]} >= {"team/q", "other", "team/t"}
+            assert {each["user"] for each in found["connections"]} == {"root", "ops"}
+            assert len(found["sessions"]) >= 2
+            (link,) = [each for each in found["links"] if each["link_name"] == "sub"]
+            assert (link["address"], link["role"]) == ("team/t", "receiver")
+            assert [each["topic"] for each in found["subscriptions"]] == ["team/t"]
+            assert {each["name"] for each in found["users"]} == {*USERS}
+            assert [each["rights"] for each in found["rules"]] == ["manage", "manage", "send"]
+            assert [each["name"] for each in found["virtual-hosts"]] == [""]
+            (terminus,) = found["termini"]
+            assert (terminus["link"], terminus["user"], terminus["links"]) == ("sub", "ops", 1)
+            assert found["transactions"] == []
+            assert [each["to"] for each in found["schedules"]] == ["other"]
+            path = f"termini/{quote(terminus['name'], safe='')}"
+            assert await status_of(root, "DELETE", path) == 409
+            assert await status_of(root, "DELETE", f"connections/{link['connection']}") == 204
+        with trio.fail_after(5):
+            while (await items(root, "termini"))[0]["links"]:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        assert (await items(root, "termini"))[0]["expires_in_s"] <= 60
+        assert await status_of(root, "DELETE", path) == 204
+        assert await items(root, "termini") == []
+
+
+async def test_the_journal_is_read_page_by_page() -> None:
+    async with site(journal=True) as web, web.client("root") as root:
+        for _ in range(3):
+            web.broker.publish("other", Message("x").encode())
+        with trio.fail_after(5):
+            while web.broker.stats("$journal").available < 3:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        seen: list[int] = []
+        after: str | None = None
+        while True:
+            query = {"limit": "2", **({} if after is None else {"after": after})}
+            answer = (await root.get("/api/v1/journal", params=query)).json()
+            seen += [each["message_annotations"]["x-opt-offset"] for each in answer["items"]]
+            after = answer["next"]
+            if after is None:
+                break
+        assert seen == ["0", "1", "2"], seen
+        assert {each["application_properties"]["event"] for each in answer["items"]} == {
+            "published"
+        }
+        assert len(await items(root, "messages", node="$journal", limit=2)) == 2
+
+
+async def test_connections_are_closed() -> None:
+    async with site() as web, web.client("root") as root, web.client("ops") as ops:
+        await ops.get("/api/v1/session")
+        rows = await items(root, "connections")
+        (name,) = [each["name"] for each in rows if each["user"] == "ops"]
+        assert await status_of(root, "DELETE", f"connections/{name}") == 204
+        await web.wait(["root"])
+
+
+async def test_users_are_managed() -> None:
+    async with site() as web, web.client("root") as root:
+        assert await status_of(root, "PUT", "users/new", json={"password": "n-password"}) == 201
+        assert "password" not in (await root.get("/api/v1/users/new")).text
+        async with web.client(auth=("new", "n-password")) as new:
+            assert (await new.get("/api/v1/session")).status_code == 200
+            assert await status_of(root, "DELETE", "users/new") == 204
+            # The session has ended with its user.
+            assert (await new.get("/api/v1/session")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("user", "method", "path", "status"),
+    [
+        ("ops", "GET", "nodes/team%2Fq", 200),
+        ("ops", "GET", "nodes/other", 403),
+        ("ops", "DELETE", "nodes/other", 403),
+        ("ops", "POST", "nodes/other/purge", 403),
+        ("ops", "POST", "nodes/team%2Fq/purge", 200),
+        ("ops", "GET", "connections", 403),
+        ("ops", "GET", "users", 403),
+        ("ops", "GET", "rules", 403),
+        ("ops", "GET", "messages?node=other", 403),
+        ("ops", "GET", "messages?node=team%2Fq", 200),
+        ("ops", "GET", "journal", 403),
+        ("shop", "GET", "nodes/team%2Fq", 403),
+        ("shop", "GET", "messages?node=team%2Fq", 403),
+        ("shop", "GET", "access?right=send&address=x", 403),
+    ],
+)
+async def test_rights_are_those_of_amqp(user: str, method: str, path: str, status: int) -> None:
+    async with site() as web, web.client(user) as client:
+        assert await status_of(client, method, path) == status
+        if user == "ops":
+            assert [each["name"] for each in await items(client, "nodes")] == ["team/q", "team/t"]
+        if user == "shop" and "node" in path:
+            send = "nodes/team%2Fq/publish"
+            assert await status_of(client, "POST", send, json={"body": "x"}) == 200
+            assert await status_of(client, "POST", "nodes/other/publish", json={"body": "x"}) == 403
+
+
+async def test_rights_are_explained() -> None:
+    async with site() as web, web.client("root") as root:
+        query = {"user": "shop", "right": "send", "address": "team/q"}
+        answer = await root.get("/api/v1/access", params=query)
+        assert answer.json()["allowed"] is True
+        answer = await root.get("/api/v1/access", params={**query, "address": "other"})
+        assert answer.json()["allowed"] is False
+
+
+async def pages_of(client: httpx2.AsyncClient, path: str, **query: Any) -> list[str]:
+    """Return the names of all pages."""
+    names: list[str] = []
+    after: str | None = None
+    while True:
+        given = query | ({} if after is None else {"after": after})
+        answer = (await client.get(f"/api/v1/{path}", params=given)).json()
+        names += [each["name"] for each in answer["items"]]
+        after = answer["next"]
+        if after is None:
+            assert answer["total"] == len(names)
+            return names
+
+
+async def test_pages_follow_each_other_in_an_order() -> None:
+    async with site() as web, web.client("root") as root:
+        await web.broker.declare(*(Queue(f"row-{each:02}") for each in range(25)))
+        for each in range(25):
+            for _ in range(each % 7):
+                web.broker.publish(f"row-{each:02}", Message("x").encode())
+        names = [f"row-{each:02}" for each in range(25)]
+        for limit in (1, 4, 25, 26):
+            found = await pages_of(root, "nodes", q="ROW-0", limit=limit)
+            assert found == names[:10]
+            found = await pages_of(root, "nodes", q="row-", sort="-name", limit=limit)
+            assert [each for each in found if each in names] == names[::-1]
+            found = await pages_of(root, "nodes", q="row-", sort="-available", limit=limit)
+            depths = [int(each[4:]) % 7 for each in found if each in names]
+            assert depths == sorted(depths, reverse=True)
+            assert {*names} <= {*found}
+            found = await pages_of(root, "nodes", sort="available", limit=limit, fields="name")
+            assert len(found) == len({*found})
+        for query in ({"after": "x"}, {"after": "é" * 5}, {"limit": "x"}, {"limit": 501}):
+            assert await status_of(root, "GET", "nodes", params=query) == 400
+        assert await items(root, "nodes", q="nowhere") == []
+
+
+async def test_rows_have_the_fields_asked_for() -> None:
+    async with site() as web, web.client("root") as root:
+        rows = await items(root, "nodes", fields="available,kind", q="other")
+        assert rows == [{"name": "other", "available": 0, "kind": "queue"}]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_names(name: str) -> None:
+    async with site() as web, web.client("root") as root:
+        path = "/api/v1/nodes/" + quote(name, safe="").replace(".", "%2E")
+        answer = await root.request("PUT", path, json={"kind": "queue"})
+        if answer.status_code != 201:
+            assert answer.status_code == 400, answer.text
+            return
+        assert web.broker.has(name)
+        assert (await root.get(path)).json()["name"] == name
+        body = {"body": name, "application_properties": {name: name}}
+        assert (await root.post(f"{path}/publish", json=body)).status_code == 200
+        (row,) = await items(root, "messages", node=name)
+        assert (row["body"], row["application_properties"]) == (name, {name: name})
+        assert name in [each["name"] for each in await items(root, "nodes", q=name)]
+        assert (await root.delete(path)).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b"", "application/json", 400),
+        (b"{", "application/json", 400),
+        (b"[]", "application/json", 400),
+        (b"1", "application/json", 400),
+        (b"[" * 100_000, "application/json", 413),
+        (b"[" * 60_000, "application/json", 400),
+        (b'{"kind":' * 8_000, "application/json", 400),
+        (b"\xff\xfe", "application/json", 400),
+        (b'{"kind":"queue"}', "text/plain", 415),
+        (b'{"kind":"queue"}', "application/x-www-form-urlencoded", 415),
+        (b'{"kind":"queue","name":"other"}', "application/json", 400),
+        (b'{"kind":{"a":[1,2,{}]}}', "application/json", 400),
+        (b'{"kind":"queue","max_deliveries":1e999}', "application/json", 400),
+        (b'{"kind":"queue","max_deliveries":99999999999999999999}', "application/json", 400),
+    ],
+)
+async def test_hostile_bodies(body: bytes, kind: str, status: int) -> None:
+    async with site() as web, web.client("root") as root:
+        answer = await root.put("/api/v1/nodes/new", content=body, headers={"content-type": kind})
+        assert answer.status_code == status, answer.text
+        assert not web.broker.has("new")
+        assert (await root.get("/api/v1/session")).status_code == 200
+
+
+async def test_the_document_describes_what_is_answered() -> None:
+    async with site() as web, web.client("root") as root:
+        document = (await root.get("/api/v1/openapi.json")).json()
+        OpenAPIV31SpecValidator(document).validate()
+        listed = (await root.get("/api/v1/")).json()["resources"]
+        assert {f"/{each}" for each in listed} <= {*document["paths"]}
+        # Every path is answered, with a status that the document has.
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                there = path.replace("{name}", "other")
+                query = {
+                    each["name"]: "other"
+                    for each in operation["parameters"]
+                    if each["in"] == "query" and each.get("required")
+                }
+                if method in ("get", "delete") or "purge" in path:
+                    answer = await root.request(method, f"/api/v1{there}", params=query)
+                    known = {*operation["responses"]} - {"default"}
+                    assert str(answer.status_code) in known or answer.status_code in (400, 404)
+                if method == "delete" and path == "/nodes/{name}":
+                    await web.broker.declare(Queue("other"))
+        # Management describes the attributes, once.
+        queue = document["components"]["schemas"]["Queue"]["properties"]
+        assert {*queue} == {*Queue.__struct_fields__}

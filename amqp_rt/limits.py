@@ -399,6 +399,8 @@ class Limits(Struct, frozen=True, gc=False):
     #: answers that it has not taken.
     management_pairs_max: int = 16
     management_bytes_max: int = 4 * MIB
+    #: Nodes whose depth and rates the console records, for all sessions together: some 30 KB each.
+    console_watched_nodes_max: int = 200
     #: Filters in the filter-set of one source.
     filters_max: int = 16
     #: Entries of all the property filters of one source together.

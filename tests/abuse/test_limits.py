@@ -133,7 +133,10 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         "../plugins/console/tests/test_http_limits.py::test_connections_without_a_request_end",
     ),
     "http_streams_max": (
-        "../plugins/console/tests/test_http_limits.py::test_answers_that_go_on_are_bounded",
+        "../plugins/console/tests/test_console_streams.py::test_streams_are_bounded",
+    ),
+    "console_watched_nodes_max": (
+        "../plugins/console/tests/test_console_parts.py::test_the_number_of_watched_nodes_is_bounded",
     ),
     "http_rows_max": ("../plugins/console/tests/test_http_limits.py::test_rows_are_bounded",),
     "management_rows_max": ("management/test_management.py::test_a_query_has_pages",),

@@ -147,7 +147,9 @@ class HttpDoor:
     async def _listen(self, nursery: trio.Nursery) -> str:
         """Accept connections in tasks of *nursery*; return the URL with the port."""
         self._sessions = WebSessions(self.broker, nursery)
-        routes = [*Api(self.broker).routes(), *pages.routes()]
+        console = pages.Console(self.broker, self.streams, read_only=self.read_only)
+        nursery.start_soon(console.run)
+        routes = [*Api(self.broker).routes(), *console.routes()]
         guard = Guard(
             Router(routes, redirect_slashes=False, default=_not_found),
             broker=self.broker,

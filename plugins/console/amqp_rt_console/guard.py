@@ -34,6 +34,8 @@ SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 #: Paths that take no login: the form for it, and files that are the same for everybody.
 LOGIN_PATH: Final = "/login"
 STATIC_PATH: Final = "/static/"
+#: Requests with a form that change nothing but their session: its end, and what its pages observe.
+_WITHOUT_CHANGES: Final = frozenset({"/logout", "/watch", "/ladder"})
 #: Octets of the body of a login, whose sender is a stranger.
 _LOGIN_MAX: Final = 16 * 1024
 #: Fields of a form.
@@ -156,7 +158,7 @@ class Guard:
             raise _unauthorized(request)
         if not changes:
             return request.receive
-        if self._read_only and path != "/logout":
+        if self._read_only and path not in _WITHOUT_CHANGES:
             raise Problem(403, "this door is read-only", "amqp:not-allowed")
         body = await _read(request, self._broker.container.limits.http_body_max)
         state.form = _form(request, body)

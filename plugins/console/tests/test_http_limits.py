@@ -263,8 +263,3 @@ async def test_rows_are_bounded(autojump_clock: Any) -> None:
             assert answer is not None
             assert answer[0] == status
         assert json.loads(answer[2])["detail"] == "limit is a whole number from 1 to 7, not '0'"
-
-
-async def test_answers_that_go_on_are_bounded() -> None:
-    async with wired(http_streams_max=2) as web:
-        assert web.door.streams.total_tokens == 2

@@ -1,4 +1,4 @@
-"""Pages of the login, of problems, and the first page."""
+"""Pages of the login, and its end."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ from amqp_rt.errors import AmqpError, AuthenticationFailed
 
 from ..credentials import by_password
 from ..guard import set_cookie
-from ..problems import Problem, problem_of
-from .rendering import render
-
-
-async def home(request: Request) -> Response:
-    """Show the first page."""
-    return render(request, "home.html")
+from ..problems import problem_of
+from .rendering import Page, html
 
 
 async def show_login(request: Request) -> Response:
     """Show the form of the login."""
-    return render(
-        request, "login.html", then=_own_path(request.query_params.get("next", "/")), problem=None
-    )
+    return _login_page(_own_path(request.query_params.get("next", "/")))
 
 
 async def log_in(request: Request) -> Response:
@@ -35,12 +28,10 @@ async def log_in(request: Request) -> Response:
         )
         _, token = await request.state.door.sessions.log_in(login, request.state.arrival)
     except AuthenticationFailed:
-        return render(
-            request, "login.html", 401, then=then, problem=Problem(401, "The login failed.")
-        )
+        return _login_page(then, "the login failed", 401)
     except AmqpError as error:
         problem = problem_of(error)
-        return render(request, "login.html", problem.status, then=then, problem=problem)
+        return _login_page(then, problem.detail, problem.status)
     if request.state.session is not None:
         request.state.session.end()
     answer = RedirectResponse(then, 303)
@@ -56,9 +47,8 @@ async def log_out(request: Request) -> Response:
     return answer
 
 
-def problem_page(request: Request, problem: Problem) -> Response:
-    """Return the page that shows why a request was refused."""
-    return render(request, "problem.html", problem.status, problem=problem)
+def _login_page(then: str, failure: str = "", status: int = 200) -> Response:
+    return html(Page("login.html", "Log in", {"then": then}, failure=failure, status=status))
 
 
 def _own_path(text: str) -> str:

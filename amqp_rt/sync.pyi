@@ -12,7 +12,7 @@ import trio
 
 from amqp_rt.broker.bindings import RoutingTable
 from amqp_rt.broker.broker import AddOn
-from amqp_rt.broker.durable.journal import Executor
+from amqp_rt.broker.durable.opening import Executor
 from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.statistics import LogStats, NodeStats, ScheduleStats, SubscriptionStats
@@ -530,6 +530,8 @@ class Broker(TrioBlock):
         incarnation: str | None = ...,
         virtual_host: str = ...,
     ) -> None: ...
+    @property
+    def standby(self) -> str: ...
     def listen(
         self, *urls: str, profile: Profile | None = ..., proxy_protocol: ProxyProtocol | None = ...
     ) -> list[str]: ...

@@ -136,6 +136,8 @@ READS_TIME = {"clock"}
 #: Modules of the package that a plug-in may import.
 PLUGINS_MAY_IMPORT = {
     *("amqp_rt", "amqp_rt.fronts", "amqp_rt.stores", "amqp_rt.testing", "amqp_rt.core"),
+    # For stores of their own.
+    "amqp_rt.stores.base",
     *("amqp_rt.net.blocking", "amqp_rt.broker.bindings", "amqp_rt.fronts.amqp10"),
     # Shared vocabulary: values of the wire, and types of messages, outcomes and errors.
     *("amqp_rt.values", "amqp_rt.message", "amqp_rt.errors", "amqp_rt.outcomes", "amqp_rt.termini"),

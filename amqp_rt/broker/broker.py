@@ -41,6 +41,7 @@ from ..net.memory import MemoryNetwork
 from ..net.proxy_headers import ProxyProtocol
 from ..net.tls import ServerTls
 from ..observers import Observer
+from ..outcomes import Error
 from ..security.access import Access, reserved
 from ..security.bearer import VerifyToken
 from ..security.identities import Users
@@ -51,7 +52,8 @@ from ..telemetry.stuck import StuckWatch
 from .bindings import RoutingTable
 from .branches.peers import PeerBranches
 from .declarations import declarations_in, declared_by
-from .durable.journal import Executor, Journal
+from .durable.journal import Journal
+from .durable.opening import Executor
 from .host import BrokerHost
 from .kinds.logs import LogNode
 from .kinds.queues import QueueNode
@@ -115,7 +117,8 @@ class Broker(TrioBlock):
         trace: A folder for traces of connections; see :class:`~amqp_rt.Container`.
         observe: Observers of the operations on messages; see :class:`~amqp_rt.Container`.
         management: Answer at ``$management``.
-        store: Store of declared nodes and durable messages: ``"sqlite:PATH"``, a
+        store: Store of declared nodes and durable messages: ``"sqlite:PATH"``, the URL of a store that a
+            plug-in provides, such as ``"postgresql://HOST/DATABASE"``, a
             :class:`~amqp_rt.stores.base.Store`, or None for no store. Without one, durable messages
             are refused (Part 3 §3.2.1).
         volatile: Accept durable messages although there is no store.
@@ -533,6 +536,8 @@ class Broker(TrioBlock):
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[Self]:
+        if self.host.journal is not None:
+            self.host.journal.on_lost = self._stop_serving
         try:
             await self.host.restore()
             self.host.declare_journals()
@@ -553,6 +558,20 @@ class Broker(TrioBlock):
         finally:
             with trio.CancelScope(shield=True):
                 await self.host.close()
+
+    @property
+    def standby(self) -> str:
+        """Why the broker waits for its store while it starts: another broker uses it. Empty otherwise."""
+        return "" if self.host.journal is None else self.host.journal.standby
+
+    def _stop_serving(self, error: AmqpError) -> None:
+        """Close listeners and connections, since another broker may use the store: clients turn to that one."""
+        container = self.container
+        container.fail(error)
+        container.listener_nursery.cancel_scope.cancel()
+        container.entry.close_all(
+            Error("amqp:connection:forced", f"{container.name!r} has lost its store")
+        )
 
     async def listen(
         self,
@@ -643,10 +662,10 @@ class Broker(TrioBlock):
 
 
 def store_of(text: str) -> Store | None:
-    """Return the store for ``sqlite:PATH``, or None for ``memory:``.
+    """Return the store for ``sqlite:PATH`` or the URL of a plug-in's store, or None for ``memory:``.
 
     Raises:
-        AmqpError: *text* is neither.
+        AmqpError: *text* is neither, or the plug-in is not installed. The text has no password.
     """
     kind, colon, path = text.partition(":")
     if kind == "memory" and colon and not path:
@@ -655,8 +674,20 @@ def store_of(text: str) -> Store | None:
         from ..stores.sqlite import SQLiteStore  # imported here because it loads SQLite
 
         return SQLiteStore(path)
+    for found in entry_points(group=_STORES, name=kind) if colon else ():
+        make: Callable[[str], Store] = found.load()
+        return make(text)
+    if kind in _STORES_OF_PLUGINS:
+        package = _STORES_OF_PLUGINS[kind]
+        raise AmqpError(
+            f"a store at {kind}: needs the plug-in {package}: pip install {package}",
+            condition="amqp:not-found",
+        )
+    # The rest of a URL may hold a password.
+    shown = f"{kind}:…" if "@" in path else text
     raise AmqpError(
-        f"{text!r} is no store: it is memory: or sqlite:PATH, such as sqlite:broker.db",
+        f"{shown!r:.200} is no store: it is memory:, sqlite:PATH, such as sqlite:broker.db, or "
+        "postgresql://USER@HOST/DATABASE",
         condition="amqp:invalid-field",
     )
 
@@ -668,6 +699,10 @@ _FRONTS: Final = "amqp_rt.fronts"
 _ADDONS: Final = "amqp_rt.addons"
 #: Entry point group of profiles: functions from a broker to a :class:`~amqp_rt.container.profiles.Profile`.
 _PROFILES: Final = "amqp_rt.profiles"
+#: Entry point group of stores: functions from a URL, by its scheme, to a :class:`~amqp_rt.stores.base.Store`;
+#: and the plug-ins of this project that provide some.
+_STORES: Final = "amqp_rt.stores"
+_STORES_OF_PLUGINS: Final = dict.fromkeys(("postgres", "postgresql"), "amqp-rt-postgres")
 
 
 def front_of(name: str) -> Front:

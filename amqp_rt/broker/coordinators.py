@@ -13,7 +13,7 @@ from ..outcomes import ACCEPTED, Error, Received, Rejected
 from ..termini import Coordinator
 from ..transactions import Declare, Declared, Discharge
 from ..values import Symbol
-from .durable.journal import InDoubt
+from .durable.answers import InDoubt
 from .transactions import Transaction, Transactions
 
 #: Capabilities of the coordinator: several transactions in a session, each usable from all sessions

@@ -245,7 +245,7 @@ class BrokerHost:
         if journal is not None and journal.failure is not None:
             yield f"the store has failed: {journal.failure.description}"
         elif journal is not None and not journal.is_open:
-            yield "the store is not open"
+            yield f"standby: {journal.standby}" if journal.standby else "the store is not open"
 
     def sweep(self) -> None:
         """Do periodic work: expire messages, termini, stages and leases, and apply retention."""

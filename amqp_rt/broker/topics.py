@@ -28,7 +28,8 @@ from typing import Any, Final
 from ..fronts.base import IncomingDelivery
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error, Outcome
-from .durable.journal import Journal, QueueLedger, Unit, accept, refuse
+from .durable.answers import accept, refuse
+from .durable.journal import Journal, QueueLedger, Unit
 from .entries import Entry, head_of
 from .filtering.filters import FilterSet
 from .queue.accounts import WORK_OF_AN_END, Counts, Memory

@@ -21,7 +21,8 @@ from ..fronts.base import IncomingDelivery, LinkConnection, LinkSession, Receivi
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected, Released, rejected
 from ..transactions import TransactionalState
-from .durable.journal import Gathering, InDoubt, Journal, QueueLedger, Unit
+from .durable.answers import InDoubt
+from .durable.journal import Gathering, Journal, QueueLedger, Unit
 from .entries import NEVER, Entry
 from .queue.subscriptions import DistributionNode, Enlisted, Subscription
 
@@ -317,7 +318,7 @@ class Transaction:
         """Commit, and call *done* after that.
 
         *done* gets an error if nothing was done, or if that is unknown
-        (:class:`~amqp_rt.broker.durable.journal.InDoubt`).
+        (:class:`~amqp_rt.broker.durable.answers.InDoubt`).
         """
         self.over = True
         inlets = {inlet: None for inlet, _, _ in self._posts}

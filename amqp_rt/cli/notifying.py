@@ -10,11 +10,15 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import trio
 
 log = logging.getLogger("amqp_rt.cli")
+
+#: Seconds for which a service manager is asked to wait for a standby, again and again.
+STANDBY_MORE_S: Final = 30
 
 
 class ServiceManager:
@@ -50,6 +54,15 @@ class ServiceManager:
     def stopping(self) -> None:
         """Report that the service has begun to stop."""
         self._send(STOPPING="1", STATUS="stopping")
+
+    async def show_standby(self, reason: Callable[[], str]) -> None:
+        """Ask for more time while the start waits for another program, because of *reason*; it never returns."""
+        while self._address:
+            if why := reason():
+                self._send(
+                    STATUS=f"standby: {why}", EXTEND_TIMEOUT_USEC=str(STANDBY_MORE_S * 1_000_000)
+                )
+            await trio.sleep(1)
 
     async def show_life(self) -> None:
         """Send signs of life, as long as the event loop runs; return at once if none are expected."""

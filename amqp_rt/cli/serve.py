@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -29,6 +30,7 @@ from ..net.tls import ServerTls
 from ..net.traces.recording import Traces
 from ..security.access import Access
 from ..security.identities import Users, parse_user
+from ..stores.base import SharedStore
 from .configured import ConfiguredCommand
 from .environment import SecretOption
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
@@ -138,10 +140,12 @@ log = logging.getLogger("amqp_rt.cli")
 )
 @click.option(
     "--store",
+    cls=SecretOption,
     metavar="STORE",
     default="memory:",
     show_default=True,
-    help="Store of nodes and durable messages: sqlite:PATH, or memory: to store nothing.",
+    help="Store of nodes and durable messages: sqlite:PATH, postgresql://USER@HOST/DATABASE if amqp-rt-postgres is "
+    "installed, or memory: to store nothing. A password belongs in the file of AMQP_RT_SERVE_STORE_FILE or PGPASSFILE.",
 )
 @click.option(
     "--volatile",
@@ -426,13 +430,15 @@ def serve(  # noqa: C901
     async def main() -> None:
         # Signals are handled until the very end, so that a second one can end the wait.
         async with trio.open_nursery() as nursery:
-            await nursery.start(stop_on_signals, broker.stop)
+            await nursery.start(stop_on_signals, partial(_stop, broker, nursery.cancel_scope))
             if tls is not None:
                 await nursery.start(_reload_on_hangup, tls, manager)
             more: dict[str, object] = {}
             if asked is not None:
                 # Before the broker, whose store may take long to read: it is not ready until then.
                 more["probe"] = await nursery.start(asked.serve, probe)
+            if isinstance(kept, SharedStore):
+                nursery.start_soon(manager.show_standby, lambda: broker.standby)
             async with broker:
                 await broker.declare(*declared)
                 for file in files:
@@ -454,6 +460,13 @@ def serve(  # noqa: C901
     finally:
         if end_otel is not None:
             end_otel()
+
+
+def _stop(broker: Broker, scope: trio.CancelScope) -> None:
+    """Stop *broker*; if it waits for another one in *scope*, end that."""
+    broker.stop()
+    if broker.standby:
+        scope.cancel()
 
 
 def _probe(broker: Broker, url: str) -> Probe:

@@ -157,6 +157,8 @@ class Container(TrioBlock):
     """
 
     _public_name = "Container"
+    #: Why its start waits for another program: it never does.
+    standby: Final = ""
 
     #: Waits for the sockets of all connections in one task, on systems that support it.
     reactor: Reactor | None = None

@@ -20,6 +20,10 @@ class Application(Protocol):
     """Container or broker, as a program runs it."""
 
     @property
+    def standby(self) -> str:
+        """Why its start waits for another program; empty if it does not."""
+
+    @property
     def timed(self) -> Sequence[object]:
         """Functions that run at certain times, which need no peer."""
 
@@ -62,7 +66,9 @@ async def run_application(
     async with trio.open_nursery() as watching:
         # Signals are handled until the very end, so that a second one can end the wait for the first.
         if signals:
-            await watching.start(stop_on_signals, application.stop)
+            await watching.start(
+                stop_on_signals, partial(_stop, application, watching.cancel_scope)
+            )
         async with application, AsyncExitStack() as connections:
             bound = await application.listen(*([listen] if isinstance(listen, str) else listen))
             served = url is None
@@ -84,6 +90,13 @@ async def run_application(
             # The connections carry the outcomes of the handlers that end now.
             await application.drain()
         watching.cancel_scope.cancel()
+
+
+def _stop(application: Application, scope: trio.CancelScope) -> None:
+    """Stop *application*; if it waits for another program in *scope*, end that."""
+    application.stop()
+    if application.standby:
+        scope.cancel()
 
 
 async def _cancel_after(wait: Callable[[], Any], scope: trio.CancelScope) -> None:

@@ -18,8 +18,8 @@ Methods block. A broker calls them from one worker thread, one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -35,11 +35,13 @@ __all__ = [
     "Chunk",
     "Damage",
     "OpenResult",
+    "SharedStore",
     "Store",
     "StoreBusy",
     "StoreDamaged",
     "StoreFailed",
     "StoreFull",
+    "StoreLost",
     "StoreRefused",
     "Stored",
     "StoredHead",
@@ -79,6 +81,14 @@ class StoreRefused(AmqpError):
 
 class StoreBusy(AmqpError):
     """The store is in use, by another process for example."""
+
+    default_condition = "amqp:resource-locked"
+
+
+class StoreLost(AmqpError):
+    """A store that several brokers may be started on is out of reach, or another broker uses it. Whether a
+    batch in progress was stored is unknown. The store is never opened again by the same object, since what
+    its broker has in memory may be out of date."""
 
     default_condition = "amqp:resource-locked"
 
@@ -402,3 +412,22 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close the store cleanly."""
+
+
+@runtime_checkable
+class SharedStore(Store, Protocol):
+    """Store that several brokers may be started on, of which one at a time uses it.
+
+    :meth:`open` raises :class:`StoreBusy` while another broker uses it, and is called again until it
+    succeeds. Every method may raise :class:`StoreLost`: then another broker uses it from now on, or may do so.
+    """
+
+    #: Called in any thread when the store was lost while no method was running; :meth:`rejoin` follows.
+    on_disconnected: Callable[[], None] | None
+
+    def rejoin(self) -> None:
+        """Continue with the store, if it was lost and no other broker has used it in the meantime.
+
+        Raises:
+            StoreLost: It cannot be used any more.
+        """

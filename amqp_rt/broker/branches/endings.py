@@ -14,8 +14,9 @@ from ...errors import AmqpError
 from ...outcomes import Error
 from ...transactions import XaStatus
 from ..durable import facts
+from ..durable.answers import InDoubt
 from ..durable.facts import BranchFact
-from ..durable.journal import InDoubt, Unit
+from ..durable.journal import Unit
 from .branch import Branch
 from .registry import Branches
 

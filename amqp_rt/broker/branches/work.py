@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Final, cast
 from ...codec.composites import decode_composite, encode_composite
 from ...outcomes import RELEASED, Accepted, Error, Modified, Outcome, Rejected, Released
 from ..durable import facts
+from ..durable.answers import InDoubt
 from ..durable.facts import BranchFact
-from ..durable.journal import InDoubt, Journal, QueueLedger, Unit
+from ..durable.journal import Journal, QueueLedger, Unit
 from ..entries import Entry, head_of
 from ..producers import Inlet
 from ..queue.queue import MessageQueue
@@ -110,7 +111,7 @@ class BranchWork(Transaction):
         """Prepare the work, and call *done* after that, with an error if it was rolled back instead.
 
         *fact* describes the branch; its posts and retirements are filled in. An
-        :class:`~amqp_rt.broker.durable.journal.InDoubt` means that it is unknown whether it is stored:
+        :class:`~amqp_rt.broker.durable.answers.InDoubt` means that it is unknown whether it is stored:
         nothing was rolled back then.
         """
         obstacle = self._find_error(self._detecting())
@@ -176,7 +177,7 @@ class BranchWork(Transaction):
     ) -> None:
         """Commit prepared work, and call *done* after that, with an error if it is still prepared.
 
-        An :class:`~amqp_rt.broker.durable.journal.InDoubt` means that it is unknown whether the commit is
+        An :class:`~amqp_rt.broker.durable.answers.InDoubt` means that it is unknown whether the commit is
         stored. *note* adds the end of the branch to the unit.
         """
         if any(inlet.is_gone for inlet, _, _ in self._posts):

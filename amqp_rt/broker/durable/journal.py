@@ -12,7 +12,7 @@ they make room. A disk that fails is not trusted again before the store has been
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -23,11 +23,22 @@ import trio
 from ...errors import AmqpError
 from ...fronts.base import IncomingDelivery
 from ...loglimit import LogLimiter, error_text
-from ...outcomes import ACCEPTED, Error, Outcome, Rejected
-from ...stores.base import ChangeSet, Store, StoreDamaged, StoreFailed, StoreFull, StoreRefused
+from ...outcomes import ACCEPTED, Error, Outcome
+from ...stores.base import (
+    ChangeSet,
+    SharedStore,
+    Store,
+    StoreDamaged,
+    StoreFailed,
+    StoreFull,
+    StoreLost,
+    StoreRefused,
+)
 from ...tallies import Distribution
 from ..entries import Entry, head_of
 from ..queue.queue import MessageQueue
+from .answers import InDoubt, Unanswered, no_outcomes, refuse
+from .opening import Executor, Threaded, open_store
 
 _log = logging.getLogger("amqp_rt.store")
 
@@ -47,23 +58,6 @@ _COMMIT_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 _BATCH_BOUNDS: Final = (1.0, 4.0, 16.0, 64.0, 256.0, 1_024.0, 4_096.0)
 #: Seconds between attempts to write changes that cannot be refused while the disk is full.
 FULL_RETRY_S: Final = 1.0
-
-
-class Executor(Protocol):
-    """Executor of blocking calls outside the event loop, one at a time and in order."""
-
-    def __call__(self, call: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
-
-
-class Threaded:
-    """Executor with one worker thread. A running call is finished even if its caller is cancelled."""
-
-    def __init__(self) -> None:
-        self._limiter = trio.CapacityLimiter(1)
-
-    async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
-        with trio.CancelScope(shield=True):
-            return await trio.to_thread.run_sync(call, *args, limiter=self._limiter)
 
 
 class Appended(Protocol):
@@ -268,6 +262,8 @@ class Journal:
         self.store = store
         self._log_limiter = LogLimiter()
         self.is_open = False
+        #: Why the store is not open yet: another broker uses it. Empty otherwise.
+        self.standby = ""
         #: Durations of commits, and numbers of messages in their batches.
         self.commit_seconds = Distribution(_COMMIT_BOUNDS_S)
         self.batch_messages = Distribution(_BATCH_BOUNDS)
@@ -277,6 +273,12 @@ class Journal:
         self.failure: AmqpError | None = None
         #: Called with the error for links whose outcomes can no longer be stored.
         self.on_failure: Callable[[Error], None] | None = None
+        #: Called with the error if the store belongs to another broker now: no link may be answered any more.
+        self.on_lost: Callable[[AmqpError], None] | None = None
+        #: Error with which units are refused once the store has been given up.
+        self._refusal = Error("amqp:internal-error")
+        #: Whether the store was lost, as far as it is known.
+        self._disconnected = False
         #: Called with an exception raised by a call of a unit, and the owner of that call.
         self.on_fault: Callable[[object, Exception], object] = _log_fault
         #: Called before the last commit, to add the changes that belong to it.
@@ -314,8 +316,13 @@ class Journal:
         Raises:
             AmqpError: The store cannot be opened; see :meth:`~amqp_rt.stores.base.Store.open`.
         """
-        opened = await self.call(self.store.open)
+        store = self.store
+        if isinstance(store, SharedStore):
+            token = trio.lowlevel.current_trio_token()
+            store.on_disconnected = partial(token.run_sync_soon, self._on_disconnected)
+        opened = await open_store(store, self.call, self._stand_by)
         self.is_open = True
+        self.standby = ""
         for damage in opened.damage:
             _log.error(
                 "lost: %s %d to %d of node %d: %s",
@@ -328,6 +335,15 @@ class Journal:
         if opened.aside is not None:
             _log.error("the damaged store is kept as %s", opened.aside)
 
+    def _stand_by(self, reason: str) -> None:
+        if not self.standby:
+            _log.info("standby: %s", reason)
+        self.standby = reason
+
+    def _on_disconnected(self) -> None:
+        self._disconnected = True
+        self._work.set()
+
     async def close(self) -> None:
         """Close the store; changes that were never written are lost."""
         if self.is_open:
@@ -337,7 +353,7 @@ class Journal:
     def add(self, unit: Unit) -> None:
         """Write *unit* with the next batch. Units are written in the order of these calls."""
         if self.failure is not None:
-            unit.refuse(Error.of(self.failure))
+            unit.refuse(self._refusal)
             return
         self._loose = None
         self._waiting.append(unit)
@@ -420,6 +436,8 @@ class Journal:
                 if idle.cancelled_caught:
                     await self._tidy()
                     await self._work.wait()
+                if self._disconnected:
+                    await self._rejoin()
                 await self._commit_all(linger=True)
         finally:
             if self.on_end is not None:
@@ -446,6 +464,14 @@ class Journal:
         except AmqpError as error:
             await self._reopen([], error)
 
+    async def _rejoin(self) -> None:
+        self._disconnected = False
+        if isinstance(self.store, SharedStore) and self.failure is None:
+            try:
+                await self._work_on(self.store.rejoin)
+            except AmqpError as error:
+                await self._reopen([], error)
+
     async def _commit_all(self, *, linger: bool) -> None:
         while self._waiting and self.failure is None:
             if linger and not any(unit.is_awaited for unit in self._waiting):
@@ -458,6 +484,8 @@ class Journal:
                 # If cancelled while the disk is full, the remaining units go into the last commit.
                 self._waiting[:0] = units
         self._work = trio.Event()
+        if self._disconnected:
+            self._work.set()
         self._idle.set()
 
     async def _write(self, units: list[Unit]) -> None:
@@ -544,8 +572,11 @@ class Journal:
     async def _reopen(self, units: list[Unit], error: AmqpError) -> None:
         """Reopen the store, which verifies it, and write *units* again: their result is unknown.
 
-        Writing a unit twice has the same effect as writing it once.
+        Writing a unit twice has the same effect as writing it once. A store that was lost stays closed.
         """
+        if isinstance(error, StoreLost):
+            self._give_up(units, error)
+            return
         _log.critical("%s", error)
         try:
             await self._work_on(self.store.close)
@@ -563,18 +594,26 @@ class Journal:
             except (StoreFull, StoreRefused) as refused:
                 await self._one_by_one(units, refused)
         except AmqpError as again:
-            _log.critical("the store is given up: %s", again)
-            self.failure = again
-            doubt = InDoubt(
-                "amqp:internal-error",
-                f"whether it was kept is not known, because the store was given up: {again}",
-            )
-            for waiting, why in ((units, doubt), (self._take(), Error.of(again))):
-                for unit in waiting:
-                    self._refuse(unit, why)
-            units.clear()
-            if self.on_failure is not None:
-                self.on_failure(_no_outcomes(again))
+            self._give_up(units, again)
+
+    def _give_up(self, units: list[Unit], error: AmqpError) -> None:
+        """Refuse all units from now on; the result of *units* is unknown."""
+        _log.critical("the store is given up: %s", error.description)
+        self.failure = error
+        lost = isinstance(error, StoreLost)
+        doubt = (Unanswered if lost else InDoubt)(
+            "amqp:internal-error",
+            f"whether it was kept is not known, because the store was given up: {error}",
+        )
+        self._refusal = doubt if lost else Error.of(error)
+        if lost and self.on_lost is not None:
+            self.on_lost(error)
+        for waiting, why in ((units, doubt), (self._take(), self._refusal)):
+            for unit in waiting:
+                self._refuse(unit, why)
+        units.clear()
+        if not lost and self.on_failure is not None:
+            self.on_failure(no_outcomes(error))
 
     def log_refused(self, count: int, address: str, error: Error, now: float) -> None:
         """Warn that *count* messages for *address* cannot be stored, within the rate limit of the log."""
@@ -604,32 +643,6 @@ async def _write_in_turns(unit: Unit, batch: ChangeSet, left: int) -> int:
 
 def _log_fault(owner: object, error: Exception) -> None:
     _log.error("an unexpected error of %r", owner, exc_info=error)
-
-
-class InDoubt(Error, gc=False):
-    """Error of changes of which it is unknown whether they were stored: any outcome might be wrong."""
-
-
-def accept(delivery: IncomingDelivery) -> None:
-    """Accept *delivery*, whose message is stored."""
-    delivery.settle(ACCEPTED)
-
-
-def refuse(delivery: IncomingDelivery, error: Error) -> None:
-    """Reject *delivery* because of *error*; if the result is unknown, send no outcome and detach its
-    link instead, so that the sender learns of it."""
-    if isinstance(error, InDoubt):
-        delivery.link.detach(Error(error.condition, error.description))
-    else:
-        delivery.settle(Rejected(error))
-
-
-def _no_outcomes(failure: AmqpError) -> Error:
-    return Error(
-        "amqp:internal-error",
-        "outcomes of durable messages cannot be kept any more, because the store of the broker was"
-        f" given up: {failure}; settle them again when the broker has been started again",
-    )
 
 
 class QueueLedger:
@@ -877,4 +890,4 @@ class QueueLedger:
             self._journal.loose.then(lambda: delivery.settle(outcome))
         else:
             # Without an outcome its peer would wait for ever.
-            delivery.link.detach(_no_outcomes(failure))
+            delivery.link.detach(no_outcomes(failure))

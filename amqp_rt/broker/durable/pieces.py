@@ -24,7 +24,8 @@ from ...transactions import TransactionalState
 from ..entries import NOWHERE, Entry, UnacceptableMessage
 from ..expiry import NEVER
 from ..transactions import UNKNOWN_TRANSACTION
-from .journal import Unit, refuse
+from .answers import refuse
+from .journal import Unit
 
 if TYPE_CHECKING:
     from ...fronts.base import IncomingDelivery, ReceivingLink

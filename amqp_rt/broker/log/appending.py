@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from ...fronts.base import IncomingDelivery
 from ...outcomes import Error
 from ...stores.base import ChangeSet, Store
-from ..durable.journal import Unit, accept, refuse
+from ..durable.answers import accept, refuse
+from ..durable.journal import Unit
 from ..entries import Entry
 from .annotations import partition_key
 from .partitions import Partition

@@ -12,8 +12,9 @@ import trio
 from ...fronts.base import IncomingDelivery, ReceivingLink
 from ...limits import Limits
 from ...outcomes import Error
+from ..durable.answers import accept, refuse
 from ..durable.facts import Claim
-from ..durable.journal import Journal, Unit, accept, refuse
+from ..durable.journal import Journal, Unit
 from ..entries import Entry, head_of, restored
 from ..producers import WINDOW, Intake
 from ..queue.accounts import Memory

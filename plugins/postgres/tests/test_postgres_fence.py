@@ -1,0 +1,389 @@
+"""One broker at a time uses a store: its lock, its epoch, batches in doubt, and connections that are lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from amqp_rt_postgres import PostgreSQLStore
+from postgresql import Cluster, running_cluster
+from wires import Wire
+
+from amqp_rt.errors import AmqpError
+from amqp_rt.stores.base import (
+    ChangeSet,
+    OpenResult,
+    Store,
+    StoreBusy,
+    StoreFailed,
+    StoreFull,
+    StoreLost,
+)
+
+pytestmark = [pytest.mark.foreign, pytest.mark.slow, pytest.mark.req("B26")]
+
+
+def put(store: Store, *sequences: int) -> None:
+    batch = ChangeSet()
+    for sequence in sequences:
+        batch.put(1, sequence, b"head", b"payload")
+    store.commit(batch)
+
+
+def there(store: Store) -> list[int]:
+    return [head.sequence for head in store.heads(1)]
+
+
+@pytest.fixture
+def active(database: str) -> Iterator[PostgreSQLStore]:
+    store = PostgreSQLStore(f"{database}?silent_s=1&rejoin_s=2")
+    assert store.open() == OpenResult(clean=True)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def admin(database: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(database, autocommit=True, options="-c search_path=amqp_rt") as connection:
+        yield connection
+
+
+def end_sessions(admin: psycopg.Connection) -> None:
+    """End the sessions of stores, as a network that forgets its connections does."""
+    admin.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'amqp-rt%'"
+    )
+
+
+def state(admin: psycopg.Connection) -> tuple[int, int]:
+    """Return epoch and number of the last batch."""
+    row = admin.execute("SELECT epoch, batch FROM state").fetchone()
+    assert row is not None
+    return row
+
+
+def test_a_second_broker_waits(database: str, active: PostgreSQLStore) -> None:
+    put(active, 1)
+    second = PostgreSQLStore(database)
+    for _ in range(2):
+        with pytest.raises(StoreBusy, match=r"is in use by amqp-rt .* at 127.0.0.1"):
+            second.open()
+    active.close()
+    assert second.open() == OpenResult(clean=True)
+    assert there(second) == [1]
+    second.close()
+
+
+def test_a_lost_connection_is_replaced(active: PostgreSQLStore, admin: psycopg.Connection) -> None:
+    put(active, 1)
+    before = state(admin)
+    end_sessions(admin)
+    put(active, 2)
+    end_sessions(admin)
+    assert there(active) == [1, 2]
+    assert state(admin) == (before[0], before[1] + 1)
+
+
+def test_an_idle_broker_notices_that_its_connection_is_lost(
+    active: PostgreSQLStore, admin: psycopg.Connection
+) -> None:
+    noticed = threading.Event()
+    active.on_disconnected = noticed.set
+    end_sessions(admin)
+    assert noticed.wait(5)
+    active.rejoin()
+    assert there(active) == []
+
+
+def test_the_old_broker_is_fenced(
+    database: str, active: PostgreSQLStore, admin: psycopg.Connection
+) -> None:
+    """Its connection is lost, and another broker is faster."""
+    put(active, 1)
+    second = PostgreSQLStore(database)
+    with pytest.raises(StoreBusy):
+        second.open()
+    end = threading.Event()
+
+    def wait() -> None:
+        while not end.is_set():
+            try:
+                second.open()
+            except StoreBusy:
+                time.sleep(0.01)
+            else:
+                return
+
+    active.lock.acquire()  # So that its watch does not reconnect.
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    session = active.session
+    assert session is not None
+    admin.execute("SELECT pg_terminate_backend(%s)", (session.pid,))
+    waiting.join(10)
+    active.lock.release()
+    put(second, 2)
+    for _ in range(2):
+        with pytest.raises(
+            StoreLost, match=r"is in use by amqp-rt .* now: this broker must not go on"
+        ):
+            put(active, 3)
+    with pytest.raises(StoreLost):
+        there(active)
+    # What its broker has in memory is out of date: it must be started again.
+    active.close()
+    with pytest.raises(StoreLost):
+        active.open()
+    assert there(second) == [1, 2]
+    second.close()
+
+
+def test_a_batch_of_a_former_epoch_fails(
+    active: PostgreSQLStore, admin: psycopg.Connection
+) -> None:
+    """Even with its connection and its lock: the epoch decides."""
+    put(active, 1)
+    admin.execute("UPDATE state SET epoch = epoch + 1")
+    with pytest.raises(StoreLost, match="this one must not go on"):
+        put(active, 2)
+    assert admin.execute("SELECT sequence FROM message").fetchall() == [(1,)]
+
+
+def test_the_winner_waits_for_a_batch_that_is_being_committed(
+    database: str, active: PostgreSQLStore, admin: psycopg.Connection
+) -> None:
+    epoch, number = state(admin)
+    with psycopg.connect(database, options="-c search_path=amqp_rt") as old:
+        old.execute("SELECT begin_batch(%s, %s)", (epoch, number + 1))
+        admin.execute("SET lock_timeout = 200")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            admin.execute("UPDATE state SET epoch = epoch + 1")
+        old.commit()
+        admin.execute("UPDATE state SET epoch = epoch + 1")
+        assert state(admin) == (epoch + 1, number + 1)
+        with pytest.raises(psycopg.DatabaseError, match="epoch 1 is over"):
+            old.execute("SELECT begin_batch(%s, %s)", (epoch, number + 2))
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "not kept"])
+def test_a_batch_in_doubt_is_stored_once(
+    postgresql: Cluster, database: str, admin: psycopg.Connection, kept: bool
+) -> None:
+    name = database.rpartition("/")[2]
+    with Wire(postgresql.port) as wire:
+        store = PostgreSQLStore(f"{postgresql.url(name, port=wire.port)}?silent_s=2&rejoin_s=10")
+        store.open()
+        admin.execute("SET search_path TO amqp_rt")
+        put(store, 1)
+        _, before = state(admin)
+        wire.swallows_answers = kept
+        wire.swallows_data = not kept
+
+        def mend() -> None:
+            until = time.monotonic() + 10
+            while time.monotonic() < until:
+                done = state(admin)[1] == before + 1
+                if wire.swallowed and done == kept:
+                    break
+                time.sleep(0.01)
+            wire.mend()
+
+        mending = threading.Thread(target=mend)
+        mending.start()
+        # Appending twice would be refused, or leave a gap.
+        batch = ChangeSet()
+        batch.put(1, 2, b"head", b"payload")
+        store.commit(batch)
+        mending.join()
+        assert there(store) == [1, 2]
+        assert state(admin)[1] == before + 1
+        store.close()
+
+
+def test_a_silent_database_is_noticed(postgresql: Cluster, database: str) -> None:
+    name = database.rpartition("/")[2]
+    with Wire(postgresql.port) as wire:
+        store = PostgreSQLStore(f"{postgresql.url(name, port=wire.port)}?silent_s=1&rejoin_s=1.5")
+        store.open()
+        wire.swallow()
+        began = time.monotonic()
+        with pytest.raises(StoreLost, match="cannot be reached again"):
+            put(store, 1)
+        assert time.monotonic() - began < 12
+        store.close()
+
+
+def test_a_silent_broker_is_disconnected(postgresql: Cluster, database: str) -> None:
+    name = database.rpartition("/")[2]
+    with Wire(postgresql.port) as wire:
+        store = PostgreSQLStore(f"{postgresql.url(name, port=wire.port)}?silent_s=1&rejoin_s=1")
+        store.open()
+        second = PostgreSQLStore(f"{database}?silent_s=1")
+        began = time.monotonic()
+        while time.monotonic() - began < 1.5:
+            # It is idle, but shows its life.
+            with pytest.raises(StoreBusy):
+                second.open()
+            time.sleep(0.1)
+        wire.swallow()
+        began = time.monotonic()
+        while True:
+            try:
+                second.open()
+            except StoreBusy:
+                assert time.monotonic() - began < 5
+                time.sleep(0.05)
+            else:
+                break
+        wire.mend()
+        with pytest.raises(StoreLost):
+            put(store, 1)
+        assert there(second) == []
+        store.close()
+        second.close()
+
+
+def test_lost_batches_of_the_database_are_noticed(
+    active: PostgreSQLStore, admin: psycopg.Connection
+) -> None:
+    """As after a failover to a replica that had not got all."""
+    put(active, 1)
+    put(active, 2)
+    with active.lock:
+        admin.execute("DELETE FROM message WHERE sequence = 2")
+        admin.execute("UPDATE state SET batch = batch - 1")
+        end_sessions(admin)
+        with pytest.raises(StoreLost, match="has lost the last 1 batches, which were acknowledged"):
+            put(active, 3)
+
+
+def test_a_full_disk_refuses_a_batch(active: PostgreSQLStore, admin: psycopg.Connection) -> None:
+    put(active, 1)
+    admin.execute(
+        "CREATE FUNCTION fill() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'no space left' USING ERRCODE = 'disk_full'; END $$"
+    )
+    admin.execute("CREATE TRIGGER full_disk BEFORE INSERT ON message EXECUTE FUNCTION fill()")
+    for _ in range(2):
+        with pytest.raises(StoreFull, match="no room"):
+            put(active, 2)
+    batch = ChangeSet()
+    batch.remove(1, 1)
+    active.commit(batch)
+    admin.execute("DROP TRIGGER full_disk ON message")
+    put(active, 2)
+    assert there(active) == [2]
+
+
+def test_a_batch_that_the_database_refuses_ends_with_the_connection(
+    active: PostgreSQLStore, admin: psycopg.Connection
+) -> None:
+    put(active, 1)
+    epoch, _ = state(admin)
+    admin.execute("ALTER TABLE message RENAME TO elsewhere")
+    for _ in range(2):
+        with pytest.raises(StoreFailed, match="cannot be written"):
+            put(active, 2)
+    admin.execute("ALTER TABLE elsewhere RENAME TO message")
+    # The journal closes the store and opens it again; no other broker has had it meanwhile.
+    active.close()
+    assert active.open() == OpenResult(clean=False)
+    put(active, 2)
+    assert there(active) == [1, 2]
+    assert state(admin)[0] == epoch
+
+
+def test_a_database_that_is_no_place_for_a_store(postgresql: Cluster, database: str) -> None:
+    postgresql.run("DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN PASSWORD 'geheim'")
+    name = database.rpartition("/")[2]
+    for url, text in [
+        (
+            f"postgresql://reader:geheim@127.0.0.1:{postgresql.port}/{name}",
+            "right to create a schema",
+        ),
+        (f"postgresql://reader:wrong@127.0.0.1:{postgresql.port}/{name}", "authentication failed"),
+        (f"postgresql://reader:geheim@127.0.0.1:1/{name}", "refused"),
+        (f"postgresql://reader:geheim@127.0.0.1:{postgresql.port}/nothing", "does not exist"),
+    ]:
+        with pytest.raises(StoreFailed, match=text) as caught:
+            PostgreSQLStore(url).open()
+        assert "geheim" not in str(caught.value)
+        assert "wrong" not in str(caught.value)
+
+
+def test_tables_of_another_release_are_refused(
+    active: PostgreSQLStore, database: str, admin: psycopg.Connection
+) -> None:
+    active.close()
+    admin.execute("UPDATE state SET version = 99")
+    with pytest.raises(AmqpError, match="version 99 of its tables"):
+        PostgreSQLStore(database).open()
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("postgresql://u:se/cret@h/db", "written as %2F"),
+        ("postgresql://u:secret@h/db?sslmodus=1", "options of libpq"),
+        ("postgresql://u:secret@h/db?schema=A-B", "small letters"),
+        ("postgresql://u:secret@h/db?silent_s=soon", "number of seconds from 1 to 3600"),
+        ("postgresql://u:secret@h/db?rejoin_s=-1", "number of seconds from 0 to 3600"),
+    ],
+)
+@pytest.mark.req("SE18")
+def test_mistakes_in_urls_show_no_password(url: str, text: str) -> None:
+    with pytest.raises(AmqpError, match=text) as caught:
+        PostgreSQLStore(url)
+    assert "secret" not in str(caught.value)
+    assert "cret" not in str(caught.value)
+
+
+def test_a_store_shows_no_password() -> None:
+    store = PostgreSQLStore("postgresql://u:secret@h1:5,h2/db?password=hidden&schema=orders")
+    assert store.path == "postgresql://u@h1:5,h2/db?schema=orders"
+    assert repr(store) == "<PostgreSQLStore postgresql://u@h1:5,h2/db?schema=orders>"
+
+
+def test_a_password_comes_from_the_file_of_libpq(
+    postgresql: Cluster, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = database.rpartition("/")[2]
+    file = tmp_path / "pgpass"
+    file.write_text(f"127.0.0.1:{postgresql.port}:{name}:amqp:{postgresql.password}\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(file))
+    store = PostgreSQLStore(f"postgresql://amqp@127.0.0.1:{postgresql.port}/{name}")
+    store.open()
+    put(store, 1)
+    store.close()
+
+
+def test_a_replica_is_refused_and_takes_over_once_promoted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "amqp_rt.store")
+    with running_cluster("synchronous_standby_names=*") as primary:
+        # Without a replica, changes would wait for one.
+        primary.run("ALTER SYSTEM SET synchronous_commit = local")
+        with running_cluster(copy_of=primary) as replica:
+            both = (
+                f"postgresql://amqp:{primary.password}@127.0.0.1:{primary.port},127.0.0.1:{replica.port}/postgres"
+                "?rejoin_s=30"
+            )
+            with pytest.raises(StoreFailed, match="read-only"):
+                PostgreSQLStore(replica.url("postgres")).open()
+            store = PostgreSQLStore(both)
+            store.open()
+            assert "replicates synchronously to *" in caplog.text
+            for number in range(20):
+                put(store, number)
+            primary.crash()
+            replica.promote()
+            put(store, 20)
+            assert there(store) == list(range(21))
+            store.close()

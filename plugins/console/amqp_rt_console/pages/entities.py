@@ -12,7 +12,15 @@ from ..problems import Problem, problem_of
 from .cells import Cell, cells_of, columns_with, entity_path, label_of, numbers_in, path_of_value
 from .forms import FormField, attributes_in, fields_of
 from .history import SAMPLES, STEP_S, Watches
-from .kinds import NODE, NODE_KINDS, WITH_MESSAGES, WITH_RECORDS, further_operations, page_of
+from .kinds import (
+    CHOICES,
+    NODE,
+    NODE_KINDS,
+    WITH_MESSAGES,
+    WITH_RECORDS,
+    further_operations,
+    page_of,
+)
 from .plots import legend, plot
 from .rendering import Page, Redirect
 from .texts import shown
@@ -154,6 +162,7 @@ async def show_entity(
             "plots": plots,
             "fields": _fields_to_change(types, type_name, row),
             "operations": _operations(type_name, operations),
+            "choices": CHOICES,
             "deletes": "DELETE" in operations,
             "ends": page.ends,
             "asks_name": page.asks_name,

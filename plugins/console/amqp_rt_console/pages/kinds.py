@@ -20,6 +20,9 @@ _ELSEWHERE: Final = frozenset(
     ("CREATE", "READ", "UPDATE", "DELETE", "PEEK", "PURGE", "MOVE", "CURSOR", "SET-CURSOR", "HOLD")
 )
 
+#: Arguments of operations that have a few values only.
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"outcome": ("commit", "rollback")}
+
 
 class TypePage(Struct, frozen=True):
     """How the pages of one management type look."""

@@ -25,6 +25,8 @@ from .ladder import Ladders, shown_rung
 #: Seconds between two looks at numbers, and at frames.
 NUMBERS_S: Final = 2.0
 FRAMES_S: Final = 0.5
+#: Times that a look at numbers takes until the next one.
+_REST: Final = 20
 #: Seconds after which a stream ends.
 STREAM_S: Final = 600.0
 #: Frames in one event.
@@ -97,6 +99,7 @@ async def number_events(
     sent: Mapping[str, str] = {}
     until = trio.current_time() + STREAM_S
     while session.alive and trio.current_time() < until:
+        began = trio.current_time()
         try:
             values = await read()
         except AmqpError:
@@ -105,7 +108,8 @@ async def number_events(
         sent = values
         # A comment, if nothing has changed: a browser that is gone is noticed.
         yield event("numbers", changed) if changed else b":\n\n"
-        await trio.sleep(NUMBERS_S)
+        # Where a look takes long, as with thousands of nodes, it must not keep the broker busy.
+        await trio.sleep(max(NUMBERS_S, _REST * (trio.current_time() - began)))
 
 
 async def frame_events(

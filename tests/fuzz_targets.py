@@ -18,18 +18,20 @@ import amqp010_targets
 import servicebus_targets
 import trio
 import trio.testing
+from amqp_rt_console import HttpDoor
 from amqp_rt_rabbitmq.operations import WAITS, Operations
 from amqp_rt_rabbitmq.requests import HttpResponse, encode_response, read_request
 from hostile import PROGRAMS
 
 from amqp_rt.addresses import parse_url
 from amqp_rt.bodies import BodyReader
-from amqp_rt.broker import Broker
+from amqp_rt.broker import Broker, Queue
 from amqp_rt.broker.entries import EntryFactory
 from amqp_rt.broker.filtering.selectors import FILTEX, JMS, QPID, InvalidFilter, compile_selector
 from amqp_rt.broker.filtering.views import Exhausted, MessageView
 from amqp_rt.codec.primitives import Reader
 from amqp_rt.container.compression import decompressed
+from amqp_rt.container.doors import DoorArrival
 from amqp_rt.core.frames import SASL_HEADER
 from amqp_rt.errors import AmqpError, AuthenticationFailed, ConnectFailed, DecodeError
 from amqp_rt.events import Peer
@@ -248,6 +250,30 @@ async def _websocket(data: bytes) -> None:
         nursery.cancel_scope.cancel()
 
 
+def http(data: bytes) -> None:
+    """Answer requests at the HTTP door, with a login in their headers or without."""
+    trio.run(_http, data, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def _verify(user: str, password: str, peer: Peer) -> str | None:
+    return user if password == "x" else None
+
+
+async def _http(data: bytes) -> None:
+    async with Broker("b", users=_verify, sasl=["PLAIN"]) as broker:
+        await broker.declare(Queue("q"))
+        door = HttpDoor(broker, "http://127.0.0.1:0")
+        async with door.open():
+            ours, theirs = memory_stream_pair()
+            await theirs.send_all(data)
+            await theirs.send_eof()
+            await door.accept(ours, DoorArrival(address="127.0.0.1:1", logged_in=lambda: None))
+            await trio.aclose_forcefully(ours)
+            answer = bytes(await theirs.receive_some(65_536))
+            # A fault of ours, which the log has.
+            assert not answer.startswith(b"HTTP/1.1 500 "), answer
+
+
 _PROPERTIES: Final = {"a": "x" * 4_096, "b1": 5, "c": True}
 _ENTRY: Final = EntryFactory("fuzz").make_entry(
     Message("body", subject="s" * 100, application_properties=_PROPERTIES).encode(), 0, 0.0
@@ -369,7 +395,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     each.__name__: each
     for each in (
         *(types, frames, message, columns, sasl, websocket, selector, token, url, users, trace),
-        *(store, mesh_records, compression, proxy_headers, requests),
+        *(store, mesh_records, compression, proxy_headers, requests, http),
         *servicebus_targets.TARGETS,
         *amqp010_targets.TARGETS,
     )

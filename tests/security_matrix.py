@@ -269,6 +269,37 @@ RIGHTS_AT_RABBITMQ: Final[dict[str, dict[str, str]]] = {
 }
 
 
+# --- the HTTP door ---------------------------------------------------------------------------------
+
+#: Requests about the queue ``q``, which take the right to manage it; those to ``$management`` need any at all.
+_OVER_HTTP: Final = dict.fromkeys(RIGHTS, "403")
+_MANAGE_OVER_HTTP: Final = _OVER_HTTP | {"manage": ALLOWED}
+#: request → right at the queue ``q`` → outcome. ``plugins/console/tests/test_http_rights.py`` proves it.
+RIGHTS_OVER_HTTP: Final[dict[str, dict[str, str]]] = {
+    "GET /session": dict.fromkeys(RIGHTS, ALLOWED),
+    "GET /nodes": _MANAGE_OVER_HTTP | {"elsewhere": ALLOWED},
+    "GET /nodes/q": _MANAGE_OVER_HTTP,
+    "GET /nodes/other": _OVER_HTTP,
+    "GET /nodes/q/peek": _MANAGE_OVER_HTTP,
+    "GET /messages of other": _OVER_HTTP,
+    "POST /nodes/q/publish": _MANAGE_OVER_HTTP | {"send": ALLOWED},
+    "POST /nodes/other/publish": _OVER_HTTP,
+    "POST /nodes/q/move to other": _OVER_HTTP,
+    "POST /nodes/q/purge": _MANAGE_OVER_HTTP,
+    "PATCH /nodes/q": _MANAGE_OVER_HTTP,
+    "PATCH /nodes/q with dead letters to other": _OVER_HTTP,
+    "PUT /nodes/another": _OVER_HTTP,
+    "DELETE /nodes/q": _MANAGE_OVER_HTTP,
+    "GET /connections": _OVER_HTTP,
+    "DELETE /connections/1": _OVER_HTTP,
+    "PUT /users/new": _OVER_HTTP,
+    "GET /rules": _OVER_HTTP,
+    "GET /termini": _OVER_HTTP,
+    "GET /journal": _OVER_HTTP,
+    "GET /access": _OVER_HTTP,
+}
+
+
 # --- meshes ------------------------------------------------------------------------------------------
 
 NOT_JOINED: Final = "not joined"

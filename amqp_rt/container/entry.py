@@ -338,6 +338,11 @@ class ConnectionEntry:
         return tuple(self._logins_of[None].mechanisms)
 
     @property
+    def takes_tokens(self) -> bool:
+        """Whether peers of listeners without a profile may put tokens, which give them their rights."""
+        return self._logins_of[None].cbs is not None
+
+    @property
     def takes_passwords_in_clear(self) -> bool:
         """Whether passwords may cross networks unencrypted."""
         return self._plain_in_clear

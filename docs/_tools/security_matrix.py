@@ -55,6 +55,13 @@ What a client may do at a listener with the profile `rabbitmq` who has a right a
 a rule or from the token in its password (`plugins/rabbitmq/tests/test_rights_of_rabbitmq.py`). A number is the status of
 the answer.
 """
+HTTP = """\
+
+## The HTTP door
+
+What a user may do over HTTP who has a right at the queue `q` (`plugins/console/tests/test_http_rights.py`). Paths are those
+below `/api/v1`; a number is the status of the answer. `GET /nodes` lists the nodes that the user may manage.
+"""
 MESH = """\
 
 ## Meshes
@@ -123,6 +130,7 @@ def page() -> str:
         RIGHTS: rights(matrix.RIGHTS_OF, matrix.RIGHTS),
         NAMESPACES: rights({"Service Bus": matrix.RIGHTS_IN_NAMESPACES}, matrix.RIGHTS),
         RABBITMQ: rights({"RabbitMQ 4": matrix.RIGHTS_AT_RABBITMQ}, matrix.RIGHTS),
+        HTTP: rights({"JSON API": matrix.RIGHTS_OVER_HTTP}, matrix.RIGHTS),
         MESH: rights({"Members": matrix.RIGHTS_AT_MESH}, matrix.RIGHTS),
         EDGES: rights({"Edges": matrix.RIGHTS_OF_EDGES}, matrix.RIGHTS),
         PASSAGES: rights(matrix.PASSAGES_OF, matrix.RIGHTS_THERE),

@@ -21,7 +21,7 @@ BOUNDS = ["-max_len=4096", "-timeout=1", "-rss_limit_mb=512"]
 #: Targets that write files or run event loops have more time, for busy machines.
 SLOW = {
     name: ["-timeout=5"]
-    for name in (*("websocket", "store", "users", "trace", "frames", "sasl", "engine010"),)
+    for name in (*("websocket", "store", "users", "trace", "frames", "sasl", "engine010", "http"),)
 }
 
 

@@ -18,7 +18,7 @@ CORPUS = Path(__file__).parent / "corpus"
 QUICK = 100
 LONG_S = 60.0
 #: Targets of which one input costs more than some others: an event loop, files, five engines.
-SLOW = {"websocket": 20, "frames": 50, "sasl": 50, "store": 8, "engine010": 20}
+SLOW = {"websocket": 20, "frames": 50, "sasl": 50, "store": 8, "engine010": 20, "http": 10}
 #: Octets that mean something to some parser.
 PIECES = [
     *(bytes([each]) for each in (0, 1, 0x40, 0x53, 0x7F, 0x80, 0xFF)),

@@ -193,11 +193,11 @@ class Guard:
             return await self._sessions.for_request(login, arrival)
         if (session := self._by_cookie(request)) is not None:
             return session
-        offered = self._broker.container.entry.mechanisms
-        if self._broker.container.permissions.takes_tokens and arrival.certificate is None:
+        entry = self._broker.container.entry
+        if entry.takes_tokens and arrival.certificate is None:
             # Without a token an anonymous peer has no rights.
             return None
-        anonymous = credentials.without(offered, arrival, virtual_host)
+        anonymous = credentials.without(entry.mechanisms, arrival, virtual_host)
         return None if anonymous is None else await self._sessions.for_request(anonymous, arrival)
 
     def _by_cookie(self, request: Request) -> WebSession | None:

@@ -34,6 +34,11 @@ class Site:
         self.door = door
         self.url = url
 
+    @property
+    def door_port(self) -> int:
+        """Port of the door."""
+        return int(self.url.rpartition(":")[2])
+
     def client(self, user: str = "", **options: Any) -> httpx2.AsyncClient:
         """Return a client, with the credentials of *user* if that is given."""
         if user:

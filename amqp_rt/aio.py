@@ -37,6 +37,7 @@ from .bridge import Crossing, StandIn, give_back, inward
 from .broker.broker import Broker as _Broker
 from .container.callers import CALLER, HANDLED
 from .container.container import Container as _Container
+from .container.loops import task_of
 from .container.raising import Release
 from .container.receiving import Receiver
 from .container.recovery import connect as _connect
@@ -210,11 +211,20 @@ class _Guest(Crossing):
             @functools.wraps(function)
             @asynccontextmanager
             async def resource(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-                block = function(*args, **kwargs)
+                block = function(*map(self.outward, args), **self._outwards(kwargs))
                 value = await self.host(block.__aenter__)
                 try:
-                    yield value
-                finally:
+                    yield inward(value)
+                except BaseException as error:
+                    # Cancellation has another class there.
+                    raised = asyncio.CancelledError() if _is_cancelled(error) else error
+                    leave = functools.partial(
+                        block.__aexit__, type(raised), raised, error.__traceback__
+                    )
+                    with trio.CancelScope(shield=True):
+                        if not await self.host(leave) or raised is not error:
+                            raise
+                else:
                     with trio.CancelScope(shield=True):
                         await self.host(functools.partial(block.__aexit__, None, None, None))
 
@@ -260,30 +270,22 @@ class _Guest(Crossing):
 
     async def host(self, call: Callable[[], Any]) -> Any:
         """Run the awaitable that *call* returns in a task of asyncio, and wait for it under trio."""
-
-        async def run() -> Any:
-            return await call()
-
         context = self._context.copy()
         # Deadline and trace context of the handler's caller, for the calls that it makes.
         context.run(CALLER.set, CALLER.get())
         context.run(HANDLED.set, HANDLED.get())
-        task = self.loop.create_task(run(), context=context)
-        over = trio.Event()
-        task.add_done_callback(lambda _: over.set())
-        try:
-            await over.wait()
-        except trio.Cancelled:
-            task.cancel()
-            with trio.CancelScope(shield=True):
-                await over.wait()
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error from None
-            raise
+        task = await task_of(self.loop, call, context)
         if task.cancelled():
             # The task was cancelled, but not because its caller was.
             raise Release
         return task.result()
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Return whether *error* is the cancellation of a task of trio, with other exceptions or alone."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[0] is not None
+    return isinstance(error, trio.Cancelled | GeneratorExit)
 
 
 class _AioStandIn(StandIn):

@@ -95,7 +95,8 @@ def _lives(value: object) -> bool:
 def _is_alive(kind: Any) -> bool:
     if issubclass(kind, AsyncGeneratorType):
         return True
-    if not kind.__module__.startswith("amqp_rt.") and not hasattr(kind, "__aenter__"):
+    # Blocks of our methods are made by contextlib. Objects of the application wait in its own event loop.
+    if not kind.__module__.startswith("amqp_rt") and kind.__module__ != "contextlib":
         return False
     return any(hasattr(kind, name) for name in _WAITING) or any(
         inspect.iscoroutinefunction(member) for _, member in inspect.getmembers_static(kind)
@@ -104,6 +105,9 @@ def _is_alive(kind: Any) -> bool:
 
 class Crossing(ABC):
     """Crossing between trio and the code of an application."""
+
+    #: Whether handlers that are plain functions run in threads without asking for one.
+    uses_threads = False
 
     @abstractmethod
     def stand_in(self, target: Any) -> StandIn:
@@ -198,8 +202,10 @@ class Crossing(ABC):
         register(self.handler(function), self._declaration(declaration))
 
     def _declaration(self, declaration: HandlerDeclaration) -> HandlerDeclaration:
+        """Return *declaration* for the wrapped function."""
         middleware = tuple(map(self.handler, declaration.middleware))
-        return msgspec.structs.replace(declaration, middleware=middleware)
+        thread = declaration.thread and not self.uses_threads
+        return msgspec.structs.replace(declaration, middleware=middleware, thread=thread)
 
     def nodes(self, node: Any) -> Any:
         """Wrap *node* of the application for calls from trio; an address is returned unchanged."""
@@ -258,6 +264,8 @@ class _Doing:
 
 class ThreadBridge(Crossing):
     """Bridge for threads, which leads to the thread in which trio runs."""
+
+    uses_threads = True
 
     def __init__(self, portal: BlockingPortal) -> None:
         self.portal = portal

@@ -18,6 +18,7 @@ from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.statistics import LogStats, NodeStats, ScheduleStats, SubscriptionStats
 from amqp_rt.broker.topology.arguments import QueueType
 from amqp_rt.clock import Clock
+from amqp_rt.container.boxes import Outbox
 from amqp_rt.container.codecs import Codec, Codecs
 from amqp_rt.container.composing import MessageFields, MessageProperties
 from amqp_rt.container.connections import State, T
@@ -109,6 +110,7 @@ class Container(TrioBlock):
         fronts: Sequence[Front] = ...,
         trace: str | PathLike[str] | None = ...,
         observe: Iterable[Observer] = ...,
+        outbox: Outbox | None = ...,
     ) -> None: ...
     def add(self, *nodes: Any) -> None: ...
     def remove(self, *nodes: Any) -> None: ...
@@ -222,6 +224,7 @@ class Connection:
     def calling(self, *policies: Policy, idempotent: bool = ...) -> Calling: ...
     def management(self, entity: str = ..., *, within: float | None = ...) -> ManagementClient: ...
     def serve(self, *nodes: Any) -> None: ...
+    def relay(self, outbox: Outbox) -> None: ...
 
 class LinkHandle:
     @property

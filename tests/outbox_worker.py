@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from amqp_rt import Container
-from amqp_rt.outbox import Outbox
+from amqp_rt.outbox import SqliteOutbox
 
 
 class Mortal:
@@ -53,7 +53,7 @@ def die() -> None:
 async def main(url: str, path: str, step: int) -> None:
     database = Mortal(path, step)
     database.real.execute("CREATE TABLE IF NOT EXISTS orders (body TEXT)")
-    outbox = Outbox(database, "shop")
+    outbox = SqliteOutbox(database, "shop")
 
     async def die_soon() -> None:
         await database.dying.wait()

@@ -25,11 +25,29 @@ import trio
 from anyio.from_thread import BlockingPortalProvider
 
 import amqp_rt
-from amqp_rt import Connection, Delivery, Message, Reject, Release, aio, node, rpc, source, sync
+from amqp_rt import (
+    Connection,
+    Delivery,
+    Message,
+    PerMessage,
+    Reject,
+    Release,
+    aio,
+    node,
+    rpc,
+    source,
+    sync,
+)
 from amqp_rt.bridge import ThreadBridge
 from amqp_rt.broker import Queue
-from amqp_rt.errors import AmqpError, ConnectFailed, DeadlineExceeded, LocalProtocolError
-from amqp_rt.outbox import Outbox
+from amqp_rt.errors import (
+    AmqpError,
+    ConnectFailed,
+    DeadlineExceeded,
+    DeliveryNotAccepted,
+    LocalProtocolError,
+)
+from amqp_rt.outbox import SqliteOutbox
 from amqp_rt.outcomes import ACCEPTED, RELEASED
 
 ANYWHERE = "amqp://127.0.0.1:0"
@@ -787,18 +805,87 @@ async def test_a_class_for_asyncio_names_its_own_under_trio(name: str) -> None:
             pass
 
 
+class ForeignClient:
+    """Object with a block, as sessions of databases and clients of HTTP are."""
+
+    async def __aenter__(self) -> ForeignClient:
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        pass
+
+
+@pytest.mark.req("A15", "A4")
+def test_a_resource_of_asyncio_gets_the_exception_of_its_handler() -> None:
+    ends: list[str] = []
+
+    @asynccontextmanager
+    async def session(client: ForeignClient) -> AsyncIterator[SimpleNamespace]:
+        assert type(client) is ForeignClient
+        try:
+            yield SimpleNamespace(client=client)
+        except BaseException as error:
+            ends.append(type(error).__name__)
+            raise
+        else:
+            ends.append("committed")
+
+    @node("orders")
+    async def place(order: str, session: SimpleNamespace) -> None:
+        assert type(session.client) is ForeignClient
+        if order == "slow":
+            await asyncio.sleep(60)
+        if order == "bad":
+            raise ZeroDivisionError
+
+    async def use() -> None:
+        resources = [ForeignClient(), PerMessage(session)]
+        async with (
+            aio.Container("c", nodes=[place], resources=resources, drain_s=0.0) as container,
+            container.local() as peer,
+            peer.sender("orders") as out,
+        ):
+            await out.send("good")
+            with pytest.raises(DeliveryNotAccepted):
+                await out.send("bad")
+            out.send_nowait("slow")
+            await asyncio.sleep(0.1)
+            raise KeyError("stop at once")
+
+    with pytest.raises(KeyError):
+        asyncio.run(use())
+    assert ends == ["committed", "ZeroDivisionError", "CancelledError"]
+
+
+@pytest.mark.req("A15")
+def test_plain_functions_that_ask_for_a_thread_get_one_of_the_door_for_threads() -> None:
+    threads: list[str] = []
+
+    @node("orders", thread=True)
+    def place(order: str) -> None:
+        threads.append(threading.current_thread().name)
+
+    with (
+        sync.Container("c", nodes=[place]) as container,
+        container.local() as peer,
+        peer.sender("orders") as out,
+    ):
+        out.send("a")
+    assert threads != [threading.current_thread().name]
+
+
 @pytest.mark.req("A15")
 def test_an_outbox_says_that_it_is_for_trio() -> None:
     async def use() -> None:
         with closing(sqlite3.connect(":memory:")) as database:
-            outbox = Outbox(database, "o")
-            with pytest.raises(RuntimeError, match="an Outbox runs under trio only"):
+            outbox = SqliteOutbox(database, "o")
+            with pytest.raises(RuntimeError, match="a SqliteOutbox runs under trio only"):
                 async with outbox.transaction():
                     pass
             for call in (outbox.flush, outbox.retry, outbox.drop):
-                with pytest.raises(RuntimeError, match="an Outbox runs under trio only"):
+                with pytest.raises(RuntimeError, match="a SqliteOutbox runs under trio only"):
                     await call()
-            with pytest.raises(RuntimeError, match="an Outbox runs under trio only"):
+            with pytest.raises(RuntimeError, match="a SqliteOutbox runs under trio only"):
                 await outbox.run(None)  # type: ignore[arg-type]
 
     asyncio.run(use())

@@ -19,7 +19,8 @@ from amqp_rt import Broker, Container, Delivery, Message
 from amqp_rt.broker import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import LocalProtocolError
-from amqp_rt.outbox import RETRY_S, Outbox
+from amqp_rt.outbox import SqliteOutbox
+from amqp_rt.outbox.sqlite import RETRY_S
 from amqp_rt.outcomes import ACCEPTED, Error
 
 WORKER = Path(__file__).with_name("outbox_worker.py")
@@ -53,7 +54,7 @@ async def test_a_link_that_ends_while_the_application_has_the_database(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     database = sqlite3.connect(":memory:", isolation_level=None)
-    outbox = Outbox(database, "shop")
+    outbox = SqliteOutbox(database, "shop")
     far = FarEnd(credit=100, settle=ACCEPTED)
     async with connected(far) as peer, trio.open_nursery() as nursery:
         nursery.start_soon(outbox.run, peer)
@@ -76,7 +77,7 @@ async def test_a_link_that_ends_while_the_application_has_the_database(
 @pytest.mark.req("R14")
 async def test_rows_and_messages_happen_together(database: Any) -> None:
     database.execute("CREATE TABLE orders (body TEXT)")
-    outbox = Outbox(database, "shop")
+    outbox = SqliteOutbox(database, "shop")
     async with Broker(volatile=True) as broker, broker.local() as peer:
         await broker.declare(Queue("orders"), Queue("invoices"))
         async with trio.open_nursery() as nursery:
@@ -87,7 +88,7 @@ async def test_rows_and_messages_happen_together(database: Any) -> None:
                 with pytest.raises(ZeroDivisionError):
                     await fail(outbox, delivery)
                 assert delivery.outcome is None
-                assert outbox.pending() == 0
+                assert await outbox.pending() == 0
                 for expected in (True, False):
                     async with outbox.transaction() as work:
                         new = work.accept(delivery)
@@ -118,7 +119,7 @@ async def test_rows_and_messages_happen_together(database: Any) -> None:
         assert broker.stats("orders").available == 0
 
 
-async def fail(outbox: Outbox, delivery: Delivery) -> None:
+async def fail(outbox: SqliteOutbox, delivery: Delivery) -> None:
     async with outbox.transaction() as work:
         assert work.accept(delivery)
         work.send("invoices", "never")
@@ -128,7 +129,7 @@ async def fail(outbox: Outbox, delivery: Delivery) -> None:
 
 @pytest.mark.req("R14")
 async def test_what_cannot_be_known_again_is_refused(database: Any) -> None:
-    outbox = Outbox(database, "shop")
+    outbox = SqliteOutbox(database, "shop")
     async with Broker() as broker, broker.local() as peer:
         await broker.declare(Queue("orders"))
         async with peer.sender("orders") as out, peer.receiver("orders") as orders:
@@ -139,7 +140,7 @@ async def test_what_cannot_be_known_again_is_refused(database: Any) -> None:
                     work.accept(delivery)
     database.execute("BEGIN")
     with pytest.raises(LocalProtocolError, match="commit it first"):
-        Outbox(database, "other")
+        SqliteOutbox(database, "other")
     with pytest.raises(LocalProtocolError, match="commit it first"):
         async with outbox.transaction():
             pass
@@ -147,7 +148,7 @@ async def test_what_cannot_be_known_again_is_refused(database: Any) -> None:
 
 @pytest.mark.req("R14")
 async def test_what_is_not_accepted(autojump_clock: trio.testing.MockClock) -> None:
-    outbox = Outbox(sqlite3.connect(":memory:"), "shop")
+    outbox = SqliteOutbox(sqlite3.connect(":memory:"), "shop")
     async with Broker() as broker, broker.local() as peer:
         await broker.declare(Queue("q"))
         async with trio.open_nursery() as nursery:
@@ -158,16 +159,16 @@ async def test_what_is_not_accepted(autojump_clock: trio.testing.MockClock) -> N
                 work.send("q", "not", durable=False)
                 work.send("later", "to nowhere yet", durable=False)
             await trio.sleep(RETRY_S / 2)
-            assert outbox.pending() == 1
-            (refused,) = outbox.refused()
+            assert await outbox.pending() == 1
+            (refused,) = await outbox.refused()
             assert (refused.id, refused.address) == (1, "q")
             assert "no store" in refused.reason
             assert Message.decode(refused.payload).body == "durable"
             await outbox.retry(1)
             await trio.sleep(1)
-            assert [each.id for each in outbox.refused()] == [1]
+            assert [each.id for each in await outbox.refused()] == [1]
             await outbox.drop(1)
-            assert outbox.refused() == []
+            assert await outbox.refused() == []
             await broker.declare(Queue("later"))
             await trio.sleep(2 * RETRY_S)
             await outbox.flush()
@@ -179,7 +180,7 @@ async def test_what_is_not_accepted(autojump_clock: trio.testing.MockClock) -> N
 @pytest.mark.slow
 @pytest.mark.req("R14")
 async def test_many_messages_and_a_connection_that_is_lost_again_and_again(tmp_path: Path) -> None:
-    outbox = Outbox(sqlite3.connect(":memory:"), "shop")
+    outbox = SqliteOutbox(sqlite3.connect(":memory:"), "shop")
     async with (
         Broker(store=f"sqlite:{tmp_path / 'broker.db'}") as broker,
         Container("shop") as shop,
@@ -271,7 +272,7 @@ async def test_objects_of_sqlalchemy_and_messages_happen_together() -> None:
         with engine.connect() as connection, orm.Session(connection) as session:
             registry.metadata.create_all(connection)
             connection.commit()
-            outbox = Outbox(connection.connection.driver_connection, "shop")
+            outbox = SqliteOutbox(connection.connection.driver_connection, "shop")
 
             async def process(delivery: Delivery, amount: float, divisor: float) -> None:
                 async with outbox.transaction() as work:

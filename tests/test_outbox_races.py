@@ -16,7 +16,7 @@ from amqp_rt import Broker, Message
 from amqp_rt.broker import Queue
 from amqp_rt.container.codecs import Codecs
 from amqp_rt.errors import LocalProtocolError
-from amqp_rt.outbox import Outbox
+from amqp_rt.outbox import SqliteOutbox
 from amqp_rt.outcomes import ACCEPTED
 
 pytestmark = pytest.mark.req("R14")
@@ -26,15 +26,15 @@ async def settle() -> None:
     await trio.testing.wait_all_tasks_blocked()
 
 
-def made() -> Outbox:
-    return Outbox(sqlite3.connect(":memory:", isolation_level=None), "shop")
+def made() -> SqliteOutbox:
+    return SqliteOutbox(sqlite3.connect(":memory:", isolation_level=None), "shop")
 
 
 def bodies(far: FarEnd) -> list[Any]:
     return [Message.decode(each.payload).body for each in far.heard.deliveries]
 
 
-async def roll_back(outbox: Outbox, meanwhile: Callable[[], None]) -> None:
+async def roll_back(outbox: SqliteOutbox, meanwhile: Callable[[], None]) -> None:
     async with outbox.transaction() as work:
         work.send("q", "never")
         meanwhile()

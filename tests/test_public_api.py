@@ -148,6 +148,16 @@ PUBLIC: dict[str, set[str]] = {
         "Push",
         "TAKES",
     },
+    "amqp_rt.outbox": {
+        "Database",
+        "NodeInbox",
+        "Outbox",
+        "Refused",
+        "SqlInbox",
+        "SqlOutbox",
+        "SqliteOutbox",
+        "Work",
+    },
     "amqp_rt.broker": {"AddOn", "Broker", "LifeCycles", "Log", "Queue", "Schedule", "Topic"},
 }
 

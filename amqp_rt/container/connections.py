@@ -42,6 +42,7 @@ from ..fronts.base import LinkConnection, ReceivingLink, SendingLink, ServerEngi
 from ..limits import Limits
 from ..outcomes import Error
 from ..policies import Policy
+from .boxes import Outbox
 from .calling import Calling
 from .codecs import Codecs
 from .composing import MessageProperties
@@ -832,6 +833,17 @@ class Connection:
             ConnectionLost: The connection was lost.
         """
         await self.container.consume(self, nodes)
+
+    async def relay(self, outbox: Outbox) -> None:
+        """Send the messages that *outbox* has committed to the peer, until cancelled.
+
+        This is :meth:`Outbox.run <amqp_rt.outbox.Outbox.run>`, also for asyncio and for threads. ``Container(outbox=...)`` does it
+        for the peer whose addresses the container serves.
+
+        Raises:
+            ConnectionLost: The connection has ended and is not established again.
+        """
+        await outbox.run(self)
 
     def __repr__(self) -> str:
         who = None if self._engine is None else self._engine.peer

@@ -65,6 +65,7 @@ from ..security.tokens import Cbs
 from ..tallies import Tallies
 from .attaching import Attaching
 from .blocks import TrioBlock
+from .boxes import Outbox, OutboxFeed
 from .codecs import Codec, Codecs
 from .connections import Connection, LinkClasses
 from .consuming import consume
@@ -154,6 +155,9 @@ class Container(TrioBlock):
         trace: A folder in which each connection records its input and output in a file; see
             :mod:`amqp_rt.net.traces.recording`. The files contain messages, but no passwords.
         observe: Observers of the operations on messages, such as :class:`amqp_rt.telemetry.otel.Otel`.
+        outbox: Messages that transactions of the application's own database have committed, such as
+            :class:`amqp_rt.outbox.SqlOutbox`. They are sent to the peer whose addresses all nodes serve: that of
+            :meth:`run`, or of :meth:`Connection.serve`.
     """
 
     _public_name = "Container"
@@ -168,6 +172,8 @@ class Container(TrioBlock):
     stopping = False
     #: When the handlers' time for a stop ends, once it has begun.
     _drain_by: float | None = None
+    #: Whether the outbox sends to a peer.
+    _relays = False
     #: Cause of the end of :meth:`serve`, unless :meth:`stop` ends it.
     _failure: AmqpError | None = None
     _nurseries: _Nurseries | None = None
@@ -200,6 +206,7 @@ class Container(TrioBlock):
         fronts: Sequence[Front] = (),
         trace: str | PathLike[str] | None = None,
         observe: Iterable[Observer] = (),
+        outbox: Outbox | None = None,
     ) -> None:
         super().__init__()
         self.name = name
@@ -210,6 +217,7 @@ class Container(TrioBlock):
         self.tallies = Tallies()
         self.dialled: set[Connection] = set()
         self.observers: list[Observer] = list(observe)
+        self.outbox = outbox
         self.link_classes = OBSERVED if self.observers else LinkClasses()
         check_seconds("drain_s", drain_s, most=inf)
         self.drain_s = drain_s
@@ -739,9 +747,24 @@ class Container(TrioBlock):
 
         Nodes of this container keep their slots, shared between messages from the peer and messages
         sent here directly. Without *nodes*, all nodes of the container are served that have an
-        address without captures and do not handle links themselves.
+        address without captures and do not handle links themselves, and the messages of the container's outbox are
+        sent to the peer.
+
+        Raises:
+            ValueError: The outbox sends to another peer already.
         """
+        nodes = list(nodes)
+        outbox = None if nodes else self.outbox
+        if outbox is not None and self._relays:
+            raise ValueError(
+                f"the outbox of {self.name!r} sends to another peer: serve single nodes"
+            )
         await consume(connection, self.nodes.for_peer(nodes), self.replies)
+        if outbox is not None:
+            feed = OutboxFeed(outbox, connection, self.fail)
+            if self.start_handler(feed.run):
+                self._relays = True
+                self.feeds.add(feed)
 
     def __repr__(self) -> str:
         state = "ready" if self.ready else "stopping" if self.stopping else "not started"

@@ -17,6 +17,7 @@ import msgspec
 
 from ..addresses import Pattern
 from ..policies import Retry
+from .boxes import NodeInbox
 from .raising import OnError
 from .routes import PREFETCH, Batch, HandlerDeclaration, Kind, Middleware, check_form
 from .timing import TIMED, CronDecorator, EveryDecorator, RunTimes
@@ -42,6 +43,7 @@ def _declare(
     retry: Retry | None = None,
     thread: bool = False,
     batch: Batch | None = None,
+    inbox: NodeInbox | None = None,
     middleware: Sequence[Middleware] = (),
 ) -> HandlerDeclaration:
     if not isinstance(address, str):
@@ -60,6 +62,8 @@ def _declare(
         raise ValueError(f"{address!r}: give batch or streaming, not both")
     if batch is not None and not isinstance(batch, Batch):
         raise TypeError(f"{address!r}: batch= takes Batch(messages=100), not {batch!r}")
+    if batch is not None and inbox is not None:
+        raise ValueError(f"{address!r}: give batch or inbox, not both")
     if mode not in ("copy", "move"):
         raise ValueError(f"{address!r}: mode is 'copy' or 'move', not {mode!r}")
     Pattern(address)  # A malformed address is refused where it is written
@@ -75,6 +79,7 @@ def _declare(
         retry=retry,
         thread=thread,
         batch=batch,
+        inbox=inbox,
         middleware=tuple(middleware),
     )
 
@@ -113,6 +118,7 @@ class NodeDecorator(_Decorators):
         retry: Retry | None = None,
         thread: bool = False,
         batch: Batch | None = None,
+        inbox: NodeInbox | None = None,
         middleware: Sequence[Middleware] = (),
     ) -> Callable[[F], F]:
         """Declare the decorated function as the node at *address*.
@@ -131,6 +137,9 @@ class NodeDecorator(_Decorators):
                 cancelled: the end of the container waits until it returns.
             batch: Pass messages in lists, of all links together. *slots* then counts batches. The handler returns
                 None, one outcome for all, or a list with one for each; an exception fails all of them.
+            inbox: Record of processed messages, such as :class:`amqp_rt.outbox.SqlInbox`, written by the transaction of
+                the handler: a message that was processed is accepted without calling it, and one without message-id
+                is rejected.
             middleware: Wrapped around the handler, the first outermost.
         """
         return self._decorator(
@@ -144,6 +153,7 @@ class NodeDecorator(_Decorators):
                 retry=retry,
                 thread=thread,
                 batch=batch,
+                inbox=inbox,
                 middleware=middleware,
             )
         )

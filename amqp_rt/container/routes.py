@@ -50,6 +50,7 @@ from ..observers import LinkObserver, ObservedLink, bind
 from ..outcomes import MODIFIED_FAILED, Outcome
 from ..policies import Retry
 from ..termini import Source, Target
+from .boxes import NodeInbox, recorded_id, refuse_unprocessed
 from .codecs import Codecs, Decode, default_codecs
 from .connections import Connection
 from .deliveries import Delivery
@@ -256,6 +257,7 @@ class HandlerDeclaration(Struct, kw_only=True):
     retry: Retry | None = None
     thread: bool = False
     batch: Batch | None = None
+    inbox: NodeInbox | None = None
     middleware: tuple[Middleware, ...] = ()
     #: Local names of the enclosing function that the annotations mention.
     names: dict[str, Any] = {}
@@ -438,6 +440,11 @@ class Route:
         # A batch has messages of several links.
         self._by_type = _BY_TYPE if self.batch is None else {}
         self._scope = Scope(self.name, resources, self._by_type)
+        #: Record of processed messages, and the session in which it writes; None without *inbox*.
+        self._inbox = declaration.inbox
+        self._session: _Maker | None = None
+        if self._inbox is not None:
+            self._session = self._scope.provide(self._inbox.session_type, self._inbox.session)
         self._positional: list[_Maker] = []
         self._keyword: list[tuple[str, _Maker]] = []
         self._captured: dict[str, Any] = {}
@@ -453,6 +460,7 @@ class Route:
             self.payload is not None
             and not self.middleware
             and not self.streaming
+            and self._inbox is None
             and self._positional == [_payload]
             and not self._keyword
         )
@@ -694,9 +702,23 @@ class Route:
         return self._call(Context(binding, delivery, message, deadline, payload))
 
     async def _called_in_scope(self, context: Context) -> Any:
+        if self._inbox is not None:
+            return await self._called_once(self._inbox, context)
         async with self._scope.entered(context):
             result = self._direct(context)
             return await result if inspect.isawaitable(result) else result
+
+    async def _called_once(self, inbox: NodeInbox, context: Context) -> Any:
+        """Call the handler unless the message was processed before; record it in the handler's transaction."""
+        assert self._session is not None
+        message_id = recorded_id(context.address, context.message)
+        async with self._scope.entered(context):
+            if not await inbox.record(self._session(context), context.address, message_id):
+                return None
+            result = self._direct(context)
+            result = await result if inspect.isawaitable(result) else result
+            refuse_unprocessed(result)
+            return result
 
     async def _streaming_in_scope(self, context: Context) -> AsyncGenerator[Any, Any]:
         async with self._scope.entered(context), aclosing(self._direct(context)) as items:

@@ -72,10 +72,26 @@ class Scope:
         self._resources = resources
         self._by_type = by_type
         self._steps: dict[Key, _Making] = {}
+        #: Factories of this handler alone, used where the container has none of their type.
+        self._own: dict[type, Callable[..., Any]] = {}
 
     def __bool__(self) -> bool:
         """Whether anything has to be made."""
         return bool(self._steps)
+
+    def provide(self, kind: type, factory: Callable[..., Any]) -> Maker:
+        """Make a value of *kind* for each message, and return its maker.
+
+        The container's own resource of that type, if it is made for each message, goes before *factory*.
+        """
+        self._own[kind] = factory
+        self._add(kind, self._factory(kind) or factory, ())
+        return _reader(kind)
+
+    def _factory(self, wanted: Any) -> Callable[..., Any] | None:
+        """Return the factory of a value of the type *wanted* that has the lifetime of a message."""
+        found = self._resources.per_message(wanted)
+        return found or (self._own.get(wanted) if isinstance(wanted, type) else None)
 
     def maker(self, wanted: Any) -> Maker | None:
         """Return the maker of a parameter annotated *wanted*; None if its value has not this lifetime.
@@ -87,7 +103,7 @@ class Scope:
         if made is not None:
             self._add(made, made, ())
             return _reader(made)
-        factory = self._resources.per_message(wanted)
+        factory = self._factory(wanted)
         if factory is None:
             return None
         self._add(wanted, factory, ())
@@ -126,7 +142,7 @@ class Scope:
             return _reader(made)
         if isinstance(wanted, type) and wanted in self._by_type:
             return self._by_type[wanted]
-        factory = self._resources.per_message(wanted)
+        factory = self._factory(wanted)
         if factory is not None:
             self._add(wanted, factory, needed_by)
             return _reader(wanted)

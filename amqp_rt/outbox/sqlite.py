@@ -1,11 +1,11 @@
-"""Outbox and inbox: rows of an application and its messages, committed together in its own database.
+"""Outbox and inbox of one process, on a connection to SQLite: each message is processed once and sent once.
 
-A transaction of AMQP (Part 4) ends at the broker, one of SQLite at the file. :class:`Outbox` joins them
+A transaction of AMQP (Part 4) ends at the broker, one of SQLite at the file. :class:`SqliteOutbox` joins them
 with two tables in the application's database. A message to send is a row, written by the commit that
 writes the application's own rows, and sent afterwards, however long that takes. The message-ids of
 processed messages are written by that commit too, so that a duplicate is recognized::
 
-    outbox = Outbox(sqlite3.connect("shop.db"), "shop")
+    outbox = SqliteOutbox(sqlite3.connect("shop.db"), "shop")
     nursery.start_soon(outbox.run, peer)
     async for delivery in orders:
         async with outbox.transaction() as work:
@@ -34,22 +34,22 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 import trio
-from msgspec import Struct
 
-from .container.composing import build_message
-from .container.connections import Connection
-from .container.deliveries import Delivery
-from .container.links import Owner
-from .container.sending import Receipt, Sender, refusal
-from .errors import AmqpError, LocalProtocolError
-from .fronts.base import RCV_SECOND, OutgoingDelivery, SendingLink
-from .limits import check_seconds
-from .message import Message
-from .outcomes import RELEASED, Accepted, Error, Outcome, Received, Rejected
-from .termini import DURABLE_UNSETTLED, Target
-from .unsettled import Unsettled
+from ..container.boxes import Refused
+from ..container.composing import build_message
+from ..container.connections import Connection
+from ..container.deliveries import Delivery
+from ..container.links import Owner
+from ..container.sending import Receipt, Sender, refusal
+from ..errors import AmqpError, LocalProtocolError
+from ..fronts.base import RCV_SECOND, OutgoingDelivery, SendingLink
+from ..limits import check_seconds
+from ..message import Message
+from ..outcomes import RELEASED, Accepted, Error, Outcome, Received, Rejected
+from ..termini import DURABLE_UNSETTLED, Target
+from ..unsettled import Unsettled
 
-__all__ = ["Database", "Outbox", "Refused", "Work"]
+__all__ = ["Database", "SqliteOutbox", "Work"]
 
 _log = logging.getLogger("amqp_rt.outbox")
 
@@ -100,19 +100,10 @@ class Database(Protocol):
         """Execute one statement, and return a cursor with ``fetchall``."""
 
 
-class Refused(Struct, frozen=True):
-    """Message that its receiver has rejected, and that is not sent again unless asked for."""
-
-    id: int
-    address: str
-    reason: str
-    payload: bytes
-
-
 def _require_trio() -> None:
     if not trio.lowlevel.in_trio_task():
         raise RuntimeError(
-            "an Outbox runs under trio only, with a connection of amqp_rt.connect: in an application "
+            "a SqliteOutbox runs under trio only, with a connection of amqp_rt.connect: in an application "
             "of asyncio, run it in a thread of its own, under trio.run"
         )
 
@@ -120,7 +111,7 @@ def _require_trio() -> None:
 class Work:
     """Deliveries and messages that belong to one transaction."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: SqliteOutbox) -> None:
         self._outbox = outbox
         #: Deliveries to accept after the commit.
         self.deliveries: list[Delivery] = []
@@ -177,7 +168,7 @@ class Work:
         self.sends = True
 
 
-class Outbox:
+class SqliteOutbox:
     """Outbox and inbox in the application's own database; under trio only.
 
     Args:
@@ -209,7 +200,7 @@ class Outbox:
             database.execute("COMMIT")
 
     def __repr__(self) -> str:
-        return f"<Outbox {self.name!r}>"
+        return f"<SqliteOutbox {self.name!r}>"
 
     # --- Methods for the application ---
 
@@ -251,8 +242,12 @@ class Outbox:
         if faults:
             raise faults[0]
 
-    def pending(self) -> int:
+    async def pending(self) -> int:
         """Return the number of messages that are committed and neither accepted nor rejected."""
+        await trio.lowlevel.checkpoint()
+        return self._pending()
+
+    def _pending(self) -> int:
         ((count,),) = self.database.execute(
             "SELECT count(*) FROM amqp_outbox WHERE outbox = ? AND state < ?", (self.name, _REFUSED)
         ).fetchall()
@@ -265,11 +260,12 @@ class Outbox:
         """
         _require_trio()
         await trio.lowlevel.checkpoint()
-        while self.pending():
+        while self._pending():
             await self._progress.park()
 
-    def refused(self) -> list[Refused]:
+    async def refused(self) -> list[Refused]:
         """Return the rejected messages, which stay until :meth:`retry` or :meth:`drop`."""
+        await trio.lowlevel.checkpoint()
         return [
             Refused(*row)
             for row in self.database.execute(

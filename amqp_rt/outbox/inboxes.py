@@ -1,0 +1,169 @@
+"""Inbox in a database of SQLAlchemy: the message-ids that nodes have processed, written by their handlers' transactions."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from sqlalchemy import MetaData, delete, insert, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from ..limits import check_seconds
+from ..message import MessageId
+from .schema import inbox_table, short, statements
+from .working import Factory, call, in_transaction, kind_of_sessions, opened
+
+_log = logging.getLogger("amqp_rt.outbox")
+
+#: Seconds for which the message-ids of processed messages are kept.
+REMEMBERED_S: Final = 7 * 86_400.0
+#: Old message-ids that are deleted at once.
+PRUNED_MAX: Final = 1_000
+#: Seconds between two deletions, if there are no more than that, and if there are.
+_PRUNE_S: Final = 600.0
+_PRUNE_MORE_S: Final = 1.0
+
+
+class SqlInbox:
+    """Record of processed messages, by which nodes skip those that are delivered again.
+
+    ::
+
+        @node("orders", inbox=SqlInbox(sessions))
+        async def place(order: Order, session: AsyncSession) -> None:
+            session.add(OrderRow(order))
+
+    The message-id is written by the transaction in which the handler works. It is the one of the resource that the container
+    makes for each message (``PerMessage``) of the type of *session_factory*'s sessions; without such a resource the
+    inbox opens a session, passes it to the handler, and commits it at its end. A message that was processed is accepted without
+    a call of the handler; one that has no message-id is rejected. Messages are distinguished by address and
+    message-id.
+
+    Args:
+        session_factory: A ``sessionmaker``, or an ``async_sessionmaker`` for applications of asyncio
+            (:mod:`amqp_rt.aio`).
+        table: Name of the table.
+        remembered_s: Seconds for which processed messages are recognized; older rows are deleted, 1,000 at a time.
+        metadata: Where the table is declared, by default a ``MetaData`` of its own.
+
+    Raises:
+        TypeError: *session_factory* makes no sessions.
+        ValueError: *remembered_s* is no number of seconds.
+    """
+
+    def __init__(
+        self,
+        session_factory: Factory,
+        *,
+        table: str = "amqp_inbox",
+        remembered_s: float = REMEMBERED_S,
+        metadata: MetaData | None = None,
+    ) -> None:
+        self._kind = kind_of_sessions(session_factory)
+        check_seconds("remembered_s", remembered_s)
+        self.name = table
+        self._factory = session_factory
+        self._remembered_s = remembered_s
+        #: Declaration of the table, for ``create_all`` and for Alembic.
+        self.metadata = MetaData() if metadata is None else metadata
+        self._table = inbox_table(self.metadata, table)
+        self._pruned_at = -_PRUNE_S
+        self._pause_s = _PRUNE_S
+
+    def __repr__(self) -> str:
+        return f"<SqlInbox {self.name!r}>"
+
+    # --- tables ---
+
+    async def create_tables(self) -> None:
+        """Create the table unless it exists; see :meth:`schema` for migrations."""
+        await in_transaction(
+            self._factory,
+            lambda session: self._table.create(session.connection(), checkfirst=True),
+        )
+
+    def schema(self, dialect: str) -> list[str]:
+        """Return the statements that create the table, in the SQL of *dialect*: ``"postgresql"``, ``"sqlite"``."""
+        return list(statements(self._table, dialect))
+
+    # --- for nodes ---
+
+    @property
+    def session_type(self) -> type:
+        """Class of the sessions, by which handlers request theirs."""
+        return self._kind
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Any]:
+        """Open a session for one message: the end of the block commits it, an exception rolls it back."""
+        async with opened(self._factory) as session:
+            yield session
+            await call(session, Session.commit)
+
+    async def record(
+        self, session: Session | AsyncSession, address: str, message_id: MessageId
+    ) -> bool:
+        """Record a message in the transaction of *session*; return False if it was processed before.
+
+        While another transaction that records the same message is open, this waits for its end. Now and then, old
+        rows are deleted first, in a transaction of its own.
+
+        If cancelled, the transaction has to be rolled back.
+        """
+        await self._prune_if_due()
+        return await call(session, self.record_now, address, message_id)
+
+    def record_now(self, session: Session, address: str, message_id: MessageId) -> bool:
+        """Record a message as :meth:`record` does, with a session that blocks the caller.
+
+        For receivers without a node; ``await session.run_sync(inbox.record_now, address, message_id)`` with an
+        ``AsyncSession``.
+        """
+        row = {
+            "address": short(address),
+            "message": short(f"{type(message_id).__name__}:{message_id!r}"),
+            "at": time.time(),
+        }
+        connection = session.connection()
+        dialect = connection.dialect.name
+        if dialect in ("postgresql", "sqlite"):
+            make: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
+            adding = make(self._table).values(row).on_conflict_do_nothing()
+            added = connection.execute(adding.returning(self._table.c.at))
+            return added.first() is not None
+        try:
+            with session.begin_nested():
+                session.execute(insert(self._table).values(row))
+        except IntegrityError:
+            return False
+        return True
+
+    async def _prune_if_due(self) -> None:
+        now = time.monotonic()
+        if now < self._pruned_at + self._pause_s:
+            return
+        self._pruned_at = now
+        try:
+            count = await in_transaction(self._factory, self.prune)
+        except SQLAlchemyError as error:
+            # The message is processed nevertheless, and the next deletion takes more.
+            _log.warning("inbox %s: old rows are not deleted: %s", self.name, error)
+            return
+        self._pause_s = _PRUNE_S if count < PRUNED_MAX else _PRUNE_MORE_S
+
+    def prune(self, session: Session, most: int = PRUNED_MAX) -> int:
+        """Delete at most *most* rows that are older than ``remembered_s``; return their number."""
+        table = self._table
+        key = tuple_(table.c.address, table.c.message)
+        old = (
+            select(table.c.address, table.c.message)
+            .where(table.c.at < time.time() - self._remembered_s)
+            .limit(most)
+        )
+        return session.connection().execute(delete(table).where(key.in_(old))).rowcount

@@ -1,0 +1,55 @@
+"""Application with a database: orders become rows and invoices, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Column, Engine, MetaData, String, Table, insert, select
+from sqlalchemy.orm import Session, sessionmaker
+
+from amqp_rt import node
+from amqp_rt.outbox import SqlInbox, SqlOutbox
+
+
+@dataclass
+class Shop:
+    """Database of the application, with outbox and inbox."""
+
+    sessions: sessionmaker[Session]
+    orders: Table
+    outbox: SqlOutbox
+    inbox: SqlInbox
+
+    def rows(self) -> list[str]:
+        """Return the orders that were committed."""
+        with self.sessions() as session:
+            return sorted(session.scalars(select(self.orders.c.body)))
+
+
+def declare(engine: Engine, **options: Any) -> Shop:
+    """Declare the tables in the database of *engine*, and create them."""
+    metadata = MetaData()
+    # No key: an order that is processed twice has two rows.
+    orders = Table("orders", metadata, Column("body", String))
+    sessions = sessionmaker(engine)
+    shop = Shop(
+        sessions,
+        orders,
+        SqlOutbox(sessions, metadata=metadata, **options),
+        SqlInbox(sessions, metadata=metadata),
+    )
+    metadata.create_all(engine)
+    return shop
+
+
+def nodes_of(shop: Shop) -> list[Callable[..., Any]]:
+    """Return the handler of orders."""
+
+    @node("orders", inbox=shop.inbox, thread=True)
+    def place(order: str, session: Session) -> None:
+        session.execute(insert(shop.orders).values(body=order))
+        shop.outbox.send(session, "invoices", f"invoice for {order}")
+
+    return [place]

@@ -1,0 +1,753 @@
+"""Outbox and inbox on databases of SQLAlchemy: rows and messages happen together, with interruptions at any statement."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from far_end import FarEnd, connected
+from sql_shop import Shop, declare, nodes_of
+from sqlalchemy import Engine, create_engine, event, func, insert, select, text, update
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from amqp_rt import Batch, Broker, Container, Message, Modify, PerMessage, Release, node, sync
+from amqp_rt.broker import Queue
+from amqp_rt.container.connections import Connection
+from amqp_rt.errors import DeliveryNotAccepted, DeliveryRejected, LocalProtocolError
+from amqp_rt.outbox import SqlInbox, SqlOutbox
+from amqp_rt.outbox import relays as relays_module
+from amqp_rt.outbox.schema import NAME_MAX
+from amqp_rt.outcomes import ACCEPTED, RELEASED
+
+pytestmark = [pytest.mark.req("R14"), pytest.mark.slow]
+
+WORKER = Path(__file__).with_name("sql_outbox_worker.py")
+
+
+def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """Return the URL of an empty database for SQLAlchemy."""
+    if kind == "sqlite":
+        return f"sqlite:///{folder / 'shop.db'}"
+    found: str = request.getfixturevalue("database")
+    return found.replace("postgresql://", "postgresql+psycopg://")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    made = create_engine(url_of(request.param, request, tmp_path))
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def postgres(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    made = create_engine(url_of("postgresql", request, tmp_path), pool_pre_ping=True)
+    yield made
+    made.dispose()
+
+
+@asynccontextmanager
+async def relaying(shop: Shop, peer: Connection) -> AsyncIterator[trio.CancelScope]:
+    """Relay for the time of the block."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.relay, shop.outbox)
+        yield nursery.cancel_scope
+        nursery.cancel_scope.cancel()
+
+
+def send(shop: Shop, *bodies: object, address: str = "q", **properties: Any) -> None:
+    """Commit messages to the outbox, in one transaction."""
+    with shop.sessions.begin() as session:
+        for body in bodies:
+            shop.outbox.send(session, address, body, **properties)
+
+
+def bodies(far: FarEnd) -> list[Any]:
+    heard = [each for recorder in far.recorders for each in recorder.deliveries]
+    return [Message.decode(each.payload).body for each in heard]
+
+
+async def until(true: Any) -> None:
+    with trio.fail_after(20):
+        while not true():  # noqa: ASYNC110 (nothing tells of it)
+            await trio.sleep(0.01)
+
+
+async def drained(peer: Connection, address: str) -> list[Any]:
+    """Consume the messages at *address*, and return their bodies."""
+    found = []
+    async with peer.receiver(address) as waiting:
+        while (delivery := await waiting.get(within=0.2)) is not None:
+            found.append(delivery.body)
+            delivery.accept()
+    return found
+
+
+# --- the outbox ---
+
+
+async def test_messages_are_sent_after_the_commit_and_never_without_it(engine: Engine) -> None:
+    shop = declare(engine)
+    async with Broker(volatile=True) as broker, broker.local() as peer:
+        await broker.declare(Queue("q"))
+        async with relaying(shop, peer):
+            with shop.sessions() as session:
+                shop.outbox.send(session, "q", "never")
+                session.flush()
+                session.rollback()
+            with shop.sessions() as session:
+                message_id = shop.outbox.send(session, "q", {"order": 1}, subject="s")
+                session.flush()
+                await trio.sleep(0.1)
+                assert broker.stats("q").available == 0
+                with session.begin_nested() as part:
+                    shop.outbox.send(session, "q", "never either")
+                    part.rollback()
+                mine = shop.outbox.send(session, "q", Message(b"whole", message_id="mine"))
+                session.commit()
+                # The session goes on, and so do its later transactions.
+                shop.outbox.send(session, "q", "another")
+                session.commit()
+            await shop.outbox.flush()
+        async with peer.receiver("q") as waiting:
+            first, second, third = [await waiting.receive() for _ in range(3)]
+        assert first.decode(dict) == {"order": 1}
+        assert (first.message.message_id, first.message.durable) == (message_id, True)
+        assert first.message.subject == "s"
+        assert (second.body, second.message.message_id, mine) == (b"whole", "mine", "mine")
+        assert third.body == "another"
+    assert await shop.outbox.pending() == 0
+
+
+async def test_a_commit_wakes_the_relay_of_its_process(engine: Engine) -> None:
+    shop = declare(engine, poll_s=1000)
+    far = FarEnd(credit=100, settle=ACCEPTED)
+    async with connected(far) as peer, relaying(shop, peer):
+        await trio.sleep(0.2)
+        send(shop, "a")
+        await until(lambda: bodies(far) == ["a"])
+        thread = threading.Thread(target=send, args=(shop, "b"))
+        thread.start()
+        await until(lambda: bodies(far) == ["a", "b"])
+        thread.join()
+
+
+async def test_a_commit_of_another_process_wakes_the_relay(
+    postgres: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays_module, "NOTIFIED_S", 1000)
+    shop = declare(postgres, poll_s=1000)
+    other = declare(create_engine(postgres.url), poll_s=1000)
+    far = FarEnd(credit=100, settle=ACCEPTED)
+    async with connected(far) as peer, relaying(shop, peer):
+        send(other, "a")
+        await until(lambda: bodies(far) == ["a"])
+        await trio.sleep(0.1)
+        send(other, "b")
+        await until(lambda: bodies(far) == ["a", "b"])
+    other.sessions.kw["bind"].dispose()
+
+
+async def test_other_processes_are_found_without_notices(tmp_path: Path) -> None:
+    made = [create_engine(f"sqlite:///{tmp_path / 'shop.db'}") for _ in range(2)]
+    shop, other = [declare(each, poll_s=0.02) for each in made]
+    far = FarEnd(credit=100, settle=ACCEPTED)
+    async with connected(far) as peer, relaying(shop, peer):
+        send(other, "a")
+        await until(lambda: bodies(far) == ["a"])
+        await shop.outbox.flush()
+    for each in made:
+        each.dispose()
+
+
+async def test_messages_that_are_not_accepted(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amqp_rt.outbox.relays.RETRY_S", 0.05)
+    monkeypatch.setattr("amqp_rt.outbox.rows.RETRY_S", 0.05)
+    shop = declare(engine, poll_s=0.02)
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("q"))
+        async with relaying(shop, peer):
+            # A broker without a store rejects durable messages.
+            send(shop, "durable")
+            send(shop, "not", durable=False)
+            send(shop, "to nowhere yet", address="later", durable=False)
+            await until(lambda: broker.stats("q").available == 1)
+            await until(lambda: len(refused_in(shop)) == 1)
+            (refused,) = await shop.outbox.refused()
+            assert (refused.address, await shop.outbox.pending()) == ("q", 1)
+            assert "no store" in refused.reason
+            assert Message.decode(refused.payload).body == "durable"
+            await shop.outbox.retry(refused.id)
+            await until(lambda: refused_in(shop) == [refused.id])
+            await shop.outbox.drop(refused.id)
+            assert await shop.outbox.refused() == []
+            await broker.declare(Queue("later"))
+            await shop.outbox.flush()
+        assert await drained(peer, "q") == ["not"]
+        assert await drained(peer, "later") == ["to nowhere yet"]
+
+
+def refused_in(shop: Shop) -> list[int]:
+    table = shop.outbox.metadata.tables["amqp_outbox"]
+    with shop.sessions() as session:
+        return list(session.scalars(select(table.c.id).where(table.c.state == 1)))
+
+
+async def test_a_message_that_is_released_holds_up_those_that_follow(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amqp_rt.outbox.rows.RETRY_S", 0.3)
+    monkeypatch.setattr(relays_module, "NOTIFIED_S", 0.1)
+    shop = declare(engine, poll_s=0.02)
+    far = FarEnd(credit=1, settle=RELEASED)
+    async with connected(far) as peer, relaying(shop, peer):
+        send(shop, "a")
+        await until(lambda: bodies(far) == ["a"])
+        send(shop, "b")
+        await trio.sleep(0.1)
+        assert bodies(far) == ["a"]
+        far.heard.settle = ACCEPTED
+        far.link.grant(100)
+        await until(lambda: bodies(far) == ["a", "a", "b"])
+        await shop.outbox.flush()
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "then"),
+    [
+        # One relay has all messages to an address, or all of a group.
+        ("address", ["a1", "a2", "b1", "x"], []),
+        ("group", ["a1", "a2"], ["b1", "x"]),
+    ],
+)
+async def test_relays_share_messages_and_keep_their_order(
+    postgres: Engine, order: str, first: list[str], then: list[str]
+) -> None:
+    shop = declare(postgres, order=order, poll_s=1000)
+    other = declare(create_engine(postgres.url), order=order, poll_s=0.02)
+    slow, fast = FarEnd(credit=4), FarEnd(credit=100, settle=ACCEPTED)
+    with shop.sessions.begin() as session:
+        for each in ("a1", "a2"):
+            shop.outbox.send(session, "q", each, group_id="a")
+    async with connected(slow) as peer, connected(fast) as another:
+        if order == "address":
+            send(shop, "b1", group_id="b")
+            send(shop, "x")
+        async with relaying(shop, peer) as slow_relay:
+            # It has sent these, and has no outcome yet.
+            await until(lambda: bodies(slow) == first)
+            if order == "group":
+                send(shop, "b1", group_id="b")
+                send(shop, "x")
+            async with relaying(other, another):
+                await until(lambda: bodies(fast) == then)
+                send(shop, "a3", group_id="a")
+                await trio.sleep(0.2)
+                assert bodies(fast) == then
+                # The first relay is killed: all it held is sent by the other one.
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(relays_module, "GRACE_S", 0.0)
+                    slow_relay.cancel()
+                    await until(lambda: len(bodies(fast)) == 5)
+                assert bodies(fast) == [*then, *first, "a3"]
+                await other.outbox.flush()
+    other.sessions.kw["bind"].dispose()
+
+
+async def test_large_backlogs_and_large_messages_leave_in_order(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amqp_rt.outbox.rows.BATCH_OCTETS", 2_000)
+    shop = declare(engine)
+    sizes = [1_000 if not each % 7 else 3_000 if not each % 50 else 10 for each in range(250)]
+    wanted = [f"{number}:{'x' * size}" for number, size in enumerate(sizes)]
+    send(shop, *wanted)
+    async with Broker(volatile=True) as broker, broker.local() as peer:
+        await broker.declare(Queue("q"))
+        async with relaying(shop, peer):
+            await shop.outbox.flush()
+        assert await drained(peer, "q") == wanted
+
+
+async def test_a_database_that_goes_away_is_waited_for(
+    postgres: Engine, postgresql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays_module, "RETRY_S", 0.05)
+    shop = declare(postgres, poll_s=0.05)
+    far = FarEnd(credit=100)
+    async with connected(far) as peer, relaying(shop, peer):
+        send(shop, "a")
+        await until(lambda: bodies(far) == ["a"])
+        name = postgres.url.database
+        await trio.to_thread.run_sync(
+            postgresql.run,
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'",
+        )
+        # The outcome arrives, and the transaction that held the row is gone.
+        far.heard.settle = ACCEPTED
+        far.heard.deliveries[0].settle(ACCEPTED)
+        with trio.fail_after(20):
+            await flush_when_there(shop)
+        send(shop, "b")
+        await until(lambda: bodies(far) == ["a", "b"])
+        await shop.outbox.flush()
+
+
+async def flush_when_there(shop: Shop) -> None:
+    """Wait for the end of all messages, with a database that comes back."""
+    while True:
+        try:
+            return await shop.outbox.flush()
+        except OperationalError:
+            await trio.sleep(0.05)
+
+
+async def test_mistakes_are_told_in_sentences(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'empty.db'}")
+    sessions = sessionmaker(engine)
+    with pytest.raises(TypeError, match="a session_factory is a sessionmaker"):
+        SqlOutbox(engine)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a session_factory is a sessionmaker"):
+        SqlInbox(scoped_session(sessions))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="order is 'address' or 'group', not 'fifo'"):
+        SqlOutbox(sessions, order="fifo")  # type: ignore[arg-type]
+    outbox = SqlOutbox(sessions, table="letters")
+    with pytest.raises(ValueError, match="an address has 1 to 255 characters, not 256"):
+        outbox.send(sessions(), "a" * (NAME_MAX + 1), "x")
+    with pytest.raises(TypeError, match="a message is sent with a session of SQLAlchemy"):
+        outbox.send(engine, "a", "x")  # type: ignore[arg-type]
+    async with connected(FarEnd(credit=1)) as peer:
+        with pytest.raises(LocalProtocolError, match=r"no table 'letters': create it with create_"):
+            await outbox.run(peer)
+    await outbox.create_tables()
+    outbox.send(scoped_session(sessions), "a" * NAME_MAX, "x")
+    with pytest.raises(ValueError, match="give batch or inbox, not both"):
+        node("a", batch=Batch(), inbox=SqlInbox(sessions))
+    engine.dispose()
+
+
+def test_the_schema_is_sql_for_migrations(postgres: Engine) -> None:
+    sessions = sessionmaker(postgres)
+    outbox, inbox = SqlOutbox(sessions, table="o"), SqlInbox(sessions, table="i")
+    with postgres.begin() as connection:
+        for statement in outbox.schema("postgresql") + inbox.schema("postgresql"):
+            connection.execute(text(statement))
+    with sessions.begin() as session:
+        outbox.send(session, "q", "x")
+        assert inbox.record_now(session, "q", "id")
+    assert any("AUTOINCREMENT" in each for each in outbox.schema("sqlite"))
+
+
+@pytest.mark.parametrize("name", ["SqlOutbox", "SqlInbox"])
+def test_without_sqlalchemy_the_import_tells_what_to_install(name: str) -> None:
+    program = (
+        f"import sys; sys.modules['sqlalchemy'] = None; from amqp_rt.outbox import Outbox, {name}"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert f"{name} needs SQLAlchemy 2: pip install 'amqp-rt[sqlalchemy]'" in run.stderr
+
+
+# --- the inbox ---
+
+
+async def test_a_node_skips_messages_that_were_processed(engine: Engine) -> None:
+    shop = declare(engine)
+    async with (
+        Broker(volatile=True, nodes=nodes_of(shop)) as broker,
+        broker.local() as peer,
+        peer.sender("orders") as out,
+    ):
+        await out.send("a", message_id="1")
+        await out.send("a", message_id="1")
+        # Types of message-ids are distinguished, and long ones are recognized.
+        await out.send("b", message_id=1)
+        for _ in range(2):
+            await out.send("c", message_id="x" * 5_000)
+        with pytest.raises(DeliveryRejected, match="'orders' takes messages with a message-id"):
+            await out.send("d")
+        assert broker.container.stats()["orders"]["rejected"] == 1
+    assert shop.rows() == ["a", "b", "c"]
+    assert await shop.outbox.pending() == 3
+
+
+async def test_a_message_that_was_not_processed_is_not_recorded(engine: Engine) -> None:
+    shop = declare(engine)
+    endings: list[Any] = [ZeroDivisionError(), Modify("not yet"), None]
+    returned: list[Any] = [Release("later"), RELEASED]
+
+    @node("orders", inbox=shop.inbox, thread=True)
+    def place(order: str, session: Session) -> Any:
+        session.execute(insert(shop.orders).values(body=order))
+        shop.outbox.send(session, "invoices", order)
+        if returned:
+            return returned.pop()
+        if (ending := endings.pop(0)) is not None:
+            raise ending
+        return None
+
+    async with (
+        Container("c", nodes=[place]) as container,
+        container.local() as peer,
+        peer.sender("orders") as out,
+    ):
+        for _ in range(4):
+            with pytest.raises(DeliveryNotAccepted):
+                await out.send("a", message_id="1")
+            assert shop.rows() == []
+        for _ in range(2):
+            await out.send("a", message_id="1")
+    assert (shop.rows(), await shop.outbox.pending()) == (["a"], 1)
+
+
+async def test_the_session_of_the_container_has_the_record(engine: Engine) -> None:
+    shop = declare(engine)
+    opened: list[str] = []
+
+    @asynccontextmanager
+    async def session() -> AsyncIterator[Session]:
+        with shop.sessions.begin() as session:
+            opened.append("session")
+            yield session
+
+    @node("orders", inbox=shop.inbox)
+    async def place(order: str, session: Session) -> None:
+        session.execute(insert(shop.orders).values(body=order))
+
+    @node("whole", inbox=shop.inbox)
+    async def count(order: str) -> None:
+        opened.append(order)
+
+    async with (
+        Container("c", nodes=[place, count], resources=[PerMessage(session)]) as container,
+        container.local() as peer,
+        peer.sender("orders") as out,
+        peer.sender("whole") as whole,
+    ):
+        for _ in range(2):
+            await out.send("a", message_id="1")
+            # Another node, which has its own record.
+            await whole.send("b", message_id="1")
+    assert shop.rows() == ["a"]
+    assert opened == ["session", "session", "b", "session", "session"]
+
+
+async def test_two_deliveries_at_once_are_processed_once(postgres: Engine) -> None:
+    shop = declare(postgres)
+    go = threading.Event()
+
+    @node("orders", inbox=shop.inbox, thread=True, slots=4)
+    def place(order: str, session: Session) -> None:
+        session.execute(insert(shop.orders).values(body=order))
+        go.wait(20)
+
+    async with (
+        Container("c", nodes=[place]) as container,
+        container.local() as peer,
+        peer.sender("orders") as out,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(4):
+            nursery.start_soon(partial(out.send, "a", message_id="1"))
+        await trio.sleep(0.2)
+        assert container.stats()["orders"]["running"] == 4
+        go.set()
+    assert shop.rows() == ["a"]
+
+
+async def test_old_message_ids_are_deleted_in_portions(engine: Engine) -> None:
+    shop = declare(engine)
+    table = shop.inbox.metadata.tables["amqp_inbox"]
+
+    def age(seconds: float) -> None:
+        with shop.sessions.begin() as session:
+            session.execute(update(table).values(at=table.c.at - seconds))
+
+    with shop.sessions.begin() as session:
+        for number in range(7):
+            assert shop.inbox.record_now(session, "q", number)
+        assert not shop.inbox.record_now(session, "q", 3)
+    age(6 * 86_400)
+    with shop.sessions.begin() as session:
+        assert shop.inbox.prune(session) == 0
+        assert shop.inbox.record_now(session, "q", "young")
+    age(2 * 86_400)
+    with shop.sessions.begin() as session:
+        assert shop.inbox.prune(session, 5) == 5
+        assert shop.inbox.prune(session, 5) == 2
+        assert session.scalar(select(func.count()).select_from(table)) == 1
+    age(6 * 86_400)
+    # The first message that a node processes is followed by others' deletion.
+    async with (
+        Container("c", nodes=nodes_of(shop)) as container,
+        container.local() as peer,
+        peer.sender("orders") as out,
+    ):
+        await out.send("a", message_id="1")
+    with shop.sessions() as session:
+        assert list(session.scalars(select(table.c.message))) == ["str:'1'"]
+
+
+# --- interruptions at any statement ---
+
+
+class Crash(Exception):
+    """End of the process, as far as its database and its connections notice."""
+
+
+class CrashingEngine:
+    """Engine on a database whose statements fail, and lose their connection, from a given one on."""
+
+    def __init__(self, url: Any, statement: int) -> None:
+        self.engine = create_engine(url)
+        self.count = 0
+        #: The first statement that fails before it is sent, or if negative after it.
+        self.statement = statement
+        self.crashed = threading.Event()
+
+    def arm(self) -> None:
+        """Count statements from now on."""
+        event.listen(self.engine, "before_cursor_execute", self._before)
+        event.listen(self.engine, "after_cursor_execute", self._after)
+        # The commit is a statement too; SQLAlchemy tells of it before it is sent.
+        event.listen(self.engine, "commit", self._before)
+
+    def _before(self, *_: Any) -> None:
+        self.count += 1
+        if self.count == self.statement:
+            self.crashed.set()
+        self._fail()
+
+    def _after(self, *_: Any) -> None:
+        if self.count == -self.statement:
+            self.crashed.set()
+        self._fail()
+
+    def _fail(self) -> None:
+        if self.crashed.is_set():
+            raise Crash
+
+
+ORDERS = ["a", "b"]
+
+
+async def place_orders(broker: Broker) -> None:
+    async with broker.local() as peer, peer.sender("orders") as out:
+        for body in ORDERS:
+            await out.send(body, durable=True, message_id=f"order {body}")
+
+
+async def work(broker: Broker, url: str, shop: Shop, crash: CrashingEngine | None) -> None:
+    """Run the application until its work is done, or until it crashes."""
+    with trio.fail_after(30):
+        async with (
+            Container("shop", nodes=nodes_of(shop), outbox=shop.outbox) as container,
+            container.connect(url, reconnect=None) as peer,
+        ):
+            await peer.serve()
+            while crash is None or not crash.crashed.is_set():
+                orders = broker.stats("orders")
+                if orders.available + orders.acquired == 0 and not await shop.outbox.pending():
+                    return
+                await trio.sleep(0.01)
+            # The process is gone: no more outcomes, no more frames.
+            peer.close()
+            raise Crash
+
+
+async def check_once(broker: Broker, receiver: Shop, shop: Shop) -> None:
+    """Check that each order has one row, and one invoice at a receiver with an inbox."""
+    assert shop.rows() == ORDERS
+    assert await shop.outbox.pending() == 0
+    seen: list[str] = []
+    ids: set[Any] = set()
+    async with broker.local() as peer, peer.receiver("invoices") as invoices:
+        while (delivery := await invoices.get(within=0.05)) is not None:
+            message_id = delivery.message.message_id
+            assert message_id is not None
+            with receiver.sessions.begin() as session:
+                if receiver.inbox.record_now(session, "invoices", message_id):
+                    seen.append(delivery.body)
+            ids.add(message_id)
+            delivery.accept()
+    assert seen == [f"invoice for {body}" for body in ORDERS]
+    assert len(ids) == len(ORDERS)
+    assert broker.stats("orders").available == 0
+
+
+async def test_a_crash_at_any_statement_loses_and_repeats_nothing(
+    engine: Engine,
+    tmp_path: Path,
+    brief_run: bool,
+    long_run: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relays_module, "GRACE_S", 0.0)
+    statement, done = 0, False
+    async with Broker(volatile=True) as broker:
+        await broker.declare(Queue("orders"), Queue("invoices"))
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        first = declare(engine, poll_s=0.02)
+        while not done:
+            for sign in (1, -1):
+                first.outbox.metadata.drop_all(engine)
+                crash = CrashingEngine(engine.url, sign * (statement + 1))
+                shop = declare(crash.engine, poll_s=0.02)
+                receiver_engine = create_engine(f"sqlite:///{tmp_path / f'{sign * statement}.db'}")
+                receiver = declare(receiver_engine)
+                await place_orders(broker)
+                crash.arm()
+                try:
+                    await work(broker, url, shop, crash)
+                    # Nothing fails after a commit, which is no statement of a cursor.
+                    done = done or sign > 0
+                except* Crash:
+                    pass
+                crash.engine.dispose()
+                fresh = declare(engine, poll_s=0.02)
+                await work(broker, url, fresh, None)
+                await check_once(broker, receiver, fresh)
+                receiver_engine.dispose()
+            statement += 1 if long_run else 11 if brief_run else 4
+    assert statement > 10
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are killed by signals here")
+@pytest.mark.timeout(1800)
+async def test_a_process_that_is_killed_loses_and_repeats_nothing(
+    engine: Engine, tmp_path: Path, brief_run: bool, long_run: bool
+) -> None:
+    shop = declare(engine)
+    receiver_engine = create_engine(f"sqlite:///{tmp_path / 'receiver.db'}")
+
+    async def run(url: str, statement: int) -> tuple[int, str]:
+        database = engine.url.render_as_string(hide_password=False)
+        command = [sys.executable, str(WORKER), url, database, str(statement)]
+        call = partial(subprocess.run, command, capture_output=True, text=True, timeout=60)
+        ended = await trio.to_thread.run_sync(call)
+        assert ended.returncode in (0, -9), ended.stderr
+        return ended.returncode, ended.stdout
+
+    async with Broker(store=f"sqlite:{tmp_path / 'broker.db'}") as broker:
+        await broker.declare(Queue("orders"), Queue("invoices"))
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        statements = [*range(1, 30), *range(-30, 0)] if long_run else [9] if brief_run else [5, -14]
+        for statement in statements:
+            shop.outbox.metadata.drop_all(engine)
+            receiver = declare(receiver_engine)
+            declare(engine)
+            await place_orders(broker)
+            code, _ = await run(url, statement)
+            if code:
+                await run(url, 0)
+            await check_once(broker, receiver, shop)
+            receiver.outbox.metadata.drop_all(receiver_engine)
+    receiver_engine.dispose()
+
+
+# --- asyncio, and threads ---
+
+ASYNC_PROGRAM = """
+import asyncio, sys
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from amqp_rt import aio, node
+from amqp_rt.broker import Queue
+from amqp_rt.errors import DeliveryNotAccepted
+from amqp_rt.outbox import SqlInbox, SqlOutbox
+
+engine = create_async_engine(sys.argv[1])
+sessions = async_sessionmaker(engine)
+outbox = SqlOutbox(sessions, poll_s=float(sys.argv[2]))
+inbox = SqlInbox(sessions)
+failing = True
+
+@node("orders", inbox=inbox)
+async def place(order: str, session: AsyncSession) -> None:
+    global failing
+    assert type(session) is AsyncSession
+    await session.execute(text("INSERT INTO orders VALUES (:body)"), {"body": order})
+    outbox.send(session, "invoices", f"invoice for {order}")
+    if failing:
+        failing = False
+        raise ZeroDivisionError
+
+async def main():
+    await outbox.create_tables()
+    await inbox.create_tables()
+    async with sessions.begin() as session:
+        await session.execute(text("CREATE TABLE orders (body TEXT)"))
+    async with aio.Broker("b", volatile=True) as broker:
+        await broker.declare(Queue("orders"), Queue("invoices"))
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        async with aio.Container("shop", nodes=[place], outbox=outbox) as shop, shop.connect(url) as peer:
+            await peer.serve()
+            async with peer.sender("orders") as out:
+                for _ in range(2):
+                    await out.send("a", message_id="1", durable=True)
+            async with peer.receiver("invoices") as invoices:
+                async with await invoices.receive() as delivery:
+                    print(delivery.body)
+                # A session of the application itself, in its own task.
+                async with sessions.begin() as session:
+                    outbox.send(session, "invoices", "by hand")
+                async with await invoices.receive() as delivery:
+                    print(delivery.body)
+                await outbox.flush()
+                print(await outbox.pending(), await outbox.refused())
+    async with sessions() as session:
+        print((await session.execute(text("SELECT body FROM orders"))).all())
+    await engine.dispose()
+
+asyncio.run(main(), debug=True)
+"""
+
+
+@pytest.mark.req("A15")
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_sessions_of_asyncio_work_in_its_event_loop(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = url_of(kind, request, tmp_path).replace("sqlite://", "sqlite+aiosqlite://")
+    command = [sys.executable, "-W", "error", "-c", ASYNC_PROGRAM, url, "1000"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert run.stdout.splitlines() == ["invoice for a", "by hand", "0 []", "[('a',)]"], run.stderr
+
+
+@pytest.mark.req("A15")
+async def test_sessions_of_asyncio_need_it(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+    outbox = SqlOutbox(async_sessionmaker(engine))
+    with pytest.raises(RuntimeError, match="need asyncio: use a container of amqp_rt"):
+        await outbox.create_tables()
+
+
+@pytest.mark.req("A15")
+def test_threads_have_an_outbox_too(engine: Engine) -> None:
+    shop = declare(engine)
+    with sync.Broker("b", volatile=True) as broker:
+        broker.declare(Queue("orders"), Queue("invoices"))
+        (url,) = broker.listen("amqp://127.0.0.1:0")
+        with (
+            sync.Container("shop", nodes=nodes_of(shop), outbox=shop.outbox) as container,
+            container.connect(url) as peer,
+        ):
+            peer.serve()
+            with peer.sender("orders") as out:
+                out.send("a", message_id="1", durable=True)
+            with peer.receiver("invoices") as invoices, invoices.receive() as delivery:
+                assert delivery.body == "invoice for a"
+    assert shop.rows() == ["a"]

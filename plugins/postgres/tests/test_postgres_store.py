@@ -28,7 +28,6 @@ def make(postgresql: Cluster) -> Callable[[], Store]:
     return lambda: PostgreSQLStore(f"{url}?schema=s{next(_numbers)}")
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
 def test_store(make: Callable[[], Store], check: Callable[[Store], None]) -> None:
     store = make()
@@ -38,4 +37,4 @@ def test_store(make: Callable[[], Store], check: Callable[[Store], None]) -> Non
 
 
 def test_random_batches(make: Callable[[], Store]) -> None:
-    check_model(make, max_examples=100 if LONG else 4)
+    check_model(make, max_examples=100 if LONG else 2)

@@ -522,6 +522,22 @@ class Message:
         sections = walk(payload, self._limits) if self._own else self._sections
         return payload[sections.properties : sections.footer]
 
+    def encoded_maps(self) -> tuple[bytes, int, int, int, int] | None:
+        """Return the octets received, and where in them message annotations and application-properties begin and end.
+
+        None if one of the two was assigned to.
+        """
+        if self._own & (_OWN_MESSAGE_ANNOTATIONS | _OWN_APPLICATION_PROPERTIES):
+            return None
+        sections = self._sections
+        return (
+            self._payload,
+            sections.message_annotations,
+            sections.properties,
+            sections.application_properties,
+            sections.body,
+        )
+
     # --- Copies ---
 
     def replace(self, **changes: Any) -> Message:

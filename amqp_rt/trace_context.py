@@ -26,11 +26,46 @@ _TRACEPARENT: Final = re.compile(
 )
 
 
+#: The usual encoding of the key, a symbol in annotations and a string in properties, and of the type and size of its value.
+_ENCODED_ANNOTATION: Final = b"\xa3\x0btraceparent\xa1\x37"
+_ENCODED_PROPERTY: Final = b"\xa1\x0btraceparent\xa1\x37"
+_STATE_OCTETS: Final = b"tracestate"
+
+
 def trace_of(message: Message) -> dict[str, str]:
     """Return the trace context of *message*, ``traceparent`` and ``tracestate``; empty if it has none.
 
     A malformed trace context is left out, since Trace Context §3.2.2 requires that.
     """
+    encoded = message.encoded_maps()
+    if encoded is not None:
+        octets, annotations, end, properties, body = encoded
+        found = _encoded_trace(octets, annotations, end, _ENCODED_ANNOTATION)
+        if found is not None and not found:
+            found = _encoded_trace(octets, properties, body, _ENCODED_PROPERTY)
+        if found is not None:
+            return found
+    return _decoded_trace(message)
+
+
+def _encoded_trace(octets: bytes, start: int, end: int, key: bytes) -> dict[str, str] | None:
+    """Return the trace context of a section of *octets*; None if the section has to be decoded to find out.
+
+    Decoding a map for one entry takes longer than all else that an unsampled message costs. In other values the octets
+    that are looked for occur in binary only, as they are no UTF-8.
+    """
+    if octets.find(TRACE_OCTETS, start, end) < 0:
+        return {}
+    at = octets.find(key, start, end)
+    if at >= 0 and octets.find(_STATE_OCTETS, start, end) < 0:
+        at += len(key)
+        parent = octets[at : min(at + 55, end)].decode("latin-1")
+        if _TRACEPARENT.fullmatch(parent):
+            return {TRACEPARENT: parent}
+    return None
+
+
+def _decoded_trace(message: Message) -> dict[str, str]:
     trace: dict[str, str] = {}
     try:
         for found in (message.message_annotations, message.application_properties):
@@ -47,12 +82,20 @@ def trace_of(message: Message) -> dict[str, str]:
     return trace
 
 
-def with_trace(message: Message, trace: Mapping[str, str]) -> Message:
+def with_trace(message: Message, trace: Mapping[str, str], *, in_place: bool = False) -> Message:
     """Return *message* with *trace* in its application-properties, as its publisher writes it.
 
     A message that has a ``traceparent`` keeps its own.
+
+    Args:
+        message: The message.
+        trace: ``traceparent`` and ``tracestate``, or nothing.
+        in_place: Whether the message was made here, so that it may be changed; otherwise it is copied.
     """
     own = message.application_properties
     if not trace or TRACEPARENT in own or TRACEPARENT in message.message_annotations:
+        return message
+    if in_place:
+        message.application_properties = {**own, **trace}
         return message
     return message.replace(application_properties={**own, **trace})

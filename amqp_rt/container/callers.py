@@ -10,25 +10,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import trio
 
-from ..errors import DeadlineExceeded
+from ..codec.sections import walk_front
+from ..errors import DeadlineExceeded, DecodeError
+from ..limits import KIB
 from ..message import Message
 from ..trace_context import TRACEPARENT, trace_of
 
+#: Octets of messages that are kept whole; of larger ones only what comes before the body.
+_KEPT_MAX: Final = 64 * KIB
+
 
 class CallerContext:
-    """Deadline and trace context of the request that is being processed."""
+    """Deadline and trace context of the request that is being processed.
 
-    __slots__ = ("at", "trace")
+    The trace context is read when it is asked for: most handlers make no calls.
 
-    def __init__(self, at: float, trace: Mapping[str, str]) -> None:
-        #: Deadline in trio's clock; infinite if there is none.
+    Args:
+        at: Deadline in trio's clock; infinite if there is none.
+        source: The message; or its octets, without a large body, which tasks of the handler would keep in memory.
+    """
+
+    __slots__ = ("_source", "_trace", "at")
+
+    def __init__(self, at: float, source: Message | bytes) -> None:
         self.at = at
-        #: ``traceparent`` and ``tracestate``, or nothing.
-        self.trace = trace
+        self._source: Message | bytes = source
+        self._trace: Mapping[str, str] | None = None
+
+    @property
+    def trace(self) -> Mapping[str, str]:
+        """``traceparent`` and ``tracestate``, or nothing."""
+        if self._trace is None:
+            source, self._source = self._source, b""
+            if isinstance(source, bytes):
+                source = Message.decode(_front_of(source))
+            self._trace = trace_of(source)
+        return self._trace
 
     def within(self, within: float | None) -> float | None:
         """Return the seconds that a call may take: at most *within*, and the time the caller has left.
@@ -69,6 +90,17 @@ CALLER: ContextVar[CallerContext | None] = ContextVar("amqp_rt_caller", default=
 HANDLED: ContextVar[object] = ContextVar("amqp_rt_handled", default=None)
 
 
-def caller_of(message: Message, at: float = inf) -> CallerContext:
-    """Return the caller that sent *message*, with the deadline *at*."""
-    return CallerContext(at, trace_of(message))
+def caller_of(source: Message | bytes, at: float = inf) -> CallerContext:
+    """Return the caller that sent the message *source*, or its octets, with the deadline *at*."""
+    if isinstance(source, bytes) and len(source) > _KEPT_MAX:
+        source = _front_of(source)
+    return CallerContext(at, source)
+
+
+def _front_of(octets: bytes) -> bytes:
+    """Return the sections before the body; nothing if one is malformed, which the handler is told of."""
+    try:
+        *_, body = walk_front(octets)
+    except DecodeError:
+        return b""
+    return octets[:body]

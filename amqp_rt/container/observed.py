@@ -123,7 +123,7 @@ class ObservedSending(Sender):
         operation = self._begin_operation(built)
         try:
             if operation is not None:
-                built = with_trace(built, operation.trace)
+                built = with_trace(built, operation.trace, in_place=built is not message)
             payload = super().encode(built, {})
         except BaseException as error:
             if operation is not None:

@@ -585,7 +585,7 @@ class Replies:
                     raise DeadlineExceeded("the deadline passed before the request could start")
                 within = inbox.workers.trace_within
                 if ttl_ms is not None or delivery.payload.find(TRACE_OCTETS, 0, within) >= 0:
-                    CALLER.set(caller_of(message, deadline.at))
+                    CALLER.set(caller_of(delivery.payload, deadline.at))
                 await _answer(inbox, delivery, message, request, deadline)
                 outcome: Outcome = ACCEPTED
             except trio.Cancelled:

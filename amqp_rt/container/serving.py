@@ -593,13 +593,15 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
                 octets = None  # The content-encoding decides.
         if octets is not None:
             # As in invoke(), without creating a message.
-            if delivery.payload.find(TRACE_OCTETS, 0, inbox.workers.trace_within) >= 0:
-                CALLER.set(caller_of(read_message(delivery)))
+            within = inbox.workers.trace_within
+            if delivery.payload.find(TRACE_OCTETS, 0, within) >= 0:
+                CALLER.set(caller_of(delivery.payload))
             result = route.target(octets)
         else:
             message = read_message(delivery)
-            if delivery.payload.find(TRACE_OCTETS, 0, inbox.workers.trace_within) >= 0:
-                CALLER.set(caller_of(message))
+            within = inbox.workers.trace_within
+            if delivery.payload.find(TRACE_OCTETS, 0, within) >= 0:
+                CALLER.set(caller_of(delivery.payload))
             result = route.invoke(inbox.binding, delivery, message)
         if route.awaits or (result is not None and inspect.isawaitable(result)):
             result = await result

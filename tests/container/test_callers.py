@@ -28,6 +28,9 @@ from amqp_rt import (
 )
 from amqp_rt.container.callers import CALLER, caller_of
 from amqp_rt.errors import CallFailed, CircuitOpen, DeadlineExceeded, Overloaded
+from amqp_rt.limits import KIB
+from amqp_rt.trace_context import trace_of
+from amqp_rt.values import Symbol
 
 pytestmark = pytest.mark.req("A20")
 
@@ -464,3 +467,38 @@ async def test_the_slower_handler_of_a_hedge_is_cancelled_over_tcp() -> None:
             assert started == 22
             assert sorted(ended) == ["answered", "cancelled"]
             assert hedge.state_of("q").budget.spent(trio.current_time()) == 1
+
+
+def test_a_trace_in_its_usual_encoding_is_found_without_decoding_and_means_the_same() -> None:
+    other = TRACEPARENT.replace("b7ad", "c0de")
+    usual = {"traceparent": TRACEPARENT}
+    for given, properties, expected in (
+        ({}, {}, {}),
+        ({}, usual, usual),
+        ({}, {"a": 1, **usual, "z": "traceparent"}, usual),
+        ({Symbol("traceparent"): other}, usual, {"traceparent": other}),
+        ({Symbol("x-opt-a"): 1, Symbol("traceparent"): other}, {}, {"traceparent": other}),
+        # Of another length, malformed, or with a state: the section is decoded.
+        ({}, {**usual, "tracestate": "a=1"}, {**usual, "tracestate": "a=1"}),
+        ({}, {"traceparent": TRACEPARENT + "-more"}, {}),
+        ({}, {"traceparent": TRACEPARENT.replace("00-", "01-", 1) + "-more"}, None),
+        ({}, {"traceparent": TRACEPARENT.upper()}, {}),
+        ({}, {"traceparent": 7}, {}),
+        ({Symbol("traceparent"): "bad"}, usual, usual),
+        # The name occurs in a value only, and in one as the octets of an entry, which are no text.
+        ({}, {"a": "traceparent"}, {}),
+        ({}, {"a": b"\xa1\x0btraceparent\xa1\x36" + TRACEPARENT.encode()}, {}),
+    ):
+        built = Message(b"x", message_annotations=given, application_properties=properties)
+        octets = built.encode()
+        found = trace_of(Message.decode(octets))
+        if expected is None:
+            expected = {"traceparent": properties["traceparent"]}
+        assert found == trace_of(built) == expected
+        assert caller_of(octets).trace == found
+        large = Message.decode(octets).replace(body=bytes(70 * KIB)).encode()
+        assert caller_of(large).trace == found
+    # What is cut or malformed has no trace, and what is malformed is for the handler to hear of.
+    octets = Message(b"x", application_properties=usual).encode()
+    for front in (octets[:30], b"", b"traceparent", b"traceparent" * 10_000):
+        assert caller_of(front).trace == {}

@@ -529,14 +529,9 @@ class Message:
         """
         if self._own & (_OWN_MESSAGE_ANNOTATIONS | _OWN_APPLICATION_PROPERTIES):
             return None
-        sections = self._sections
-        return (
-            self._payload,
-            sections.message_annotations,
-            sections.properties,
-            sections.application_properties,
-            sections.body,
-        )
+        at = self._sections
+        places = at.message_annotations, at.properties, at.application_properties, at.body
+        return self._payload, *places
 
     # --- Copies ---
 

@@ -133,9 +133,14 @@ class Manager:
 
 
 class Deployed:
-    """Broker that was started with *environ* alone, confined where that is possible."""
+    """Broker that was started with *environ* alone, confined where that is possible.
 
-    def __init__(self, at: Folder, arguments: list[str], environ: Mapping[str, str]) -> None:
+    Without *wait* it need not serve yet: :meth:`wait_ready` waits for that.
+    """
+
+    def __init__(
+        self, at: Folder, arguments: list[str], environ: Mapping[str, str], *, wait: bool = True
+    ) -> None:
         at.own()
         command = [*COMMAND, *arguments]
         self.process = subprocess.Popen(
@@ -146,11 +151,17 @@ class Deployed:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.ready: dict[str, Any] = {}
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Wait until the broker serves."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.startswith("ready "):
             raise AssertionError(line + self.process.communicate(timeout=30)[1])
-        self.ready: dict[str, Any] = json.loads(line.removeprefix("ready "))
+        self.ready = json.loads(line.removeprefix("ready "))
 
     def stop(self) -> tuple[int, str]:
         """Stop the broker as a platform does; return its exit status and log."""

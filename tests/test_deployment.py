@@ -6,11 +6,15 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import click
@@ -131,14 +135,29 @@ def users_file(path: Path) -> None:
     path.write_text(password_line("ada", "s3cret", scram=["SHA-256"]) + "\n")
 
 
-def send_and_receive(url: str, ca: Path | None = None) -> None:
-    """Send an order, and receive it, as the user that the files create."""
+def client(url: str, ca: Path | None = None) -> AbstractContextManager[Any]:
+    """Connect as the user that the files create."""
     tls = None if ca is None else ClientTls(ca, server_name="localhost")
-    with sync.connect(url.replace("://", "://ada:s3cret@"), tls=tls) as peer:
+    return sync.connect(url.replace("://", "://ada:s3cret@"), tls=tls)
+
+
+def send_and_receive(url: str, ca: Path | None = None) -> None:
+    """Send an order, and receive it."""
+    with client(url, ca) as peer:
         with peer.sender("orders") as out:
             out.send({"sku": "A-1"}, durable=True)
         with peer.receiver("orders") as orders, orders.receive(within=10) as delivery:
             assert delivery.decode(dict) == {"sku": "A-1"}
+
+
+def eventually(url: str) -> int:
+    """Return the status at *url*, as soon as there is a listener."""
+    for _ in range(300):
+        try:
+            return status(url)
+        except URLError:
+            time.sleep(0.1)
+    return 0
 
 
 def status(url: str) -> int:
@@ -368,9 +387,9 @@ def test_manifests_fit_each_other(name: str) -> None:
     assert template["spec"]["terminationGracePeriodSeconds"] > 10
 
 
-@pytest.mark.slow
-def test_the_pod_starts_with_its_files(at: Folder) -> None:
-    found = {each["kind"]: each for each in documents("common.yaml", "sqlite.yaml")}
+def pod(at: Folder, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Create the files of the pod in the manifest *name*; return its container and variables."""
+    found = {each["kind"]: each for each in documents("common.yaml", name)}
     (container,) = found["StatefulSet"]["spec"]["template"]["spec"]["containers"]
     places = {each["mountPath"]: at.folder(each["name"]) for each in container["volumeMounts"]}
 
@@ -384,11 +403,15 @@ def test_the_pod_starts_with_its_files(at: Folder) -> None:
     users_file(places["/users"] / "users")
     for name in ("tls.crt", "tls.key"):
         shutil.copy(certificates().server, places["/tls"] / name)
-    environ = {
-        **deployed.image()["ENV"],
-        **{each["name"]: each["value"] for each in container["env"]},
-    }
-    broker = Deployed(at, container["args"], {name: here(text) for name, text in environ.items()})
+    given = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    environ = {**deployed.image()["ENV"], **given}
+    return container, {name: here(text) for name, text in environ.items()}
+
+
+@pytest.mark.slow
+def test_the_pod_starts_with_its_files(at: Folder) -> None:
+    container, environ = pod(at, "sqlite.yaml")
+    broker = Deployed(at, container["args"], environ)
     try:
         for kind in ("liveness", "readiness"):
             assert (
@@ -400,6 +423,41 @@ def test_the_pod_starts_with_its_files(at: Folder) -> None:
     finally:
         broker.kill()
     assert code == 0, log
+
+
+@pytest.mark.slow
+def test_the_second_pod_on_postgresql_takes_over(at: Folder, database: str) -> None:
+    urls = pytest.importorskip("amqp_rt_postgres.urls")
+    container, environ = pod(at, "postgresql.yaml")
+    assert urls.parse_store_url(environ["AMQP_RT_SERVE_STORE"]).schema == "amqp_rt"
+    environ["AMQP_RT_SERVE_STORE"] = database
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        probe = f"http://127.0.0.1:{free.getsockname()[1]}"
+    readiness = probe + container["readinessProbe"]["httpGet"]["path"]
+
+    active = Deployed(at, container["args"], environ)
+    standby = Deployed(at, container["args"], environ | {"AMQP_RT_SERVE_PROBE": probe}, wait=False)
+    try:
+        with client(active.ready["listeners"][0], certificates().ca) as peer:
+            peer.sender("orders").send({"sku": "B-2"}, durable=True)
+        # Alive, so that it is not restarted, but not ready: the service leads no client to it.
+        assert eventually(probe + container["livenessProbe"]["httpGet"]["path"]) == 200
+        with pytest.raises(HTTPError, match="503"):
+            urlopen(readiness)
+        code, log = active.stop()
+        standby.wait_ready()
+        assert status(readiness) == 200
+        with (
+            client(standby.ready["listeners"][0], certificates().ca) as peer,
+            peer.receiver("orders") as orders,
+            orders.receive(within=10) as delivery,
+        ):
+            assert delivery.decode(dict) == {"sku": "B-2"}
+        assert (code, standby.stop()[0]) == (0, 0), log
+    finally:
+        active.kill()
+        standby.kill()
 
 
 # --- compose ----------------------------------------------------------------------------------------

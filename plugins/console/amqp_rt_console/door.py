@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
+from importlib.metadata import entry_points
 from typing import Final
 from urllib.parse import urlsplit
 
 import trio
 from msgspec import Struct
-from starlette.routing import Router
+from starlette.routing import BaseRoute, Router
 
 from amqp_rt import Broker
 from amqp_rt.cli.running import is_local_host
@@ -26,6 +27,8 @@ from .sessions import WebSessions
 #: Host and port of a URL that names none: by default only this machine reaches the door.
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 15_672
+#: Entry points of plug-ins that add routes: functions of the broker.
+ROUTES: Final = "amqp_rt.door_routes"
 
 
 class DoorUrl(Struct, frozen=True):
@@ -149,7 +152,7 @@ class HttpDoor:
         self._sessions = WebSessions(self.broker, nursery)
         console = pages.Console(self.broker, self.streams, read_only=self.read_only)
         nursery.start_soon(console.run)
-        routes = [*Api(self.broker).routes(), *console.routes()]
+        routes = [*Api(self.broker).routes(), *self._plugged_routes(), *console.routes()]
         guard = Guard(
             Router(routes, redirect_slashes=False, default=_not_found),
             broker=self.broker,
@@ -165,6 +168,11 @@ class HttpDoor:
             url.host, url.port, self.accept, tls=url.tls, nursery=nursery
         )
         return str(DoorUrl(url.host, port, url.tls))
+
+    def _plugged_routes(self) -> Iterator[BaseRoute]:
+        """Yield the routes of plug-ins, whose requests are admitted as all others are."""
+        for each in entry_points(group=ROUTES):
+            yield from each.load()(self.broker)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,8 +10,8 @@ from amqp_rt_console import HttpDoor
 
 from amqp_rt import Access, Broker, Rights, Rule
 
-#: ada may do everything, bob only send and receive at the orders, and eve nothing.
-USERS = {name: f"secret of {name}" for name in ("ada", "bob", "eve")}
+#: ada may do everything, bob only send and receive at the orders.
+USERS = {name: f"secret of {name}" for name in ("ada", "bob")}
 ACCESS = Access(
     [
         Rule("*", Rights.MANAGE, users=("ada",)),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from typing import Any
 
 import httpx2
 import pytest
 import trio
 from amqp_rt_console import HttpDoor
+from amqp_rt_console.pages.visits import PageStates, TypeDescriptions
 from console_site import USERS, console
 
 from amqp_rt import Broker, Limits
@@ -50,6 +52,20 @@ class RawStream:
                 piece = await self._socket.receive_some()
                 assert piece, self.text
                 self.text += bytes(piece).decode()
+
+
+def test_sessions_share_the_descriptions_of_types() -> None:
+    states = PageStates()
+    sessions: list[Any] = [Key(), Key(), Key()]
+    for each, name in zip(sessions, "aab", strict=True):
+        states.keep_types(each, TypeDescriptions({name: []}, {}, {}))
+    first, second, third = (states.types_of(each) for each in sessions)
+    assert first is second
+    assert third == TypeDescriptions({"b": []}, {}, {})
+
+
+class Key:
+    """Stands for a session."""
 
 
 async def test_streams_are_bounded() -> None:

@@ -194,7 +194,7 @@ def _attributes(
             key if isinstance(value, int | float) and not isinstance(value, bool) else "",
         )
         for key, value in row.items()
-        if key not in _TITLES and key not in in_tables
+        if key not in _TITLES and key not in in_tables and value not in (None, [], "")
     ]
 
 

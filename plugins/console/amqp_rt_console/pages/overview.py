@@ -68,7 +68,7 @@ async def show_overview(visit: Visit, watches: Watches) -> Page:
         lines = history.depths()
         drawn = plot("Messages", lines, slots=SAMPLES, step_s=STEP_S)
         watched.append((printable(name), entity_path(NODE, name), drawn, legend(lines)))
-    title = "Overview" if container is None else f"Broker {printable(str(container['name']))}"
+    title = "Overview" if container is None else f"Overview of {printable(str(container['name']))}"
     return Page(
         "overview.html",
         title,

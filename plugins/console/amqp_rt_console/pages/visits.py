@@ -34,7 +34,19 @@ class PageStates:
 
     def __init__(self) -> None:
         self.notices: WeakKeyDictionary[WebSession, list[str]] = WeakKeyDictionary()
-        self.types: WeakKeyDictionary[WebSession, TypeDescriptions] = WeakKeyDictionary()
+        self._types: WeakKeyDictionary[WebSession, TypeDescriptions] = WeakKeyDictionary()
+        self._latest: TypeDescriptions | None = None
+
+    def types_of(self, session: WebSession) -> TypeDescriptions | None:
+        """Return the types as *session* has read them; None if it has not."""
+        return self._types.get(session)
+
+    def keep_types(self, session: WebSession, types: TypeDescriptions) -> TypeDescriptions:
+        """Keep *types* for *session*, in one copy for all sessions that have read the same."""
+        if types != self._latest:
+            self._latest = types
+        self._types[session] = self._latest
+        return self._latest
 
 
 class Visit:
@@ -103,15 +115,15 @@ class Visit:
         Raises:
             AmqpError: The user has no right at all at ``$management``.
         """
-        known = self._states.types.get(self.session)
+        known = self._states.types_of(self.session)
         if known is None:
             there = self.there
-            known = TypeDescriptions(
+            read = TypeDescriptions(
                 await there.attributes(),
                 await there.operations(),
                 (await there.request("GET-SCHEMA", type="org.amqp.management")).body,
             )
-            self._states.types[self.session] = known
+            known = self._states.keep_types(self.session, read)
         return known
 
     async def read(self, type_name: str, name: str) -> Mapping[str, Any]:

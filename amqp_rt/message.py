@@ -530,8 +530,8 @@ class Message:
         if self._own & (_OWN_MESSAGE_ANNOTATIONS | _OWN_APPLICATION_PROPERTIES):
             return None
         at = self._sections
-        places = at.message_annotations, at.properties, at.application_properties, at.body
-        return self._payload, *places
+        start, middle = at.message_annotations, at.properties
+        return self._payload, start, middle, at.application_properties, at.body
 
     # --- Copies ---
 

@@ -21,9 +21,11 @@ from .outcomes import Modified, Rejected, Released
 log = logging.getLogger("amqp_rt.observers")
 
 #: Operations on the messages of a link: ``send`` by a sender, ``receive`` and ``settle`` by a receiver, ``process``
-#: by the handler of a node, ``serve`` by the handler of a request, ``call`` by its caller, and ``relay`` by a broker
-#: that takes a message in for others.
-Kind: TypeAlias = Literal["send", "receive", "settle", "process", "serve", "call", "relay"]
+#: by the handler of a node, ``serve`` by the handler of a request, ``call`` by its caller, ``create`` by an outbox that
+#: sends the message later, and ``relay`` by a broker that takes a message in for others.
+Kind: TypeAlias = Literal[
+    "send", "receive", "settle", "process", "serve", "call", "create", "relay"
+]
 
 #: Trace context of messages without one.
 NO_TRACE: Final[Mapping[str, str]] = {}

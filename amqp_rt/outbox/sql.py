@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, TypeVar
 
 import anyio
@@ -18,9 +18,11 @@ from ..container.connections import Connection
 from ..container.loops import require_trio
 from ..limits import check_seconds
 from ..message import Message, MessageId
+from ..observers import Observer
 from .relays import OutboxRelay
 from .rows import OutboxRows
 from .schema import NAME_MAX, outbox_table, short, statements
+from .tracing import CreationTraces
 from .working import Factory, in_transaction, kind_of_sessions
 
 T = TypeVar("T")
@@ -54,6 +56,7 @@ class SqlOutbox:
             by messages that were sent with it.
         poll_s: Seconds between looks for messages, where no notices arrive.
         metadata: Where the table is declared, by default a ``MetaData`` of its own.
+        observe: Observers of messages as they are written, such as ``Otel()``: their trace context goes with the messages.
 
     Raises:
         TypeError: *session_factory* makes no sessions.
@@ -68,6 +71,7 @@ class SqlOutbox:
         order: Literal["address", "group"] = "address",
         poll_s: float = 1.0,
         metadata: MetaData | None = None,
+        observe: Iterable[Observer] = (),
     ) -> None:
         kind_of_sessions(session_factory)
         if order not in ("address", "group"):
@@ -77,6 +81,7 @@ class SqlOutbox:
         self._factory = session_factory
         self._in_loop = isinstance(session_factory, async_sessionmaker)
         self._by_group = order == "group"
+        self._traces = CreationTraces(observe)
         self._poll_s = poll_s
         #: Declaration of the table, for ``create_all`` and for Alembic.
         self.metadata = MetaData() if metadata is None else metadata
@@ -140,7 +145,8 @@ class SqlOutbox:
         stream: str | None = ""
         if self._by_group:
             stream = None if built.group_id is None else short(built.group_id)
-        row = self._mapped(address=address, stream=stream, payload=bytes(built.encode()))
+        traced = self._traces.traced(address, built)
+        row = self._mapped(address=address, stream=stream, payload=bytes(traced.encode()))
         blocking = _blocking(session)
         blocking.add(row)
         self._follow(blocking)

@@ -29,7 +29,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -45,9 +45,11 @@ from ..errors import AmqpError, LocalProtocolError
 from ..fronts.base import RCV_SECOND, OutgoingDelivery, SendingLink
 from ..limits import check_seconds
 from ..message import Message
+from ..observers import Observer
 from ..outcomes import RELEASED, Accepted, Error, Outcome, Received, Rejected
 from ..termini import DURABLE_UNSETTLED, Target
 from ..unsettled import Unsettled
+from .tracing import CreationTraces
 
 __all__ = ["Database", "SqliteOutbox", "Work"]
 
@@ -163,7 +165,7 @@ class Work:
             built = built.replace(message_id=str(uuid.uuid4()))
         self._outbox.database.execute(
             "INSERT INTO amqp_outbox (outbox, address, payload) VALUES (?, ?, ?)",
-            (self._outbox.name, address, built.encode()),
+            (self._outbox.name, address, self._outbox.traces.traced(address, built).encode()),
         )
         self.sends = True
 
@@ -177,10 +179,16 @@ class SqliteOutbox:
         name: Name of this outbox, which distinguishes it in the database and in the names of its links.
             Only one process at a time may use it.
         remembered_s: Seconds for which duplicates of processed messages are recognized.
+        observe: Observers of messages as they are written, such as ``Otel()``: their trace context goes with the messages.
     """
 
     def __init__(
-        self, database: Database, name: str, *, remembered_s: float = REMEMBERED_S
+        self,
+        database: Database,
+        name: str,
+        *,
+        remembered_s: float = REMEMBERED_S,
+        observe: Iterable[Observer] = (),
     ) -> None:
         if database.in_transaction:
             raise LocalProtocolError("the database has a transaction open: commit it first")
@@ -188,6 +196,7 @@ class SqliteOutbox:
         self.name = name
         check_seconds("remembered_s", remembered_s)
         self.remembered_s = remembered_s
+        self.traces = CreationTraces(observe)
         self._lock = trio.Lock()
         self._work = trio.Event()
         #: Links of runs that were cancelled, whose detach the peer may not have answered yet.

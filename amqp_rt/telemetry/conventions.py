@@ -56,6 +56,7 @@ class Named(NamedTuple):
 #: Operation → its names. ``receive`` has no span: what follows it has one.
 OPERATIONS: Final[Mapping[Kind, Named]] = {
     "send": Named("send", "send", "PRODUCER", False, SENT, OPERATION_DURATION),
+    "create": Named("create", "create", "PRODUCER", False, None, None),
     "call": Named("call", "send", "CLIENT", False, SENT, OPERATION_DURATION),
     "settle": Named("settle", "settle", "CLIENT", False, None, OPERATION_DURATION),
     "process": Named("process", "process", "CONSUMER", False, CONSUMED, PROCESS_DURATION),

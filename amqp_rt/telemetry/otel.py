@@ -52,6 +52,7 @@ class Otel:
     span                    kind              relation
     ======================  ================  =============================================================
     ``send A``              PRODUCER          child of the current span; its context goes with the message
+    ``create A``            PRODUCER          in outboxes: child of the current span; its context goes with the message
     ``process A``           CONSUMER          links to the contexts of its messages; a child with *parent*
     ``settle A``            CLIENT            child of the current span, links to the message's context
     ``call A``              CLIENT            child of the current span; its context goes with the request
@@ -196,7 +197,7 @@ class _LinkSpans:
         self._span_kind = trace.SpanKind[named.span_kind]
         self._is_child = named.is_child or (link.kind == "process" and otel.parent)
         #: Whether messages carry our context, and whether they may have one of others.
-        self._writes = link.kind in ("send", "call", "serve", "relay")
+        self._writes = link.kind in ("send", "call", "serve", "create", "relay")
         self._reads = link.kind != "call"
         self._relays = link.kind == "relay"
         self._anonymous = link.kind == "send" and not link.address

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from peer_programs import PeerPrograms
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
 
 from amqp_rt import (
     Batch,
@@ -37,6 +41,7 @@ from amqp_rt.broker.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.errors import CallFailed, DeliveryRejected
 from amqp_rt.events import Peer
+from amqp_rt.outbox import SqliteOutbox, SqlOutbox
 from amqp_rt.telemetry import conventions as names
 from amqp_rt.telemetry import otel as otel_module
 from amqp_rt.telemetry.otel import Otel
@@ -315,6 +320,51 @@ async def test_a_handler_that_settles_its_message_itself_has_a_span_for_that() -
         ("send by hand", "PRODUCER", None, [], None),
         ("process by hand", "CONSUMER", None, ["send by hand"], None),
         ("settle by hand", "CLIENT", "process by hand", ["send by hand"], None),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sqlite", "sqlalchemy"])
+async def test_messages_of_an_outbox_carry_the_context_of_their_creation(
+    kind: str, tmp_path: Path
+) -> None:
+    sdk = Collected()
+    tracer = sdk.tracing.get_tracer("test")
+    async with (
+        Broker("broker", volatile=True, observe=[sdk.otel()]) as broker,
+        trio.open_nursery() as nursery,
+    ):
+        await broker.declare(Queue("invoices"))
+        outbox: Any
+        async with broker.local() as peer, peer.receiver("invoices") as receiver:
+            if kind == "sqlite":
+                outbox = SqliteOutbox(sqlite3.connect(":memory:"), "shop", observe=[sdk.otel()])
+                with tracer.start_as_current_span("order"):
+                    async with outbox.transaction() as work:
+                        work.send("invoices", "one")
+            else:
+                engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+                factory = sessionmaker(engine)
+                outbox = SqlOutbox(factory, observe=[sdk.otel()])
+                outbox.metadata.create_all(engine)
+                with tracer.start_as_current_span("order"), factory.begin() as session:
+                    outbox.send(session, "invoices", "one")
+            nursery.start_soon(outbox.run, peer)
+            with trio.fail_after(10):
+                delivery = await receiver.receive()
+            delivery.accept()
+            await outbox.flush()
+            nursery.cancel_scope.cancel()
+        if kind == "sqlalchemy":
+            engine.dispose()
+        else:
+            outbox.database.close()
+    rows = [row for row in sdk.rows() if not row[0].startswith("send ")]
+    assert rows == [
+        ("order", "INTERNAL", None, [], None),
+        ("create invoices", "PRODUCER", "order", [], None),
+        ("relay invoices", "PRODUCER", "create invoices", [], None),
+        ("settle invoices", "CLIENT", None, ["relay invoices"], None),
     ]
 
 

@@ -121,6 +121,16 @@ class Transaction:
         self._after_return: list[Callable[[], None]] = []
 
     @property
+    def posts(self) -> int:
+        """Number of messages posted."""
+        return len(self._posts) + self._held_messages
+
+    @property
+    def deliveries(self) -> int:
+        """Number of deliveries acquired or retired."""
+        return len(self._work)
+
+    @property
     def has_room(self) -> bool:
         """Whether the limit of work allows more."""
         return self.has_room_for(1)
@@ -764,6 +774,10 @@ class Transactions:
         self._sessions[link.session] -= 1
         if not self._sessions[link.session]:
             del self._sessions[link.session]
+
+    def all_open(self) -> list[tuple[ReceivingLink, Transaction]]:
+        """Return the transactions that are open, each after its control link, the oldest first."""
+        return [(cast("ControlEndpoint", each.control).link, each) for each in self._open.values()]
 
     def oldest(self) -> Transaction | None:
         """Return the transaction that has been open for the longest time; None if none is open."""

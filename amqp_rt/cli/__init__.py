@@ -37,7 +37,11 @@ OURS: Final = {
     "links": ("entities", "The same for its links."),
     "subscriptions": ("entities", "The same for its subscriptions of topics."),
     "schedules": ("entities", "The same for its schedules."),
-    "transactions": ("entities", "Transactions in doubt: list, show, commit, roll back, forget."),
+    "termini": ("entities", "Termini that outlive their connections: list, show, close."),
+    "transactions": (
+        "entities",
+        "Transactions in doubt: list, show, commit, roll back, forget; open ones.",
+    ),
     "ping": ("ping", "Connect step by step, and show how long each step takes."),
     "health": ("health", "Tell by the exit code whether a broker is live, or ready."),
     "doctor": ("doctor", "Examine this machine and the files of a broker, and say what to do."),

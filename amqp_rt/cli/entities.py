@@ -1,4 +1,4 @@
-"""``amqp-rt connections``, ``sessions``, ``links``, ``subscriptions``, ``schedules`` and ``transactions`` of a running broker."""
+"""``amqp-rt connections``, ``sessions``, ``links``, ``subscriptions``, ``termini``, ``schedules`` and ``transactions``."""
 
 from __future__ import annotations
 
@@ -74,6 +74,13 @@ subscriptions = _group(
 )
 
 
+termini = _group(
+    "termini",
+    "terminus",
+    "End terminus NAME, to which no link is attached, with its unsettled deliveries.",
+)
+
+
 def _schedule(row: dict[str, Any]) -> dict[str, Any]:
     every = row.get("every_s")
     times = f"{row.get('cron')} {row.get('tz')}" if every is None else f"every {every:g} s"
@@ -97,9 +104,10 @@ schedules = _group(
 
 @click.group()
 def transactions() -> None:
-    """List branches of distributed transactions that are in doubt, show one, or complete one.
+    """List branches of distributed transactions that are in doubt, show one, or complete one; list open transactions.
 
-    Such a branch is prepared, and holds its messages until its coordinator commits it or rolls it back.
+    A branch in doubt is prepared, and holds its messages until its coordinator commits it or rolls it back. An open
+    transaction is one that a client has declared and not discharged.
     """
 
 
@@ -151,5 +159,32 @@ def _close(name: str, where: Where) -> None:
 
     async def work(there: ManagementClient) -> None:
         await there.delete(_BRANCHES.type_name, name)
+
+    ask(where, work)
+
+
+_OPEN = LISTINGS["transactions open"]
+
+
+@transactions.command("open")
+@client_options
+@list_options
+def _open(where: Where, output: Output) -> None:
+    """List transactions that clients have declared and not discharged."""
+    show_list(where, output, _OPEN)
+
+
+@transactions.command()
+@click.argument("name")
+@client_options
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def rollback(name: str, where: Where, yes: bool) -> None:
+    """Roll back open transaction NAME, as the list of open ones names it. Its client learns of that when it commits."""
+    _read(where, _OPEN.type_name, name)
+    if not yes:
+        click.confirm(f"Roll back transaction {cell(name)}?", abort=True)
+
+    async def work(there: ManagementClient) -> None:
+        await there.delete(_OPEN.type_name, name)
 
     ask(where, work)

@@ -28,6 +28,8 @@ from ..management.entities import (
     UserEntity,
 )
 from ..management.node import NODE_TYPE, VIRTUAL_HOST_TYPE
+from ..management.open_transactions import TransactionEntity
+from ..management.termini import TerminusEntity
 from .running import Seconds, Where, run
 from .tables import cell, plain, table
 
@@ -92,6 +94,17 @@ LISTINGS: Final = {
         BranchEntity.__struct_fields__,
         ("name", "state", "user", "prepared_at"),
         (0, 1, 2),
+    ),
+    "transactions open": Listing(
+        "amqp_rt.transaction",
+        TransactionEntity.__struct_fields__,
+        ("name", "state", "user", "container_id", "posts", "deliveries", "age_s"),
+        (0, 1, 2, 3),
+    ),
+    "termini list": Listing(
+        "amqp_rt.terminus",
+        TerminusEntity.__struct_fields__,
+        ("name", "role", "address", "links", "expires_in_s"),
     ),
     "schedules list": Listing(
         f"amqp_rt.{SCHEDULE}",

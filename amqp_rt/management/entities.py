@@ -28,6 +28,7 @@ from ..tallies import Tallies
 from ..termini import Source, Target
 from .answering import Collection, UnchangeableEntities, attributes
 from .branches import BranchCollection
+from .open_transactions import TransactionCollection
 from .termini import TerminusCollection
 
 
@@ -562,5 +563,6 @@ def collections_of(container: Container, host: BrokerHost) -> list[Collection]:
         _Users(entities),
         _Rules(entities),
         BranchCollection(host.services.branches),
+        TransactionCollection(host.services.transactions, entities.connections),
         TerminusCollection(host.services.termini),
     ]

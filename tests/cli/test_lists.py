@@ -16,9 +16,10 @@ from click.testing import CliRunner, Result
 from commands import COMMAND, Served
 from msgspec import Struct
 
-from amqp_rt import Container
+from amqp_rt import Connection, Container, Sender
 from amqp_rt.cli import main
 from amqp_rt.cli.listing import LISTINGS
+from amqp_rt.errors import AmqpError
 
 pytestmark = pytest.mark.slow
 
@@ -146,6 +147,33 @@ class TransactionObject(Struct, forbid_unknown_fields=True):
     prepared_at: float
 
 
+class OpenTransactionObject(Struct, forbid_unknown_fields=True):
+    name: str
+    connection: str | None
+    container_id: str
+    user: str | None
+    state: str
+    posts: int
+    deliveries: int
+    age_s: float
+    error: str | None
+
+
+class TerminusObject(Struct, forbid_unknown_fields=True):
+    name: str
+    user: str | None
+    container_id: str
+    link: str
+    role: str
+    address: str
+    shared: bool
+    durable: int
+    expiry_policy: str
+    timeout_s: int
+    links: int
+    expires_in_s: float | None
+
+
 class ScheduleObject(Struct, forbid_unknown_fields=True):
     name: str
     to: str
@@ -175,6 +203,8 @@ SCHEMAS: dict[str, type[Struct]] = {
     "links list": LinkObject,
     "subscriptions list": SubscriptionObject,
     "transactions list": TransactionObject,
+    "transactions open": OpenTransactionObject,
+    "termini list": TerminusObject,
     "schedules list": ScheduleObject,
     "user list": UserObject,
 }
@@ -209,7 +239,7 @@ async def test_lists_of_what_is_connected(url: str) -> None:
         found = {
             name: await trio.to_thread.run_sync(objects, name, url)
             for name in SCHEMAS
-            if name != "transactions list"
+            if name.partition(" ")[0] not in ("transactions", "termini")
         }
         # Each command lists its own connection, too.
         [ours] = [each for each in found["connections list"] if each.container_id == "clerk"]
@@ -237,6 +267,71 @@ async def test_lists_of_what_is_connected(url: str) -> None:
             assert ok("node", "purge", "work", "--yes", "--url", url) == "1 messages dropped\n"
 
         await trio.to_thread.run_sync(shown_and_closed)
+
+
+@pytest.mark.req("G6")
+async def test_open_transactions_are_listed_and_rolled_back(url: str) -> None:
+    async def transact(peer: Connection, sender: Sender) -> None:
+        async with peer.transaction() as transaction:
+            await sender.send("held", transaction=transaction)
+            [found] = await trio.to_thread.run_sync(objects, "transactions open", url)
+            assert (found.state, found.user, found.container_id) == ("open", "root", "clerk")
+            assert (found.posts, found.deliveries, found.error) == (1, 0, None)
+            assert 0 <= found.age_s < 60
+            connections = await trio.to_thread.run_sync(objects, "connections list", url)
+            [ours] = [each.name for each in connections if each.container_id == "clerk"]
+            assert found.connection == ours
+
+            def rolled_back() -> None:
+                assert "clerk" in ok("transactions", "open", "--url", url)
+                unknown = run("transactions", "rollback", "999", "--yes", "--url", url)
+                assert unknown.exit_code == 1
+                ok("transactions", "rollback", found.name, "--yes", "--url", url)
+
+            await trio.to_thread.run_sync(rolled_back)
+            [found] = await trio.to_thread.run_sync(objects, "transactions open", url)
+            assert (found.state, found.posts) == ("rolled back", 0)
+            assert found.error == "an operator has rolled it back"
+
+    async with (
+        Container("clerk") as container,
+        container.connect(url, reconnect=None) as peer,
+        peer.sender("work") as sender,
+    ):
+        # The client learns of it when it commits.
+        with pytest.raises(AmqpError, match="an operator has rolled it back"):
+            await transact(peer, sender)
+        assert await trio.to_thread.run_sync(objects, "transactions open", url) == []
+
+
+@pytest.mark.req("G6")
+async def test_termini_are_listed_and_ended(url: str) -> None:
+    async with (
+        Container("reader") as container,
+        container.connect(url, reconnect=None) as peer,
+    ):
+        receiver = peer.receiver("news", name="inbox", timeout=600)
+        async with receiver:
+            [found] = await trio.to_thread.run_sync(objects, "termini list", url)
+            assert (found.container_id, found.link, found.role) == ("reader", "inbox", "receiver")
+            assert (found.address, found.links, found.timeout_s) == ("news", 1, 600)
+            assert found.expires_in_s is None
+            refused = await trio.to_thread.run_sync(
+                run, "termini", "close", found.name, "--url", url
+            )
+            assert "detach it first" in refused.output
+            await receiver.suspend()
+        [found] = await trio.to_thread.run_sync(objects, "termini list", url)
+        assert found.links == 0
+
+        def shown_and_ended() -> None:
+            shown = json.loads(ok("termini", "show", found.name, "--url", url, "--json"))
+            assert shown["link"] == "inbox"
+            assert "inbox" in ok("termini", "list", "--url", url)
+            ok("termini", "close", found.name, "--url", url)
+
+        await trio.to_thread.run_sync(shown_and_ended)
+        assert await trio.to_thread.run_sync(objects, "termini list", url) == []
 
 
 @pytest.mark.req("G6")

@@ -332,7 +332,7 @@ async def test_what_there_is_to_know_about_types() -> None:
         names = {
             *("container", "connection", "session", "link", "subscription", "user", "route"),
             *("node", "queue", "topic", "log", "schedule", "virtual-host", "branch"),
-            *("rule", "terminus"),
+            *("rule", "terminus", "transaction"),
         }
         assert set(types) == {*(f"amqp_rt.{name}" for name in names), "org.amqp.management"}
         assert (await ask(peer, "GET-TYPES", entityType="amqp_rt.log"))[1] == {

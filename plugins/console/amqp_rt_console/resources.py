@@ -109,6 +109,11 @@ RESOURCES: Final[dict[str, Resource]] = {
             ),
         ),
         Resource(
+            name="open-transactions",
+            type_name="amqp_rt.transaction",
+            what="transaction that a client has declared and not discharged",
+        ),
+        Resource(
             name="schedules",
             type_name="amqp_rt.schedule",
             what="schedule",

@@ -121,11 +121,12 @@ async def test_every_resource_is_listed() -> None:
             peer.receiver("team/t", name="sub", timeout=60) as _,
         ):
             names = (await root.get("/api/v1/")).json()["resources"]
-            found = {
-                name: await items(root, name)
-                for name in names
-                if name not in ("messages", "journal")
-            }
+            async with peer.transaction():
+                found = {
+                    name: await items(root, name)
+                    for name in names
+                    if name not in ("messages", "journal")
+                }
             assert {each["name"] for each in found["nodes"]} >= {"team/q", "other", "team/t"}
             assert {each["user"] for each in found["connections"]} == {"root", "ops"}
             assert len(found["sessions"]) >= 2
@@ -138,6 +139,9 @@ async def test_every_resource_is_listed() -> None:
             (terminus,) = found["termini"]
             assert (terminus["link"], terminus["user"], terminus["links"]) == ("sub", "ops", 1)
             assert found["transactions"] == []
+            assert [(each["user"], each["state"]) for each in found["open-transactions"]] == [
+                ("ops", "open")
+            ]
             assert [each["to"] for each in found["schedules"]] == ["other"]
             path = f"termini/{quote(terminus['name'], safe='')}"
             assert await status_of(root, "DELETE", path) == 409

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
+import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from amqp_rt import sync
 
 ROOT = Path(__file__).parent.parent
 #: Examples of a single file; one of several files is a folder with a main.py.
@@ -104,3 +113,124 @@ def test_without_spark_the_main_job_says_what_to_install(ci: str, code: int) -> 
     # Further missing packages depend on this installation.
     assert "pyspark" in run.stderr
     assert " cannot be imported; pip install" in run.stderr
+
+
+# --- the shop, whose page is the program ---
+
+SHOP = ROOT / "examples" / "shop"
+#: A stand-in for curl where it is not installed.
+CURL = "curl() { python -c 'import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())' \"$2\"; }\n"
+
+
+def shell_blocks(page: str) -> list[tuple[str, list[str]]]:
+    """Return the commands of each block for a shell, with the lines that their output has."""
+    found = re.findall(r"```sh\n(.*?)```(?:\n\n```text\n(.*?)```)?", page, re.DOTALL)
+    return [(commands, shown.splitlines()) for commands, shown in found]
+
+
+class Terminals:
+    """Terminals of a user: programs that run until they are stopped, and commands that end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: list[subprocess.Popen[str]] = []
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": path}
+        self.environment.pop("AMQP_URL", None)
+
+    def start(self, command: str) -> dict[str, Any]:
+        """Start a program, and wait until it is ready; return its line."""
+        program = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.running.append(program)
+        assert program.stdout is not None
+        line = program.stdout.readline()
+        assert line.startswith("ready "), line + program.communicate(timeout=30)[1]
+        found: dict[str, Any] = json.loads(line.removeprefix("ready "))
+        return found
+
+    def run(self, commands: str) -> str:
+        """Run commands of a block one after the other; return their output."""
+        if shutil.which("curl") is None:
+            commands = CURL + commands
+        done = subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", commands],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, commands + done.stdout + done.stderr
+        return done.stdout
+
+    def stop(self, program: subprocess.Popen[str]) -> str:
+        """Stop a program by SIGTERM, check its exit status, and return its standard error."""
+        program.send_signal(signal.SIGTERM)
+        _, errors = program.communicate(timeout=60)
+        self.running.remove(program)
+        assert program.returncode == 0, errors
+        return errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.req("A3", "A10", "A20", "A21", "O3", "R14")
+@pytest.mark.skipif(sys.platform == "win32", reason="its commands are for a shell of Unix")
+def test_the_shop_does_what_its_page_shows(tmp_path: Path) -> None:
+    made = shutil.ignore_patterns("__pycache__", ".pytest_cache", "*.db*")
+    folder = shutil.copytree(SHOP, tmp_path / "shop", ignore=made)
+    page = (folder / "README.md").read_text("utf-8")
+    terminals = Terminals(folder)
+    # The page has the usual ports.
+    with ExitStack() as ports:
+        for port in ("9000", "15672", "5672"):
+            free = ports.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            page = page.replace(f"127.0.0.1:{port}", f"127.0.0.1:{free}")
+    url = terminals.environment["AMQP_URL"] = f"amqp://127.0.0.1:{free}"
+    terminals.environment["AMQP_RT_SERVE_LISTEN"] = url
+    try:
+        ran = 0
+        for commands, shown in shell_blocks(page):
+            if commands.startswith("pip install"):
+                continue
+            if commands.startswith(("amqp-rt serve", "amqp-rt run")):
+                terminals.start(commands)
+                continue
+            output = terminals.run(commands)
+            ran += len(shown)
+            for line in shown:
+                assert line in output, commands + output
+        assert ran >= 6
+        broker, shop = terminals.running
+        # The shop is stopped in the middle of its work, and started again: each order is paid once.
+        with sync.connect(url) as peer:
+            with peer.sender("orders") as orders:
+                for number in range(100, 130):
+                    order = {"number": number, "sku": "A-1", "quantity": 1, "card": "4711"}
+                    orders.send(order, message_id=f"order-{number}", durable=True)
+            terminals.stop(shop)
+            terminals.start(f"amqp-rt run shop.main:container --url {url}")
+            until = time.monotonic() + 60
+            while states(folder) != {"paid": 32, "placed": 1}:
+                assert time.monotonic() < until, states(folder)
+                time.sleep(0.1)
+        terminals.stop(terminals.running[-1])
+        terminals.stop(broker)
+    finally:
+        for program in terminals.running:
+            program.kill()
+            program.communicate()
+
+
+def states(folder: Path) -> dict[str, int]:
+    """Return the states of the shop's orders, and how many have them."""
+    with closing(sqlite3.connect(folder / "shop.db")) as database:
+        return dict(database.execute("SELECT state, count(*) FROM orders GROUP BY state"))

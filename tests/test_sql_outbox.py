@@ -384,6 +384,25 @@ async def test_a_node_skips_messages_that_were_processed(engine: Engine) -> None
     assert await shop.outbox.pending() == 3
 
 
+async def test_a_message_that_an_inbox_cannot_recognize_is_logged(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = declare(engine)
+    async with (
+        Broker(volatile=True) as broker,
+        Container("shop", nodes=nodes_of(shop)) as container,
+        container.connect((await broker.listen("amqp://127.0.0.1:0"))[0]) as peer,
+    ):
+        await broker.declare(Queue("orders", dead_letter="dead"))
+        await peer.serve()
+        async with peer.sender("orders") as out:
+            await out.send("a", durable=True)
+        await until(lambda: broker.stats("dead").available == 1)
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "amqp_rt.handlers"]
+    assert "message rejected: to 'orders', message-id None: not taken by" in line
+    assert "'orders' takes messages with a message-id only" in line
+
+
 async def test_a_message_that_was_not_processed_is_not_recorded(engine: Engine) -> None:
     shop = declare(engine)
     endings: list[Any] = [ZeroDivisionError(), Modify("not yet"), None]

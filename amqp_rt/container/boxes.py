@@ -93,7 +93,8 @@ class OutboxFeed:
             with self._scope:
                 await self._outbox.run(self._peer)
         except AmqpError as error:
-            self._fail(error)
+            if not self._peer.closing:
+                self._fail(error)
         except Exception as error:
             # A container that goes on without its outbox would keep its messages back.
             log.exception("outbox failed: %r", self._outbox)
@@ -120,6 +121,10 @@ class NodeInbox(Protocol):
 
         If cancelled, the transaction has to be rolled back.
         """
+
+
+class Unrecognizable(Reject):
+    """Rejection of a message without message-id by an inbox. It is logged, since a queue tells no sender of it."""
 
 
 class _Returned(RaisedOutcome):
@@ -149,11 +154,11 @@ def recorded_id(address: str, message: Message | None) -> MessageId:
     """Return the message-id by which the inbox of a node at *address* recognizes *message*.
 
     Raises:
-        Reject: The message has none.
+        Unrecognizable: The message has none.
     """
     message_id = None if message is None else message.message_id
     if message_id is None:
-        raise Reject(
+        raise Unrecognizable(
             f"{address!r} takes messages with a message-id only: without one, it cannot be recognized"
             " when it is delivered again"
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -16,6 +17,7 @@ from ..observers import error_of, error_of_outcome
 from ..outcomes import Error, Modified, Outcome, Rejected, rejected
 from ..policies import Retry
 from ..termini import PAUSES
+from .boxes import Unrecognizable
 from .home import Home
 from .raising import PAUSE, RaisedOutcome, with_pause
 from .routes import Route
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from .serving import Inbox
 
 log = logging.getLogger("amqp_rt.handlers")
+
+#: Packages whose frames lie between a worker and its handler.
+_OURS: Final = frozenset({"amqp_rt", "trio", "outcome", "contextlib", "anyio"})
 
 
 def outcome_of_error(
@@ -37,9 +42,12 @@ def outcome_of_error(
     route = inbox.route
     if isinstance(error, RaisedOutcome):
         outcome = error.outcome
-        if delivery.settled and isinstance(outcome, Rejected):
-            why = f"rejected by {route.name}, and settled by its sender"
-            log_rejection(inbox, delivery, why, outcome.error)
+        if isinstance(outcome, Rejected):
+            if isinstance(error, Unrecognizable):
+                log_rejection(inbox, delivery, f"not taken by {route.name}", outcome.error)
+            elif delivery.settled:
+                why = f"rejected by {route.name}, and settled by its sender"
+                log_rejection(inbox, delivery, why, outcome.error)
         return outcome
     if isinstance(error, DecodeError):
         log_rejection(inbox, delivery, f"it cannot be decoded for {route.name}", Error.of(error))
@@ -121,7 +129,22 @@ def log_failure(container: Home, route: Route, where: str, error: BaseException 
     """Log that the handler of *route* failed. Lines are limited, since every message may cause one."""
     left_out = container.log_limiter.admit((route.name, type(error)), trio.current_time())
     if left_out is not None:
-        log.error("handler failed: %s %s%s", route.name, where, left_out, exc_info=error)
+        raised = None if error is None else (type(error), error, trace_of_handler(error))
+        log.error("handler failed: %s %s%s", route.name, where, left_out, exc_info=raised)
+
+
+def trace_of_handler(error: BaseException) -> TracebackType | None:
+    """Return the traceback of *error* from the first frame of the application on.
+
+    Without such a frame it is the whole one: the handler was called wrongly, or is a part of this package.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in _OURS:
+            return trace
+        trace = trace.tb_next
+    return error.__traceback__
 
 
 def log_rejection(inbox: Inbox, delivery: IncomingDelivery, why: str, error: Error | None) -> None:

@@ -191,7 +191,8 @@ class OutboxRelay:
             self._pause(address, RETRY_S)
         except AmqpError as error:
             # The end of the connection is noticed by the next look.
-            self._complain(f"messages to {address!r} wait", error)
+            if not self._peer.closing:
+                self._complain(f"messages to {address!r} wait", error)
             self._pause(address, RETRY_S)
         finally:
             del self._lanes[address]

@@ -306,6 +306,9 @@ async def test_a_handler_that_raises_is_logged_once_with_its_traceback(
             await out.send(b"")
         [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
         assert record.exc_info is not None
+        # The reader's own code comes first.
+        assert record.exc_info[2] is not None
+        assert record.exc_info[2].tb_frame.f_code.co_name == "broken"
         assert "broken on a message to 'x'" in record.getMessage()
         # The container and the link go on.
         with pytest.raises(DeliveryNotAccepted):

@@ -1,0 +1,1 @@
+"""A shop that takes orders and bills them."""

@@ -322,8 +322,14 @@ class PostgreSQLStore:
         try:
             return self._reconnect(term)
         except StoreLost as error:
-            self._lost = self._failed = error
-            raise
+            raise self._given_up(error) from None
+
+    def _given_up(self, error: StoreLost) -> StoreLost:
+        """Accept no more calls because of *error*, and tell it: a reader may be the first to notice."""
+        self._lost = self._failed = error
+        if self.on_disconnected is not None:
+            self.on_disconnected()
+        return error
 
     def _reconnect(self, term: Term) -> Session:
         old, self.session = self.session, None
@@ -399,10 +405,8 @@ class PostgreSQLStore:
         if error.sqlstate == _DISK_FULL:
             return StoreFull(f"there is no room for {self.path}: {reason_of(error)}")
         if error.sqlstate == FENCED:
-            self._lost = self._failed = StoreLost(
-                f"{self.path} is in use by another broker now: this one must not go on"
-            )
-            return self._lost
+            text = f"{self.path} is in use by another broker now: this one must not go on"
+            return self._given_up(StoreLost(text))
         self._failed = StoreFailed(f"{self.path} cannot be written: {reason_of(error)}")
         return self._failed
 

@@ -119,6 +119,8 @@ def test_the_old_broker_is_fenced(
             else:
                 return
 
+    told = threading.Event()
+    active.on_disconnected = told.set
     active.lock.acquire()  # So that its watch does not reconnect.
     waiting = threading.Thread(target=wait)
     waiting.start()
@@ -128,13 +130,15 @@ def test_the_old_broker_is_fenced(
     waiting.join(10)
     active.lock.release()
     put(second, 2)
+    told.clear()
+    with pytest.raises(StoreLost):
+        there(active)
+    assert told.is_set()
     for _ in range(2):
         with pytest.raises(
             StoreLost, match=r"is in use by amqp-rt .* now: this broker must not go on"
         ):
             put(active, 3)
-    with pytest.raises(StoreLost):
-        there(active)
     # What its broker has in memory is out of date: it must be started again.
     active.close()
     with pytest.raises(StoreLost):

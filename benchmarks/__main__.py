@@ -34,6 +34,7 @@ from .measures import (
     setup,
     spark,
     start,
+    stores,
 )
 from .processes import RoleFailed, exit_on_signals
 from .results import Results, Target, judge
@@ -59,6 +60,7 @@ MEASURES = {
     "seeds": seeds.cases,
     "observed": observed.cases,
     "spark": spark.cases,
+    "stores": stores.cases,
 }
 
 #: Measures that vary little from round to round, and take long.

@@ -108,6 +108,7 @@ OWN_ROLES = CLIENT_ROLES | {
     "guarded",
     "attack",
     "seeds",
+    "store",
     "bus",
     "bus_growth",
     "mesh_member",

@@ -595,6 +595,12 @@ async def observed(options: Options) -> None:
     await observing.observed(options, say)
 
 
+def store(options: Options) -> None:
+    import storing
+
+    storing.store(options, say)
+
+
 def hop(options: Options) -> None:
     import engines
 
@@ -625,7 +631,7 @@ def main() -> None:
         for each in (
             sink, source, consume, echo, call, dial, guarded,
             idle, codec, hop, growth, attack, seeds, version, bus, bus_growth,
-            mesh_member, mesh_stream, mesh_shares, mesh_growth, observed,
+            mesh_member, mesh_stream, mesh_shares, mesh_growth, observed, store,
         )
     }[role]  # fmt: skip
     if inspect.iscoroutinefunction(found):

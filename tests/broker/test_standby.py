@@ -181,6 +181,43 @@ async def test_who_loses_the_store_while_nothing_is_written_lets_clients_go(
             await broker.serve()
 
 
+@pytest.mark.req("R8", "R10", "B26")
+async def test_a_transaction_whose_store_is_lost_is_in_doubt(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, calls = Shared(), Stalls()
+    async with Broker("old", store=store, executor=calls, network=MemoryNetwork()) as broker:
+        await broker.declare(Queue("q"))
+        await broker.listen("memory://b")
+        ended: list[Exception] = []
+
+        async def post() -> None:
+            try:
+                async with (
+                    client_of(broker) as peer,
+                    peer.sender("q") as out,
+                    peer.transaction() as transaction,
+                ):
+                    await out.send("one", durable=True, transaction=transaction)
+                    posted.set()
+            except* AmqpError as group:
+                ended.extend(group.exceptions)  # type: ignore[arg-type]
+
+        posted = trio.Event()
+        async with trio.open_nursery() as nursery:
+            stall = calls.at("commit")
+            nursery.start_soon(post)
+            await posted.wait()
+            async with stall:
+                store.take()
+        assert ended
+        assert broker.stats("q").available == 0
+    assert [each.levelname for each in caplog.records if each.name == "amqp_rt.store"] == [
+        "CRITICAL"
+    ]
+    assert not [each for each in caplog.records if each.exc_info]
+
+
 @pytest.mark.req("U1")
 @pytest.mark.parametrize(
     ("text", "why"),

@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import trio
@@ -128,6 +129,10 @@ def members(*stores: str) -> Iterator[list[Member]]:
     finally:
         for each in found:
             each.end()
+    for each, store in zip(found, stores, strict=False):
+        password = urlsplit(store).password
+        assert password
+        assert password not in "".join(each.log)
 
 
 class Traffic:
@@ -344,7 +349,10 @@ def test_a_standby_is_live_and_not_ready(database: str, tmp_path: Path) -> None:
             reasons = json.load(caught.value)["reasons"]
             caught.value.close()
             assert any(each.startswith("standby: ") for each in reasons)
-            third = Member(database, free_port())
+            secret = tmp_path / "store"
+            secret.write_text(database)
+            secret.chmod(0o600)
+            third = Member("", free_port(), AMQP_RT_SERVE_STORE_FILE=str(secret))
             try:
                 third.says("standby: ")
                 third.process.send_signal(signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""Costs of observers: messages to a handler and calls within one process, both ends together.
+"""Costs of observers, and of an HTTP door: messages to a handler and calls within one process, both ends together.
 
 Each sample also measures the same without observers first, within the same minute: *over_off* is the ratio. That of the case
-*off* is the noise: both of its halves have none.
+*off* is the noise: both of its halves have none. A page of the JSON API has a case of its own: 100 of 1,000 queues.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ HOW = {
     "api": "OpenTelemetry, API alone",
     "unsampled": "OpenTelemetry, not sampled",
     "sampled": "OpenTelemetry, sampled",
+    "door": "an idle HTTP door",
 }
 WHAT = {False: "messages", True: "calls"}
+#: Cases that read pages.
+PAGES = ("pages of 100 queues of 1,000, JSON API",)
 
 
 def cases(plan: Plan) -> list[Case]:
@@ -33,12 +36,24 @@ def cases(plan: Plan) -> list[Case]:
         )
         for calls, what in WHAT.items()
         for how, title in HOW.items()
+    ] + [
+        Case(
+            "observed", title, {one.key: partial(page, one, plan.settings.seconds) for one in able}
+        )
+        for title in PAGES
     ]
 
 
 def sample(one: Contestant, how: str, calls: bool, seconds: float) -> Sample:
     plain, found = (_cost_us(one, each, calls, seconds / 2) for each in ("off", how))
     return {"cpu_us": found, "over_off": found / plain}
+
+
+def page(one: Contestant, seconds: float) -> Sample:
+    """Measure the processor time of one page, that of its reader included."""
+    with one.role("observed", how="page", calls=False, seconds=seconds) as role:
+        done = role.result(60 + 20 * seconds)
+    return {"server_cpu_us": done["cpu"] / done["n"] * 1e6}
 
 
 def _cost_us(one: Contestant, how: str, calls: bool, seconds: float) -> float:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import trio
 
-from amqp_rt import Container, node, rpc
+from amqp_rt import Broker, Container, node, rpc
+from amqp_rt.broker import Queue
+from amqp_rt.security.access import Access, Rights, Rule
 
 #: Messages or calls at a time, between two looks at the clock.
 BATCH = 200
 
 
 def observers_of(how: str) -> list[Any]:
-    """Return the observers of *how*: none for ``off`` and ``metrics``."""
-    if how in ("off", "metrics"):
+    """Return the observers of *how*: none for ``off``, ``metrics`` and doors."""
+    if how in ("off", "metrics", "door", "page"):
         return []
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
@@ -36,6 +41,59 @@ def observers_of(how: str) -> list[Any]:
     return [Otel(tracer_provider=provider)]
 
 
+@asynccontextmanager
+async def with_door(*nodes: Any, queues: int = 0) -> AsyncIterator[tuple[Container, str]]:
+    """Run a broker with an HTTP door; yield its container and the URL of the door."""
+    from amqp_rt_console import HttpDoor
+
+    access = Access([Rule("*", Rights.SEND | Rights.MANAGE, users=("root",))])
+    async with Broker("both", nodes=nodes, users={"root": "secret"}, access=access) as broker:
+        await broker.declare(*(Queue(f"queue-{number}") for number in range(queues)))
+        async with HttpDoor(broker, "http://127.0.0.1:0").open() as url:
+            yield broker.container, url
+
+
+async def pages(options: dict[str, Any], say: Any) -> None:
+    """Read pages of 100 queues of 1,000 for some seconds."""
+    async with with_door(queues=1_000) as (_, url):
+        host = urlsplit(url)
+        login = base64.b64encode(b"root:secret").decode()
+        request = (
+            f"GET /api/v1/nodes?limit=100 HTTP/1.1\r\nhost: {host.netloc}\r\n"
+            f"authorization: Basic {login}\r\n\r\n"
+        ).encode()
+        stream = await trio.open_tcp_stream(str(host.hostname), host.port or 0)
+        say(ready=1)
+        count, began = 0, 0.0
+        warm = trio.current_time() + options["warmup"]
+        while not began or time.process_time() - began < options["seconds"]:
+            await stream.send_all(request)
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += bytes(await stream.receive_some())
+            head, _, body = head.partition(b"\r\n\r\n")
+            status, *fields = head.decode().lower().split("\r\n")
+            assert status.split()[1] == "200", status
+            size = next(int(each[15:]) for each in fields if each.startswith("content-length:"))
+            while len(body) < size:
+                body += bytes(await stream.receive_some())
+            count += 1
+            if not began and trio.current_time() >= warm:
+                count, began = 0, time.process_time()
+        say(n=count, cpu=time.process_time() - began)
+        await stream.aclose()
+
+
+@asynccontextmanager
+async def _open(how: str, *nodes: Any) -> AsyncIterator[Container]:
+    if how == "door":
+        async with with_door(*nodes) as (container, _):
+            yield container
+    else:
+        async with Container("both", nodes=nodes, observe=observers_of(how)) as container:
+            yield container
+
+
 async def observed(options: dict[str, Any], say: Any) -> None:
     """Send messages to a handler, or call it, for some seconds; the processor time is that of both ends."""
 
@@ -48,9 +106,10 @@ async def observed(options: dict[str, Any], say: Any) -> None:
         return 2 * number
 
     body = b"x" * 100
-    async with Container(
-        "both", nodes=[take, double], observe=observers_of(options["how"])
-    ) as both:
+    if options["how"] == "page":
+        await pages(options, say)
+        return
+    async with _open(options["how"], take, double) as both:
         if options["how"] == "metrics":
             from amqp_rt.telemetry.metrics import Metrics
 

@@ -293,6 +293,7 @@ import sys
 from benchmarks.measures import observed
 observed.HOW = {{"sampled": "OpenTelemetry"}}
 observed.WHAT = {{False: "messages"}}
+observed.PAGES = ()
 from benchmarks.__main__ import main
 main(["observed", "--rounds", "1", "--seconds", "0.2", "--mode", "{mode}", "--peers", "none",
       "--compiled-python", sys.executable, "--json", {str(tmp_path / "now.json")!r}])

@@ -45,7 +45,7 @@ _TOO_MUCH: Final = Error(
 
 
 class Client:
-    """Connection of a client, with what its pairs of links share.
+    """Connection of a client, with the state that its pairs of links share.
 
     Args:
         broker: The broker.

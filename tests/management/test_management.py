@@ -379,6 +379,28 @@ async def test_ordered_queries_are_not_shifted_by_what_comes_and_goes() -> None:
         assert (await ask(peer, "QUERY", entityType="amqp_rt.queue", after="kpICAaFh"))[0] == 400
 
 
+@pytest.mark.req("G2", "G6")
+@pytest.mark.parametrize("sort", ["name", "-available"])
+async def test_an_ordered_query_lets_others_work(sort: str) -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        await broker.declare(*(Queue(f"row-{each}") for each in range(2_000)))
+        passes = 0
+
+        async def count() -> None:
+            nonlocal passes
+            while True:
+                await trio.lowlevel.checkpoint()
+                passes += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            page = await peer.management().page("amqp_rt.node", sort=sort, count=10)
+            nursery.cancel_scope.cancel()
+        assert page.total == 2_005
+        # A step visits 200 nodes at most, and 23 if it has to read their statistics.
+        assert passes >= (10 if sort == "name" else 85)
+
+
 @pytest.mark.req("G2")
 async def test_queries_of_all_nodes_judge_each_unless_all_may_be_managed() -> None:
     async with broker_with() as broker:

@@ -21,6 +21,7 @@ from . import pages
 from .api import Api
 from .guard import Guard
 from .problems import Problem
+from .scraping import MetricsPage
 from .server import HttpServer, Receive, Scope, Send
 from .sessions import WebSessions
 
@@ -152,7 +153,8 @@ class HttpDoor:
         self._sessions = WebSessions(self.broker, nursery)
         console = pages.Console(self.broker, self.streams, read_only=self.read_only)
         nursery.start_soon(console.run)
-        routes = [*Api(self.broker).routes(), *self._plugged_routes(), *console.routes()]
+        api, metrics = Api(self.broker), MetricsPage(self.broker)
+        routes = [*api.routes(), *metrics.routes(), *self._plugged_routes(), *console.routes()]
         guard = Guard(
             Router(routes, redirect_slashes=False, default=_not_found),
             broker=self.broker,

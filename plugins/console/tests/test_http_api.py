@@ -348,3 +348,17 @@ async def test_the_document_describes_what_is_answered() -> None:
         # Management describes the attributes, once.
         queue = document["components"]["schemas"]["Queue"]["properties"]
         assert {*queue} == {*Queue.__struct_fields__}
+
+
+async def test_metrics_take_the_right_to_manage_all() -> None:
+    async with site() as web, web.client("root") as root:
+        answer = await root.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert "amqp_rt_messages{" in answer.text
+        assert 'node="team/q"' not in answer.text
+        assert 'node="team/q"' in (await root.get("/metrics", params={"node": "team/*"})).text
+        assert (await root.get("/metrics", params={"node": "x" * 257})).status_code == 400
+        async with web.client("ops") as ops:
+            assert (await ops.get("/metrics")).status_code == 403
+        async with web.client() as stranger:
+            assert (await stranger.get("/metrics")).status_code == 401

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from ..addresses import host_in, network_of
 from ..errors import AmqpError
 from ..message import Message
 from ..outcomes import ACCEPTED, Accepted, Error, Rejected
@@ -103,6 +104,14 @@ class TokenWatch:
         if not left > 0:
             raise TokenRefused("the token has expired")
         return trio.current_time() + left
+
+    def note_refusal(self, error: AmqpError) -> None:
+        """Log that a token was refused because of *error*, limited for each network: peers can repeat it."""
+        address = self._connection.peer.address
+        key = ("a token was refused", network_of(host_in(address)))
+        left_out = self._connection.container.log_limiter.admit(key, trio.current_time())
+        if left_out is not None:
+            log.info("a token was refused: from %s: %s%s", address, error, left_out)
 
     def _on_changed(self) -> None:
         self._changed.set()
@@ -194,7 +203,7 @@ async def _answer(message: Message, watch: TokenWatch) -> Message | Accepted:
                 "the operations are put-token and delete-token", condition="amqp:not-implemented"
             )
     except AmqpError as error:
-        log.info("a token was refused: %s", error)
+        watch.note_refusal(error)
         return _reply(_STATUS.get(error.condition, 401), error.description)
     return _reply(202, "OK")
 

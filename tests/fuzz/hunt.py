@@ -30,7 +30,10 @@ def main(target: str, *flags: str) -> None:
     # Where pytest looks too: some targets are clients of the tests of a plug-in.
     sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "plugins" / "amqp010" / "tests")]
     with atheris.instrument_imports(
-        include=["amqp_rt", "amqp_rt_amqp010", "amqp_rt_servicebus", "amqp_rt_spark"]
+        include=[
+            *("amqp_rt", "amqp_rt_amqp010", "amqp_rt_rabbitmq", "amqp_rt_servicebus"),
+            "amqp_rt_spark",
+        ]
     ):
         from fuzz_targets import TARGETS
 

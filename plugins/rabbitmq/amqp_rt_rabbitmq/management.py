@@ -55,7 +55,7 @@ class Client:
     def __init__(self, broker: Broker, link: ReceivingLink | SendingLink) -> None:
         #: Exclusive queues that are declared in it end with the connection.
         self.topology: Topology = broker.topologies.of(link.peer, link.connection)
-        self.renewals = Renewals(broker, link.connection)
+        self.renewals = Renewals(broker, link.peer, link.connection)
         self.pairs = 0
         #: Octets of requests that wait or are carried out, and of answers that the client has not taken.
         self.held = 0

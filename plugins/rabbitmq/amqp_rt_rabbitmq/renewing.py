@@ -6,8 +6,12 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+import trio
+
 from amqp_rt import Broker
+from amqp_rt.addresses import host_in, network_of
 from amqp_rt.errors import AmqpError
+from amqp_rt.fronts import Peer
 
 _log = logging.getLogger("amqp_rt.rabbitmq")
 
@@ -26,11 +30,13 @@ class Renewals:
 
     Args:
         broker: The broker, in whose tasks tokens are checked.
+        peer: The peer.
         connection: What links of the connection have as their ``connection``.
     """
 
-    def __init__(self, broker: Broker, connection: object) -> None:
+    def __init__(self, broker: Broker, peer: Peer, connection: object) -> None:
         self._container = broker.container
+        self._peer = peer
         self._connection = connection
 
     def begin(self, token: bytes, on_done: Callable[[], None]) -> Renewal:
@@ -51,13 +57,25 @@ class Renewals:
         try:
             await self._container.entry.renew_token(self._connection, token)
         except AmqpError as error:
-            _log.info("a token was refused: %s", error)
+            self._note("a token was refused", error)
             renewal.error = error
-        except Exception:
+        except Exception as error:
             # A fault of a validator must not end the broker.
-            _log.exception("a token could not be checked")
+            self._note("a token could not be checked", error)
             renewal.error = AmqpError(
                 "the token could not be checked", condition="amqp:internal-error"
             )
         renewal.done = True
         on_done()
+
+    def _note(self, event: str, error: Exception) -> None:
+        """Log *event* and its cause, limited for each network: clients can repeat it."""
+        address = self._peer.address
+        key = (event, network_of(host_in(address)))
+        left_out = self._container.log_limiter.admit(key, trio.current_time())
+        if left_out is None:
+            return
+        if isinstance(error, AmqpError):
+            _log.info("%s: from %s: %s%s", event, address, error, left_out)
+        else:
+            _log.error("%s: from %s%s", event, address, left_out, exc_info=error)

@@ -21,6 +21,7 @@ import amqp_rt
 
 #: Modules that need an extra: module → extra. Their import says what to install.
 EXTRAS: dict[str, str] = {
+    "amqp_rt.outbox.sql": "sqlalchemy",
     "amqp_rt.telemetry.metrics": "metrics",
     "amqp_rt.telemetry.otel": "otel",
 }

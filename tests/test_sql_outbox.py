@@ -25,8 +25,8 @@ from amqp_rt.broker import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import DeliveryNotAccepted, DeliveryRejected, LocalProtocolError
 from amqp_rt.outbox import SqlInbox, SqlOutbox
-from amqp_rt.outbox import relays as relays_module
-from amqp_rt.outbox.schema import NAME_MAX
+from amqp_rt.outbox.sql import relays as relays_module
+from amqp_rt.outbox.sql.schema import NAME_MAX
 from amqp_rt.outcomes import ACCEPTED, RELEASED
 
 pytestmark = [pytest.mark.req("R14"), pytest.mark.slow]
@@ -173,8 +173,8 @@ async def test_other_processes_are_found_without_notices(tmp_path: Path) -> None
 async def test_messages_that_are_not_accepted(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amqp_rt.outbox.relays.RETRY_S", 0.05)
-    monkeypatch.setattr("amqp_rt.outbox.rows.RETRY_S", 0.05)
+    monkeypatch.setattr("amqp_rt.outbox.sql.relays.RETRY_S", 0.05)
+    monkeypatch.setattr("amqp_rt.outbox.sql.rows.RETRY_S", 0.05)
     shop = declare(engine, poll_s=0.02)
     async with Broker() as broker, broker.local() as peer:
         await broker.declare(Queue("q"))
@@ -208,7 +208,7 @@ def refused_in(shop: Shop) -> list[int]:
 async def test_a_message_that_is_released_holds_up_those_that_follow(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amqp_rt.outbox.rows.RETRY_S", 0.3)
+    monkeypatch.setattr("amqp_rt.outbox.sql.rows.RETRY_S", 0.3)
     monkeypatch.setattr(relays_module, "NOTIFIED_S", 0.1)
     shop = declare(engine, poll_s=0.02)
     far = FarEnd(credit=1, settle=RELEASED)
@@ -269,7 +269,7 @@ async def test_relays_share_messages_and_keep_their_order(
 async def test_large_backlogs_and_large_messages_leave_in_order(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amqp_rt.outbox.rows.BATCH_OCTETS", 2_000)
+    monkeypatch.setattr("amqp_rt.outbox.sql.rows.BATCH_OCTETS", 2_000)
     shop = declare(engine)
     sizes = [1_000 if not each % 7 else 3_000 if not each % 50 else 10 for each in range(250)]
     wanted = [f"{number}:{'x' * size}" for number, size in enumerate(sizes)]
@@ -358,7 +358,9 @@ def test_without_sqlalchemy_the_import_tells_what_to_install(name: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    assert f"{name} needs SQLAlchemy 2: pip install 'amqp-rt[sqlalchemy]'" in run.stderr
+    assert (
+        "SqlOutbox and SqlInbox need SQLAlchemy 2: pip install 'amqp-rt[sqlalchemy]'" in run.stderr
+    )
 
 
 # --- the inbox ---

@@ -17,8 +17,8 @@ from ..container.boxes import NodeInbox, Outbox, Refused
 from .sqlite import Database, SqliteOutbox, Work
 
 if TYPE_CHECKING:
-    from .inboxes import SqlInbox
-    from .sql import SqlOutbox
+    from .sql.inboxes import SqlInbox
+    from .sql.outboxes import SqlOutbox
 
 __all__ = [
     "Database",
@@ -37,14 +37,13 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("SqlInbox", "SqlOutbox"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from . import inboxes, sql
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "sqlalchemy":
-            raise
-        raise ImportError(
-            f"{name} needs SQLAlchemy 2: pip install 'amqp-rt[sqlalchemy]', and a driver of the database"
-        ) from None
-    return inboxes.SqlInbox if name == "SqlInbox" else sql.SqlOutbox
+    # SQLAlchemy is imported by those who use it.
+    if name == "SqlInbox":
+        from .sql.inboxes import SqlInbox
+
+        return SqlInbox
+    if name == "SqlOutbox":
+        from .sql.outboxes import SqlOutbox
+
+        return SqlOutbox
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

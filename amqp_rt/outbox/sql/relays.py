@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 import trio
 from sqlalchemy.orm import Session
 
-from ..container.connections import Connection
-from ..container.sending import Receipt, Sender, refusal
-from ..errors import AmqpError, LocalProtocolError
-from ..loglimit import LogLimiter
-from ..outcomes import Accepted, Error, Outcome, Rejected
+from ...container.connections import Connection
+from ...container.sending import Receipt, Sender, refusal
+from ...errors import AmqpError, LocalProtocolError
+from ...loglimit import LogLimiter
+from ...outcomes import Accepted, Error, Outcome, Rejected
 from .notices import wait_for_notices
 from .rows import BATCH, RETRY_S, OutboxRow, OutboxRows
 from .working import PASSING_ERRORS, Factory, call, in_transaction, opened

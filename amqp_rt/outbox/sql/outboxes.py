@@ -11,18 +11,18 @@ from sqlalchemy import MetaData, event, func, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, registry, scoped_session
 
-from ..container.boxes import Refused
-from ..container.codecs import default_codecs
-from ..container.composing import build_message
-from ..container.connections import Connection
-from ..container.loops import require_trio
-from ..limits import check_seconds
-from ..message import Message, MessageId
-from ..observers import Observer
+from ...container.boxes import Refused
+from ...container.codecs import default_codecs
+from ...container.composing import build_message
+from ...container.connections import Connection
+from ...container.loops import require_trio
+from ...limits import check_seconds
+from ...message import Message, MessageId
+from ...observers import Observer
+from ..tracing import CreationTraces
 from .relays import OutboxRelay
 from .rows import OutboxRows
 from .schema import NAME_MAX, outbox_table, short, statements
-from .tracing import CreationTraces
 from .working import Factory, in_transaction, kind_of_sessions
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from ..limits import check_seconds
-from ..message import MessageId
+from ...limits import check_seconds
+from ...message import MessageId
 from .schema import inbox_table, short, statements
 from .working import Factory, call, in_transaction, kind_of_sessions, opened
 

@@ -10,10 +10,10 @@ from sqlalchemy import Select, Table, delete, exists, func, or_, select, update
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
 
-from ..container.boxes import Refused
-from ..container.sending import refusal
-from ..limits import MIB
-from ..outcomes import Accepted, Outcome, Rejected
+from ...container.boxes import Refused
+from ...container.sending import refusal
+from ...limits import MIB
+from ...outcomes import Accepted, Outcome, Rejected
 from .schema import REFUSED, WAITING, refuse_if_missing
 
 #: Messages, and octets of their payloads, that a relay takes at once. A larger message is taken alone.

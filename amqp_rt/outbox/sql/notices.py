@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ..container.loops import in_asyncio
+from ...container.loops import in_asyncio
 
 
 async def wait_for_notices(

@@ -26,7 +26,7 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from ..errors import LocalProtocolError
+from ...errors import LocalProtocolError
 
 #: Characters of a name in an index. Longer ones are stored as their digest.
 NAME_MAX: Final = 255

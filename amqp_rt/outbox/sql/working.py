@@ -21,7 +21,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from ..container.loops import in_asyncio
+from ...container.loops import in_asyncio
 
 P = ParamSpec("P")
 T = TypeVar("T")

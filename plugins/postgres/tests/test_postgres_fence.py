@@ -218,18 +218,18 @@ def test_a_silent_database_is_noticed(postgresql: Cluster, database: str) -> Non
         began = time.monotonic()
         with pytest.raises(StoreLost, match="cannot be reached again"):
             put(store, 1)
-        assert time.monotonic() - began < 12
+        assert time.monotonic() - began < 20
         store.close()
 
 
 def test_a_silent_broker_is_disconnected(postgresql: Cluster, database: str) -> None:
     name = database.rpartition("/")[2]
     with Wire(postgresql.port) as wire:
-        store = PostgreSQLStore(f"{postgresql.url(name, port=wire.port)}?silent_s=1&rejoin_s=1")
+        store = PostgreSQLStore(f"{postgresql.url(name, port=wire.port)}?silent_s=2&rejoin_s=1")
         store.open()
-        second = PostgreSQLStore(f"{database}?silent_s=1")
+        second = PostgreSQLStore(f"{database}?silent_s=2")
         began = time.monotonic()
-        while time.monotonic() - began < 1.5:
+        while time.monotonic() - began < 3:
             # It is idle, but shows its life.
             with pytest.raises(StoreBusy):
                 second.open()
@@ -240,7 +240,7 @@ def test_a_silent_broker_is_disconnected(postgresql: Cluster, database: str) -> 
             try:
                 second.open()
             except StoreBusy:
-                assert time.monotonic() - began < 5
+                assert time.monotonic() - began < 20
                 time.sleep(0.05)
             else:
                 break

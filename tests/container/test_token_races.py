@@ -12,10 +12,12 @@ from stalls import beside
 from amqp_rt.container.cbs import TokenWatch, answer_cbs
 from amqp_rt.container.tokens import TokenKeeper
 from amqp_rt.errors import AuthenticationFailed, ConnectionLost
+from amqp_rt.events import Peer
 from amqp_rt.limits import DEFAULT_LIMITS
+from amqp_rt.loglimit import LogLimiter
 from amqp_rt.message import Message
 from amqp_rt.security.access import Rights
-from amqp_rt.security.tokens import Token
+from amqp_rt.security.tokens import Token, TokenRefused
 
 
 class Connection:
@@ -25,6 +27,8 @@ class Connection:
 
     def __init__(self) -> None:
         self.container = self.attaching = self
+        self.peer = Peer(user="new", address="192.0.2.1:50000")
+        self.log_limiter = LogLimiter()
 
     def reauthorize(self, connection: object, why: str) -> None: ...
 
@@ -87,6 +91,33 @@ async def test_a_token_that_expires_while_it_is_judged_is_refused() -> None:
         slow.done["old"].set()
         assert (await answer.get()).application_properties["status-code"] == 401
     assert not len(watch.tokens)
+
+
+@pytest.mark.req("SE14", "G4")
+@pytest.mark.parametrize("expired", [False, True])
+async def test_a_renewal_that_is_judged_slowly_replaces_what_was_put_before_it(
+    expired: bool,
+) -> None:
+    slow = Slow()
+    watch = TokenWatch(Connection(), slow, bool)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        put_first = beside(nursery, answer_cbs, put("old"), watch)
+        await trio.testing.wait_all_tasks_blocked()
+        renewed = beside(nursery, watch.renew, "new")
+        await trio.testing.wait_all_tasks_blocked()
+        # The renewal waits for its turn, whichever check would be the faster one.
+        slow.done["new"].set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert slow.begun == ["old"]
+        slow.done["old"].set()
+        assert (await put_first.get()).application_properties["status-code"] == 202
+        if expired:
+            slow.now = 1e12
+        found = await renewed.get()
+    # A refused one changes nothing.
+    assert found == (TokenRefused.default_condition if expired else None)
+    [(token, _)] = watch.tokens._kept.values()
+    assert token.subject == ("old" if expired else "new")
 
 
 @pytest.mark.req("SE10")

@@ -9,11 +9,13 @@ from urllib.parse import quote
 import httpx2
 import pytest
 import trio
+from amqp_rt_console.resources import RESOURCES
 from browsing import USERS, site
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from amqp_rt import Message, Plain
+from amqp_rt import Broker, Message, Plain
 from amqp_rt.broker import Queue, Schedule
+from amqp_rt.errors import AmqpError
 
 pytestmark = pytest.mark.req("G6")
 
@@ -152,6 +154,39 @@ async def test_every_resource_is_listed() -> None:
         assert (await items(root, "termini"))[0]["expires_in_s"] <= 60
         assert await status_of(root, "DELETE", path) == 204
         assert await items(root, "termini") == []
+
+
+def test_every_type_of_management_is_a_resource() -> None:
+    broker = Broker("b")
+    assert broker.management is not None
+    types = {*broker.management.known_types()} - {"org.amqp.management"}
+    kinds = {"amqp_rt.queue", "amqp_rt.topic", "amqp_rt.log"}
+    assert types - {each.type_name for each in RESOURCES.values()} == kinds
+
+
+async def test_open_transactions_are_listed_and_ended() -> None:
+    async with site() as web, web.client("root") as root:
+        (url,) = await web.broker.listen("amqp://127.0.0.1:0")
+        auth = Plain("ops", USERS["ops"])
+
+        async def send() -> None:
+            async with (
+                web.broker.container.connect(url, auth=auth, reconnect=None) as peer,
+                peer.transaction() as txn,
+                peer.sender("team/q") as out,
+            ):
+                await out.send("x", transaction=txn)
+                (row,) = await items(root, "open-transactions")
+                path = f"open-transactions/{quote(row['name'], safe='')}"
+                assert (row["user"], row["state"], row["posts"]) == ("ops", "open", 1)
+                assert await status_of(root, "DELETE", path) == 204
+                (row,) = await items(root, "open-transactions")
+                assert row["state"] == "rolled back"
+
+        with pytest.raises(AmqpError, match="operator"):
+            await send()
+        assert await items(root, "open-transactions") == []
+        assert web.broker.stats("team/q").available == 0
 
 
 async def test_the_journal_is_read_page_by_page() -> None:

@@ -191,7 +191,7 @@ def test_the_shop_does_what_its_page_shows(tmp_path: Path) -> None:
     terminals = Terminals(folder)
     # The page has the usual ports.
     with ExitStack() as ports:
-        for port in ("9000", "15672", "5672"):
+        for port in ("9000", "9001", "15672", "5672"):
             free = ports.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
             page = page.replace(f"127.0.0.1:{port}", f"127.0.0.1:{free}")
     url = terminals.environment["AMQP_URL"] = f"amqp://127.0.0.1:{free}"

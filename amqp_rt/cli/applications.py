@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import trio
@@ -20,10 +20,21 @@ from .api_pages import html_page
 from .configured import ConfiguredCommand
 from .environment import SecretOption
 from .notifying import ServiceManager
-from .running import describe, log_deliveries, log_options, report_ready, tls_options
+from .running import (
+    PROBE_OPTION,
+    describe,
+    log_deliveries,
+    log_options,
+    probe_of,
+    report_ready,
+    tls_options,
+)
 from .running import run as run_trio
 from .supervising import WORKER, Supervisor, WorkerChannel, own_command, watch_files
 from .targets import Target, container_of, load_target
+
+if TYPE_CHECKING:
+    from ..telemetry.probe import Probe
 
 
 @click.command(cls=ConfiguredCommand)
@@ -59,6 +70,7 @@ from .targets import Target, container_of, load_target
     is_flag=True,
     help="Start again when a Python file in the current folder, or in that of FILE.py, changes.",
 )
+@PROBE_OPTION
 @click.option("--name", metavar="NAME", help="Container-id; by default that of the container.")
 @tls_options
 @log_options
@@ -69,6 +81,7 @@ def run(
     factory: bool,
     workers: int,
     reloads: bool,
+    probe: str | None,
     name: str | None,
     tls: ClientTls | None,
 ) -> None:
@@ -82,6 +95,10 @@ def run(
         _check("--url", partial(parse_urls, urls))
     for each in listen:
         _check("--listen", partial(parse_url, each, listening=True))
+    if probe is not None:
+        from ..telemetry.probe import parse_probe_url
+
+        _check("--probe", partial(parse_probe_url, probe))
     manager = ServiceManager()
     channel = WorkerChannel(os.environ.pop(WORKER)) if WORKER in os.environ else None
     if channel is None and (workers > 1 or reloads):
@@ -89,6 +106,10 @@ def run(
         if workers > 1 and listen:
             raise click.UsageError(
                 "--workers share the queues of a peer, but no port: give --url alone, or --listen with one worker"
+            )
+        if workers > 1 and probe is not None:
+            raise click.UsageError(
+                "--probe has one port, and --workers are several processes: give each its own amqp-rt run"
             )
         supervisor = Supervisor(own_command(), workers, manager, watched)
         raise click.exceptions.Exit(run_trio(supervisor.run))
@@ -101,7 +122,8 @@ def run(
         container.name += f"-{channel.number}"
     log_deliveries(container)
     describe(container)
-    run_trio(partial(_run, target, urls, listen, tls, manager, channel))
+    asked = None if probe is None else probe_of(container, probe)
+    run_trio(partial(_run, target, urls, listen, tls, manager, channel, asked, probe))
 
 
 def _check(option: str, parse: Callable[[], object]) -> None:
@@ -125,6 +147,8 @@ async def _run(
     tls: ClientTls | None,
     manager: ServiceManager,
     channel: WorkerChannel | None,
+    asked: Probe | None,
+    probe: str | None,
 ) -> None:
     """Run *target* until it is stopped, and report its state."""
     container = container_of(target)
@@ -133,11 +157,15 @@ async def _run(
     async with trio.open_nursery() as beside:
         if channel is not None:
             beside.start_soon(channel.stop_after_supervisor, target.stop)
+        more: dict[str, object] = {}
+        if asked is not None:
+            # Before the peer is there: until then the application is live, and not ready.
+            more["probe"] = await beside.start(asked.serve, probe)
         async with trio.open_nursery() as nursery:
             bound = await nursery.start(work)
             if container.ready:
                 if channel is None:
-                    report_ready(bound)
+                    report_ready(bound, **more)
                 else:
                     channel.report(container.name, bound)
                 manager.ready()

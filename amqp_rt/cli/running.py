@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import wraps
 from ipaddress import ip_address
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import click
 import trio
@@ -26,8 +26,17 @@ from ..errors import AmqpError, printable
 from ..net.tls import ClientTls
 from .environment import SecretOption
 
+if TYPE_CHECKING:
+    from ..telemetry.probe import Probe
+
 T = TypeVar("T")
 
+PROBE_OPTION = click.option(
+    "--probe",
+    metavar="URL",
+    help="Answer /healthz, /readyz and /metrics over HTTP, without a login, at this URL, such as "
+    "http://127.0.0.1:9000; without a host only on this machine.",
+)
 URL_OPTION = click.option(
     "--url",
     cls=SecretOption,
@@ -249,6 +258,21 @@ def is_local_host(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def probe_of(container: Container, url: str) -> Probe:
+    """Return the probe of *container* for *url* of ``--probe``, which is checked now.
+
+    Raises:
+        BadParameter: It is no such URL, or a library is missing.
+    """
+    from ..telemetry.probe import Probe, parse_probe_url
+
+    try:
+        parse_probe_url(url)
+        return Probe(container)
+    except AmqpError as error:
+        raise click.BadParameter(error.description, param_hint="--probe") from None
 
 
 def report_ready(listeners: list[str], **more: object) -> None:

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import click
 import trio
@@ -36,11 +36,17 @@ from .environment import SecretOption
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
 from .mesh_options import MeshOptions, mesh_options
 from .notifying import ServiceManager
-from .running import describe, is_local_host, log_deliveries, log_options, report_ready, run
+from .running import (
+    PROBE_OPTION,
+    describe,
+    is_local_host,
+    log_deliveries,
+    log_options,
+    probe_of,
+    report_ready,
+    run,
+)
 from .targets import load_target
-
-if TYPE_CHECKING:
-    from ..telemetry.probe import Probe
 
 log = logging.getLogger("amqp_rt.cli")
 
@@ -222,12 +228,7 @@ log = logging.getLogger("amqp_rt.cli")
     metavar="FOLDER",
     help="Record every connection in a file of FOLDER, messages included; see amqp-rt trace.",
 )
-@click.option(
-    "--probe",
-    metavar="URL",
-    help="Answer /healthz, /readyz and /metrics over HTTP, without a login, at this URL, such as "
-    "http://127.0.0.1:9000; without a host only on this machine.",
-)
+@PROBE_OPTION
 @click.option(
     "--http",
     metavar="URL",
@@ -421,7 +422,7 @@ def serve(  # noqa: C901
     if trace is not None:
         broker.container.traces = _traces(trace, broker.container)
 
-    asked = None if probe is None else _probe(broker, probe)
+    asked = None if probe is None else probe_of(broker.container, probe)
     door = None if http is None else _door(broker, http, http_hosts, read_only=http_read_only)
     end_otel = _start_otel(broker) if otel else None
     member = joining.member(broker)
@@ -467,17 +468,6 @@ def _stop(broker: Broker, scope: trio.CancelScope) -> None:
     broker.stop()
     if broker.standby:
         scope.cancel()
-
-
-def _probe(broker: Broker, url: str) -> Probe:
-    """Return the probe of *broker* for *url*, which is checked now."""
-    from ..telemetry.probe import Probe, parse_probe_url
-
-    try:
-        parse_probe_url(url)
-        return Probe(broker.container)
-    except AmqpError as error:
-        raise click.BadParameter(error.description, param_hint="--probe") from None
 
 
 class HttpDoor(Protocol):

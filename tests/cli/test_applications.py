@@ -275,6 +275,11 @@ def test_a_wrong_target_is_one_sentence(loadable: None, target: str, sentence: s
     [
         (["--url", "http://x"], "there is no such scheme"),
         (["--listen", "amqp://127.0.0.1:99999"], "the port is no number up to 65535"),
+        (["--url", "amqp://x", "--probe", "ftp://x"], "is no URL of a probe"),
+        (
+            ["--url", "amqp://x", "--workers", "2", "--probe", "http://127.0.0.1:0"],
+            "--probe has one port, and --workers are several processes",
+        ),
         (
             ["--listen", "amqp://127.0.0.1:0", "--workers", "2"],
             "share the queues of a peer, but no port",

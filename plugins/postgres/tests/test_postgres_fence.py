@@ -377,7 +377,7 @@ def test_a_replica_is_refused_and_takes_over_once_promoted(
         with running_cluster(copy_of=primary) as replica:
             both = (
                 f"postgresql://amqp:{primary.password}@127.0.0.1:{primary.port},127.0.0.1:{replica.port}/postgres"
-                "?rejoin_s=30"
+                "?rejoin_s=30&silent_s=1"
             )
             with pytest.raises(StoreFailed, match="read-only"):
                 PostgreSQLStore(replica.url("postgres")).open()
@@ -386,8 +386,23 @@ def test_a_replica_is_refused_and_takes_over_once_promoted(
             assert "replicates synchronously to *" in caplog.text
             for number in range(20):
                 put(store, number)
+            # A batch that waits for the replica is no sign of a silent server, or a silent broker.
+            replica.pause()
+            waiting = threading.Thread(target=put, args=(store, 20))
+            waiting.start()
+            second = PostgreSQLStore(both)
+            began = time.monotonic()
+            while time.monotonic() - began < 3:
+                with pytest.raises(StoreBusy):
+                    second.open()
+                time.sleep(0.1)
+            second.close()
+            assert waiting.is_alive()
+            replica.resume()
+            waiting.join(20)
+            assert "was lost" not in caplog.text
             primary.crash()
             replica.promote()
-            put(store, 20)
-            assert there(store) == list(range(21))
+            put(store, 21)
+            assert there(store) == list(range(22))
             store.close()

@@ -7,6 +7,7 @@ same; the first test sees to both.
 from __future__ import annotations
 
 import inspect
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from far_end import FarEnd, connected
 
 from amqp_rt import Broker
 from amqp_rt.broker import Queue
-from amqp_rt.container import connections, recovery
+from amqp_rt.container import connections, local, recovery
 from amqp_rt.container.container import Container
 from amqp_rt.container.declaring import node, rpc, source
 from amqp_rt.container.deliveries import Delivery
@@ -37,6 +38,7 @@ from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.net.memory import MemoryNetwork
+from amqp_rt.outbox import SqliteOutbox
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, rejected
 from amqp_rt.security.tokens import Cbs, SasKeys
 from amqp_rt.transactions import TransactionalState
@@ -63,7 +65,7 @@ def leaves(*names: str) -> Callable[[Any], Any]:
 
 def waits() -> dict[str, Any]:
     """Every wait that the client offers."""
-    found: dict[str, Any] = {"connect": recovery.connect, "local": recovery.local}
+    found: dict[str, Any] = {"connect": recovery.connect, "local": local.local}
     for kind in CLASSES:
         for name, method in inspect.getmembers(kind, inspect.isroutine):
             function = inspect.unwrap(method)
@@ -1119,3 +1121,24 @@ async def test_all_who_wait_for_handlers_to_end_hear_of_it() -> None:
             await trio.testing.wait_all_tasks_blocked()
             go.set()
     assert sorted(over) == [1, 2]
+
+
+# --- outbox ----------------------------------------------------------------------------------------
+
+
+@leaves("Connection.relay")
+async def test_a_cancelled_relay_leaves_what_it_has_not_sent_in_the_outbox() -> None:
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    outbox = SqliteOutbox(database, "shop")
+    async with Broker(volatile=True) as broker, broker.local() as peer:
+        await broker.declare(Queue("q"))
+        await cancel(lambda: peer.relay(outbox))
+        async with outbox.transaction() as work:
+            work.send("q", "kept")
+        assert broker.stats("q").available == 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.relay, outbox)
+            await outbox.flush()
+            assert broker.stats("q").available == 1
+            nursery.cancel_scope.cancel()
+    database.close()

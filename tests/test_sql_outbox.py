@@ -581,7 +581,8 @@ async def work(broker: Broker, url: str, shop: Shop, crash: CrashingEngine | Non
             await peer.serve()
             while crash is None or not crash.crashed.is_set():
                 orders = broker.stats("orders")
-                if orders.available + orders.acquired == 0 and not await shop.outbox.pending():
+                left = orders.available + orders.acquired + orders.delayed
+                if left == 0 and not await shop.outbox.pending():
                     return
                 await trio.sleep(0.01)
             # The process is gone: no more outcomes, no more frames.
@@ -604,7 +605,8 @@ async def check_once(broker: Broker, receiver: Shop, shop: Shop) -> None:
                     seen.append(delivery.body)
             ids.add(message_id)
             delivery.accept()
-    assert seen == [f"invoice for {body}" for body in ORDERS]
+    # An order whose handler has failed waits, and may be overtaken.
+    assert sorted(seen) == [f"invoice for {body}" for body in ORDERS]
     assert len(ids) == len(ORDERS)
     assert broker.stats("orders").available == 0
 

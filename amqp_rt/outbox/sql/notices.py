@@ -38,9 +38,10 @@ async def wait_for_notices(
 
 def _listening(connection: Connection, channel: str) -> Any:
     """Listen with *connection*, which is not used for anything else, and return that of the driver."""
-    connection.execution_options(isolation_level="AUTOCOMMIT")
     quoted = connection.dialect.identifier_preparer.quote(channel)
     connection.execute(text(f"LISTEN {quoted}"))
+    # Takes effect with the commit.
+    connection.commit()
     driver = connection.connection.driver_connection
     # Closed at the end, not given back to the pool.
     connection.detach()

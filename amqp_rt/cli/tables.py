@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 from ..errors import printable
+from ..values import Array, Map
 
 
 def cell(value: object) -> str:
@@ -47,8 +48,8 @@ def plain(value: Any) -> Any:
             return value.decode()
         except UnicodeDecodeError:
             return {"base64": base64.b64encode(value).decode()}
-    if hasattr(value, "items"):
+    if isinstance(value, Mapping | Map):
         return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | Array):
         return [plain(each) for each in value]
     return str(value)

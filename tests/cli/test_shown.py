@@ -24,6 +24,7 @@ from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.traces.drawing import Rung, draw_rung
+from amqp_rt.values import Array, Map, Symbol, UByte
 
 #: Sets a terminal's title, clears it, goes up a line, turns the text around.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1A\u202e\r\n"
@@ -68,6 +69,20 @@ def test_a_body_is_shown_on_a_terminal_and_kept_in_a_pipe(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert for_stdout(text) == f"a\tb\n{EVIL}"
     assert "\x1b" not in shown(Message(EVIL, subject=EVIL), whole=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (Array([1, 2], of=UByte), "[1, 2]"),
+        ({"a": [Array([Symbol("s")])]}, '{"a": [["s"]]}'),
+        (Map([(1, "one"), (True, Array([], of=Symbol))]), '{"1": "one", "True": []}'),
+    ],
+)
+def test_arrays_and_maps_are_shown(body: object, text: str) -> None:
+    message = Message.decode(Message(body).encode())
+    assert shown(message, whole=False) == text
+    assert f'"body": {text}' in shown(message, whole=True)
 
 
 def test_a_line_of_the_ladder_is_one_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from base64 import b64decode, b64encode
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ from amqp_rt.cli.tables import plain
 from amqp_rt.errors import AmqpError
 
 from .problems import Problem
+
+log = logging.getLogger("amqp_rt.console")
 
 #: Characters of a body in an answer; longer ones are cut.
 BODY_SHOWN_MAX: Final = 64 * 1024
@@ -80,7 +83,7 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 async def shown(payload: bytes) -> dict[str, Any]:
-    """Return an encoded message for JSON; one that cannot be decoded has an ``error``."""
+    """Return an encoded message for JSON; one that cannot be shown has an ``error``."""
     if len(payload) > _INLINE_MAX:
         return await trio.to_thread.run_sync(_shown, payload)
     await trio.lowlevel.checkpoint()
@@ -108,6 +111,10 @@ def _shown(payload: bytes) -> dict[str, Any]:
         }
     except AmqpError as error:
         return {"octets": len(payload), "error": str(error)}
+    except Exception as error:
+        # A message that nobody foresaw takes its own place only: the others are shown.
+        log.warning("a message of %d octets cannot be shown: %r", len(payload), error)
+        return {"octets": len(payload), "error": f"it cannot be shown: {error!r:.200}"}
 
 
 def _body_of(message: Message) -> dict[str, Any]:

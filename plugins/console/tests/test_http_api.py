@@ -9,13 +9,16 @@ from urllib.parse import quote
 import httpx2
 import pytest
 import trio
+from amqp_rt_console import messages
 from amqp_rt_console.resources import RESOURCES
 from browsing import USERS, site
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from amqp_rt import Broker, Message, Plain
 from amqp_rt.broker import Queue, Schedule
+from amqp_rt.cli.tables import plain
 from amqp_rt.errors import AmqpError
+from amqp_rt.values import Array, Map, UByte
 
 pytestmark = pytest.mark.req("G6")
 
@@ -110,6 +113,28 @@ async def test_messages_are_published_peeked_moved_and_purged() -> None:
         assert await status_of(root, "POST", "nodes/other/move", json={"to": "none"}) == 404
         assert await status_of(root, "POST", "nodes/other/burn") == 404
         assert await status_of(root, "GET", "nodes/other/purge") == 405
+
+
+async def test_one_message_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site() as web, web.client("root") as root:
+        for body in ("before", Array([1], of=UByte), Map([(1, "one")]), "after"):
+            web.broker.publish("other", Message(body).encode())
+        rows = await items(root, "messages", node="other")
+        assert [each["body"] for each in rows] == ["before", [1], {"1": "one"}, "after"]
+        page = await root.get("/messages?name=other", headers={"accept": "text/html"})
+        assert page.status_code == 200
+        assert "before" in page.text
+        assert "after" in page.text
+
+        def failing(value: Any, *more: Any) -> Any:
+            if isinstance(value, list | Array):
+                raise TypeError("unforeseen")
+            return plain(value, *more)
+
+        monkeypatch.setattr(messages, "plain", failing)
+        rows = await items(root, "nodes/other/peek", count=4)
+        assert [each.get("body") for each in rows] == ["before", None, {"1": "one"}, "after"]
+        assert "unforeseen" in rows[1]["error"]
 
 
 async def test_every_resource_is_listed() -> None:

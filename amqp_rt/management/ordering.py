@@ -103,6 +103,9 @@ def key_of(value: Any) -> Key:
     """Return the key by which *value* is ordered: nothing first, then numbers, then texts."""
     if value is None or (isinstance(value, float) and isnan(value)):
         return 0, 0
+    if isinstance(value, bool):
+        # In positions, which have no values of other types than numbers and texts.
+        return 1, int(value)
     if isinstance(value, int | float):
         return 1, value
     return 2, str(value)[:_VALUE_MAX]

@@ -371,6 +371,11 @@ async def test_ordered_queries_are_not_shifted_by_what_comes_and_goes() -> None:
         page = await there.page(Queue, sort="-max_deliveries", count=1)
         assert [each["name"] for each in page.rows] == ["team/q"]
         assert page.rows[0]["max_deliveries"] == 3
+        # Positions have flags, too.
+        page = await there.page("amqp_rt.node", sort="dynamic", q="row-", count=4)
+        assert [each["name"] for each in page.rows] == ["row-00", "row-1", "row-2", "row-4"]
+        page = await there.page("amqp_rt.node", sort="dynamic", q="row-", count=4, after=page.next)
+        assert [each["name"] for each in page.rows] == ["row-44", "row-5", "row-6", "row-7"]
         # Texts and numbers of one attribute have an order, too.
         assert (await there.page("amqp_rt.node", sort="dead_letter")).total == 13
         for given in ({"after": "x"}, {"sort": "x" * 2_000}, {"q": 5}, {"sort": "a", "offset": 1}):

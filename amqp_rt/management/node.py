@@ -379,6 +379,11 @@ def _plan(space: VirtualHost, name: str, given: Mapping[str, Any], *, new: bool)
             before = space.get(name).declared
     else:
         before = space.get(name).declared
+        if fields.get("kind", before.kind) != before.kind:
+            raise AmqpError(
+                f"{name!r:.50} is a {before.kind}, and the kind of a node cannot be changed: delete it first",
+                condition="amqp:not-allowed",
+            )
         fields = {**msgspec.structs.asdict(before), **fields, "kind": before.kind}
     try:
         declared = declaration_of(fields, strict=False)

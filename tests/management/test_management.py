@@ -103,6 +103,9 @@ async def test_the_life_of_a_node() -> None:
         assert (status, "max_deliveries" in body) == (200, False)
         assert (await ask(peer, "UPDATE", {"priorities": 9}, name="new"))[0] == 409
         assert (await ask(peer, "UPDATE", {"prioritys": 9}, name="new"))[0] == 400
+        assert (await ask(peer, "UPDATE", {"kind": "queue"}, name="new"))[0] == 200
+        for other in ("topic", None):
+            assert (await ask(peer, "UPDATE", {"kind": other}, name="new"))[0] == 409
         assert (await ask(peer, "DELETE", name="new")) == (204, {})
         for operation in ("READ", "UPDATE", "DELETE"):
             assert (await ask(peer, operation, {}, name="new"))[0] == 404

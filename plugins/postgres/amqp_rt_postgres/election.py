@@ -4,11 +4,15 @@ The lock is a session's: the server frees it when the connection of its holder e
 and each batch begins by updating the row that has the epoch, if it is still the same. That row is locked until the
 batch is committed: the winner's update waits for a batch that is being committed, and later ones of the old
 broker fail. A batch also writes its number there, so that after a lost connection it is known whether it was kept.
+
+A replica that takes over without the last increment gives the same epoch once more, to another broker. Each term has a
+random token as well, which tells the two apart.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from typing import Final
 
@@ -17,7 +21,7 @@ from msgspec import Struct
 
 from amqp_rt.stores.base import StoreBusy, StoreFailed, StoreLost
 
-from .sessions import Holder, Session, new_application_name
+from .sessions import Holder, Session, new_application_name, now
 from .urls import StoreUrl
 
 __all__ = ["Term", "begin", "connect", "continue_term", "log_safety", "reason_of"]
@@ -28,6 +32,8 @@ _log = logging.getLogger("amqp_rt.store")
 _RETRY_S: Final = 0.2
 #: Least number of seconds for which a lost connection is tried again.
 _REJOIN_MIN_S: Final = 1.0
+#: Seconds by which a busy machine may notice a lost connection late.
+_LATE_S: Final = 10.0
 #: Most seconds for one attempt.
 _CONNECT_S: Final = 5.0
 
@@ -36,6 +42,8 @@ class Term(Struct):
     """Time in which one broker uses the store."""
 
     epoch: int
+    #: Random number of the term: an epoch that an asynchronous replica has not got is given again.
+    token: int
     #: Number of the last batch that is known to be stored.
     batch: int
     application: str
@@ -61,13 +69,15 @@ def begin(session: Session, url: StoreUrl) -> tuple[Term, bool]:
             raise StoreBusy(f"{url.name} has just been in use by another broker")
         _end_silent(session, holder, url.silent_s)
         raise StoreBusy(f"{url.name} is in use by {holder.application} at {holder.address}")
+    token = secrets.randbits(63)
     # Waits for a batch of the broker before that is being committed.
     ((epoch, batch, clean),) = session.rows(
         "WITH before AS (SELECT clean FROM state), begun AS"
-        " (UPDATE state SET epoch = epoch + 1, clean = false RETURNING epoch, batch)"
-        " SELECT begun.epoch, begun.batch, before.clean FROM begun, before"
+        " (UPDATE state SET epoch = epoch + 1, token = $1::int8, clean = false RETURNING epoch, batch)"
+        " SELECT begun.epoch, begun.batch, before.clean FROM begun, before",
+        (token,),
     )
-    return Term(epoch, batch, session.application), clean
+    return Term(epoch, token, batch, session.application), clean
 
 
 def _end_silent(session: Session, holder: Holder, silent_s: float) -> None:
@@ -95,19 +105,25 @@ def continue_term(term: Term, url: StoreUrl, answered: float) -> tuple[Session, 
     Args:
         term: The term.
         url: Where to connect.
-        answered: Time of the last answer of the database, by ``time.monotonic``.
+        answered: Time of the last answer of the database, by :func:`~amqp_rt_postgres.sessions.now`.
 
     Raises:
         StoreLost: Another broker uses the store, the database has lost batches, or it cannot be reached within
             ``rejoin_s`` of its last answer.
     """
-    until = max(answered + url.rejoin_s, time.monotonic() + _REJOIN_MIN_S)
+    began = now()
+    if (silent := began - answered) > url.silent_s + url.rejoin_s + _LATE_S:
+        raise StoreLost(
+            f"{url.name} has not answered for {silent:.0f} s, in which this machine was stopped: its broker must not go on "
+            f"after rejoin_s={url.rejoin_s:g}"
+        )
+    until = max(answered + url.rejoin_s, began + _REJOIN_MIN_S)
     while True:
         try:
-            left = until - time.monotonic()
+            left = until - now()
             session = Session(url, term.application, within_s=min(left, _CONNECT_S))
         except psycopg.OperationalError as error:
-            if time.monotonic() >= until:
+            if now() >= until:
                 raise StoreLost(
                     f"{url.name} cannot be reached again: {reason_of(error)}"
                 ) from error
@@ -117,7 +133,7 @@ def continue_term(term: Term, url: StoreUrl, answered: float) -> tuple[Session, 
             stored = _continue(session, term, url)
         except psycopg.OperationalError as error:
             session.close()
-            if time.monotonic() >= until:
+            if now() >= until:
                 raise StoreLost(f"{url.name} has been lost again: {reason_of(error)}") from error
         except BaseException:
             session.close()
@@ -126,7 +142,7 @@ def continue_term(term: Term, url: StoreUrl, answered: float) -> tuple[Session, 
             if stored is not None:
                 return session, stored
             session.close()
-            if time.monotonic() >= until:
+            if now() >= until:
                 raise StoreLost(f"{url.name}: our last connection to it does not end")
         time.sleep(_RETRY_S)
 
@@ -143,9 +159,11 @@ def _continue(session: Session, term: Term, url: StoreUrl) -> int | None:
         return None
     # An update, not a query: with synchronous replication its commit also waits for the batches before it.
     found = session.rows(
-        "UPDATE state SET clean = false WHERE epoch = $1::int8 RETURNING batch", (term.epoch,)
+        "UPDATE state SET clean = false WHERE epoch = $1::int8 AND token = $2::int8 RETURNING batch",
+        (term.epoch, term.token),
     )
     if not found:
+        # Or a server took over that has not got the beginning of our term.
         raise _taken(url, "another broker")
     stored: int = found[0][0]
     if stored < term.batch:

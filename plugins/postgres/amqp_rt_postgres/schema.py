@@ -18,7 +18,7 @@ from amqp_rt.errors import AmqpError
 from amqp_rt.stores.base import NODE_MAX
 
 #: Version of the tables.
-VERSION: Final = 1
+VERSION: Final = 2
 #: First number of a room that is not the number of a node.
 FIRST_ROOM: Final = NODE_MAX + 1
 #: Room of messages on their way to another place, within a transaction.
@@ -32,6 +32,7 @@ CREATE TABLE state (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     version integer NOT NULL,
     epoch bigint NOT NULL DEFAULT 0,
+    token bigint NOT NULL DEFAULT 0,
     batch bigint NOT NULL DEFAULT 0,
     clean boolean NOT NULL DEFAULT true
 ) WITH (fillfactor = 10);
@@ -82,9 +83,9 @@ CREATE TABLE room (node bigint PRIMARY KEY, room bigint NOT NULL);
 CREATE TABLE cleared (room bigint PRIMARY KEY, node bigint NOT NULL);
 CREATE TABLE dead_body (body bigint PRIMARY KEY);
 
-CREATE FUNCTION begin_batch(expected bigint, number bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION begin_batch(expected bigint, expected_token bigint, number bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE state SET batch = number WHERE epoch = expected;
+    UPDATE state SET batch = number WHERE epoch = expected AND token = expected_token;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'epoch % is over', expected USING ERRCODE = '{FENCED}';
     END IF;

@@ -46,6 +46,9 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.classid = %s AND l.objid = %s 
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
+#: Clock that also counts the time in which the machine sleeps.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 #: A statement of a batch with ``$1`` …, and its parameters.
 Statement = tuple[str, Sequence[Any]]
 
@@ -67,6 +70,11 @@ class Safety(Struct, frozen=True):
     standbys: str
     synchronous_commit: str
     fsync: bool
+
+
+def now() -> float:
+    """Return the seconds of a clock that also runs while the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
 
 
 def new_application_name() -> str:
@@ -227,7 +235,7 @@ def ask(connection: psycopg.Connection, query: str, within_s: float) -> list[str
         psycopg.Error: The connection is lost, or the server refuses the query.
     """
     pgconn = connection.pgconn
-    until = time.monotonic() + within_s
+    until = now() + within_s
     pgconn.send_query(query.encode())
     pgconn.flush()
     poll = select.poll()
@@ -235,7 +243,7 @@ def ask(connection: psycopg.Connection, query: str, within_s: float) -> list[str
     row: list[str] = []
     while True:
         while pgconn.is_busy():
-            left = until - time.monotonic()
+            left = until - now()
             if left <= 0:
                 return None
             poll.poll(left * 1000)

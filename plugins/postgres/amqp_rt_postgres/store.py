@@ -30,7 +30,7 @@ from .arrays import number_column
 from .batches import LOST_BODIES, SHARED, Extent, Known, Plan
 from .election import Term, begin, connect, continue_term, log_safety, reason_of
 from .schema import FENCED, FIRST_ROOM
-from .sessions import Session, Statement
+from .sessions import Session, Statement, now
 from .urls import parse_store_url
 from .watching import Watch
 
@@ -123,6 +123,7 @@ class PostgreSQLStore:
         self.lock = threading.RLock()
         self.session: Session | None = None
         self.answered = 0.0
+        self.called = 0.0
         #: Called, in any thread, when the connection was lost without a call; :meth:`rejoin` should follow.
         self.on_disconnected: Callable[[], None] | None = None
         #: The term in which this object uses the store; None before, and after it was closed cleanly.
@@ -206,6 +207,8 @@ class PostgreSQLStore:
     def _continue(self) -> bool:
         """Continue the term in which the store failed."""
         assert self._term is not None
+        # The journal decides when to open it again; the token tells whether another broker was there meanwhile.
+        self.answered = now()
         try:
             self._reconnect(self._term)
             assert self.session is not None
@@ -262,8 +265,8 @@ class PostgreSQLStore:
             if self._failed is None and session is not None and self._term is not None:
                 try:
                     session.rows(
-                        "UPDATE state SET clean = true WHERE epoch = $1::int8 RETURNING epoch",
-                        (self._term.epoch,),
+                        "UPDATE state SET clean = true WHERE epoch = $1::int8 AND token = $2::int8 RETURNING epoch",
+                        (self._term.epoch, self._term.token),
                     )
                 except psycopg.Error as error:
                     _log.error(
@@ -282,7 +285,7 @@ class PostgreSQLStore:
     # -- the connection ----------------------------------------------------------------------------
 
     def _answer(self, session: Session) -> None:
-        self.answered = time.monotonic()
+        self.answered = now()
 
     def _usable(self) -> Session:
         """Return the connection, a new one if it was lost.
@@ -347,7 +350,7 @@ class PostgreSQLStore:
         with self.lock:
             while True:
                 session = self._usable()
-                self._answer(session)
+                self.called = now()
                 try:
                     found = work(session)
                 except psycopg.Error as error:
@@ -370,8 +373,8 @@ class PostgreSQLStore:
             psycopg.Error: It failed; whether it is stored is unknown if the connection was lost.
         """
         number = term.batch + 1
-        guard = "SELECT begin_batch($1::int8, $2::int8)", (term.epoch, number)
-        self._answer(session)
+        guard = "SELECT begin_batch($1::int8, $2::int8, $3::int8)", (term.epoch, term.token, number)
+        self.called = now()
         session.run([guard, *statements])
         self._answer(session)
         term.batch = number

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import Final, Protocol
 
 import psycopg
 
-from .sessions import Session, ask
+from .sessions import Session, ask, now
 from .urls import StoreUrl
 
 _log = logging.getLogger("amqp_rt.store")
@@ -25,8 +24,10 @@ class Watched(Protocol):
     lock: threading.RLock
     #: The connection; None while there is none.
     session: Session | None
-    #: Time of the last answer of the database, by ``time.monotonic``.
+    #: Time of the last answer of the database, by :func:`~amqp_rt_postgres.sessions.now`.
     answered: float
+    #: Time at which the last call began.
+    called: float
 
     def disconnected(self, session: Session) -> None:
         """Note that *session* has ended."""
@@ -67,12 +68,12 @@ class Watch:
                 finally:
                     store.lock.release()
             elif (session := store.session) is not None:
-                silent = time.monotonic() - store.answered
+                silent = now() - max(store.answered, store.called)
                 if silent < self._url.silent_s / 2:
                     continue
                 if self._serves(session, pause):
                     # A long commit or query.
-                    store.answered = time.monotonic()
+                    store.answered = now()
                 elif store.session is session:
                     _log.warning("no answer of %s for %.1f s", self._url.name, silent)
                     session.cut()
@@ -85,7 +86,7 @@ class Watch:
         why = "it does not answer"
         try:
             if session.ask("SELECT epoch FROM state", self._url.silent_s - pause) is not None:
-                store.answered = time.monotonic()
+                store.answered = now()
                 return
         except psycopg.Error as error:
             why = " ".join(str(error).split())

@@ -158,12 +158,40 @@ def test_a_batch_of_a_former_epoch_fails(
     assert admin.execute("SELECT sequence FROM message").fetchall() == [(1,)]
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["batch", "rejoin"])
+def test_the_same_epoch_of_another_term_fails(
+    active: PostgreSQLStore, admin: psycopg.Connection, ends: bool
+) -> None:
+    """A replica that took over without the last epoch has given its number to another broker."""
+    put(active, 1)
+    admin.execute("UPDATE state SET token = token + 1")
+    with active.lock:
+        if ends:
+            end_sessions(admin)
+        with pytest.raises(StoreLost, match="must not go on"):
+            put(active, 2)
+    assert admin.execute("SELECT sequence FROM message").fetchall() == [(1,)]
+
+
+def test_a_broker_that_slept_for_an_hour_does_not_rejoin(
+    active: PostgreSQLStore, admin: psycopg.Connection
+) -> None:
+    with active.lock:
+        active.answered -= 3_600
+        end_sessions(admin)
+        with pytest.raises(StoreLost, match=r"has not answered for 36.. s"):
+            put(active, 1)
+
+
 def test_the_winner_waits_for_a_batch_that_is_being_committed(
     database: str, active: PostgreSQLStore, admin: psycopg.Connection
 ) -> None:
     epoch, number = state(admin)
+    row = admin.execute("SELECT token FROM state").fetchone()
+    assert row is not None
+    token = row[0]
     with psycopg.connect(database, options="-c search_path=amqp_rt") as old:
-        old.execute("SELECT begin_batch(%s, %s)", (epoch, number + 1))
+        old.execute("SELECT begin_batch(%s, %s, %s)", (epoch, token, number + 1))
         admin.execute("SET lock_timeout = 200")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             admin.execute("UPDATE state SET epoch = epoch + 1")
@@ -171,7 +199,7 @@ def test_the_winner_waits_for_a_batch_that_is_being_committed(
         admin.execute("UPDATE state SET epoch = epoch + 1")
         assert state(admin) == (epoch + 1, number + 1)
         with pytest.raises(psycopg.DatabaseError, match="epoch 1 is over"):
-            old.execute("SELECT begin_batch(%s, %s)", (epoch, number + 2))
+            old.execute("SELECT begin_batch(%s, %s, %s)", (epoch, token, number + 2))
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "not kept"])

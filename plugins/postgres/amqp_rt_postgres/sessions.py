@@ -37,6 +37,8 @@ SET default_transaction_isolation = 'read committed'; SET lock_timeout = 0; SET 
 SET idle_session_timeout = 0; SET bytea_output = 'hex'; SET client_connection_check_interval = 2000;
 SET tcp_keepalives_idle = 2; SET tcp_keepalives_interval = 1; SET tcp_keepalives_count = 4; SET tcp_user_timeout = 6000
 """
+#: Function of the server that warns of a change whose wait for a replica was cancelled; the text may be in any language.
+_CANCELLED_WAIT: Final = "SyncRepWaitForLSN"
 _HOLDER: Final = """
 SELECT a.pid, a.application_name, coalesce(host(a.client_addr), 'this machine'),
     coalesce(a.state LIKE 'idle%%' OR a.wait_event_type = 'Client', false),
@@ -107,6 +109,8 @@ class Session:
             cursor_factory=psycopg.RawCursor,
             application_name=application,
         )
+        self._is_unreplicated = False
+        self.connection.add_notice_handler(self._on_notice)
         # A copy, whose number is ours until we close it: another thread may end the connection.
         self._socket = socket.socket(fileno=os.dup(self.connection.pgconn.socket))
         try:
@@ -141,6 +145,18 @@ class Session:
             )
         self.pid: int = pid
 
+    def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        if notice.source_function == _CANCELLED_WAIT:
+            self._is_unreplicated = True
+
+    def _require_replica(self) -> None:
+        """Close the connection if the server has answered a change before its replica had it: the result is in doubt."""
+        if self._is_unreplicated:
+            self.close()
+            raise psycopg.OperationalError(
+                "the wait for a replica was cancelled, for example by pg_cancel_backend: whether it has the change is unknown"
+            )
+
     @property
     def broken(self) -> bool:
         """Whether the connection has ended."""
@@ -164,7 +180,9 @@ class Session:
         cursor = self.connection.execute(
             query.encode(), parameters, prepare=bool(parameters), binary=True
         )
-        return cursor.fetchall()
+        found = cursor.fetchall()
+        self._require_replica()
+        return found
 
     def run(self, statements: Sequence[Statement]) -> None:
         """Run *statements* in one transaction and one round trip.
@@ -183,6 +201,7 @@ class Session:
             if not self.broken:
                 connection.rollback()
             raise
+        self._require_replica()
 
     def ask(self, query: str, within_s: float) -> list[str] | None:
         """Return the first row of *query*; see :func:`ask`."""

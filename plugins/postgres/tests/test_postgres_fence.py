@@ -202,6 +202,46 @@ def test_the_winner_waits_for_a_batch_that_is_being_committed(
             old.execute("SELECT begin_batch(%s, %s, %s)", (epoch, token, number + 2))
 
 
+@pytest.fixture
+def primary() -> Iterator[Cluster]:
+    """A server whose synchronous replica can be missed."""
+    with running_cluster() as cluster:
+        yield cluster
+
+
+def expect_replica(primary: Cluster, name: str) -> None:
+    primary.run(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+    primary.run("SELECT pg_reload_conf()")
+
+
+def wait_for_replica(primary: Cluster, but: str = "0") -> str:
+    """Return the id of the server's process that waits for a replica, not *but*."""
+    query = f"SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid <> {but}"
+    until = time.monotonic() + 10
+    while not (pid := primary.run(query)):
+        assert time.monotonic() < until
+    return pid
+
+
+def test_a_cancelled_wait_for_a_replica_acknowledges_nothing(primary: Cluster) -> None:
+    store = PostgreSQLStore(primary.url("postgres"))
+    store.open()
+    put(store, 1)
+    expect_replica(primary, "gone")
+    committing = threading.Thread(target=put, args=(store, 2))
+    committing.start()
+    cancelled = wait_for_replica(primary)
+    primary.run(f"SELECT pg_cancel_backend({cancelled})")
+    # On another connection it waits again, although the server has the batch.
+    wait_for_replica(primary, cancelled)
+    assert committing.is_alive()
+    expect_replica(primary, "")
+    committing.join(10)
+    assert not committing.is_alive()
+    assert there(store) == [1, 2]
+    store.close()
+
+
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "not kept"])
 def test_a_batch_in_doubt_is_stored_once(
     postgresql: Cluster, database: str, admin: psycopg.Connection, kept: bool

@@ -125,9 +125,10 @@ class Session:
             raise StoreFailed(
                 f"{self._url.name} has PostgreSQL {connection.info.server_version // 10_000}: a store needs 14 or later"
             )
+        # First: what is set on a pooler's session stays for its other clients.
+        self._refuse_pooler()
         for setting in _SETTINGS.split(";"):
             connection.execute(setting.strip().encode())
-        self._refuse_pooler()
         register(connection)
         (safe,) = self.rows("SHOW synchronous_commit")
         if safe[0] not in ("on", "remote_apply"):

@@ -22,6 +22,7 @@ from queue import Empty, Queue
 from typing import Any
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 import trio
 from amqp_rt_postgres import PostgreSQLStore
@@ -405,6 +406,9 @@ def test_a_pooler_is_refused(postgresql: Cluster, database: str, tmp_path: Path)
                 last = error.description
             assert time.monotonic() < until, last
             time.sleep(0.05)
+        with psycopg.connect(postgresql.url(name, port=port), autocommit=True) as other:
+            # The session of the server, which the store was about to change, is given to others.
+            assert other.execute("SHOW enable_seqscan").fetchone() == ("on",)
     finally:
         process.terminate()
         process.communicate(timeout=10)

@@ -46,6 +46,8 @@ _CHUNKS: Final = 128
 #: Rows that one step of housekeeping deletes: of messages, and of those that may be large.
 _STEP_ROWS: Final = 2000
 _STEP_LARGE: Final = 100
+#: Most seconds for the last change of a term.
+_CLOSE_S: Final = 2.0
 #: Seconds between measurements of the size.
 _SIZE_S: Final = 60.0
 #: SQLSTATE of a full disk.
@@ -258,24 +260,38 @@ class PostgreSQLStore:
             if not self._is_open:
                 return
             self._is_open = False
+            session = self.session
+            if self._failed is None and session is not None and self._term is not None:
+                self._end_term(session, self._term)
+                self._term = None
+                self._has_waited = False
             if self._watch is not None:
                 self._watch.stop()
                 self._watch = None
-            session, self.session = self.session, None
-            if self._failed is None and session is not None and self._term is not None:
-                try:
-                    session.rows(
-                        "UPDATE state SET clean = true WHERE epoch = $1::int8 AND token = $2::int8 RETURNING epoch",
-                        (self._term.epoch, self._term.token),
-                    )
-                except psycopg.Error as error:
-                    _log.error(
-                        "%s could not be closed in good order: %s", self.path, reason_of(error)
-                    )
-                self._term = None
-                self._has_waited = False
+            self.session = None
             if session is not None:
                 session.close()
+
+    def _end_term(self, session: Session, term: Term) -> None:
+        """Write that *term* has ended cleanly, if the database does it soon."""
+        deadline = threading.Timer(_CLOSE_S, session.cut)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            session.run(
+                [
+                    # A lost mark costs the next broker a check. It is not worth the wait for a replica that is away.
+                    ("SET LOCAL synchronous_commit = off", ()),
+                    (
+                        "UPDATE state SET clean = true WHERE epoch = $1::int8 AND token = $2::int8",
+                        (term.epoch, term.token),
+                    ),
+                ]
+            )
+        except psycopg.Error as error:
+            _log.error("%s could not be closed in good order: %s", self.path, reason_of(error))
+        finally:
+            deadline.cancel()
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:

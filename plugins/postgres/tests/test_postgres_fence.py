@@ -242,6 +242,30 @@ def test_a_cancelled_wait_for_a_replica_acknowledges_nothing(primary: Cluster) -
     store.close()
 
 
+def test_a_store_closes_without_its_replica_or_its_database(primary: Cluster) -> None:
+    for pauses in (False, True):
+        store = PostgreSQLStore(primary.url("postgres"))
+        assert store.open() == OpenResult(clean=True)
+        if pauses:
+            primary.pause()
+        else:
+            expect_replica(primary, "gone")
+            session = store.session
+            assert session is not None
+            until = time.monotonic() + 10
+            with store.lock:
+                while session.safety().standbys != "gone":
+                    assert time.monotonic() < until
+        closing = threading.Thread(target=store.close, daemon=True)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive()
+        if pauses:
+            primary.resume()
+        else:
+            expect_replica(primary, "")
+
+
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "not kept"])
 def test_a_batch_in_doubt_is_stored_once(
     postgresql: Cluster, database: str, admin: psycopg.Connection, kept: bool

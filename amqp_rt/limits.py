@@ -379,6 +379,8 @@ class Limits(Struct, frozen=True, gc=False):
     metrics_nodes_max: int = 1_000
     #: Sessions at the HTTP door, each of which is a connection of its user.
     http_sessions_max: int = 1_000
+    #: Sessions of one user at the HTTP door, or of one address without a login: at most half of all.
+    http_sessions_user_max: int = 100
     #: Seconds without a request, and from the login, after which a session of a browser ends.
     http_session_idle_s: float = 1_800.0
     http_session_s: float = 28_800.0

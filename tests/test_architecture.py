@@ -165,6 +165,8 @@ PLUGINS_MAY_IMPORT = {
     "amqp_rt.security.tokens",
     # For logins with mechanisms of their own, as the guide to security describes them.
     "amqp_rt.security.mechanisms",
+    # For shares of users, whose names may be written in several ways.
+    "amqp_rt.security.scram.saslprep",
     # For clients of other protocols: opening a stream, and running an engine on it.
     *("amqp_rt.net.dial", "amqp_rt.net.driver"),
     # For doors of other protocols, whose users log in over connections in memory: how streams arrive, management, and

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from contextlib import ExitStack
 from hmac import compare_digest
-from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -34,6 +34,10 @@ SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 #: Paths that take no login: the form for it, and files that are the same for everybody.
 LOGIN_PATH: Final = "/login"
 STATIC_PATH: Final = "/static/"
+#: Paths of streams that pages open again by themselves, and the parameter of pages that reload themselves: neither puts
+#: off the end of an idle session.
+_LIVE_PATH: Final = "/live/"
+REFRESH: Final = "refresh"
 #: Requests with a form that change nothing but their session: its end, and what its pages observe.
 _WITHOUT_CHANGES: Final = frozenset({"/logout", "/watch", "/ladder"})
 #: Octets of the body of a login, whose sender is a stranger.
@@ -67,7 +71,8 @@ class Guard:
     """ASGI application that admits requests to *app*, and answers the others.
 
     Admitted requests have ``request.state.session`` (:class:`~.sessions.WebSession`; None at :data:`LOGIN_PATH` and below
-    :data:`STATIC_PATH`), ``request.state.door``, and ``request.state.form``, the fields of a form by name.
+    :data:`STATIC_PATH`), ``request.state.door``, ``request.state.form``, the fields of a form by name, and
+    ``request.state.uses``, an :class:`~contextlib.ExitStack` until whose end the sessions of the request are in use.
 
     Args:
         app: The application. Problems and errors of AMQP that it raises are answered.
@@ -100,9 +105,12 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request (ASGI)."""
+        with ExitStack() as uses:
+            scope["state"].update(door=self._door, session=None, form={}, uses=uses)
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        state = scope["state"]
-        state.update(door=self._door, session=None, form={})
         sent = False
 
         async def secured(message: MutableMapping[str, Any]) -> None:
@@ -190,7 +198,7 @@ class Guard:
         virtual_host = request.headers.get(VIRTUAL_HOST_HEADER, "")
         if (given := request.headers.get("authorization")) is not None:
             login = await credentials.in_header(given, virtual_host)
-            return await self._sessions.for_request(login, arrival)
+            return await self._sessions.for_request(login, arrival, request.state.uses)
         if (session := self._by_cookie(request)) is not None:
             return session
         entry = self._broker.container.entry
@@ -198,20 +206,27 @@ class Guard:
             # Without a token an anonymous peer has no rights.
             return None
         anonymous = credentials.without(entry.mechanisms, arrival, virtual_host)
-        return None if anonymous is None else await self._sessions.for_request(anonymous, arrival)
+        if anonymous is None:
+            return None
+        return await self._sessions.for_request(anonymous, arrival, request.state.uses)
 
     def _by_cookie(self, request: Request) -> WebSession | None:
-        token = cookies_of(request).get(cookie_name(request))
-        return None if token is None else self._sessions.find(token)
+        token = _cookie(request, cookie_name(request))
+        if token is None:
+            return None
+        state = request.state
+        by_itself = request.url.path.startswith(_LIVE_PATH) or REFRESH in request.query_params
+        return self._sessions.find(token, state.arrival, state.uses, touch=not by_itself)
 
 
-def cookies_of(request: Request) -> dict[str, str]:
-    """Return the cookies of *request*."""
-    try:
-        found = SimpleCookie(request.headers.get("cookie", ""))
-    except CookieError:
-        return {}
-    return {name: each.value for name, each in found.items()}
+def _cookie(request: Request, name: str) -> str | None:
+    """Return the value of the cookie *name*, whatever other applications of the host have in theirs."""
+    for header in request.headers.getlist("cookie"):
+        for pair in header.split(";"):
+            found, equals, value = pair.strip().partition("=")
+            if equals and found == name:
+                return value
+    return None
 
 
 def cookie_name(request: Request) -> str:

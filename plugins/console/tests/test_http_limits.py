@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import trio.testing
 from amqp_rt_console import HttpDoor
 
 from amqp_rt import Broker, Limits, Peer
+from amqp_rt.broker import Queue
 from amqp_rt.container.doors import DoorArrival
 from amqp_rt.net.memory import MemoryStream, memory_stream_pair
 
@@ -89,9 +90,11 @@ class Wired:
         self.door = door
         self._nursery = nursery
 
-    def dial(self) -> Wire:
+    def dial(
+        self, address: str = "192.0.2.1", logged_in: Callable[[], None] = lambda: None
+    ) -> Wire:
         ours, theirs = memory_stream_pair()
-        arrival = DoorArrival(address="192.0.2.1:50000", logged_in=lambda: None)
+        arrival = DoorArrival(address=f"{address}:50000", logged_in=logged_in)
         self._nursery.start_soon(self._serve, theirs, arrival)
         return Wire(ours)
 
@@ -108,11 +111,11 @@ class Wired:
 
 
 @asynccontextmanager
-async def wired(**limits: Any) -> AsyncIterator[Wired]:
+async def wired(*, sasl: Sequence[str] = ("PLAIN",), **limits: Any) -> AsyncIterator[Wired]:
     async def verify(user: str, password: str, peer: Peer) -> str | None:
         return user if password == "x" else None
 
-    options: dict[str, Any] = {"users": verify, "sasl": ["PLAIN"], "plain_in_clear": True}
+    options: dict[str, Any] = {"users": verify, "sasl": [*sasl], "plain_in_clear": True}
     async with Broker("b", limits=Limits(**limits), **options) as broker:
         door = HttpDoor(broker, "http://127.0.0.1:0")
         async with trio.open_nursery() as nursery, door.open():
@@ -163,6 +166,145 @@ async def test_sessions_of_browsers_end(autojump_clock: Any) -> None:
         assert answer is not None
         assert answer[0] == 401
         assert web.broker.container.connections == []
+
+
+async def held(web: Wired, path: str, *headers: bytes) -> tuple[Wire, bytes]:
+    """Begin a request whose body lacks its last octet; return that."""
+    wire = web.dial()
+    body = b'{"body": 1}'
+    length = f"Content-Length: {len(body)}\r\n".encode()
+    await wire.say(f"POST {path} HTTP/1.1\r\n".encode(), HEAD, length, *headers, b"\r\n", body[:-1])
+    await trio.testing.wait_all_tasks_blocked()
+    return wire, body[-1:]
+
+
+async def test_a_session_that_ends_is_left_to_requests_that_run(autojump_clock: Any) -> None:
+    async with wired(http_login_kept_s=2) as web:
+        await web.broker.declare(Queue("q"))
+        wire, rest = await held(web, "/api/v1/nodes/q/publish", JSON, basic("ops"))
+        await trio.sleep(3)
+        (old,) = web.door.sessions._all
+        assert not old.alive
+        # Another request gets a session of its own.
+        answer = await web.dial().get(SESSION, basic("ops"))
+        assert answer is not None
+        assert len(web.door.sessions) == 2
+        await wire.say(rest)
+        answer = await wire.answer()
+        assert answer is not None
+        assert answer[0] == 200, answer
+        await trio.sleep(0.1)
+        assert old not in web.door.sessions._all
+        assert web.broker.stats("q").enqueued == 1
+
+
+async def test_a_request_keeps_a_session_that_has_ended_for_a_time_only(
+    autojump_clock: Any,
+) -> None:
+    async with wired(http_login_kept_s=2, http_body_s=30, write_stall_s=1_000) as web:
+        await web.dial().get(SESSION, basic("ops"))
+        (session,) = web.door.sessions._all
+        with session.used():
+            await trio.sleep(2 + 49)
+            assert session.connection.state == "open"
+            await trio.sleep(2)
+            assert session.connection.state != "open"
+            assert len(web.door.sessions) == 0
+
+
+async def test_no_user_keeps_out_the_others(autojump_clock: Any) -> None:
+    async with wired(http_sessions_max=8, http_sessions_user_max=3) as web:
+        cookies = []
+        for _ in range(5):
+            cookies.append(await web.log_in("shop"))
+            await trio.sleep(1)
+        # The longest unused have gone.
+        found = [await web.dial().get(SESSION, each) for each in cookies]
+        assert [each and each[0] for each in found] == [401, 401, 200, 200, 200]
+        # Further spellings and virtual hosts are of the same user, in whose place nobody else is ended.
+        await web.log_in("root")
+        root = next(each for each in web.door.sessions._all if each.user == "root")
+        for name in range(20):
+            host = f"AMQP-Virtual-Host: v{name}\r\n".encode()
+            await web.dial().get(SESSION, basic("shop\u00ad" * (name % 2) or "shop"), host)
+        assert len(web.door.sessions) == 4
+        assert root.alive
+
+
+async def test_a_share_in_use_is_not_ended(autojump_clock: Any) -> None:
+    async with wired(http_sessions_user_max=2) as web:
+        wires = [
+            await held(
+                web,
+                "/api/v1/nodes/q/publish",
+                JSON,
+                basic("ops"),
+                f"AMQP-Virtual-Host: {n}\r\n".encode(),
+            )
+            for n in "ab"
+        ]
+        answer = await web.dial().get(SESSION, basic("ops"))
+        assert answer is not None
+        assert (answer[0], answer[1]["retry-after"]) == (429, "60")
+        assert b"http_sessions_user_max" in answer[2]
+        for wire, rest in wires:
+            await wire.say(rest)
+            answer = await wire.answer()
+            # No such node, but a session.
+            assert answer is not None
+            assert answer[0] == 404
+        answer = await web.dial().get(SESSION, basic("ops"))
+        assert answer is not None
+        assert answer[0] == 200
+
+
+async def test_strangers_make_room_for_users(autojump_clock: Any) -> None:
+    html = b"Accept: text/html\r\n"
+    async with wired(sasl=("PLAIN", "ANONYMOUS"), http_sessions_max=6) as web:
+        for path, *headers in (
+            ("/", b"Sec-Fetch-Site: cross-site\r\n"),
+            ("/", b"Sec-Fetch-Site: same-site\r\n"),
+        ):
+            answer = await web.dial().get(path, html, *headers)
+            assert answer is not None
+            assert "set-cookie" not in answer[1]
+        wire = web.dial()
+        await wire.say(b"HEAD / HTTP/1.1\r\n", HEAD, html, b"\r\n")
+        await trio.sleep(1)
+        assert [each.has_cookie for each in web.door.sessions._all] == [False]
+        for each in range(9):
+            answer = await web.dial(f"192.0.2.{each}").get("/", html)
+            assert answer is not None
+            assert "set-cookie" in answer[1]
+        assert len(web.door.sessions) == 6
+        for user in ("a", "b", "c", "d", "e", "f"):
+            await web.log_in(user)
+        assert [each.user for each in web.door.sessions._all] == ["a", "b", "c", "d", "e", "f"]
+
+
+@pytest.mark.parametrize("by_cookie", [False, True])
+async def test_users_of_sessions_are_no_strangers(autojump_clock: Any, by_cookie: bool) -> None:
+    async with wired() as web:
+        header = await web.log_in("ops") if by_cookie else basic("ops")
+        await web.dial().get(SESSION, header)
+        told: list[None] = []
+        await web.dial(logged_in=lambda: told.append(None)).get(SESSION, header)
+        assert told
+
+
+@pytest.mark.parametrize("path", ["/live/overview", "/?refresh=5"])
+async def test_what_pages_ask_by_themselves_keeps_no_session(
+    autojump_clock: Any, path: str
+) -> None:
+    async with wired(http_session_idle_s=100) as web:
+        cookie = await web.log_in("root")
+        for _ in range(3):
+            wire = web.dial()
+            await wire.say(f"GET {path} HTTP/1.1\r\n".encode(), HEAD, cookie, b"\r\n")
+            await trio.sleep(40)
+        answer = await web.dial().get(SESSION, cookie)
+        assert answer is not None
+        assert answer[0] == 401
 
 
 async def test_a_login_of_a_header_is_kept_for_a_while(autojump_clock: Any) -> None:

@@ -137,16 +137,20 @@ class Console:
 async def _keep_session(request: Request) -> str | None:
     """Open a session of a browser for one that needs no login; return the token for its cookie.
 
-    Without it the requests of the browser would have another session each minute, without the watches of the user.
+    Without it the requests of the browser would have another session each minute, without the watches of the user. Pages
+    of other sites, whose requests have no cookie, open none.
     """
-    door, arrival = request.state.door, request.state.arrival
-    if request.state.session.has_cookie or "authorization" in request.headers:
+    state = request.state
+    door, arrival = state.door, state.arrival
+    if state.session.has_cookie or "authorization" in request.headers:
+        return None
+    site = request.headers.get("sec-fetch-site", "none")
+    if request.method == "HEAD" or site not in ("same-origin", "none"):
         return None
     login = without(door.broker.container.entry.mechanisms, arrival, "")
     if login is None:
         return None
-    session, token = await door.sessions.log_in(login, arrival)
-    request.state.session = session
+    state.session, token = await door.sessions.log_in(login, arrival, state.uses)
     return str(token)
 
 
@@ -168,7 +172,10 @@ def _type(visit: Visit) -> str:
 
 def _back(request: Request) -> str:
     """Return the path of our page that led here, or that of the first page."""
-    referrer = urlsplit(request.headers.get("referer", ""))
+    try:
+        referrer = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return "/"
     own = referrer.netloc == request.headers.get("host") and referrer.path.startswith("/")
     if not own or referrer.path == request.url.path or referrer.path.startswith("//"):
         return "/"

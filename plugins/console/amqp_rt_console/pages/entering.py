@@ -26,7 +26,8 @@ async def log_in(request: Request) -> Response:
         login = by_password(
             form.get("user", ""), form.get("password", ""), form.get("virtual_host", "")
         )
-        _, token = await request.state.door.sessions.log_in(login, request.state.arrival)
+        state = request.state
+        _, token = await state.door.sessions.log_in(login, state.arrival, state.uses)
     except AuthenticationFailed:
         return _login_page(then, "the login failed", 401)
     except AmqpError as error:

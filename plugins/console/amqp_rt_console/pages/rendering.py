@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from amqp_rt.errors import AmqpError
 
-from ..guard import CSRF_FIELD
+from ..guard import CSRF_FIELD, REFRESH
 from .kinds import listed
 from .visits import Visit, url
 
@@ -100,7 +100,7 @@ def html(page: Page, **more: Any) -> HTMLResponse:
 
 
 def _refresh(visit: Visit) -> int | None:
-    text = visit.query("refresh")
+    text = visit.query(REFRESH)
     if not (text.isascii() and text.isdecimal() and len(text) < 4):
         return None
     return min(max(int(text), REFRESH_MIN), REFRESH_MAX)

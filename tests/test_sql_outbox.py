@@ -158,6 +158,20 @@ async def test_a_commit_of_another_process_wakes_the_relay(
     other.sessions.kw["bind"].dispose()
 
 
+async def test_a_commit_after_a_savepoint_wakes_the_relay(engine: Engine) -> None:
+    shop = declare(engine, poll_s=1000)
+    far = FarEnd(credit=100, settle=ACCEPTED)
+    async with connected(far) as peer, relaying(shop, peer):
+        await trio.sleep(0.2)
+        with shop.sessions.begin() as session:
+            # The driver of SQLite begins a transaction at this statement, not at a savepoint.
+            session.execute(insert(shop.orders).values(body="a"))
+            with session.begin_nested():
+                shop.outbox.send(session, "q", "a")
+            await trio.sleep(0.2)
+        await until(lambda: bodies(far) == ["a"])
+
+
 async def test_other_processes_are_found_without_notices(tmp_path: Path) -> None:
     made = [create_engine(f"sqlite:///{tmp_path / 'shop.db'}") for _ in range(2)]
     shop, other = [declare(each, poll_s=0.02) for each in made]
@@ -432,6 +446,62 @@ async def test_a_message_that_was_not_processed_is_not_recorded(engine: Engine) 
         for _ in range(2):
             await out.send("a", message_id="1")
     assert (shop.rows(), await shop.outbox.pending()) == (["a"], 1)
+
+
+@pytest.mark.parametrize("own_session", [False, True])
+async def test_a_handler_that_ends_its_transaction_fails(
+    engine: Engine, caplog: pytest.LogCaptureFixture, own_session: bool
+) -> None:
+    shop = declare(engine)
+
+    def end(session: Session) -> None:
+        order = session.info.pop("order")
+        session.execute(insert(shop.orders).values(body=order))
+        if order == "commits, and fails":
+            session.commit()
+        elif order == "goes on after a rollback":
+            session.rollback()
+            session.execute(insert(shop.orders).values(body=order))
+        elif order == "closes":
+            session.close()
+        elif order == "commits the connection":
+            session.connection().get_transaction().commit()  # type: ignore[union-attr]
+        else:
+            with session.begin_nested():
+                session.execute(insert(shop.orders).values(body=order))
+            with session.begin_nested() as part:
+                session.execute(insert(shop.orders).values(body="never"))
+                part.rollback()
+
+    @node("orders", inbox=shop.inbox, thread=True)
+    def place(order: str, session: Session) -> None:
+        session.info["order"] = order
+        end(session)
+
+    @asynccontextmanager
+    async def session() -> AsyncIterator[Session]:
+        with shop.sessions.begin() as session:
+            yield session
+
+    resources = [PerMessage(session)] if own_session else []
+    async with (
+        Container("c", nodes=[place], resources=resources) as container,
+        container.local() as peer,
+        peer.sender("orders") as out,
+    ):
+        for each in ("commits, and fails", "goes on after a rollback", "closes"):
+            for _ in range(2):
+                with pytest.raises(DeliveryNotAccepted):
+                    await out.send(each, message_id=each)
+        assert shop.rows() == []
+        assert "the handler of a message to 'orders' commits its session" in caplog.text
+        assert "'orders' has ended the transaction of its session" in caplog.text
+        assert "use session.begin_nested() for parts that may fail" in caplog.text
+        with pytest.raises(DeliveryNotAccepted):
+            await out.send("commits the connection", message_id=1)
+        await out.send("parts", message_id=2)
+        await out.send("parts", message_id=2)
+    assert shop.rows() == ["commits the connection", "parts", "parts"]
 
 
 async def test_the_session_of_the_container_has_the_record(engine: Engine) -> None:

@@ -116,10 +116,12 @@ class NodeInbox(Protocol):
         The end of the block commits it, an exception rolls it back.
         """
 
-    async def record(self, session: Any, address: str, message_id: MessageId) -> bool:
-        """Record a message in the transaction of *session*; return False if it was processed before.
+    def recorded(
+        self, session: Any, address: str, message_id: MessageId
+    ) -> AbstractAsyncContextManager[bool]:
+        """Record a message in the transaction of *session*; the block processes it, unless it gets False: that was done.
 
-        If cancelled, the transaction has to be rolled back.
+        The block leaves the transaction open. If it raises or is cancelled, the transaction has to be rolled back.
         """
 
 

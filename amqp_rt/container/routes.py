@@ -712,8 +712,11 @@ class Route:
         """Call the handler unless the message was processed before; record it in the handler's transaction."""
         assert self._session is not None
         message_id = recorded_id(context.address, context.message)
-        async with self._scope.entered(context):
-            if not await inbox.record(self._session(context), context.address, message_id):
+        async with (
+            self._scope.entered(context),
+            inbox.recorded(self._session(context), context.address, message_id) as is_new,
+        ):
+            if not is_new:
                 return None
             result = self._direct(context)
             result = await result if inspect.isawaitable(result) else result

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from sqlalchemy import MetaData, delete, insert, select, tuple_
+from sqlalchemy import MetaData, delete, event, insert, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -28,6 +28,48 @@ PRUNED_MAX: Final = 1_000
 #: Seconds between two deletions, if there are no more than that, and if there are.
 _PRUNE_S: Final = 600.0
 _PRUNE_MORE_S: Final = 1.0
+
+
+class _Record:
+    """Transaction with the record of a message, which its handler must not end.
+
+    Ended by the handler, the record would be there although the handler fails later, or be missing although it succeeds.
+
+    Args:
+        session: Session with the transaction, in which the message was recorded.
+        who: Who must not end it, for errors.
+    """
+
+    def __init__(self, session: Session, who: str) -> None:
+        self._session = session
+        self._who = who
+        self._root = session.get_transaction()
+        self._connection = session.connection()
+        self._below = self._connection.get_transaction()
+        event.listen(session, "before_commit", self._committing)
+
+    def _committing(self, session: Session) -> None:
+        if not session.in_nested_transaction():
+            raise self._error("commits its session")
+
+    def refuse_if_ended(self) -> None:
+        """Raise ``RuntimeError`` if the transaction has ended."""
+        session, connection = self._session, self._connection
+        if (
+            session.get_transaction() is not self._root
+            or connection.get_transaction() is not self._below
+        ):
+            raise self._error("has ended the transaction of its session")
+
+    def release(self) -> None:
+        """Let the transaction be committed."""
+        event.remove(self._session, "before_commit", self._committing)
+
+    def _error(self, what: str) -> RuntimeError:
+        return RuntimeError(
+            f"{self._who} {what}, with which the record of the message ends: leave commit and rollback to the end of the"
+            " handler, and use session.begin_nested() for parts that may fail"
+        )
 
 
 class SqlInbox:
@@ -106,21 +148,39 @@ class SqlInbox:
             yield session
             await call(session, Session.commit)
 
-    async def record(
+    @asynccontextmanager
+    async def recorded(
         self, session: Session | AsyncSession, address: str, message_id: MessageId
-    ) -> bool:
-        """Record a message in the transaction of *session*; return False if it was processed before.
+    ) -> AsyncIterator[bool]:
+        """Record a message in the transaction of *session*; the block gets whether it is to be processed.
 
-        While another transaction that records the same message is open, this waits for its end. Now and then, old
-        rows are deleted first, in a transaction of its own.
+        The block leaves the transaction open: a commit in it fails before it reaches the database. While another
+        transaction that records the same message is open, this waits for its end. Now and then, old rows are deleted
+        first, in a transaction of its own.
 
-        If cancelled, the transaction has to be rolled back.
+        If the block raises or is cancelled, the transaction has to be rolled back.
+
+        Raises:
+            RuntimeError: The block has ended the transaction.
         """
         await self._prune_if_due()
-        return await call(session, self.record_now, address, message_id)
+        record = await call(session, self._record, address, message_id)
+        if record is None:
+            yield False
+            return
+        try:
+            yield True
+            record.refuse_if_ended()
+        finally:
+            record.release()
+
+    def _record(self, session: Session, address: str, message_id: MessageId) -> _Record | None:
+        if not self.record_now(session, address, message_id):
+            return None
+        return _Record(session, f"inbox {self.name}: the handler of a message to {address!r}")
 
     def record_now(self, session: Session, address: str, message_id: MessageId) -> bool:
-        """Record a message as :meth:`record` does, with a session that blocks the caller.
+        """Record a message in the transaction of *session*; return False if it was processed before. This blocks.
 
         For receivers without a node; ``await session.run_sync(inbox.record_now, address, message_id)`` with an
         ``AsyncSession``.

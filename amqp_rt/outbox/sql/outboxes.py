@@ -160,7 +160,8 @@ class SqlOutbox:
         session.info[self._mark] = "added"
 
     def _committing(self, session: Session) -> None:
-        if session.info.get(self._mark) != "added":
+        # The end of a savepoint is not that of the transaction.
+        if session.info.get(self._mark) != "added" or session.in_nested_transaction():
             return
         session.info[self._mark] = "committing"
         connection = self._rows.connection(session)

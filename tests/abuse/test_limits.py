@@ -115,6 +115,10 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "http_sessions_max": (
         "../plugins/console/tests/test_http_limits.py::test_sessions_are_bounded",
     ),
+    "http_sessions_user_max": (
+        "../plugins/console/tests/test_http_limits.py::test_no_user_keeps_out_the_others",
+        "../plugins/console/tests/test_http_limits.py::test_a_share_in_use_is_not_ended",
+    ),
     "http_session_idle_s": (
         "../plugins/console/tests/test_http_limits.py::test_sessions_of_browsers_end",
     ),

@@ -295,6 +295,100 @@ async def test_large_backlogs_and_large_messages_leave_in_order(
         assert await drained(peer, "q") == wanted
 
 
+@pytest.mark.parametrize("order", ["address", "group"])
+def test_a_backlog_is_not_read_for_each_batch(postgres: Engine, order: Any) -> None:
+    outbox = declare(postgres, order=order).outbox
+    rows = (
+        "INSERT INTO amqp_outbox (address, stream, payload)"
+        " SELECT 'a', '', '\\x00' FROM generate_series(1, 30000)"
+    )
+    with postgres.begin() as connection:
+        connection.execute(text(rows))
+        connection.execute(text("INSERT INTO amqp_outbox (address, payload) VALUES ('b', '\\x00')"))
+        connection.execute(text("ANALYZE amqp_outbox"))
+    with Session(postgres) as session:
+        # Comparing each row with each other one takes minutes.
+        session.execute(text("SET statement_timeout = '2s'"))
+        assert [each.id for each in outbox._rows.take(session, "a", 100)] == [*range(1, 101)]
+        assert outbox._rows.addresses(session, "") == ["a", "b"]
+        assert outbox._rows.addresses(session, "a") == ["b"]
+        assert outbox._rows.addresses(session, "", "a") == ["a"]
+        plan = session.scalars(
+            text("EXPLAIN SELECT min(address) FROM amqp_outbox WHERE state = 0 AND address > 'a'")
+        )
+        assert "amqp_outbox_by_" in "".join(plan)
+
+
+async def test_groups_that_wait_hold_up_no_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amqp_rt.outbox.sql.rows.PAGE", 4)
+    shop = declare(engine, order="group")
+    send(shop, *range(10), group_id="waits")
+    send(shop, *range(10), group_id="waits too")
+    send(shop, "c1", "c2", group_id="c")
+    send(shop, "alone")
+    table = shop.outbox.metadata.tables["amqp_outbox"]
+    with shop.sessions.begin() as session:
+        # The first one of a group was released.
+        session.execute(update(table).where(table.c.id.in_([1, 11])).values(due=2e9 * 10))
+    with shop.sessions() as session:
+        taken = shop.outbox._rows.take(session, "q", 100)
+        assert [Message.decode(each.payload).body for each in taken] == ["c1", "c2", "alone"]
+        assert [each.id for each in shop.outbox._rows.take(session, "q", 1)] == [21]
+
+
+async def test_addresses_without_credit_give_their_place_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays_module, "LINKS_MAX", 2)
+    monkeypatch.setattr(relays_module, "CREDIT_S", 0.2)
+    shop = declare(create_engine(url_of("sqlite", None, tmp_path)), poll_s=0.05)  # type: ignore[arg-type]
+    full = [f"full {number}" for number in range(5)]
+    async with Broker(volatile=True) as broker, broker.local() as peer:
+        await broker.declare(*(Queue(name, length_max=1) for name in full), Queue("good"))
+        for name in full:
+            async with peer.sender(name) as out:
+                await out.send("first")
+            send(shop, "second", address=name)
+        async with relaying(shop, peer):
+            await trio.sleep(0.1)
+            send(shop, "a", address="good")
+            await until(lambda: broker.stats("good").available == 1)
+            # Those that gave it away get it again.
+            async with peer.receiver(full[0]) as waiting:
+                for body in ("first", "second"):
+                    with trio.fail_after(20):
+                        delivery = await waiting.receive()
+                    assert delivery.body == body
+                    delivery.accept()
+
+
+async def test_refused_addresses_hold_up_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relays_module, "LINKS_MAX", 2)
+    monkeypatch.setattr(relays_module, "ADDRESSES_MAX", 3)
+    monkeypatch.setattr("amqp_rt.outbox.sql.rows.ADDRESSES_MAX", 3)
+    shop = declare(create_engine(url_of("sqlite", None, tmp_path)), poll_s=1000)  # type: ignore[arg-type]
+    for number in range(20):
+        send(shop, "x", address=f"gone {number}")
+    send(shop, "a", address="z")
+    async with Broker(volatile=True) as broker, broker.local() as peer:
+        await broker.declare(Queue("z"))
+        async with relaying(shop, peer):
+            with trio.fail_after(relays_module.RETRY_S):
+                await until(lambda: broker.stats("z").available == 1)
+            (relay,) = shop.outbox._relays
+            refused = "gone 0"
+            assert relay._longer(refused) == 2 * relays_module.RETRY_S
+            relay._paused[refused] = relay._paused[refused]._replace(seconds=50)
+            assert relay._longer(refused) == relays_module.REFUSED_S
+            assert relay._longer("z") == relays_module.RETRY_S
+    lines = [each for each in caplog.records if "wait" in each.getMessage()]
+    assert 0 < len(lines) <= broker.container.limits.log_lines_max
+
+
 async def test_a_database_that_goes_away_is_waited_for(
     postgres: Engine, postgresql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

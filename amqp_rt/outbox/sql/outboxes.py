@@ -89,7 +89,7 @@ class SqlOutbox:
         # Objects, which a session writes when it commits: send() need not wait for the database.
         self._mapped: Any = type("OutboxRow", (), {})
         registry(metadata=self.metadata).map_imperatively(self._mapped, self._table)
-        self._rows = OutboxRows(self._table, self._mapped)
+        self._rows = OutboxRows(self._table, self._mapped, by_group=self._by_group)
         self._relays: set[OutboxRelay] = set()
         #: Key in ``Session.info`` of transactions with messages.
         self._mark = f"amqp_rt.outbox {table}"

@@ -17,11 +17,11 @@ from sqlalchemy.orm import Session
 
 from ...container.connections import Connection
 from ...container.sending import Receipt, Sender, refusal
-from ...errors import AmqpError, LocalProtocolError
+from ...errors import AmqpError, ConnectionLost, LocalProtocolError
 from ...loglimit import LogLimiter
 from ...outcomes import Accepted, Error, Outcome, Rejected
 from .notices import wait_for_notices
-from .rows import BATCH, RETRY_S, OutboxRow, OutboxRows
+from .rows import ADDRESSES_MAX, BATCH, RETRY_S, OutboxRow, OutboxRows
 from .working import PASSING_ERRORS, Factory, call, in_transaction, opened
 
 _log = logging.getLogger("amqp_rt.outbox")
@@ -38,6 +38,19 @@ IN_DOUBT_S: Final = 1.0
 GRACE_S: Final = 2.0
 #: Seconds between looks for messages where notices wake the relay: for those released, and of relays that were killed.
 NOTIFIED_S: Final = RETRY_S
+#: Least seconds between two looks: many commits are found by one.
+LOOK_S: Final = 0.05
+#: Seconds for which an address without credit keeps its place while others wait for one.
+CREDIT_S: Final = 5.0
+#: Most seconds before an address that is refused again and again is tried again.
+REFUSED_S: Final = 60.0
+
+
+class _Pause(NamedTuple):
+    """Pause of an address: the time at which it ends, and its length."""
+
+    until: float
+    seconds: float
 
 
 class _Sent(NamedTuple):
@@ -92,8 +105,11 @@ class OutboxRelay:
         self._slots = trio.CapacityLimiter(BATCHES_MAX)
         #: Links without a lane, the one that was used last at the end.
         self._idle: dict[str, Sender] = {}
-        #: Address → time from which it is tried again.
-        self._paused: dict[str, float] = {}
+        #: Address → its last pause, as long as the next one grows with it.
+        self._paused: dict[str, _Pause] = {}
+        #: Whether addresses wait for a lane, and the last one that got one then.
+        self._crowded = False
+        self._last = ""
         self._limiter = LogLimiter(peer.container.limits)
 
     def wake(self) -> None:
@@ -141,37 +157,62 @@ class OutboxRelay:
             self._wake = trio.Event()
             self._peer.refuse_if_closed()
             pause_s = NOTIFIED_S if self._notified else self._poll_s
+            began = trio.current_time()
             try:
-                addresses = await in_transaction(self._factory, self._look)
+                await self._look(nursery)
             except PASSING_ERRORS as error:
-                self._complain("the database", error)
+                self._complain("database", "the database", error)
                 pause_s = RETRY_S
-                addresses = []
             now = trio.current_time()
-            self._paused = {each: at for each, at in self._paused.items() if at > now}
-            for address in addresses:
-                self._start(nursery, address)
-            if self._paused:
-                pause_s = min(pause_s, min(self._paused.values()) - now)
+            self._paused = {
+                address: pause
+                for address, pause in self._paused.items()
+                if now < pause.until + REFUSED_S
+            }
+            if ends := [each.until for each in self._paused.values() if each.until > now]:
+                pause_s = min(pause_s, min(ends) - now)
             with trio.move_on_after(pause_s):
                 await self._wake.wait()
+            await trio.sleep_until(began + LOOK_S)
 
-    def _look(self, session: Session) -> list[str]:
+    async def _look(self, nursery: trio.Nursery) -> None:
+        """Start lanes for addresses with messages; those that found no free one last time are the first."""
+        start = self._last
+        self._crowded = False
+        ranges: list[tuple[str, str | None]] = (
+            [(start, None), ("", start)] if start else [("", None)]
+        )
+        for after, to in ranges:
+            while True:
+                addresses = await in_transaction(self._factory, self._addresses, after, to)
+                for address in addresses:
+                    self._start(nursery, address)
+                if len(addresses) < ADDRESSES_MAX:
+                    break
+                after = addresses[-1]
+        if not self._crowded:
+            self._last = ""
+
+    def _addresses(self, session: Session, after: str, to: str | None) -> list[str]:
         if not self._checked:
             self._rows.check(session)
             self._shares = self._rows.shares(session)
             self._checked = True
-        return self._rows.addresses(session)
+        return self._rows.addresses(session, after, to)
 
     def _start(self, nursery: trio.Nursery, address: str) -> None:
         """Start a lane for *address*, or let the present one look again."""
-        if address in self._paused:
-            return
+        pause = self._paused.get(address)
         if address in self._lanes:
             self._lanes[address].more = True
+        elif pause is not None and trio.current_time() < pause.until:
+            pass
         elif len(self._lanes) < LINKS_MAX:
             lane = self._lanes[address] = _Lane(address)
+            self._last = address
             nursery.start_soon(self._run_lane, lane)
+        else:
+            self._crowded = True
 
     async def _run_lane(self, lane: _Lane) -> None:
         """Send messages until there are none."""
@@ -181,31 +222,48 @@ class OutboxRelay:
             sender = await self._open(address)
             while lane.more:
                 # No row is held while the peer takes no messages.
-                await _wait_for_credit(sender)
+                with trio.move_on_after(CREDIT_S) as waiting:
+                    await _wait_for_credit(sender)
+                    self._paused.pop(address, None)
+                if waiting.cancelled_caught:
+                    if self._crowded:
+                        self._pause(address, CREDIT_S)
+                        break
+                    continue
                 lane.more = False
                 async with self._slots:
                     if await self._send_batch(sender, address):
                         lane.more = True
         except PASSING_ERRORS as error:
-            self._complain(f"messages to {address!r} wait for the database", error)
+            self._complain("database", f"messages to {address!r} wait for the database", error)
             self._pause(address, RETRY_S)
         except AmqpError as error:
             # The end of the connection is noticed by the next look.
-            if not self._peer.closing:
-                self._complain(f"messages to {address!r} wait", error)
-            self._pause(address, RETRY_S)
+            if self._peer.closing or isinstance(error, ConnectionLost):
+                self._pause(address, RETRY_S)
+            else:
+                self._complain("refused", f"messages to {address!r} wait", error)
+                self._pause(address, self._longer(address))
         finally:
             del self._lanes[address]
             if sender is not None:
                 self._keep(address, sender)
+            if self._crowded:
+                self._wake.set()
+
+    def _longer(self, address: str) -> float:
+        """Return the seconds for which *address* pauses after a refusal: twice those of the last time."""
+        pause = self._paused.get(address)
+        return RETRY_S if pause is None else min(2 * pause.seconds, REFUSED_S)
 
     def _pause(self, address: str, seconds: float) -> None:
         """Let messages to *address* wait, and do not oversleep the end of the pause."""
-        self._paused[address] = trio.current_time() + seconds
+        self._paused[address] = _Pause(trio.current_time() + seconds, seconds)
         self._wake.set()
 
-    def _complain(self, what: str, error: Exception) -> None:
-        left_out = self._limiter.admit((what, type(error)), trio.current_time())
+    def _complain(self, key: str, what: str, error: Exception) -> None:
+        """Log that something waits; lines are counted by *key*, and not by addresses, of which there may be many."""
+        left_out = self._limiter.admit((key, type(error)), trio.current_time())
         if left_out is not None:
             reason = str(error).partition("\n")[0]
             _log.warning("outbox %s: %s: %s%s", self._rows.name, what, reason, left_out)
@@ -259,7 +317,7 @@ class OutboxRelay:
         """Record *outcomes*, with *session* that holds the rows if there is one; repeat that until it is done."""
         for row, outcome in outcomes:
             if not isinstance(outcome, Accepted):
-                self._complain(f"message {row}", refusal(outcome))
+                self._complain("outcome", f"message {row}", refusal(outcome))
         while outcomes:
             try:
                 if session is None:
@@ -269,7 +327,7 @@ class OutboxRelay:
                 return
             except PASSING_ERRORS as error:
                 # Messages that were accepted are not sent again only because a database was restarted.
-                self._complain("the database", error)
+                self._complain("database", "the database", error)
                 if session is None:
                     await trio.sleep(RETRY_S)
                 session = None
@@ -308,7 +366,7 @@ class OutboxRelay:
                 if not self._notified:
                     return
             except PASSING_ERRORS as error:
-                self._complain("the database", error)
+                self._complain("database", "the database", error)
             self._notified = False
             await trio.sleep(RETRY_S)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Select, Table, delete, exists, func, or_, select, update
+from sqlalchemy import Select, Table, delete, func, literal_column, or_, select, update
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
 
@@ -21,6 +21,9 @@ BATCH: Final = 100
 BATCH_OCTETS: Final = 8 * MIB
 #: Addresses that are looked for at once.
 ADDRESSES_MAX: Final = 1_000
+#: Messages that are read at once to find the first ones of streams, and reads in one search.
+PAGE: Final = 500
+PAGES_MAX: Final = 100
 #: Seconds after which a message that was released is sent again, or an address that was refused is tried again.
 RETRY_S: Final = 5.0
 #: Databases in which several relays share the rows.
@@ -49,10 +52,14 @@ class OutboxRows:
     Args:
         table: Table of the outbox.
         mapped: Class that is mapped to it, by which sessions find the database.
+        by_group: Whether messages have an order by their streams, instead of one for each address.
     """
 
-    def __init__(self, table: Table, mapped: type) -> None:
+    def __init__(self, table: Table, mapped: type, *, by_group: bool) -> None:
         self._table = table
+        self._by_group = by_group
+        #: Condition of the partial indexes, for which databases know no parameters.
+        self._waits = table.c.state == literal_column(str(WAITING))
         self._mapped = mapped
         #: Name of the table, of the outbox in logs, and of the channel for notices.
         self.name: str = table.name
@@ -79,16 +86,34 @@ class OutboxRows:
 
     # --- for the relay ---
 
-    def addresses(self, session: Session) -> list[str]:
-        """Return the addresses of messages that may be sent now."""
+    def addresses(self, session: Session, after: str, to: str | None = None) -> list[str]:
+        """Return the first ``ADDRESSES_MAX`` addresses with messages that may be sent now, in the order of the database.
+
+        Args:
+            session: Where to look.
+            after: Address before the first one.
+            to: The last one; None for no limit.
+        """
         table = self._table
-        found = (
-            select(table.c.address)
-            .where(table.c.state == WAITING, table.c.due <= time.time())
-            .distinct()
-            .limit(ADDRESSES_MAX)
+
+        def least(*conditions: Any) -> Any:
+            within = () if to is None else (table.c.address <= to,)
+            return select(func.min(table.c.address)).where(self._waits, *conditions, *within)
+
+        # One step through the index for each address, however many messages there are: DISTINCT reads them all.
+        found = select(least(table.c.address > after).scalar_subquery().label("address")).cte(
+            "found", recursive=True
         )
-        return list(self.connection(session).scalars(found))
+        following = least(table.c.address > found.c.address).scalar_subquery()
+        found = found.union_all(select(following).where(found.c.address.is_not(None)))
+        there = select(table.c.due).where(self._waits, table.c.address == found.c.address)
+        now = time.time()
+        if self._by_group:
+            is_due: Any = there.where(table.c.due <= now).exists()
+        else:
+            is_due = there.order_by(table.c.id).limit(1).scalar_subquery() <= now
+        query = select(found.c.address).where(found.c.address.is_not(None), is_due)
+        return list(self.connection(session).scalars(query.limit(ADDRESSES_MAX)))
 
     def take(self, session: Session, address: str, most: int) -> list[OutboxRow]:
         """Return at most *most* messages to *address* in the order in which they are to be sent, and lock them if possible.
@@ -97,9 +122,11 @@ class OutboxRows:
         due yet holds up the rest of its stream.
         """
         connection = self.connection(session)
-        heads = [_Found(*row) for row in connection.execute(self._heads(address))]
-        streams = {each.stream for each in heads if each.stream is not None}
-        followers = self._followers(connection, address, heads, streams) if streams else []
+        if self._by_group:
+            heads = self._heads(connection, address, most)
+        else:
+            heads = self._head(connection, address)
+        followers = self._followers(connection, address, heads)
         chosen: list[int] = []
         octets = 0
         for each in sorted([*heads, *followers]):
@@ -119,61 +146,93 @@ class OutboxRows:
         table = self._table
         return [table.c.id, table.c.stream, func.length(table.c.payload), table.c.due]
 
-    def _heads(self, address: str) -> Select[Any]:
-        """Return the query of the first message of each stream, and of all messages without one."""
+    def _page(self, address: str, after: int, most: int) -> Select[Any]:
+        """Return the query of the first *most* messages behind *after*, locked or not, and due or not."""
         table = self._table
-        earlier = table.alias("earlier")
-        is_later = exists().where(
-            earlier.c.address == table.c.address,
-            earlier.c.stream == table.c.stream,
-            earlier.c.state == WAITING,
-            earlier.c.id < table.c.id,
-        )
         return (
             select(*self._columns())
-            .where(
-                table.c.address == address,
-                table.c.state == WAITING,
-                table.c.due <= time.time(),
-                or_(table.c.stream.is_(None), ~is_later),
-            )
+            .where(table.c.address == address, self._waits, table.c.id > after)
             .order_by(table.c.id)
-            .limit(BATCH)
-            # No effect in SQLite, which has no such locks.
-            .with_for_update(skip_locked=True, of=table)
+            .limit(most)
         )
 
-    def _followers(
-        self, connection: Connection, address: str, heads: Sequence[_Found], streams: set[str]
-    ) -> list[_Found]:
-        """Return the messages that follow *heads* without a gap, and lock them."""
-        table = self._table
-        first = min(each.id for each in heads if each.stream is not None)
-        query = (
-            select(*self._columns())
-            .where(
-                table.c.address == address,
-                table.c.stream.in_(streams),
-                table.c.state == WAITING,
-                table.c.id > first,
-            )
-            .order_by(table.c.id)
-            .limit(BATCH)
-        )
-        there = [_Found(*row) for row in connection.execute(query)]
-        locked = query.with_for_update(skip_locked=True, of=table)
-        ours = {row.id for row in connection.execute(locked)} if there else set()
-        taken = {each.id for each in heads}
+    def _lock(self, connection: Connection, found: Iterable[_Found]) -> set[int]:
+        """Lock those of *found* that are due and that no relay has locked or finished; return their ids.
+
+        SQLite has no such locks, and only one relay.
+        """
         now = time.time()
+        ids = [each.id for each in found if each.due <= now]
+        if not ids:
+            return set()
+        table = self._table
+        locked = (
+            select(table.c.id)
+            # What has changed since it was found is left out: conditions are checked again once a row is locked.
+            .where(table.c.id.in_(ids), self._waits, table.c.due <= now)
+            .with_for_update(skip_locked=True, of=table)
+        )
+        return set(connection.scalars(locked))
+
+    def _head(self, connection: Connection, address: str) -> list[_Found]:
+        """Return the first message, and lock it; none if it is locked or not due, which holds up all others."""
+        found = [_Found(*row) for row in connection.execute(self._page(address, 0, 1))]
+        return found if self._lock(connection, found) else []
+
+    def _heads(self, connection: Connection, address: str, most: int) -> list[_Found]:
+        """Return messages without a stream, and the first one of each stream, and lock them."""
+        table = self._table
+        heads: list[_Found] = []
+        seen: set[str] = set()
+        last = 0
+        for _ in range(PAGES_MAX):
+            query = self._page(address, last, PAGE)
+            if seen:
+                # The rest of a stream with many messages is passed over by the database.
+                known = list(seen)[:PAGE]
+                query = query.where(or_(table.c.stream.is_(None), table.c.stream.not_in(known)))
+            page = [_Found(*row) for row in connection.execute(query)]
+            first = []
+            for each in page:
+                if each.stream is None or each.stream not in seen:
+                    first.append(each)
+                if each.stream is not None:
+                    seen.add(each.stream)
+            room = max(most - len(heads), 0)
+            while first and room:
+                # No more than are sent: other relays share the rest.
+                tried, first = first[:room], first[room:]
+                ours = self._lock(connection, tried)
+                heads += [each for each in tried if each.id in ours]
+                room = max(most - len(heads), 0)
+            if len(page) < PAGE or not room:
+                break
+            last = page[-1].id
+        return heads
+
+    def _followers(
+        self, connection: Connection, address: str, heads: Sequence[_Found]
+    ) -> list[_Found]:
+        """Return the messages that follow *heads* in their streams without a gap, and lock them."""
+        heads = [each for each in heads if each.stream is not None]
+        if not heads:
+            return []
+        query = self._page(address, min(each.id for each in heads), BATCH)
+        if self._by_group:
+            query = query.where(self._table.c.stream.in_({each.stream for each in heads}))
+        there = [_Found(*row) for row in connection.execute(query)]
+        ours = self._lock(connection, there)
+        taken = {each.id for each in heads}
         found = []
         stopped: set[str | None] = set()
         for each in there:
-            if each.id in taken or each.stream in stopped:
+            stream = each.stream if self._by_group else ""
+            if each.id in taken or stream in stopped:
                 continue
-            if each.id in ours and each.due <= now:
+            if each.id in ours:
                 found.append(each)
             else:
-                stopped.add(each.stream)
+                stopped.add(stream)
         return found
 
     def finish(self, session: Session, outcomes: Iterable[tuple[int, Outcome]]) -> None:
@@ -204,7 +263,7 @@ class OutboxRows:
     def pending(self, session: Session) -> int:
         """Return the number of messages that are neither accepted nor rejected."""
         table = self._table
-        count = select(func.count()).select_from(table).where(table.c.state == WAITING)
+        count = select(func.count()).select_from(table).where(self._waits)
         return int(self.connection(session).scalar(count) or 0)
 
     def refused(self, session: Session, most: int) -> list[Refused]:
@@ -212,7 +271,7 @@ class OutboxRows:
         table = self._table
         query = (
             select(table.c.id, table.c.address, table.c.reason, table.c.payload)
-            .where(table.c.state == REFUSED)
+            .where(table.c.state == literal_column(str(REFUSED)))
             .order_by(table.c.id)
             .limit(most)
         )

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Text,
     func,
     inspect,
+    text,
 )
 from sqlalchemy.dialects import registry
 from sqlalchemy.engine import Connection
@@ -38,6 +39,8 @@ REFUSED: Final = 1
 
 def outbox_table(metadata: MetaData, name: str) -> Table:
     """Declare the table of an outbox."""
+    waiting = text(f"state = {WAITING}")
+    refused = text(f"state = {REFUSED}")
     return Table(
         name,
         metadata,
@@ -52,8 +55,22 @@ def outbox_table(metadata: MetaData, name: str) -> Table:
         Column("due", Double(), nullable=False, server_default="0"),
         Column("reason", Text()),
         Column("created", DateTime(timezone=True), nullable=False, server_default=func.now()),
-        Index(f"{name}_by_address", "state", "address", "id"),
-        Index(f"{name}_by_stream", "address", "stream", "id"),
+        Index(
+            f"{name}_by_address",
+            "address",
+            "id",
+            postgresql_where=waiting,
+            sqlite_where=waiting,
+        ),
+        Index(
+            f"{name}_by_stream",
+            "address",
+            "stream",
+            "id",
+            postgresql_where=waiting,
+            sqlite_where=waiting,
+        ),
+        Index(f"{name}_refused", "id", postgresql_where=refused, sqlite_where=refused),
         # Otherwise the number of a deleted row could be given to another one while its message is sent.
         sqlite_autoincrement=True,
     )

@@ -24,8 +24,9 @@ from . import reading
 from .messages import Publication
 from .openapi import document
 from .problems import Problem
+from .publishing import publish
 from .resources import PEEK, PUBLISH, RESOURCES, Act, Resource
-from .sessions import WITHIN_S, WebSession
+from .sessions import WebSession
 
 BASE: Final = "/api/v1"
 #: Rows of a page by default.
@@ -198,28 +199,14 @@ class Api:
             return _json({"items": await reading.peek(session, name, count)})
         _only(request, "POST")
         if act is PUBLISH:
-            await publish(session, name, _decoded(await _body(request), Publication))
+            publication = _decoded(await _body(request), Publication)
+            await publish(request, name, publication.message())
             return _json({"outcome": "accepted"})
         given = _arguments(act, await _object(request, empty=True))
         reply = await session.management.request(
             act.operation, type=resource.type_name, name=name, **given
         )
         return _json(plain(reply.body))
-
-
-async def publish(session: WebSession, address: str, publication: Publication) -> None:
-    """Send a message to *address*, and wait until it is accepted. If cancelled, it may have been.
-
-    Raises:
-        AmqpError: The user may not send there, or the node refused the message.
-        Problem: It was not accepted in time.
-    """
-    message = publication.message()
-    with trio.move_on_after(WITHIN_S):
-        async with session.connection.sender(address) as out:
-            await out.send(message)
-        return
-    raise Problem(504, f"{address!r:.100} took no message within {WITHIN_S:g} s", "amqp:timeout")
 
 
 def _arguments(act: Act, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from amqp_rt_console import HttpDoor
 
-from amqp_rt import Broker, Limits, Peer
+from amqp_rt import Broker, Limits, Message, Peer
 from amqp_rt.broker import Queue
 from amqp_rt.container.doors import DoorArrival
 from amqp_rt.net.memory import MemoryStream, memory_stream_pair
@@ -405,3 +405,73 @@ async def test_rows_are_bounded(autojump_clock: Any) -> None:
             assert answer is not None
             assert answer[0] == status
         assert json.loads(answer[2])["detail"] == "limit is a whole number from 1 to 7, not '0'"
+
+
+@pytest.mark.parametrize("page", [True, False])
+async def test_a_publication_that_is_not_accepted_in_time_is_withdrawn(
+    autojump_clock: Any, page: bool
+) -> None:
+    async with wired() as web:
+        await web.broker.declare(Queue("full", length_max=3))
+        for number in range(2 if page else 3):
+            web.broker.publish("full", Message(number).encode())
+        began = trio.current_time()
+        if page:
+            form = b"name=full&body=x&count=5"
+            answer = await web.dial().post("/publish", form, FORM, basic("ops"))
+            text = b"1 of 5 messages were accepted within 10 s"
+        else:
+            path = "/api/v1/nodes/full/publish"
+            answer = await web.dial().post(path, b'{"body": "x"}', JSON, basic("ops"))
+            text = b"0 of 1 messages were accepted within 10 s"
+        assert answer is not None
+        assert (answer[0], text in answer[2]) == (504, True), answer
+        assert trio.current_time() - began == pytest.approx(10, abs=0.1)
+        await web.broker.purge("full")
+        await trio.sleep(1)
+        assert web.broker.stats("full").available == 0
+
+
+@pytest.mark.parametrize("page", [True, False])
+async def test_a_publication_does_not_outlive_its_client(autojump_clock: Any, page: bool) -> None:
+    async with wired() as web:
+        await web.broker.declare(Queue("full", length_max=1))
+        web.broker.publish("full", Message("first").encode())
+        wire = web.dial()
+        if page:
+            body, path, kind = b"name=full&body=stale&count=5", "/publish", FORM
+        else:
+            body, path, kind = b'{"body": "stale"}', "/api/v1/nodes/full/publish", JSON
+        length = f"Content-Length: {len(body)}\r\n".encode()
+        await wire.say(f"POST {path} HTTP/1.1\r\n".encode(), HEAD, length, kind, basic("ops"))
+        await wire.say(b"\r\n", body)
+        await trio.sleep(0.5)
+        await wire.stream.aclose()
+        await trio.sleep(1.5)
+        await web.broker.purge("full")
+        await trio.sleep(1)
+        assert web.broker.stats("full").enqueued == 1
+
+
+async def test_a_client_that_has_ended_its_direction_gets_its_answer(autojump_clock: Any) -> None:
+    async with wired() as web:
+        await web.broker.declare(Queue("q"))
+        wire = web.dial()
+        body = b'{"body": "x"}'
+        length = f"Content-Length: {len(body)}\r\n\r\n".encode()
+        head = b"POST /api/v1/nodes/q/publish HTTP/1.1\r\n"
+        await wire.say(head, HEAD, JSON, basic("ops"), length, body)
+        await wire.stream.send_eof()
+        answer = await wire.answer()
+        assert answer is not None
+        assert (answer[0], json.loads(answer[2])) == (200, {"outcome": "accepted"})
+
+
+async def test_copies_after_a_refusal_are_not_sent(autojump_clock: Any) -> None:
+    async with wired() as web:
+        await web.broker.declare(Queue("few", length_max=3, overflow="reject"))
+        form = b"name=few&body=x&count=1000"
+        answer = await web.dial().post("/publish", form, FORM, basic("ops"))
+        assert answer is not None
+        assert b"3 of 1,000 messages were accepted, then:" in answer[2]
+        assert web.broker.stats("few").enqueued == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import repeat
 from typing import Any, Final
 
 from msgspec import Struct
@@ -12,6 +11,7 @@ from amqp_rt.errors import AmqpError, printable
 
 from ..messages import Publication
 from ..problems import Problem, problem_of
+from ..publishing import publish as publish_for
 from ..reading import COUNT_MAX, JOURNAL, peek, records
 from .cells import entity_path
 from .entities import show_entity
@@ -133,8 +133,7 @@ async def publish(visit: Visit, watches: Watches) -> Page | Redirect:
     try:
         copies = _copies(visit.form.get("count", "").strip())
         message = _publication(visit.form).message()
-        async with visit.session.connection.sender(name) as sender:
-            await sender.send_many(repeat(message, copies))
+        await publish_for(visit.request, name, message, copies)
     except (AmqpError, Problem) as error:
         refused = error if isinstance(error, Problem) else problem_of(error)
         return await show_entity(visit, watches, NODE, name, refused=refused, failed="publish")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -35,6 +37,8 @@ async def in_asyncio(call: Callable[[], Awaitable[T]], need: str) -> T:
     """
     if not trio.lowlevel.in_trio_task():
         return await call()
+    import asyncio  # a broker starts without it
+
     try:
         # The loop runs the steps of its guest, in its own thread.
         loop = asyncio.get_running_loop()

@@ -529,7 +529,7 @@ def _rabbitmq(server: Path, scratch: Path) -> Iterator[Running]:
     mapper = start(["epmd", "-port", str(epmd), "-address", "127.0.0.1"], **quiet)
     process = start([str(server)], **quiet)
     try:
-        wait_for(port, process, patience_s=60)
+        wait_for(port, process, patience_s=100)
         pids = descendants(process.pid)
         yield Running(port, tuple(pids), lambda name: f"/queue/{name}", 2)
     finally:

@@ -16,7 +16,8 @@ from .bank import Bank, CardDeclined
 #: Cents for one piece.
 PRICES = {"A-1": 499, "B-2": 1250}
 
-engine = create_engine(os.environ.get("SHOP_DATABASE", "sqlite:///shop.db"))
+# SQLite gives other writers half a minute.
+engine = create_engine(os.environ.get("SHOP_DATABASE", "sqlite:///shop.db?timeout=30"))
 sessions = sessionmaker(engine)
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 @pytest.fixture(autouse=True)
 def database(tmp_path: Path) -> Iterator[None]:
     """Provide an empty database."""
-    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}?timeout=30")
     main.Base.metadata.create_all(engine)
     main.sessions.configure(bind=engine)
     yield

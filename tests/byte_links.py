@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from amqp_rt.errors import CreditTooSmall, LocalProtocolError
+from amqp_rt.events import Peer
 from amqp_rt.outcomes import Error
 
 
@@ -27,6 +28,7 @@ class ByteLink:
     requeues = True
     flow_properties = None
     connection = None
+    peer = Peer()
     writable = True
     attached = True
     max_message_size = 0

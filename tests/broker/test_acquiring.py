@@ -13,6 +13,7 @@ from amqp_rt.broker.queue.invariants import broken_invariants
 from amqp_rt.broker.queue.keyed import Marks
 from amqp_rt.broker.queue.queue import MessageQueue
 from amqp_rt.broker.queue.subscriptions import Browser, Subscription
+from amqp_rt.events import Peer
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, Outcome
 
 #: Not an encoded message: the header is neither read nor replaced.
@@ -39,6 +40,7 @@ class CopyLink:
     requeues = True
     flow_properties = None
     connection = None
+    peer = Peer()
     writable = attached = True
     draining = False
     max_message_size = 0

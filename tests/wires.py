@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -15,11 +16,15 @@ class Wire:
 
     Args:
         port: Port of this machine to which connections lead.
+        bytes_per_s: How much passes in a second; None for no limit. The buffers are small then.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, bytes_per_s: int | None = None) -> None:
         self._target = port
+        self._bytes_per_s = bytes_per_s
         self._listener = socket.create_server(("127.0.0.1", 0))
+        if bytes_per_s is not None:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         self.port: int = self._listener.getsockname()[1]
         #: Whether data of clients, and answers to them, are swallowed.
         self.swallows_data = False
@@ -89,6 +94,8 @@ class Wire:
                 self.swallowed += len(data)
             elif data:
                 target.sendall(data)
+                if self._bytes_per_s is not None:
+                    time.sleep(len(data) / self._bytes_per_s)
         except OSError:
             data = b""
         if not data:

@@ -12,8 +12,10 @@ random token as well, which tells the two apart.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
+from collections.abc import Callable
 from typing import Final
 
 import psycopg
@@ -54,6 +56,29 @@ def reason_of(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+#: Called with each new connection before its first statement, and with the time by :func:`~amqp_rt_postgres.sessions.now`
+#: after which it has to be given up unless the server works for it.
+Joining = Callable[[Session, float], None]
+
+
+def _open(
+    url: StoreUrl,
+    application: str,
+    joining: Joining,
+    until: float = math.inf,
+    within_s: float | None = None,
+) -> Session:
+    """Return a new connection that is ready for a store."""
+    session = Session(url, application, within_s=within_s)
+    try:
+        joining(session, until)
+        session.set_up()
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
 def begin(session: Session, url: StoreUrl) -> tuple[Term, bool]:
     """Begin a term, if no other broker uses the store; return it, and whether the last one ended cleanly.
 
@@ -77,6 +102,7 @@ def begin(session: Session, url: StoreUrl) -> tuple[Term, bool]:
         " SELECT begun.epoch, begun.batch, before.clean FROM begun, before",
         (token,),
     )
+    session.wait_for_locks()
     return Term(epoch, token, batch, session.application), clean
 
 
@@ -99,13 +125,16 @@ def _end_silent(session: Session, holder: Holder, silent_s: float) -> None:
         _log.error("the active broker cannot be disconnected: %s", reason_of(error))
 
 
-def continue_term(term: Term, url: StoreUrl, answered: float) -> tuple[Session, int]:
+def continue_term(
+    term: Term, url: StoreUrl, answered: float, joining: Joining
+) -> tuple[Session, int]:
     """Connect again and continue *term*; return the connection, and the number of the last batch that is stored.
 
     Args:
         term: The term.
         url: Where to connect.
         answered: Time of the last answer of the database, by :func:`~amqp_rt_postgres.sessions.now`.
+        joining: Called with each connection that is tried.
 
     Raises:
         StoreLost: Another broker uses the store, the database has lost batches, or it cannot be reached within
@@ -121,7 +150,7 @@ def continue_term(term: Term, url: StoreUrl, answered: float) -> tuple[Session, 
     while True:
         try:
             left = until - now()
-            session = Session(url, term.application, within_s=min(left, _CONNECT_S))
+            session = _open(url, term.application, joining, until, min(left, _CONNECT_S))
         except psycopg.OperationalError as error:
             if now() >= until:
                 raise StoreLost(
@@ -129,6 +158,8 @@ def continue_term(term: Term, url: StoreUrl, answered: float) -> tuple[Session, 
                 ) from error
             time.sleep(_RETRY_S)
             continue
+        except (psycopg.Error, StoreFailed) as error:
+            raise StoreLost(f"{url.name} cannot be used again: {reason_of(error)}") from error
         try:
             stored = _continue(session, term, url)
         except psycopg.OperationalError as error:
@@ -171,6 +202,7 @@ def _continue(session: Session, term: Term, url: StoreUrl) -> int | None:
             f"{url.name} has lost the last {term.batch - stored} batches, which were acknowledged: did another server "
             "without synchronous replication take over? Start the broker again to go on with the data that is left"
         )
+    session.wait_for_locks()
     return stored
 
 
@@ -178,15 +210,15 @@ def _taken(url: StoreUrl, who: str) -> StoreLost:
     return StoreLost(f"{url.name} is in use by {who} now: this broker must not go on")
 
 
-def connect(url: StoreUrl) -> Session:
-    """Connect for the first time.
+def connect(url: StoreUrl, joining: Joining) -> Session:
+    """Connect for the first time; *joining* is called with the connection.
 
     Raises:
         StoreFailed: The database cannot be reached, or refuses the login.
         AmqpError: The database cannot hold a store.
     """
     try:
-        return Session(url, new_application_name())
+        return _open(url, new_application_name(), joining)
     except psycopg.errors.InsufficientPrivilege as error:
         raise StoreFailed(
             f"{url.name} cannot be opened: {reason_of(error)}: the user needs the right to create a schema there, or to "

@@ -9,13 +9,14 @@ A message has its payload in its row, or in a *body*: in pieces, or as the only 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import psycopg
 from psycopg import sql
 
 from amqp_rt.errors import AmqpError
-from amqp_rt.stores.base import NODE_MAX
+from amqp_rt.stores.base import NODE_MAX, StoreFailed
 
 #: Version of the tables.
 VERSION: Final = 2
@@ -92,12 +93,19 @@ BEGIN
 END $$;
 """
 
+#: Rights on our tables that the user does not have.
+_MISSING: Final = """
+SELECT p || ' on ' || c.relname FROM pg_class c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
+WHERE c.relnamespace = to_regnamespace($1) AND c.relname = ANY($2) AND NOT has_table_privilege(c.oid, p) LIMIT 1
+"""
+
 
 def prepare_schema(connection: psycopg.Connection, name: str) -> None:
     """Create the tables in the schema *name* unless they exist, and use them on this connection.
 
     Raises:
         AmqpError: They were created by a later release.
+        StoreFailed: The user may not use them.
     """
     identifier = sql.Identifier(name)
     connection.execute(sql.SQL("SET search_path TO {}").format(identifier))
@@ -109,6 +117,13 @@ def prepare_schema(connection: psycopg.Connection, name: str) -> None:
         if connection.execute("SELECT to_regclass('state')").fetchone() == (None,):
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(identifier))
             connection.execute(_TABLES.encode())
+    tables = re.findall(r"CREATE TABLE (\w+)", _TABLES)
+    missing = connection.execute(_MISSING, (name, tables)).fetchone()
+    if missing is not None:
+        raise StoreFailed(
+            f"the user {connection.info.user!r} needs SELECT, INSERT, UPDATE and DELETE on all tables of the schema {name!r}, "
+            f"and has no {missing[0]}"
+        )
     row = connection.execute("SELECT version FROM state").fetchone()
     if row is None or row[0] != VERSION:
         version = "no" if row is None else row[0]

@@ -6,6 +6,8 @@ import os
 import secrets
 import select
 import socket
+import struct
+import sys
 import time
 import zlib
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ _LOCK_CLASS: Final = 0x616D7170
 _SETTINGS: Final = """
 SET client_min_messages = warning; SET jit = off; SET plan_cache_mode = force_generic_plan;
 SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off;
-SET default_transaction_isolation = 'read committed'; SET lock_timeout = 0; SET statement_timeout = 0;
+SET default_transaction_isolation = 'read committed'; SET lock_timeout = 5000; SET statement_timeout = 0;
 SET idle_session_timeout = 0; SET bytea_output = 'hex'; SET client_connection_check_interval = 2000;
 SET tcp_keepalives_idle = 2; SET tcp_keepalives_interval = 1; SET tcp_keepalives_count = 4; SET tcp_user_timeout = 6000
 """
@@ -42,7 +44,8 @@ _CANCELLED_WAIT: Final = "SyncRepWaitForLSN"
 _HOLDER: Final = """
 SELECT a.pid, a.application_name, coalesce(host(a.client_addr), 'this machine'),
     coalesce(a.state LIKE 'idle%%' OR a.wait_event_type = 'Client', false),
-    coalesce(extract(epoch FROM clock_timestamp() - a.state_change), 0)::float8
+    coalesce(extract(epoch FROM clock_timestamp() - (SELECT max(b.state_change) FROM pg_stat_activity b
+        WHERE b.application_name = a.application_name AND b.datname = a.datname)), 0)::float8
 FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted AND l.classid = %s AND l.objid = %s AND l.objsubid = 2
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -50,6 +53,10 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.classid = %s AND l.objid = %s 
 
 #: Clock that also counts the time in which the machine sleeps.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+#: ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux's ``struct tcp_info``.
+_TRAFFIC: Final = struct.Struct("=QQ")
+_TRAFFIC_AT: Final = 120
 
 #: A statement of a batch with ``$1`` …, and its parameters.
 Statement = tuple[str, Sequence[Any]]
@@ -61,7 +68,7 @@ class Holder(NamedTuple):
     pid: int
     application: str
     address: str
-    #: Whether the server waits for it, and for how many seconds nothing has come.
+    #: Whether the server waits for it, and for how many seconds nothing has come, on other connections of its broker neither.
     idle: bool
     silent_s: float
 
@@ -85,7 +92,7 @@ def new_application_name() -> str:
 
 
 class Session:
-    """A connection that may hold the lock of its store.
+    """A connection that may hold the lock of its store, once :meth:`set_up` has been called.
 
     Args:
         url: Where to connect.
@@ -94,7 +101,6 @@ class Session:
 
     Raises:
         psycopg.OperationalError: The server cannot be reached, or refuses the login.
-        AmqpError: The server, or a pooler before it, cannot hold a store.
     """
 
     def __init__(self, url: StoreUrl, application: str, *, within_s: float | None = None) -> None:
@@ -113,13 +119,23 @@ class Session:
         self.connection.add_notice_handler(self._on_notice)
         # A copy, whose number is ours until we close it: another thread may end the connection.
         self._socket = socket.socket(fileno=os.dup(self.connection.pgconn.socket))
-        try:
-            self._set_up()
-        except BaseException:
-            self.close()
-            raise
+        #: Time at which the call that waits for the server began, by :func:`now`; None while none waits.
+        self.waits_since: float | None = None
+        #: The server's process.
+        self.pid: int = self.connection.info.backend_pid
 
-    def _set_up(self) -> None:
+    def set_up(self) -> None:
+        """Make the settings of a store, and its tables if there are none. The connection is to be closed if that fails.
+
+        Raises:
+            AmqpError: The server, or a pooler before it, cannot hold a store.
+            psycopg.Error: The connection is lost, or the user may not do it.
+        """
+        self.waits_since = now()
+        self._make_settings()
+        self.waits_since = None
+
+    def _make_settings(self) -> None:
         connection = self.connection
         if connection.info.server_version < _VERSION_MIN:
             raise StoreFailed(
@@ -138,13 +154,12 @@ class Session:
     def _refuse_pooler(self) -> None:
         """Refuse a connection that ends at a pooler, since the session with the lock would belong to it."""
         ((pid,),) = self.rows("SELECT pg_backend_pid()")
-        if pid != self.connection.info.backend_pid:
+        if pid != self.pid:
             raise AmqpError(
                 f"{self._url.name} is a connection pooler, such as pgbouncer: give the address of the database itself, "
                 "because the session that has the lock of the store must be the broker's own",
                 condition="amqp:not-allowed",
             )
-        self.pid: int = pid
 
     def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
         if notice.source_function == _CANCELLED_WAIT:
@@ -174,13 +189,32 @@ class Session:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def traffic(self) -> tuple[int, int] | None:
+        """Return the octets that the other end has acknowledged and sent; None if the system does not tell."""
+        if (option := getattr(socket, "TCP_INFO", None)) is None or sys.platform != "linux":
+            return None
+        try:
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, option, _TRAFFIC_AT + _TRAFFIC.size)
+            acknowledged, received = _TRAFFIC.unpack_from(info, _TRAFFIC_AT)
+        except (OSError, struct.error):
+            return None
+        return acknowledged, received
+
+    def wait_for_locks(self) -> None:
+        """Let statements wait for locks as long as it takes, which they do not while a term begins."""
+        self.rows("SELECT set_config('lock_timeout', '0', false)")
+
     # -- statements --------------------------------------------------------------------------------
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query; octets are bytes."""
-        cursor = self.connection.execute(
-            query.encode(), parameters, prepare=bool(parameters), binary=True
-        )
+        outer, self.waits_since = self.waits_since, now()
+        try:
+            cursor = self.connection.execute(
+                query.encode(), parameters, prepare=bool(parameters), binary=True
+            )
+        finally:
+            self.waits_since = outer
         found = cursor.fetchall()
         self._require_replica()
         return found
@@ -192,6 +226,7 @@ class Session:
             psycopg.Error: It failed. It was rolled back, unless the connection was lost: then the result is unknown.
         """
         connection = self.connection
+        self.waits_since = now()
         try:
             with connection.pipeline():
                 connection.execute(b"BEGIN", prepare=True)
@@ -202,6 +237,8 @@ class Session:
             if not self.broken:
                 connection.rollback()
             raise
+        finally:
+            self.waits_since = None
         self._require_replica()
 
     def ask(self, query: str, within_s: float) -> list[str] | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -46,6 +46,8 @@ _CHUNKS: Final = 128
 #: Rows that one step of housekeeping deletes: of messages, and of those that may be large.
 _STEP_ROWS: Final = 2000
 _STEP_LARGE: Final = 100
+#: How often one call may lose its connection. One that never gets through must not be sent for ever.
+_LOSSES_MAX: Final = 4
 #: Most seconds for the last change of a term.
 _CLOSE_S: Final = 2.0
 #: Seconds between measurements of the size.
@@ -125,7 +127,8 @@ class PostgreSQLStore:
         self.lock = threading.RLock()
         self.session: Session | None = None
         self.answered = 0.0
-        self.called = 0.0
+        self.joining: Session | None = None
+        self.until = math.inf
         #: Called, in any thread, when the connection was lost without a call; :meth:`rejoin` should follow.
         self.on_disconnected: Callable[[], None] | None = None
         #: The term in which this object uses the store; None before, and after it was closed cleanly.
@@ -158,11 +161,20 @@ class PostgreSQLStore:
             if self._lost is not None:
                 # The broker's memory is out of date.
                 raise self._lost
-            clean = self._begin() if self._term is None else self._continue()
+            if self._watch is None:
+                self._watch = Watch(self, self._url)
+                self._watch.start()
+            try:
+                clean = self._begin() if self._term is None else self._continue()
+            except StoreBusy:
+                raise
+            except BaseException:
+                self._stop_watch()
+                raise
+            finally:
+                self.joining = None
             self._is_open = True
             self._failed = None
-            self._watch = Watch(self, self._url)
-            self._watch.start()
             return OpenResult(clean)
 
     def _begin(self) -> bool:
@@ -170,13 +182,14 @@ class PostgreSQLStore:
         session = self._waiting
         if session is None:
             try:
-                session = connect(self._url)
+                session = connect(self._url, self._join)
             except StoreFailed as error:
-                if self._has_waited:
+                if self._has_waited and isinstance(error.__cause__, psycopg.OperationalError):
                     # It waits for another broker, and may as well wait for the database.
                     raise StoreBusy(error.description) from error
                 raise
         self._waiting = session
+        self._join(session)
         try:
             term, clean = begin(session, self._url)
             self._answer(session)
@@ -184,8 +197,9 @@ class PostgreSQLStore:
             self._has_waited = True
             raise
         except psycopg.Error as error:
+            failed = self._not_begun(session, error)
             self._stop_waiting()
-            raise StoreBusy(f"{self.path} was lost: {reason_of(error)}") from error
+            raise failed from error
         except BaseException:
             self._stop_waiting()
             raise
@@ -197,14 +211,28 @@ class PostgreSQLStore:
             log_safety(session, self._url)
             self._tidy_up(session, term)
         except psycopg.Error as error:
+            failed = self._not_begun(session, error)
             session.close()
-            raise StoreFailed(f"{self.path} cannot be opened: {reason_of(error)}") from error
+            raise failed from error
         except BaseException:
             session.close()
             raise
         self._term = term
         self.session = session
         return clean
+
+    def _not_begun(self, session: Session, error: psycopg.Error) -> AmqpError:
+        """Return the exception for *error* before the store is open; a lost connection is tried again."""
+        if session.broken or isinstance(error, psycopg.OperationalError):
+            self._has_waited = True
+            return StoreBusy(f"{self.path} was lost: {reason_of(error)}")
+        return StoreFailed(f"{self.path} cannot be opened: {reason_of(error)}")
+
+    def _join(self, session: Session, until: float = math.inf) -> None:
+        """Let the watch end *session*, which is not the store's yet, if the database falls silent."""
+        self.until = until
+        self.joining = session
+        self._answer(session)
 
     def _continue(self) -> bool:
         """Continue the term in which the store failed."""
@@ -258,6 +286,7 @@ class PostgreSQLStore:
         with self.lock:
             self._stop_waiting()
             if not self._is_open:
+                self._stop_watch()
                 return
             self._is_open = False
             session = self.session
@@ -265,9 +294,7 @@ class PostgreSQLStore:
                 self._end_term(session, self._term)
                 self._term = None
                 self._has_waited = False
-            if self._watch is not None:
-                self._watch.stop()
-                self._watch = None
+            self._stop_watch()
             self.session = None
             if session is not None:
                 session.close()
@@ -292,6 +319,11 @@ class PostgreSQLStore:
             _log.error("%s could not be closed in good order: %s", self.path, reason_of(error))
         finally:
             deadline.cancel()
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:
@@ -335,8 +367,11 @@ class PostgreSQLStore:
         with self.lock:
             self._usable()
 
-    def _rejoin(self, term: Term, why: str) -> Session:
-        """Connect again and continue *term*, or give the store up."""
+    def _rejoin(self, term: Term, why: str, times: int = 1) -> Session:
+        """Connect again and continue *term*, or give the store up; a call has lost its connection for the *times*-th time."""
+        if times > _LOSSES_MAX:
+            text = f"{self.path} was lost {times} times by the same batch or query: {why}"
+            raise self._given_up(StoreLost(text))
         _log.warning("%s was lost: %s", self.path, why)
         try:
             return self._reconnect(term)
@@ -354,7 +389,10 @@ class PostgreSQLStore:
         old, self.session = self.session, None
         if old is not None:
             old.close()
-        session, stored = continue_term(term, self._url, self.answered)
+        try:
+            session, stored = continue_term(term, self._url, self.answered, self._join)
+        finally:
+            self.joining = None
         self._answer(session)
         self.session = session
         term.batch = stored
@@ -364,15 +402,16 @@ class PostgreSQLStore:
     def _read(self, work: Callable[[Session], T]) -> T:
         """Return the result of *work*, which only reads; do it again on another connection if it is lost."""
         with self.lock:
+            losses = 0
             while True:
                 session = self._usable()
-                self.called = now()
                 try:
                     found = work(session)
                 except psycopg.Error as error:
                     if session.broken:
                         assert self._term is not None
-                        self._rejoin(self._term, reason_of(error))
+                        losses += 1
+                        self._rejoin(self._term, reason_of(error), losses)
                         continue
                     self._failed = StoreFailed(f"{self.path} cannot be read: {reason_of(error)}")
                     raise self._failed from error
@@ -390,7 +429,6 @@ class PostgreSQLStore:
         """
         number = term.batch + 1
         guard = "SELECT begin_batch($1::int8, $2::int8, $3::int8)", (term.epoch, term.token, number)
-        self.called = now()
         session.run([guard, *statements])
         self._answer(session)
         term.batch = number
@@ -407,12 +445,14 @@ class PostgreSQLStore:
         session = self._usable()
         assert term is not None
         number = term.batch + 1
+        losses = 0
         while True:
             try:
                 self._run(session, term, statements)
             except psycopg.Error as error:
                 if session.broken:
-                    session = self._rejoin(term, reason_of(error))
+                    losses += 1
+                    session = self._rejoin(term, reason_of(error), losses)
                     if term.batch >= number:
                         return
                     continue
@@ -522,9 +562,9 @@ class PostgreSQLStore:
         return False
 
     def _measure(self) -> None:
-        now = time.monotonic()
-        if now - self._measured >= _SIZE_S or not self._measured:
-            self._measured = now
+        at = now()
+        if at - self._measured >= _SIZE_S or not self._measured:
+            self._measured = at
             ((self._size,),) = self._rows(
                 "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::int8 FROM pg_class"
                 " WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import psycopg
 
@@ -24,20 +24,33 @@ class Watched(Protocol):
     lock: threading.RLock
     #: The connection; None while there is none.
     session: Session | None
+    #: A connection that is about to become the store's, or waits for that; None while no call uses one.
+    joining: Session | None
+    #: Time after which *joining* has to be given up unless the server works for it.
+    until: float
     #: Time of the last answer of the database, by :func:`~amqp_rt_postgres.sessions.now`.
     answered: float
-    #: Time at which the last call began.
-    called: float
 
     def disconnected(self, session: Session) -> None:
         """Note that *session* has ended."""
+
+
+class Call(NamedTuple):
+    """A call that waits for the server, as the watch has last seen it."""
+
+    session: Session
+    since: float
+    traffic: tuple[int, int] | None
+    #: Last time at which its data moved or the server worked for it.
+    well: float
 
 
 class Watch:
     """Watch of a store: each connection is asked regularly, or another one about it while a call waits.
 
     The server sees each question, so that other brokers know that this one lives. If the server does not answer for
-    ``silent_s``, or waits for us while we wait for it, the connection is ended, and the waiting call fails.
+    ``silent_s``, or waits for us while we wait for it and no data moves, the connection is ended, and the waiting
+    call fails.
 
     Args:
         store: The store.
@@ -49,6 +62,9 @@ class Watch:
         self._url = url
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="amqp-rt store watch", daemon=True)
+        self._call: Call | None = None
+        #: Connection for questions during a long call. It stays until the call has ended, as a sign of life.
+        self._other: psycopg.Connection | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -64,19 +80,41 @@ class Watch:
             store = self._store
             if store.lock.acquire(blocking=False):
                 try:
+                    self._call = None
+                    self._end_questions()
                     self._beat(pause)
                 finally:
                     store.lock.release()
-            elif (session := store.session) is not None:
-                silent = now() - max(store.answered, store.called)
-                if silent < self._url.silent_s / 2:
-                    continue
-                if self._serves(session, pause):
-                    # A long commit or query.
-                    store.answered = now()
-                elif store.session is session:
-                    _log.warning("no answer of %s for %.1f s", self._url.name, silent)
-                    session.cut()
+            elif (session := store.joining or store.session) is not None:
+                self._check(session, pause)
+        self._end_questions()
+
+    def _check(self, session: Session, pause: float) -> None:
+        """End *session* if a call waits on it for a silent server."""
+        store = self._store
+        since = session.waits_since
+        if since is None:
+            self._call = None
+            return
+        at, traffic, before = now(), session.traffic(), self._call
+        well = since
+        if before is not None and (before.session, before.since) == (session, since):
+            well = before.well if traffic == before.traffic else at
+        self._call = Call(session, since, traffic, well)
+        is_late = session is store.joining and at > store.until
+        if at - since < pause and not is_late:
+            return
+        # Early enough that our question shows our life before silent_s is over, which others count as well.
+        if self._serves(session, pause):
+            # A long commit or query.
+            store.answered = now()
+            self._call = Call(session, since, traffic, store.answered)
+        elif at - well < self._url.silent_s / 2 and not is_late:
+            # A large batch or result on a slow network.
+            return
+        elif session.waits_since == since and not self._stopped.is_set():
+            _log.warning("no answer of %s for %.1f s", self._url.name, now() - well)
+            session.cut()
 
     def _beat(self, pause: float) -> None:
         store = self._store
@@ -97,20 +135,27 @@ class Watch:
 
     def _serves(self, session: Session, within_s: float) -> bool:
         """Return whether the server works for *session*, as it says on another connection."""
-        other: psycopg.Connection | None = None
         try:
-            other = psycopg.connect(
-                self._url.conninfo, autocommit=True, connect_timeout=max(2, int(within_s))
-            )
+            if self._other is None:
+                self._other = psycopg.connect(
+                    self._url.conninfo,
+                    autocommit=True,
+                    connect_timeout=max(2, int(within_s)),
+                    application_name=session.application,
+                )
             row = ask(
-                other,
+                self._other,
                 "SELECT state LIKE 'idle%' OR coalesce(wait_event_type, '') = 'Client'"
                 f" FROM pg_stat_activity WHERE pid = {session.pid:d}",
                 within_s,
             )
         except (psycopg.Error, OSError):
-            return False
-        finally:
-            if other is not None:
-                other.close()
+            row = None
+        if row is None:
+            self._end_questions()
         return row == ["f"]
+
+    def _end_questions(self) -> None:
+        other, self._other = self._other, None
+        if other is not None:
+            other.close()

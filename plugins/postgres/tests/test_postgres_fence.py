@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from amqp_rt_postgres import PostgreSQLStore
+from amqp_rt_postgres.sessions import Session
 from postgresql import Cluster, running_cluster
 from wires import Wire
 
@@ -36,6 +37,17 @@ def put(store: Store, *sequences: int) -> None:
 
 def there(store: Store) -> list[int]:
     return [head.sequence for head in store.heads(1)]
+
+
+def open_soon(store: Store) -> OpenResult:
+    """Open *store* as soon as the server has noticed that another broker has closed it."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            return store.open()
+        except StoreBusy:
+            assert time.monotonic() < until
+            time.sleep(0.05)
 
 
 @pytest.fixture
@@ -74,7 +86,7 @@ def test_a_second_broker_waits(database: str, active: PostgreSQLStore) -> None:
         with pytest.raises(StoreBusy, match=r"is in use by amqp-rt .* at 127.0.0.1"):
             second.open()
     active.close()
-    assert second.open() == OpenResult(clean=True)
+    assert open_soon(second) == OpenResult(clean=True)
     assert there(second) == [1]
     second.close()
 
@@ -314,6 +326,101 @@ def test_a_silent_database_is_noticed(postgresql: Cluster, database: str) -> Non
         store.close()
 
 
+def test_a_database_that_is_silent_after_the_login_is_noticed(
+    postgresql: Cluster, database: str, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = database.rpartition("/")[2]
+    with Wire(postgresql.port) as wire:
+        store = PostgreSQLStore(f"{postgresql.url(name, port=wire.port)}?silent_s=1&rejoin_s=1.5")
+        store.open()
+        set_up = Session.set_up
+
+        def silent(session: Session) -> None:
+            wire.swallow()
+            set_up(session)
+
+        monkeypatch.setattr(Session, "set_up", silent)
+        with store.lock:
+            end_sessions(admin)
+            began = time.monotonic()
+            with pytest.raises(StoreLost, match="cannot be reached again"):
+                put(store, 1)
+        assert time.monotonic() - began < 20
+        store.close()
+
+
+def test_a_standby_notices_that_its_connection_is_silent(
+    postgresql: Cluster, database: str, active: PostgreSQLStore
+) -> None:
+    name = database.rpartition("/")[2]
+    with Wire(postgresql.port) as wire:
+        standby = PostgreSQLStore(f"{postgresql.url(name, port=wire.port)}?silent_s=1")
+        with pytest.raises(StoreBusy, match="is in use by"):
+            standby.open()
+        wire.swallow()
+        with pytest.raises(StoreBusy, match="was lost"):
+            standby.open()
+        wire.mend()
+        active.close()
+        open_soon(standby)
+        standby.close()
+
+
+def test_a_slow_network_is_no_silence(
+    postgresql: Cluster, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = database.rpartition("/")[2]
+    with Wire(postgresql.port, bytes_per_s=1_500_000) as wire:
+        store = PostgreSQLStore(f"{postgresql.url(name, port=wire.port)}?silent_s=2&rejoin_s=2")
+        store.open()
+        batch = ChangeSet()
+        batch.put(1, 1, b"head", bytes(6_000_000))
+        committing = threading.Thread(target=store.commit, args=(batch,))
+        began = time.monotonic()
+        committing.start()
+        standby = PostgreSQLStore(f"{database}?silent_s=2")
+        while committing.is_alive():
+            with pytest.raises(StoreBusy):
+                standby.open()
+            time.sleep(0.1)
+        assert time.monotonic() - began > 2
+        assert "no answer" not in caplog.text
+        assert "has been silent" not in caplog.text
+        assert there(store) == [1]
+        standby.close()
+        store.close()
+
+
+def test_a_batch_that_always_loses_its_connection_is_not_sent_for_ever(
+    active: PostgreSQLStore, admin: psycopg.Connection
+) -> None:
+    admin.execute(
+        "CREATE FUNCTION leave() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$"
+    )
+    admin.execute("CREATE TRIGGER leaves BEFORE INSERT ON message EXECUTE FUNCTION leave()")
+    with pytest.raises(StoreLost, match="was lost 5 times by the same batch"):
+        put(active, 1)
+
+
+def test_a_connection_that_is_lost_while_loading_is_replaced(
+    database: str, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = PostgreSQLStore(database)
+    load = store._load
+
+    def lose(session: Session) -> None:
+        admin.execute("SELECT pg_terminate_backend(%s)", (session.pid,))
+        monkeypatch.undo()
+        load(session)
+
+    monkeypatch.setattr(store, "_load", lose)
+    with pytest.raises(StoreBusy, match="was lost"):
+        store.open()
+    assert open_soon(store) == OpenResult(clean=False)
+    store.close()
+
+
 def test_a_silent_broker_is_disconnected(postgresql: Cluster, database: str) -> None:
     name = database.rpartition("/")[2]
     with Wire(postgresql.port) as wire:
@@ -327,15 +434,7 @@ def test_a_silent_broker_is_disconnected(postgresql: Cluster, database: str) -> 
                 second.open()
             time.sleep(0.1)
         wire.swallow()
-        began = time.monotonic()
-        while True:
-            try:
-                second.open()
-            except StoreBusy:
-                assert time.monotonic() - began < 20
-                time.sleep(0.05)
-            else:
-                break
+        open_soon(second)
         wire.mend()
         with pytest.raises(StoreLost):
             put(store, 1)
@@ -410,6 +509,23 @@ def test_a_database_that_is_no_place_for_a_store(postgresql: Cluster, database: 
             PostgreSQLStore(url).open()
         assert "geheim" not in str(caught.value)
         assert "wrong" not in str(caught.value)
+
+
+def test_a_user_without_rights_is_refused(
+    postgresql: Cluster, database: str, active: PostgreSQLStore, admin: psycopg.Connection
+) -> None:
+    """Not made to wait, while another broker is active and after it."""
+    admin.execute("DROP ROLE IF EXISTS looker")
+    admin.execute("CREATE ROLE looker LOGIN PASSWORD 'geheim'")
+    admin.execute("GRANT USAGE ON SCHEMA amqp_rt TO looker")
+    admin.execute("GRANT SELECT, INSERT, DELETE ON ALL TABLES IN SCHEMA amqp_rt TO looker")
+    name = database.rpartition("/")[2]
+    store = PostgreSQLStore(f"postgresql://looker:geheim@127.0.0.1:{postgresql.port}/{name}")
+    for ends in (False, True):
+        if ends:
+            active.close()
+        with pytest.raises(StoreFailed, match=r"'looker' needs SELECT, .* has no UPDATE on"):
+            store.open()
 
 
 def test_tables_of_another_release_are_refused(

@@ -174,6 +174,7 @@ PLUGINS_MAY_IMPORT = {
     *("amqp_rt.container.doors", "amqp_rt.container.local", "amqp_rt.container.managing"),
     *("amqp_rt.management.answering.KnownType", "amqp_rt.broker.statistics", "amqp_rt.broker"),
     *("amqp_rt.cli.tables.plain", "amqp_rt.telemetry.metrics.Metrics"),
+    *("amqp_rt.cli.tables.JsonRoom", "amqp_rt.cli.tables.beginning"),
     # For the conformance kit: a codec that shares nothing with the one under test.
     "amqp_rt.net.traces.octets",
     # For consoles: frames as they pass.

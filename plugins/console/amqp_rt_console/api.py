@@ -6,7 +6,7 @@ Names in paths are percent-encoded, slashes too, so that ``work/dead`` is ``/api
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -23,6 +23,7 @@ from amqp_rt.management.answering import KnownType
 from . import reading
 from .messages import Publication
 from .openapi import document
+from .pieces import InPieces
 from .problems import Problem
 from .publishing import publish
 from .resources import PEEK, PUBLISH, RESOURCES, Act, Resource
@@ -31,7 +32,7 @@ from .sessions import WebSession
 BASE: Final = "/api/v1"
 #: Rows of a page by default.
 _LIMIT: Final = 100
-#: Rows that are converted in one step of the event loop.
+#: Rows that are converted and encoded in one step of the event loop.
 _ROWS_IN_A_TURN: Final = 50
 #: Octets of a body with attributes or arguments: they are decoded and encoded in one step.
 _ATTRIBUTES_MAX: Final = 64 * 1024
@@ -95,8 +96,9 @@ class Api:
                     session,
                     _text(request, "node"),
                     _number(request, "limit", 10, reading.COUNT_MAX),
+                    msgspec.json.encode,
                 )
-                return _json({"items": rows, "next": None, "total": len(rows)})
+                return _items(rows, next=None, total=len(rows))
             case ["journal"]:
                 _only(request, "GET")
                 return await self._journal(request, session)
@@ -134,13 +136,13 @@ class Api:
             count=_number(request, "limit", _LIMIT, self._rows_max),
             attributes=["name", *(each for each in fields if each != "name")] if fields else (),
         )
-        rows = []
+        rows: list[bytes] = []
         for row in page.rows:
             found = plain(row)
-            rows.append(found if fields else self._filled(resource, found))
+            rows.append(msgspec.json.encode(found if fields else self._filled(resource, found)))
             if not len(rows) % _ROWS_IN_A_TURN:
                 await trio.lowlevel.checkpoint()
-        return _json({"items": rows, "next": page.next, "total": page.total})
+        return _items(rows, next=page.next, total=page.total)
 
     def _filled(self, resource: Resource, row: dict[str, Any]) -> dict[str, Any]:
         """Return *row* with null for the attributes that management leaves out."""
@@ -158,8 +160,9 @@ class Api:
             reading.JOURNAL,
             None if after is None else _number(request, "after", 0, 2**63 - 1, least=0),
             _number(request, "limit", _LIMIT, reading.COUNT_MAX),
+            msgspec.json.encode,
         )
-        return _json({"items": rows, "next": None if following is None else str(following)})
+        return _items(rows, next=None if following is None else str(following))
 
     async def _explain(self, request: Request, session: WebSession) -> Response:
         given = {name: _text(request, name) for name in ("right", "address")}
@@ -196,7 +199,7 @@ class Api:
         if act is PEEK:
             _only(request, "GET")
             count = _number(request, "count", 1, reading.COUNT_MAX)
-            return _json({"items": await reading.peek(session, name, count)})
+            return _items(await reading.peek(session, name, count, msgspec.json.encode))
         _only(request, "POST")
         if act is PUBLISH:
             publication = _decoded(await _body(request), Publication)
@@ -287,3 +290,11 @@ def _decoded(body: bytes, kind: Any) -> Any:
 
 def _json(content: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _items(rows: Sequence[bytes], **more: Any) -> Response:
+    """Return the answer with *rows*, which are encoded, as its items."""
+    pieces = [b'{"items":[']
+    pieces += [b"," + row if number else row for number, row in enumerate(rows)]
+    pieces.append(b"]," + msgspec.json.encode(more)[1:] if more else b"]}")
+    return InPieces(pieces, media_type="application/json")

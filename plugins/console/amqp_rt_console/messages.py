@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 from base64 import b64decode, b64encode
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
 import trio
 
 from amqp_rt import Message
-from amqp_rt.cli.tables import plain
+from amqp_rt.cli.tables import JsonRoom, beginning, plain
 from amqp_rt.errors import AmqpError
 
 from .problems import Problem
 
 log = logging.getLogger("amqp_rt.console")
 
-#: Characters of a body in an answer; longer ones are cut.
+Shown = TypeVar("Shown")
+
+#: Characters of a body in an answer, and of the properties; longer ones are cut.
 BODY_SHOWN_MAX: Final = 64 * 1024
-#: Octets of a message above which it is decoded in a thread, so that the event loop is not held up.
-_INLINE_MAX: Final = 8 * 1024
+#: Octets of a message above which it is decoded and shown in a thread, so that the event loop is not held up.
+_INLINE_MAX: Final = 1024
 #: Application-properties of a message that is published.
 _PROPERTIES_MAX: Final = 100
 
@@ -82,70 +85,67 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return message
 
 
-async def shown(payload: bytes) -> dict[str, Any]:
-    """Return an encoded message for JSON; one that cannot be shown has an ``error``."""
+async def shown(payload: bytes, show: Callable[[dict[str, Any]], Shown]) -> Shown:
+    """Return what *show* makes of an encoded message with types of JSON; one that cannot be shown has an ``error``.
+
+    *show* is called in a thread for large messages.
+    """
     if len(payload) > _INLINE_MAX:
-        return await trio.to_thread.run_sync(_shown, payload)
+        return await trio.to_thread.run_sync(_shown, payload, show)
     await trio.lowlevel.checkpoint()
-    return _shown(payload)
+    return _shown(payload, show)
 
 
-def _shown(payload: bytes) -> dict[str, Any]:
+def _shown(payload: bytes, show: Callable[[dict[str, Any]], Shown]) -> Shown:
     try:
-        message = Message.decode(payload)
-        properties = msgspec.structs.asdict(message.properties)
-        return {
-            "octets": len(payload),
-            "header": {
-                "durable": message.durable,
-                "priority": message.priority,
-                "ttl_ms": message.ttl_ms,
-                "delivery_count": message.delivery_count,
-            },
-            "message_annotations": plain(message.message_annotations),
-            "properties": {
-                name: plain(value) for name, value in properties.items() if value is not None
-            },
-            "application_properties": plain(message.application_properties),
-            **_body_of(message),
-        }
+        return show(_row(payload))
     except AmqpError as error:
-        return {"octets": len(payload), "error": str(error)}
+        return show({"octets": len(payload), "error": str(error)})
     except Exception as error:
         # A message that nobody foresaw takes its own place only: the others are shown.
         log.warning("a message of %d octets cannot be shown: %r", len(payload), error)
-        return {"octets": len(payload), "error": f"it cannot be shown: {error!r:.200}"}
+        return show({"octets": len(payload), "error": f"it cannot be shown: {error!r:.200}"})
+
+
+def _row(payload: bytes) -> dict[str, Any]:
+    message = Message.decode(payload)
+    properties = msgspec.structs.asdict(message.properties)
+    room = JsonRoom(BODY_SHOWN_MAX)
+    row = {
+        "octets": len(payload),
+        "header": {
+            "durable": message.durable,
+            "priority": message.priority,
+            "ttl_ms": message.ttl_ms,
+            "delivery_count": message.delivery_count,
+        },
+        "message_annotations": plain(message.message_annotations, room),
+        "properties": {
+            name: plain(value, room) for name, value in properties.items() if value is not None
+        },
+        "application_properties": plain(message.application_properties, room),
+        **_body_of(message),
+    }
+    if room.left < 0:
+        row["truncated"] = True
+    return row
 
 
 def _body_of(message: Message) -> dict[str, Any]:
     """Return the body, whole or its beginning: text as text, octets that are none in base64, other values as JSON."""
     body = message.body
     if isinstance(body, bytes):
-        cut = body[:BODY_SHOWN_MAX]
+        truncated = len(body) > BODY_SHOWN_MAX
         try:
-            found: Any = body.decode() if len(cut) == len(body) else _beginning(cut)
+            return {"body": beginning(body, BODY_SHOWN_MAX), "truncated": truncated}
         except UnicodeDecodeError:
-            return {"base64": b64encode(cut).decode(), "truncated": len(cut) < len(body)}
-        return {"body": found, "truncated": len(cut) < len(body)}
+            text = b64encode(body[:BODY_SHOWN_MAX]).decode()
+            return {"base64": text, "truncated": truncated}
     if isinstance(body, str):
         return {"body": str(body[:BODY_SHOWN_MAX]), "truncated": len(body) > BODY_SHOWN_MAX}
-    value = plain(body)
-    text = msgspec.json.encode(value)
-    if len(text) <= BODY_SHOWN_MAX:
+    room = JsonRoom(BODY_SHOWN_MAX)
+    value = plain(body, room)
+    octets = msgspec.json.encode(value)
+    if room.left >= 0 and len(octets) <= BODY_SHOWN_MAX:
         return {"body": value, "truncated": False}
-    return {"body": _beginning(text[:BODY_SHOWN_MAX]), "truncated": True}
-
-
-def _beginning(octets: bytes) -> str:
-    """Return *octets* as text, without a character that was cut.
-
-    Raises:
-        UnicodeDecodeError: They are no text.
-    """
-    for end in range(len(octets), len(octets) - 4, -1):
-        try:
-            return octets[:end].decode()
-        except UnicodeDecodeError:
-            if end == len(octets) - 3:
-                raise
-    return ""
+    return {"body": beginning(octets, BODY_SHOWN_MAX), "truncated": True}

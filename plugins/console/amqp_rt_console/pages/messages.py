@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any, Final
 
 from msgspec import Struct
@@ -65,8 +66,13 @@ async def show_messages(visit: Visit, name: str) -> Page:
         shown = await _latest(visit, name, row)
         remark = "Records of the log, which stay there."
     else:
-        found = await peek(visit.session, name, _count(visit))
-        shown = [shown_message(f"Message {number}", each) for number, each in enumerate(found, 1)]
+        numbers = count(1)
+        shown = await peek(
+            visit.session,
+            name,
+            _count(visit),
+            lambda each: shown_message(f"Message {next(numbers)}", each),
+        )
         remark = "The first messages. They stay there, and consumers do not notice."
     return _page(visit, f"Messages of {printable(name)}", name, shown, remark, "partitions" in row)
 
@@ -111,12 +117,19 @@ async def _latest(visit: Visit, name: str, row: Mapping[str, Any]) -> list[Shown
     Raises:
         AmqpError: The user may not receive from it.
     """
-    count = _count(visit)
+    number = _count(visit)
     [partition] = row["partitions"]
     first, following = int(partition["first"]), int(partition["next"])
-    begin = max(first, _whole(visit.query("offset"), following - count))
-    found, _ = await records(visit.session, name, begin, count)
-    return [shown_message(f"Record {offset}", each) for offset, each in enumerate(found, begin)]
+    begin = max(first, _whole(visit.query("offset"), following - number))
+    offsets = count(begin)
+    shown, _ = await records(
+        visit.session,
+        name,
+        begin,
+        number,
+        lambda each: shown_message(f"Record {next(offsets)}", each),
+    )
+    return shown
 
 
 def _count(visit: Visit) -> int:

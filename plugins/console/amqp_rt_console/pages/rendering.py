@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
+import trio
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from msgspec import Struct
@@ -14,11 +15,14 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from amqp_rt.errors import AmqpError
 
 from ..guard import CSRF_FIELD, REFRESH
+from ..pieces import InPieces
 from .kinds import listed
 from .visits import Visit, url
 
 #: Field of a form that tells it from those of other sites.
 _TOKEN: Final = Markup('<input type="hidden" name="{}" value="{}">')
+#: Characters of a page that are made in one step of the event loop.
+_STEP: Final = 16 * 1024
 #: Seconds after which a page may reload itself, if its user asks for that.
 REFRESH_MIN: Final = 2
 REFRESH_MAX: Final = 60
@@ -68,17 +72,34 @@ async def respond(visit: Visit, page: Page | Redirect) -> Response:
     """Return the answer to *visit*."""
     if isinstance(page, Redirect):
         return RedirectResponse(page.path, 303)
-    return html(
+    texts = _rendered(
         page,
         visit=visit,
         nav=await _navigation(visit),
         notices=visit.take_notices(),
         refresh=_refresh(visit),
     )
+    pieces: list[bytes] = []
+    step: list[str] = []
+    size = 0
+    for text in texts:
+        step.append(text)
+        size += len(text)
+        if size >= _STEP:
+            pieces.append("".join(step).encode())
+            step, size = [], 0
+            await trio.lowlevel.checkpoint()
+    pieces.append("".join(step).encode())
+    return InPieces(pieces, page.status, media_type="text/html")
 
 
-def html(page: Page, **more: Any) -> HTMLResponse:
-    """Return *page* as HTML; with ``visit`` among *more* it has the navigation, and forms."""
+def html(page: Page) -> HTMLResponse:
+    """Return *page*, which is short, as HTML without navigation and without forms that need a session."""
+    return HTMLResponse("".join(_rendered(page)), page.status)
+
+
+def _rendered(page: Page, **more: Any) -> Iterator[str]:
+    """Return the texts of *page*; with ``visit`` among *more* it has the navigation, and forms."""
     values: dict[str, Any] = {
         "visit": None,
         "nav": [],
@@ -91,12 +112,11 @@ def html(page: Page, **more: Any) -> HTMLResponse:
         values["given"] = _FormTexts(given)
     visit: Visit | None = values["visit"]
     values["csrf"] = "" if visit is None else _TOKEN.format(CSRF_FIELD, visit.csrf)
-    text = (
+    return (
         _templates()
         .get_template(page.template)
-        .render(title=page.title, failure=page.failure, live=page.live, **values)
+        .generate(title=page.title, failure=page.failure, live=page.live, **values)
     )
-    return HTMLResponse(text, page.status)
 
 
 def _refresh(visit: Visit) -> int | None:

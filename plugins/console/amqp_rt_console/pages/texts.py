@@ -5,19 +5,24 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
-from amqp_rt.cli.tables import plain
+from amqp_rt.cli.tables import JsonRoom, plain
 from amqp_rt.errors import printable
 
 #: Characters of one value in a table, and of a body.
 CELL_MAX: Final = 200
 BODY_MAX: Final = 16_384
+#: Properties or annotations of one message.
+PAIRS_MAX: Final = 100
+_INDENTED: Final = json.JSONEncoder(indent=2, ensure_ascii=False)
 
 
 def shown(value: object, key: str = "") -> str:
     """Return *value* of the attribute *key* on one line, without invisible characters, cut after ``CELL_MAX``."""
-    return cut(printable(_text(value, key)), CELL_MAX)
+    # Cut before, too: to escape a long text takes long.
+    return cut(printable(_text(value, key)[: CELL_MAX + 1]), CELL_MAX)
 
 
 def _text(value: object, key: str) -> str:
@@ -31,9 +36,11 @@ def _text(value: object, key: str) -> str:
         return moment(value) if key.endswith("_at") else f"{value:,.6g}"
     if isinstance(value, str):
         return str(value)
-    if isinstance(value, list | tuple) and all(isinstance(each, str | int) for each in value):
-        return ", ".join(map(str, value))
-    return json.dumps(plain(value), ensure_ascii=False)
+    if isinstance(value, list | tuple) and all(
+        isinstance(each, str | int) for each in value[: CELL_MAX + 1]
+    ):
+        return ", ".join(str(each)[: CELL_MAX + 1] for each in value[: CELL_MAX + 1])
+    return json.dumps(plain(value, JsonRoom(CELL_MAX)), ensure_ascii=False)
 
 
 def moment(seconds: float) -> str:
@@ -70,12 +77,30 @@ def body_text(row: Mapping[str, Any]) -> tuple[str, str]:
     elif row.get("body") is None:
         return "", "The message has no body."
     else:
-        text = json.dumps(row["body"], indent=2, ensure_ascii=False)
-    if len(text) > BODY_MAX or row.get("truncated"):
+        text = _indented(row["body"])
+    whole = len(text) <= BODY_MAX and not row.get("truncated")
+    text = printable(text[:BODY_MAX], keep="\n\t")
+    if len(text) > BODY_MAX or not whole:
         remark = f"{remark} Only its beginning is shown.".strip()
-    return printable(text[:BODY_MAX], keep="\n\t"), remark
+    return text[:BODY_MAX], remark
+
+
+def _indented(value: object) -> str:
+    """Return *value* as JSON on lines, or somewhat more than ``BODY_MAX`` characters of it."""
+    pieces = []
+    size = 0
+    for piece in _INDENTED.iterencode(value):
+        pieces.append(piece)
+        size += len(piece)
+        if size > BODY_MAX:
+            break
+    return "".join(pieces)
 
 
 def pairs(values: Mapping[Any, Any] | None) -> list[tuple[str, str]]:
-    """Return names and values of properties or annotations as texts."""
-    return [(shown(str(name)), shown(value)) for name, value in (values or {}).items()]
+    """Return names and values of properties or annotations as texts, of ``PAIRS_MAX`` at most."""
+    given = values or {}
+    found = [(shown(str(name)), shown(given[name])) for name in islice(given, PAIRS_MAX)]
+    if len(given) > PAIRS_MAX:
+        found.append(("…", f"{len(given) - PAIRS_MAX:,} more are not shown"))
+    return found

@@ -77,6 +77,11 @@ def bodies(far: FarEnd) -> list[Any]:
     return [Message.decode(each.payload).body for each in heard]
 
 
+def in_table(shop: Shop) -> int:
+    with shop.sessions() as session:
+        return shop.outbox._rows.pending(session)
+
+
 async def until(true: Any) -> None:
     with trio.fail_after(20):
         while not true():  # noqa: ASYNC110 (nothing tells of it)
@@ -277,6 +282,73 @@ async def test_relays_share_messages_and_keep_their_order(
                     await until(lambda: len(bodies(fast)) == 5)
                 assert bodies(fast) == [*then, *first, "a3"]
                 await other.outbox.flush()
+    other.sessions.kw["bind"].dispose()
+
+
+async def test_receivers_that_take_their_time_hold_up_no_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays_module, "BATCHES_MAX", 1)
+    monkeypatch.setattr(relays_module, "SLOT_S", 0.1)
+    shop = declare(engine)
+    heard = []
+    done = trio.Event()
+
+    @node("slow/{number}", slots=3)
+    async def slow(number: int, body: str) -> None:
+        heard.append(f"slow {number}")
+        await done.wait()
+
+    @node("good")
+    async def good(body: str) -> None:
+        heard.append(body)
+
+    async with (
+        Container("c", nodes=[slow, good]) as container,
+        container.local() as peer,
+        relaying(shop, peer),
+    ):
+        for number in range(3):
+            send(shop, "x", address=f"slow/{number}")
+        await until(lambda: len(heard) == 3)
+        send(shop, "a", address="good")
+        await until(lambda: "a" in heard)
+        await until(lambda: in_table(shop) == 3)
+        done.set()
+        with trio.fail_after(20):
+            await shop.outbox.flush()
+    assert sorted(heard) == ["a", "slow 0", "slow 1", "slow 2"]
+
+
+async def test_rows_are_lent_while_a_receiver_decides(
+    postgres: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays_module, "SLOT_S", 0.1)
+    monkeypatch.setattr(relays_module, "LEASE_S", 0.6)
+    monkeypatch.setattr(relays_module, "GRACE_S", 0.1)
+    shop = declare(postgres, poll_s=0.02)
+    other = declare(create_engine(postgres.url), poll_s=0.02)
+    slow, fast = FarEnd(credit=4), FarEnd(credit=100, settle=ACCEPTED)
+    send(shop, "a", "b", "c")
+    async with (
+        connected(slow) as peer,
+        connected(fast) as another,
+        relaying(shop, peer) as slow_relay,
+    ):
+        await until(lambda: len(bodies(slow)) == 3)
+        slow.heard.deliveries[0].settle(ACCEPTED)
+        # What is known is recorded when the transaction ends.
+        await until(lambda: in_table(shop) == 2)
+        async with relaying(other, another):
+            await trio.sleep(1.2)
+            assert bodies(fast) == []
+            slow.heard.deliveries[1].settle(ACCEPTED)
+            await trio.sleep(0.1)
+            slow_relay.cancel()
+            # Given back at its end.
+            with trio.fail_after(relays_module.NOTIFIED_S / 2):
+                await until(lambda: bodies(fast) == ["c"])
+            await other.outbox.flush()
     other.sessions.kw["bind"].dispose()
 
 

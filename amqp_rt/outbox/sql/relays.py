@@ -3,13 +3,15 @@
 A relay looks for addresses with messages, and sends to several at once, each on a link of its own. Once a link has credit,
 the relay takes as many messages, sends them, waits for their outcomes and records them. Where the database can lock
 rows, the transaction stays open meanwhile: other relays leave these rows out, and get them at once if the process
-is killed.
+is killed. Where outcomes take longer, rows are lent instead: no relay takes them before a time in the future, which is
+put off as long as the receivers decide.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -26,12 +28,15 @@ from .working import PASSING_ERRORS, Factory, call, in_transaction, opened
 
 _log = logging.getLogger("amqp_rt.outbox")
 
-#: Batches that are sent at a time. Each takes a connection to the database.
+#: Transactions at a time. Each takes a connection to the database.
 BATCHES_MAX: Final = 4
 #: Links to different addresses; further addresses wait for a free one.
 LINKS_MAX: Final = 64
 #: Seconds for which rows are held whose messages wait, because the peer has taken its credit back.
 HELD_S: Final = 10.0
+#: Seconds for which a transaction waits for outcomes, before its rows are lent, and for which these are lent.
+SLOT_S: Final = 2.0
+LEASE_S: Final = 30.0
 #: Seconds before messages without an outcome, whose link has ended, are sent again.
 IN_DOUBT_S: Final = 1.0
 #: Seconds that messages which were sent have to get their outcomes when the relay is cancelled.
@@ -58,6 +63,66 @@ class _Sent(NamedTuple):
 
     row: int
     receipt: Receipt
+
+
+class _Batch:
+    """Messages that were taken from the table and are sent.
+
+    Args:
+        sender: The link.
+        rows: The messages, which are sent now.
+    """
+
+    def __init__(self, sender: Sender, rows: Sequence[OutboxRow]) -> None:
+        self.began = trio.current_time()
+        self._sent: list[_Sent] = []
+        self._refused: list[tuple[int, Outcome]] = []
+        self._recorded: set[int] = set()
+        for row in rows:
+            try:
+                self._sent.append(_Sent(row.id, sender.send_payload_nowait(row.payload)))
+            except LocalProtocolError as error:
+                # Larger than the peer allows: nothing was sent, and another attempt is no better.
+                self._refused.append((row.id, Rejected(Error.of(error))))
+
+    @property
+    def waits(self) -> bool:
+        """Whether an outcome is missing that can still arrive."""
+        return any(not each.receipt.done for each in self._sent)
+
+    async def wait(self) -> None:
+        """Wait until no outcome is missing that can still arrive. Cancellation leaves no trace."""
+        for each in self._sent:
+            try:
+                await each.receipt.outcome()
+            except AmqpError:
+                pass  # In doubt, or withdrawn: the message is sent again.
+
+    def withdraw(self) -> None:
+        """Withdraw the messages that wait for credit."""
+        for each in self._sent:
+            each.receipt.withdraw()
+
+    def outcomes(self) -> list[tuple[int, Outcome]]:
+        """Return the messages with their outcomes, without those that are in doubt or forgotten."""
+        found = list(self._refused)
+        for row, receipt in self._sent:
+            if receipt.known_outcome is not None:
+                found.append((row, receipt.known_outcome))
+        return [each for each in found if each[0] not in self._recorded]
+
+    @property
+    def has_outcomes(self) -> bool:
+        """Whether there are, or were, outcomes."""
+        return bool(self._recorded or self.outcomes())
+
+    def forget(self, outcomes: Sequence[tuple[int, Outcome]]) -> None:
+        """Leave out *outcomes*, which are recorded."""
+        self._recorded.update(row for row, _ in outcomes)
+
+    def in_doubt(self) -> list[int]:
+        """Return the messages without an outcome."""
+        return [each.row for each in self._sent if each.receipt.known_outcome is None]
 
 
 class _Lane:
@@ -231,9 +296,8 @@ class OutboxRelay:
                         break
                     continue
                 lane.more = False
-                async with self._slots:
-                    if await self._send_batch(sender, address):
-                        lane.more = True
+                if await self._send_batch(sender, address):
+                    lane.more = True
         except PASSING_ERRORS as error:
             self._complain("database", f"messages to {address!r} wait for the database", error)
             self._pause(address, RETRY_S)
@@ -271,57 +335,91 @@ class OutboxRelay:
     # --- one batch ---
 
     async def _send_batch(self, sender: Sender, address: str) -> bool:
-        """Send some messages, and record their outcomes; return whether there were any."""
-        most = min(BATCH, max(sender.credit, 1))
-        if not self._shares:
-            rows = await in_transaction(self._factory, self._rows.take, address, most)
-            return await self._deliver(sender, address, rows, None)
-        async with opened(self._factory) as session:
-            rows = await call(session, self._rows.take, address, most)
-            return await self._deliver(sender, address, rows, session)
-
-    async def _deliver(
-        self, sender: Sender, address: str, rows: Sequence[OutboxRow], session: Any
-    ) -> bool:
-        """Send *rows*, and record their outcomes; return whether there were any.
+        """Send some messages, and record their outcomes; return whether there were any.
 
         Cancellation lets messages that were sent get their outcomes for ``GRACE_S`` seconds.
         """
-        outcomes: list[tuple[int, Outcome]] = []
-        sent: list[_Sent] = []
-        try:
-            for row in rows:
-                try:
-                    sent.append(_Sent(row.id, sender.send_payload_nowait(row.payload)))
-                except LocalProtocolError as error:
-                    # Larger than the peer allows: nothing was sent, and another attempt is no better.
-                    outcomes.append((row.id, Rejected(Error.of(error))))
-            with trio.move_on_after(HELD_S):
-                await _wait_for_outcomes(sent)
-            _withdraw(sent)
-            await _wait_for_outcomes(sent)
-        except trio.Cancelled:
-            _withdraw(sent)
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + GRACE_S):
-                await _wait_for_outcomes(sent)
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + GRACE_S):
-                await self._record(session, [*outcomes, *_known(sent)])
-            raise
-        outcomes += _known(sent)
-        if len(outcomes) < len(rows):
-            self._pause(address, IN_DOUBT_S)
-        await self._record(session, outcomes)
-        return bool(outcomes)
+        most = min(BATCH, max(sender.credit, 1))
+        lent = False
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(self._slots)
+            session: Any = None
+            if self._shares:
+                session = await held.enter_async_context(opened(self._factory))
+                rows = await call(session, self._rows.take, address, most)
+            else:
+                rows = await in_transaction(self._factory, self._rows.take, address, most)
+            batch = _Batch(sender, rows)
+            try:
+                if session is not None:
+                    with trio.move_on_after(SLOT_S):
+                        await batch.wait()
+                if batch.waits:
+                    # Other addresses get the connection to the database while this receiver takes its time.
+                    if session is not None:
+                        lent = True
+                        await self._lend(session, batch)
+                        session = None
+                    await held.aclose()
+                    await self._outlast(batch, lent=lent)
+                    await held.enter_async_context(self._slots)
+            except trio.Cancelled:
+                batch.withdraw()
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + GRACE_S):
+                    await batch.wait()
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + GRACE_S):
+                    await self._record(session, batch, lent=lent)
+                raise
+            if batch.in_doubt():
+                self._pause(address, IN_DOUBT_S)
+            await self._record(session, batch, lent=lent)
+        return batch.has_outcomes
 
-    async def _record(self, session: Any, outcomes: Sequence[tuple[int, Outcome]]) -> None:
-        """Record *outcomes*, with *session* that holds the rows if there is one; repeat that until it is done."""
-        for row, outcome in outcomes:
-            if not isinstance(outcome, Accepted):
-                self._complain("outcome", f"message {row}", refusal(outcome))
-        while outcomes:
+    async def _outlast(self, batch: _Batch, *, lent: bool) -> None:
+        """Wait for the outcomes of *batch* without a transaction, and keep its rows from other relays if they are *lent*."""
+        if not lent:
+            with trio.move_on_at(batch.began + HELD_S):
+                await batch.wait()
+            batch.withdraw()
+            await batch.wait()
+            return
+        while batch.waits:
+            with trio.move_on_after(LEASE_S / 3):
+                await batch.wait()
+            if trio.current_time() >= batch.began + HELD_S:
+                batch.withdraw()
+            if batch.waits:
+                await self._lend(None, batch)
+
+    async def _lend(self, session: Any, batch: _Batch) -> None:
+        """Record the outcomes of *batch* so far, and keep its other rows from other relays for ``LEASE_S`` seconds."""
+        outcomes, ids = batch.outcomes(), batch.in_doubt()
+        self._log_outcomes(outcomes)
+        try:
+            if session is None:
+                await in_transaction(self._factory, self._rows.finish, outcomes, ids, LEASE_S)
+            else:
+                await call(session, self._rows.finish_and_commit, outcomes, ids, LEASE_S)
+            batch.forget(outcomes)
+        except PASSING_ERRORS as error:
+            # Other relays may send these messages too: at least once.
+            self._complain("database", "the database", error)
+
+    async def _record(self, session: Any, batch: _Batch, *, lent: bool) -> None:
+        """Record the outcomes of *batch*; repeat that until it is done.
+
+        Args:
+            session: Session whose transaction holds the rows, or None.
+            batch: The messages.
+            lent: Whether rows without an outcome have to be given back.
+        """
+        outcomes = batch.outcomes()
+        back = batch.in_doubt() if lent else []
+        self._log_outcomes(outcomes)
+        while outcomes or back:
             try:
                 if session is None:
-                    await in_transaction(self._factory, self._rows.finish, outcomes)
+                    await in_transaction(self._factory, self._rows.finish, outcomes, back)
                 else:
                     await call(session, self._rows.finish_and_commit, outcomes)
                 return
@@ -331,6 +429,11 @@ class OutboxRelay:
                 if session is None:
                     await trio.sleep(RETRY_S)
                 session = None
+
+    def _log_outcomes(self, outcomes: Sequence[tuple[int, Outcome]]) -> None:
+        for row, outcome in outcomes:
+            if not isinstance(outcome, Accepted):
+                self._complain("outcome", f"message {row}", refusal(outcome))
 
     # --- links ---
 
@@ -385,27 +488,3 @@ async def _wait_for_credit(sender: Sender) -> None:
     while sender.credit <= 0:
         await sender.changes.park()
         await sender.wait_attached()
-
-
-async def _wait_for_outcomes(sent: Sequence[_Sent]) -> None:
-    """Wait until no outcome is missing that can still arrive. Cancellation leaves no trace."""
-    for each in sent:
-        try:
-            await each.receipt.outcome()
-        except AmqpError:
-            pass  # In doubt, or withdrawn: the message is sent again.
-
-
-def _withdraw(sent: Sequence[_Sent]) -> None:
-    """Withdraw the messages that wait for credit."""
-    for each in sent:
-        each.receipt.withdraw()
-
-
-def _known(sent: Sequence[_Sent]) -> list[tuple[int, Outcome]]:
-    """Return the messages with their outcomes, without those that are in doubt."""
-    found = []
-    for row, receipt in sent:
-        if receipt.known_outcome is not None:
-            found.append((row, receipt.known_outcome))
-    return found

@@ -235,8 +235,21 @@ class OutboxRows:
                 stopped.add(stream)
         return found
 
-    def finish(self, session: Session, outcomes: Iterable[tuple[int, Outcome]]) -> None:
-        """Delete messages that were accepted; keep those that were rejected, and let the others wait."""
+    def finish(
+        self,
+        session: Session,
+        outcomes: Iterable[tuple[int, Outcome]],
+        others: Sequence[int] = (),
+        seconds: float = 0.0,
+    ) -> None:
+        """Delete messages that were accepted; keep those that were rejected, and let those that were released wait.
+
+        Args:
+            session: Where to do it.
+            outcomes: The messages, and their outcomes.
+            others: Messages without an outcome, which no relay takes for *seconds*.
+            seconds: 0 gives them back.
+        """
         connection = self.connection(session)
         table = self._table
         accepted = []
@@ -252,10 +265,19 @@ class OutboxRows:
             connection.execute(update(table).where(table.c.id == row).values(values))
         if accepted:
             connection.execute(delete(table).where(table.c.id.in_(accepted)))
+        if others:
+            lent = update(table).where(table.c.id.in_(others), self._waits)
+            connection.execute(lent.values(due=time.time() + seconds))
 
-    def finish_and_commit(self, session: Session, outcomes: Iterable[tuple[int, Outcome]]) -> None:
+    def finish_and_commit(
+        self,
+        session: Session,
+        outcomes: Iterable[tuple[int, Outcome]],
+        others: Sequence[int] = (),
+        seconds: float = 0.0,
+    ) -> None:
         """Record outcomes as :meth:`finish` does, and end the transaction that has locked the rows."""
-        self.finish(session, outcomes)
+        self.finish(session, outcomes, others, seconds)
         session.commit()
 
     # --- for the application ---

@@ -15,7 +15,7 @@ import pytest
 import trio
 from far_end import FarEnd, connected
 from sql_shop import Shop, declare, nodes_of
-from sqlalchemy import Engine, create_engine, event, func, insert, select, text, update
+from sqlalchemy import Engine, MetaData, create_engine, event, func, insert, select, text, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -27,7 +27,7 @@ from amqp_rt.errors import DeliveryNotAccepted, DeliveryRejected, LocalProtocolE
 from amqp_rt.outbox import SqlInbox, SqlOutbox
 from amqp_rt.outbox.sql import relays as relays_module
 from amqp_rt.outbox.sql.schema import NAME_MAX
-from amqp_rt.outcomes import ACCEPTED, RELEASED
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Rejected
 
 pytestmark = [pytest.mark.req("R14"), pytest.mark.slow]
 
@@ -494,7 +494,51 @@ async def flush_when_there(shop: Shop) -> None:
             await trio.sleep(0.05)
 
 
-async def test_mistakes_are_told_in_sentences(tmp_path: Path) -> None:
+async def test_outboxes_of_the_same_name_in_several_schemas(postgres: Engine) -> None:
+    sessions = sessionmaker(postgres)
+    made = []
+    for schema in ("shop", "a:b"):
+        with postgres.begin() as connection:
+            connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
+        outbox = SqlOutbox(sessions, metadata=MetaData(schema=schema), poll_s=1000)
+        await outbox.create_tables()
+        made.append(outbox)
+    # As in another process: it is woken by notices only.
+    relaying_one = SqlOutbox(sessions, metadata=MetaData(schema="a:b"), poll_s=1000)
+    far = FarEnd(credit=100, settle=ACCEPTED)
+    async with connected(far) as peer, trio.open_nursery() as nursery:
+        nursery.start_soon(relaying_one.run, peer)
+        await trio.sleep(0.3)
+        with sessions.begin() as session:
+            for outbox in made:
+                outbox.send(session, "q", outbox._rows.name)
+        with trio.fail_after(relays_module.NOTIFIED_S / 2):
+            await made[1].flush()
+        nursery.cancel_scope.cancel()
+    assert bodies(far) == ["a:b.amqp_outbox"]
+    assert await made[0].pending() == 1
+    assert SqlOutbox(sessions, table="é" * 60)._rows.channel.startswith("amqp_outbox_")
+
+
+async def test_texts_with_a_nul_are_stored_without_it(engine: Engine) -> None:
+    shop = declare(engine, order="group")
+    far = FarEnd(credit=100, settle=Rejected(Error("amqp:not-allowed", "no \0")))
+    with pytest.raises(ValueError, match="an address has no NUL"):
+        send(shop, "a", address="a\0b")
+    send(shop, "a", group_id="a\0b")
+    with shop.sessions.begin() as session:
+        assert shop.inbox.record_now(session, "a\0b", "id")
+        assert not shop.inbox.record_now(session, "a\0b", "id")
+    async with connected(far) as peer, relaying(shop, peer):
+        with trio.fail_after(20):
+            await shop.outbox.flush()
+    (refused,) = await shop.outbox.refused()
+    assert refused.reason == r"no \x00 [amqp:not-allowed]"
+
+
+async def test_mistakes_are_told_in_sentences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'empty.db'}")
     sessions = sessionmaker(engine)
     with pytest.raises(TypeError, match="a session_factory is a sessionmaker"):
@@ -511,7 +555,13 @@ async def test_mistakes_are_told_in_sentences(tmp_path: Path) -> None:
     async with connected(FarEnd(credit=1)) as peer:
         with pytest.raises(LocalProtocolError, match=r"no table 'letters': create it with create_"):
             await outbox.run(peer)
-    await outbox.create_tables()
+        await outbox.create_tables()
+        with monkeypatch.context() as patch:
+            patch.setattr("amqp_rt.outbox.sql.schema.DIALECTS", {"postgresql"})
+            with pytest.raises(LocalProtocolError, match="in PostgreSQL and SQLite, not in 'sql"):
+                await outbox.run(peer)
+    with pytest.raises(LocalProtocolError, match="not in 'mysql'"):
+        outbox.schema("mysql")
     outbox.send(scoped_session(sessions), "a" * NAME_MAX, "x")
     with pytest.raises(ValueError, match="give batch or inbox, not both"):
         node("a", batch=Batch(), inbox=SqlInbox(sessions))

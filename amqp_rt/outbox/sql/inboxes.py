@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from sqlalchemy import MetaData, delete, event, insert, select, tuple_
+from sqlalchemy import MetaData, delete, event, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from ...limits import check_seconds
 from ...message import MessageId
-from .schema import inbox_table, short, statements
+from .schema import inbox_table, refuse_unless_supported, short, statements
 from .working import Factory, call, in_transaction, kind_of_sessions, opened
 
 _log = logging.getLogger("amqp_rt.outbox")
@@ -192,17 +192,10 @@ class SqlInbox:
         }
         connection = session.connection()
         dialect = connection.dialect.name
-        if dialect in ("postgresql", "sqlite"):
-            make: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
-            adding = make(self._table).values(row).on_conflict_do_nothing()
-            added = connection.execute(adding.returning(self._table.c.at))
-            return added.first() is not None
-        try:
-            with session.begin_nested():
-                session.execute(insert(self._table).values(row))
-        except IntegrityError:
-            return False
-        return True
+        refuse_unless_supported(dialect)
+        make: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
+        adding = make(self._table).values(row).on_conflict_do_nothing()
+        return connection.execute(adding.returning(self._table.c.at)).first() is not None
 
     async def _prune_if_due(self) -> None:
         now = time.monotonic()

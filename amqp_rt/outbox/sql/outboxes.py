@@ -45,7 +45,7 @@ class SqlOutbox:
 
     *At least once*: a row is deleted after its message was accepted; after a crash in between it is sent again, with the
     same message-id. On PostgreSQL any number of processes may relay: they share the rows (``FOR UPDATE SKIP
-    LOCKED``), and commits wake them (``NOTIFY``). On other databases only one process may, which looks for messages every *poll_s*.
+    LOCKED``), and commits wake them (``NOTIFY``). On SQLite only one process may, which looks for messages every *poll_s*.
 
     Args:
         session_factory: A ``sessionmaker``, or an ``async_sessionmaker`` for applications of asyncio
@@ -92,7 +92,7 @@ class SqlOutbox:
         self._rows = OutboxRows(self._table, self._mapped, by_group=self._by_group)
         self._relays: set[OutboxRelay] = set()
         #: Key in ``Session.info`` of transactions with messages.
-        self._mark = f"amqp_rt.outbox {table}"
+        self._mark = f"amqp_rt.outbox {self._rows.name}"
 
     def __repr__(self) -> str:
         return f"<SqlOutbox {self.name!r}>"
@@ -132,8 +132,10 @@ class SqlOutbox:
 
         Raises:
             EncodeError: A value has no encoding.
-            ValueError: *address* is too long, or empty.
+            ValueError: *address* is too long, or empty, or has a NUL.
         """
+        if "\0" in address:
+            raise ValueError(f"an address has no NUL, as databases store none: {address!r:.80}")
         if not 0 < len(address) <= NAME_MAX:
             raise ValueError(f"an address has 1 to {NAME_MAX} characters, not {len(address)}")
         given = {} if isinstance(message, Message) else {"durable": True}
@@ -167,7 +169,7 @@ class SqlOutbox:
         connection = self._rows.connection(session)
         if connection.dialect.name == "postgresql":
             # A part of the transaction: relays get it after the commit, or never.
-            connection.execute(select(func.pg_notify(self.name, "")))
+            connection.execute(select(func.pg_notify(self._rows.channel, "")))
 
     def _committed(self, session: Session) -> None:
         if session.info.get(self._mark) == "committing":
@@ -183,7 +185,7 @@ class SqlOutbox:
 
         Raises:
             ConnectionLost: The connection has ended and is not established again.
-            LocalProtocolError: The database has no such table.
+            LocalProtocolError: The database has no such table, or is neither PostgreSQL nor SQLite.
             RuntimeError: *session_factory* needs asyncio, and trio runs without it.
         """
         require_trio("outbox.SqlOutbox.run")

@@ -464,7 +464,7 @@ class OutboxRelay:
             try:
                 engine = await in_transaction(self._factory, self._rows.engine)
                 await wait_for_notices(
-                    engine, self._rows.name, self._listening, in_loop=self._in_loop
+                    engine, self._rows.channel, self._listening, in_loop=self._in_loop
                 )
                 if not self._notified:
                     return

@@ -14,7 +14,7 @@ from ...container.boxes import Refused
 from ...container.sending import refusal
 from ...limits import MIB
 from ...outcomes import Accepted, Outcome, Rejected
-from .schema import REFUSED, WAITING, refuse_if_missing
+from .schema import REFUSED, WAITING, channel_of, refuse_if_missing, refuse_unless_supported
 
 #: Messages, and octets of their payloads, that a relay takes at once. A larger message is taken alone.
 BATCH: Final = 100
@@ -26,6 +26,8 @@ PAGE: Final = 500
 PAGES_MAX: Final = 100
 #: Seconds after which a message that was released is sent again, or an address that was refused is tried again.
 RETRY_S: Final = 5.0
+#: Time after which PostgreSQL ends a transaction that holds rows and does nothing.
+IDLE: Final = "30s"
 #: Databases in which several relays share the rows.
 _SKIPS_LOCKED: Final = frozenset({"postgresql"})
 
@@ -61,15 +63,18 @@ class OutboxRows:
         #: Condition of the partial indexes, for which databases know no parameters.
         self._waits = table.c.state == literal_column(str(WAITING))
         self._mapped = mapped
-        #: Name of the table, of the outbox in logs, and of the channel for notices.
-        self.name: str = table.name
+        #: Name of the table with its schema, and of the outbox in logs.
+        self.name: str = table.fullname
+        #: Channel for notices.
+        self.channel = channel_of(table)
 
     def check(self, session: Session) -> None:
         """Check that the table exists.
 
         Raises:
-            LocalProtocolError: It does not.
+            LocalProtocolError: It does not, or the database is none of those that are supported.
         """
+        refuse_unless_supported(self.engine(session).dialect.name)
         refuse_if_missing(self.connection(session), self._table)
 
     def engine(self, session: Session) -> Engine:
@@ -122,6 +127,11 @@ class OutboxRows:
         due yet holds up the rest of its stream.
         """
         connection = self.connection(session)
+        if connection.dialect.name == "postgresql":
+            # The locks of a machine that has gone without a word are freed, sooner than its connection is.
+            connection.execute(
+                select(func.set_config("idle_in_transaction_session_timeout", IDLE, True))
+            )
         if self._by_group:
             heads = self._heads(connection, address, most)
         else:

@@ -37,6 +37,12 @@ WAITING: Final = 0
 REFUSED: Final = 1
 
 
+#: Octets of the name of a channel in PostgreSQL.
+CHANNEL_MAX: Final = 63
+#: Databases that are supported, as SQLAlchemy names them.
+DIALECTS: Final = frozenset({"postgresql", "sqlite"})
+
+
 def outbox_table(metadata: MetaData, name: str) -> Table:
     """Declare the table of an outbox."""
     waiting = text(f"state = {WAITING}")
@@ -90,22 +96,46 @@ def inbox_table(metadata: MetaData, name: str) -> Table:
 
 
 def short(text: str) -> str:
-    """Return *text*, or its digest if it is longer than a column takes."""
-    if len(text) <= NAME_MAX:
+    """Return *text*, or its digest if it is longer than a column takes, or has a NUL, which PostgreSQL stores in no text."""
+    if len(text) <= NAME_MAX and "\0" not in text:
         return text
     return f"sha256:{sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def channel_of(table: Table) -> str:
+    """Return the channel for notices about *table*: its name, of at most 63 octets, as PostgreSQL takes them."""
+    name: str = table.fullname
+    if len(name.encode()) <= CHANNEL_MAX:
+        return name
+    return f"amqp_outbox_{sha256(name.encode()).hexdigest()[:40]}"
 
 
 def statements(table: Table, dialect: str) -> Iterator[str]:
     """Yield the statements that create *table*, in the SQL of *dialect*, such as ``"postgresql"``.
 
     Raises:
-        sqlalchemy.exc.NoSuchModuleError: There is no such dialect.
+        LocalProtocolError: The dialect is not supported.
     """
+    refuse_unless_supported(dialect)
     kind: Any = registry.load(dialect)
     yield str(CreateTable(table).compile(dialect=kind())).strip()
     for index in sorted(table.indexes, key=lambda each: str(each.name)):
         yield str(CreateIndex(index).compile(dialect=kind())).strip()
+
+
+def refuse_unless_supported(dialect: str) -> None:
+    """Check that the tables work in databases of *dialect*.
+
+    Others compare addresses without regard to case, or limit payloads to 64 KiB: messages would be lost there.
+
+    Raises:
+        LocalProtocolError: They do not.
+    """
+    if dialect not in DIALECTS:
+        raise LocalProtocolError(
+            f"outboxes and inboxes are kept in PostgreSQL and SQLite, not in {dialect!r}: choose another database",
+            condition="amqp:not-implemented",
+        )
 
 
 def refuse_if_missing(connection: Connection, table: Table) -> None:
@@ -114,9 +144,9 @@ def refuse_if_missing(connection: Connection, table: Table) -> None:
     Raises:
         LocalProtocolError: It does not; the text tells how to create it.
     """
-    if not inspect(connection).has_table(table.name):
+    if not inspect(connection).has_table(table.name, schema=table.schema):
         raise LocalProtocolError(
-            f"the database {connection.engine.url.render_as_string()} has no table {table.name!r}: create it with"
+            f"the database {connection.engine.url.render_as_string()} has no table {table.fullname!r}: create it with"
             " create_tables(), or with the statements that schema() returns",
             condition="amqp:precondition-failed",
         )

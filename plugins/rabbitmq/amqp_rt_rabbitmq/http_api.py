@@ -246,7 +246,8 @@ async def _session(request: Request, virtual_host: str | None) -> WebSession:
     if given is None:
         raise Problem(404, f"the session is not in the virtual host {virtual_host!r:.100}")
     login = await credentials.in_header(given, f"vhost:{name}" if name else "")
-    found: WebSession = await request.state.door.sessions.for_request(login, request.state.arrival)
+    state = request.state
+    found: WebSession = await state.door.sessions.for_request(login, state.arrival, state.uses)
     return found
 
 

@@ -248,6 +248,11 @@ log = logging.getLogger("amqp_rt.cli")
     help="A further name under which browsers reach --http. Repeatable.",
 )
 @click.option(
+    "--http-origin",
+    metavar="URL",
+    help="Where browsers reach --http behind a proxy with TLS, such as https://console.example: cookies are for TLS only then.",
+)
+@click.option(
     "--otel",
     is_flag=True,
     help="Send spans and metrics by OpenTelemetry, whose own variables name exporter and endpoint, such as "
@@ -289,6 +294,7 @@ def serve(  # noqa: C901
     http: str | None,
     http_read_only: bool,
     http_hosts: tuple[str, ...],
+    http_origin: str | None,
     otel: bool,
     joining: MeshOptions,
 ) -> None:
@@ -423,7 +429,9 @@ def serve(  # noqa: C901
         broker.container.traces = _traces(trace, broker.container)
 
     asked = None if probe is None else probe_of(broker.container, probe)
-    door = None if http is None else _door(broker, http, http_hosts, read_only=http_read_only)
+    door = None
+    if http is not None:
+        door = _door(broker, http, read_only=http_read_only, hosts=http_hosts, origin=http_origin)
     end_otel = _start_otel(broker) if otel else None
     member = joining.member(broker)
     manager = ServiceManager()
@@ -477,13 +485,13 @@ class HttpDoor(Protocol):
         """Listen until the end of the block; return the URL with the port."""
 
 
-def _door(broker: Broker, url: str, hosts: tuple[str, ...], *, read_only: bool) -> HttpDoor:
+def _door(broker: Broker, url: str, **options: object) -> HttpDoor:
     """Return the HTTP door of *broker*, which is checked now."""
     found = next(iter(entry_points(group="amqp_rt.doors", name="http")), None)
     if found is None:
         raise click.UsageError("--http needs a plug-in: pip install amqp-rt-console")
     try:
-        door: HttpDoor = found.load()(broker, url, read_only=read_only, hosts=hosts)
+        door: HttpDoor = found.load()(broker, url, **options)
     except AmqpError as error:
         raise click.BadParameter(error.description, param_hint="--http") from None
     return door

@@ -19,7 +19,7 @@ from amqp_rt.errors import AmqpError
 
 from . import pages
 from .api import Api
-from .guard import Guard
+from .guard import Guard, Origins
 from .problems import Problem
 from .scraping import MetricsPage
 from .server import HttpServer, Receive, Scope, Send
@@ -69,6 +69,27 @@ def parse_door_url(text: str) -> DoorUrl:
     return DoorUrl(url.hostname or DEFAULT_HOST, port, url.scheme == "https")
 
 
+def _origin(text: str) -> str:
+    """Return the origin in *text* as browsers write it.
+
+    Raises:
+        AmqpError: It is none.
+    """
+    try:
+        parse_door_url(text)
+        url = urlsplit(text)
+        if url.hostname is None:
+            raise ValueError("no host")
+    except (AmqpError, ValueError):
+        raise AmqpError(
+            f"{text!r:.200} is no origin of pages: it is https://HOST or https://HOST:PORT",
+            condition="amqp:invalid-field",
+        ) from None
+    default = {"http": 80, "https": 443}[url.scheme]
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{url.scheme}://{host}" + ("" if url.port in (None, default) else f":{url.port}")
+
+
 class HttpDoor:
     """HTTP door of *broker*: a JSON API below ``/api/v1/``, and pages for browsers.
 
@@ -82,14 +103,22 @@ class HttpDoor:
         url: Where to listen, ``http://HOST:PORT`` or, with the broker's certificates, ``https://HOST:PORT``. Passwords must
             not cross networks in clear: ``http`` is for this machine, unless the broker has ``plain_in_clear``.
         read_only: Refuse requests that change something.
-        hosts: Further names under which browsers reach the door. IP addresses and the host of *url* need none.
+        hosts: Further names under which browsers reach the door. IP addresses and the hosts of *url* and *origin* need none.
+        origin: Where browsers reach the door behind a proxy, such as ``https://console.example``. With ``https`` they send
+            cookies over TLS only.
 
     Raises:
-        AmqpError: *url* is no such URL, or is not for this machine and has no TLS.
+        AmqpError: *url* or *origin* is no such URL, or *url* is not for this machine and has no TLS.
     """
 
     def __init__(
-        self, broker: Broker, url: str, *, read_only: bool = False, hosts: Collection[str] = ()
+        self,
+        broker: Broker,
+        url: str,
+        *,
+        read_only: bool = False,
+        hosts: Collection[str] = (),
+        origin: str | None = None,
     ) -> None:
         self.broker = broker
         self.read_only = read_only
@@ -105,6 +134,9 @@ class HttpDoor:
                 condition="amqp:not-allowed",
             )
         self._hosts = {self.url.host, *hosts}
+        self._origin = None if origin is None else _origin(origin)
+        if self._origin is not None:
+            self._hosts.add(urlsplit(self._origin).hostname or "")
         #: Answers that go on, such as live views: each holds a place while it is sent.
         self.streams = trio.CapacityLimiter(broker.container.limits.http_streams_max)
         self._sessions: WebSessions | None = None
@@ -160,6 +192,7 @@ class HttpDoor:
             broker=self.broker,
             sessions=self._sessions,
             hosts=self._hosts,
+            origins=Origins(self._origin, local=is_local_host(self.url.host)),
             read_only=self.read_only,
             show=pages.problem_page,
             door=self,

@@ -14,6 +14,7 @@ from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlsplit
 
+from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -67,6 +68,29 @@ _HEADERS: Final = {
 Answering = Callable[[Request], Awaitable[Response]]
 
 
+class Origins(Struct, frozen=True):
+    """Origins of our own pages."""
+
+    #: Where browsers reach the door behind a proxy; None without one that is known.
+    public: str | None
+    #: Whether the door is for this machine, where a proxy may provide TLS.
+    local: bool
+
+    def are_ours(self, origin: str, host: str, *, secure: bool, same: bool) -> bool:
+        """Return whether *origin* is that of our pages.
+
+        Args:
+            origin: The origin, as a browser has told it.
+            host: The header ``host`` of the request.
+            secure: Whether the request has arrived over TLS.
+            same: Whether the browser says that the request is of the same origin, whatever a proxy has made of it.
+        """
+        own = {f"{'https' if secure else 'http'}://{host}", self.public}
+        if same or (self.local and not secure):
+            own |= {f"http://{host}", f"https://{host}"}
+        return origin in own
+
+
 class Guard:
     """ASGI application that admits requests to *app*, and answers the others.
 
@@ -79,6 +103,7 @@ class Guard:
         broker: The broker.
         sessions: Sessions of the door.
         hosts: Names under which browsers reach the door; IP addresses need none.
+        origins: Origins of our own pages.
         read_only: Refuse requests that change something.
         show: Answers a problem for browsers, with a page.
         door: Object that requests get as ``request.state.door``.
@@ -91,6 +116,7 @@ class Guard:
         broker: Broker,
         sessions: WebSessions,
         hosts: Collection[str],
+        origins: Origins,
         read_only: bool,
         show: Callable[[Request, Problem], Response],
         door: object,
@@ -99,6 +125,7 @@ class Guard:
         self._broker = broker
         self._sessions = sessions
         self._hosts = {"localhost", *(each.lower() for each in hosts)}
+        self._origins = origins
         self._read_only = read_only
         self._show = show
         self._door = door
@@ -106,7 +133,11 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request (ASGI)."""
         with ExitStack() as uses:
-            scope["state"].update(door=self._door, session=None, form={}, uses=uses)
+            state = scope["state"]
+            state.update(door=self._door, session=None, form={}, uses=uses)
+            state["secure"] = state["arrival"].secure or (self._origins.public or "").startswith(
+                "https:"
+            )
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,7 +179,7 @@ class Guard:
         host = self._check_host(request)
         changes = request.method not in SAFE
         if changes:
-            _check_site(request, host)
+            self._check_site(request, host)
         path = request.url.path
         state = request.state
         if path == LOGIN_PATH or path.startswith(STATIC_PATH):
@@ -192,6 +223,20 @@ class Guard:
             )
         return given
 
+    def _check_site(self, request: Request, host: str) -> None:
+        """Refuse a change that a page of another site has requested.
+
+        Browsers tell the site (Fetch Metadata), or at least the origin; programs tell neither.
+        """
+        site = request.headers.get("sec-fetch-site")
+        origin = request.headers.get("origin")
+        secure = request.state.arrival.secure
+        if site not in (None, "same-origin", "none") or (
+            origin is not None
+            and not self._origins.are_ours(origin, host, secure=secure, same=site == "same-origin")
+        ):
+            raise Problem(403, "a page of another site may change nothing here", "amqp:not-allowed")
+
     async def _session(self, request: Request) -> WebSession | None:
         """Return the session of *request*; None if it has no login and needs one."""
         arrival: DoorArrival = request.state.arrival
@@ -232,7 +277,7 @@ def _cookie(request: Request, name: str) -> str | None:
 def cookie_name(request: Request) -> str:
     """Return the name of the cookie of our sessions: those of a host are shared by all of its ports."""
     port = urlsplit(f"//{request.headers.get('host', '')}").port
-    prefix = "__Host-" if request.state.arrival.secure else ""
+    prefix = "__Host-" if request.state.secure else ""
     return f"{prefix}amqp_rt{'' if port is None else f'_{port}'}"
 
 
@@ -243,7 +288,7 @@ def set_cookie(request: Request, answer: Response, token: str | None) -> None:
         token or "",
         max_age=None if token else 0,
         path="/",
-        secure=request.state.arrival.secure,
+        secure=request.state.secure,
         httponly=True,
         samesite="strict",
     )
@@ -278,20 +323,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _check_site(request: Request, host: str) -> None:
-    """Refuse a change that a page of another site has requested.
-
-    Browsers tell the site (Fetch Metadata), or at least the origin; programs tell neither.
-    """
-    site = request.headers.get("sec-fetch-site")
-    origin = request.headers.get("origin")
-    scheme = "https" if request.state.arrival.secure else "http"
-    if site not in (None, "same-origin", "none") or (
-        origin is not None and origin != f"{scheme}://{host}"
-    ):
-        raise Problem(403, "a page of another site may change nothing here", "amqp:not-allowed")
 
 
 def _is_page(request: Request) -> bool:

@@ -66,7 +66,9 @@ class Site:
 async def site(**options: Any) -> AsyncIterator[Site]:
     """Run a broker with users, rules and some nodes, and its door."""
     door_options = {
-        name: options.pop(name) for name in ("read_only", "hosts", "url") if name in options
+        name: options.pop(name)
+        for name in ("read_only", "hosts", "url", "origin")
+        if name in options
     }
     given = {"users": USERS, "access": ACCESS, "limits": QUICK, **options}
     async with Broker("b", **given) as broker:

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 import trio
 from amqp_rt_console import HttpDoor
-from browsing import QUICK, site
+from browsing import QUICK, USERS, site
 from msgspec.structs import replace
 
 from amqp_rt import Broker
@@ -154,6 +154,42 @@ async def test_pages_of_other_sites_change_nothing(headers: dict[str, str], admi
     async with site() as web, web.client("root") as client:
         answer = await client.post("/api/v1/nodes/other/purge", headers=headers)
         assert answer.status_code == (200 if admitted else 403), answer.text
+
+
+BEHIND = {"host": "console.example", "origin": "https://console.example"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "origin", "status"),
+    [
+        # Proxies with TLS that keep the host, and one that does not.
+        (BEHIND, None, 303),
+        ({**BEHIND, "sec-fetch-site": "same-origin"}, None, 303),
+        ({**BEHIND, "sec-fetch-site": "same-site"}, None, 403),
+        ({**BEHIND, "origin": "https://evil.example"}, None, 403),
+        ({**BEHIND, "origin": "ftp://console.example"}, None, 403),
+        ({"origin": "https://console.example"}, None, 403),
+        ({"origin": "https://console.example"}, "https://console.example:443/", 303),
+        ({"origin": "https://console.example:444"}, "https://console.example", 403),
+    ],
+)
+async def test_browsers_log_in_behind_a_proxy_with_tls(
+    headers: dict[str, str], origin: str | None, status: int
+) -> None:
+    async with site(hosts=["console.example"], origin=origin) as web, web.client() as browser:
+        form = {"user": "ops", "password": USERS["ops"]}
+        answer = await browser.post("/login", data=form, headers=headers)
+        assert answer.status_code == status, answer.text
+        cookie = answer.headers.get("set-cookie", "")
+        assert ("Secure" in cookie, "__Host-" in cookie) == (
+            origin is not None and status == 303,
+        ) * 2
+
+
+@pytest.mark.parametrize("origin", ["console.example", "https://", "https://a/b", "https://[x"])
+def test_other_origins_are_refused(origin: str) -> None:
+    with pytest.raises(AmqpError, match="is no origin of pages"):
+        HttpDoor(Broker("b"), "http://127.0.0.1:0", origin=origin)
 
 
 @pytest.mark.parametrize(

@@ -395,6 +395,8 @@ class Limits(Struct, frozen=True, gc=False):
     http_idle_s: float = 60.0
     #: Answers of the HTTP door that go on, such as live views, at a time.
     http_streams_max: int = 100
+    #: Such answers for one user, or for one address without a login: at most half of all.
+    http_streams_user_max: int = 20
     #: Rows of one page of the JSON API.
     http_rows_max: int = 500
     #: Pairs of links for HTTP over AMQP of one connection, and bytes of its requests that wait with those of

@@ -139,6 +139,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "http_streams_max": (
         "../plugins/console/tests/test_console_streams.py::test_streams_are_bounded",
     ),
+    "http_streams_user_max": (
+        "../plugins/console/tests/test_http_limits.py::test_no_user_takes_the_streams_of_others",
+    ),
     "console_watched_nodes_max": (
         "../plugins/console/tests/test_console_parts.py::test_the_number_of_watched_nodes_is_bounded",
     ),

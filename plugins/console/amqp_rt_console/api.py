@@ -12,6 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 import trio
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -41,6 +42,23 @@ _FIELDS_MAX: Final = 100
 _METHODS: Final = ["GET", "PUT", "PATCH", "POST", "DELETE"]
 
 
+class _Rest(Convertor[str]):
+    """The rest of a path, whatever is in it: names may have line breaks, which ``path`` does not take."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        """Return *value*."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """Return *value*."""
+        return value
+
+
+register_url_convertor("rest", _Rest())
+
+
 class Api:
     """Answers to requests of programs.
 
@@ -60,7 +78,7 @@ class Api:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes of the API."""
-        return [Route(BASE + "/{rest:path}", self.answer, methods=_METHODS)]
+        return [Route(BASE + "/{rest:rest}", self.answer, methods=_METHODS)]
 
     async def answer(self, request: Request) -> Response:
         """Answer one request.

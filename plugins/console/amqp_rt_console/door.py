@@ -20,6 +20,7 @@ from amqp_rt.errors import AmqpError
 from . import pages
 from .api import Api
 from .guard import Guard, Origins
+from .places import StreamPlaces
 from .problems import Problem
 from .scraping import MetricsPage
 from .server import HttpServer, Receive, Scope, Send
@@ -138,7 +139,7 @@ class HttpDoor:
         if self._origin is not None:
             self._hosts.add(urlsplit(self._origin).hostname or "")
         #: Answers that go on, such as live views: each holds a place while it is sent.
-        self.streams = trio.CapacityLimiter(broker.container.limits.http_streams_max)
+        self.streams = StreamPlaces(broker.container.limits)
         self._sessions: WebSessions | None = None
         self._server: HttpServer | None = None
 

@@ -114,11 +114,6 @@ RESOURCES: Final[dict[str, Resource]] = {
             what="transaction that a client has declared and not discharged",
         ),
         Resource(
-            name="open-transactions",
-            type_name="amqp_rt.transaction",
-            what="transaction that is open",
-        ),
-        Resource(
             name="schedules",
             type_name="amqp_rt.schedule",
             what="schedule",

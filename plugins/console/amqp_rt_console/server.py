@@ -6,6 +6,7 @@ h11 reads and writes the messages (RFC 9112). Whatever a peer sends ends its own
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from email.utils import formatdate
 from http import HTTPStatus
@@ -34,6 +35,8 @@ _REST_MAX: Final = 65_536
 _LINGER_S: Final = 2.0
 #: Status codes of answers without a body (RFC 9110 §6.4.1).
 _NO_BODY: Final = {204, 304}
+#: Start of a target in absolute form, which proxies send (RFC 9112 §3.2.2).
+_ABSOLUTE: Final = re.compile(r"https?://", re.IGNORECASE)
 
 
 class PeerGone(OSError):
@@ -75,6 +78,8 @@ class _Conversation:
         self._arrival = arrival
         self._limits = limits
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.http_head_max)
+        #: Octets of following requests that are read while one is answered.
+        self.kept_max = limits.http_head_max
         #: Whether the peer has ended its direction.
         self.ended = False
 
@@ -131,8 +136,8 @@ class _Conversation:
                 return None
             await self.read()
 
-    async def read(self) -> None:
-        """Read the octets that have arrived, and wait for some.
+    async def read(self) -> int:
+        """Read the octets that have arrived, and wait for some; return their number, 0 at the end.
 
         Raises:
             PeerGone: The peer has broken the connection.
@@ -143,6 +148,7 @@ class _Conversation:
             raise PeerGone(str(error)) from None
         self.ended = self.ended or not data
         self._http.receive_data(data)
+        return len(data)
 
     async def write(self, data: bytes) -> None:
         """Write *data*.
@@ -184,14 +190,13 @@ class _Conversation:
     def _scope(self, request: h11.Request) -> Scope:
         # h11 lets no octet through that is not ASCII.
         target = request.target.decode("ascii")
-        if "://" in target[:8]:
-            # The absolute form, which proxies send (RFC 9112 §3.2.2).
+        if _ABSOLUTE.match(target):
             target = "/" + target.partition("://")[2].partition("/")[2]
         path, _, query = target.partition("?")
         host, _, port = self._arrival.address.rpartition(":")
         return {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": request.http_version.decode("ascii"),
             "method": request.method.decode("ascii").upper(),
             "scheme": "https" if self._arrival.secure else "http",
@@ -221,6 +226,7 @@ class _Exchange:
     ) -> None:
         self._conversation = conversation
         self._http = http
+        self._kept_max = conversation.kept_max
         self._head = request.method == b"HEAD"
         self._body_by = body_by
         #: Whether the application has the whole body, and whether that has arrived: most requests end with their head.
@@ -251,11 +257,13 @@ class _Exchange:
         if not self._given:
             self._given = True
             return {"type": "http.request", "body": b"", "more_body": False}
-        if not conversation.ended:
-            await conversation.read()
-            if not conversation.ended:
-                # A request that follows at once stays for later, and so does the end of the connection.
+        kept = 0
+        while not conversation.ended:
+            if kept >= self._kept_max:
+                # Requests that follow at once stay for later, and so does the end of the connection.
                 await self._over.wait()
+                break
+            kept += await conversation.read()
         return {"type": "http.disconnect"}
 
     def finish(self) -> None:
@@ -312,4 +320,5 @@ def _is_gone(error: BaseException) -> bool:
     """Return whether *error* is nothing but the end of a connection."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_gone(each) for each in error.exceptions)
-    return isinstance(error, PeerGone)
+    # Frameworks raise an exception of their own instead.
+    return isinstance(error, PeerGone) or isinstance(error.__context__, PeerGone)

@@ -30,6 +30,8 @@ from .problems import Problem
 CONTAINER_ID: Final = "http"
 #: Seconds for one operation of management.
 WITHIN_S: Final = 10.0
+#: Octets of the name of a virtual host, which has to fit the frame that opens a connection.
+_VIRTUAL_HOST_MAX: Final = 255
 #: Operations for whose time a session that has ended stays open while a request uses it.
 _LAST_OPERATIONS: Final = 2
 
@@ -261,6 +263,8 @@ class WebSessions:
     ) -> WebSession:
         """Log in, and start the task of the session, which *table* has under *digest* until its end."""
         limits = self._limits
+        if len(login.virtual_host.encode()) > _VIRTUAL_HOST_MAX:
+            raise Problem(400, f"the virtual host has more than {_VIRTUAL_HOST_MAX} octets")
         if self._opening >= limits.http_sessions_max:
             raise self._full()
         visitor = Visitor(

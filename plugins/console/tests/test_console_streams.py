@@ -10,11 +10,16 @@ import httpx2
 import pytest
 import trio
 from amqp_rt_console import HttpDoor
+from amqp_rt_console.pages.ladder import Ladders
+from amqp_rt_console.pages.live import frame_events
 from amqp_rt_console.pages.visits import PageStates, TypeDescriptions
+from amqp_rt_console.sessions import Login, WebSession
 from console_site import USERS, console
 
-from amqp_rt import Broker, Limits
+from amqp_rt import Access, Broker, Limits, Rights, Rule
 from amqp_rt.broker import Queue
+from amqp_rt.container.doors import DoorArrival
+from amqp_rt.errors import AmqpError
 
 pytestmark = pytest.mark.req("G6")
 
@@ -84,6 +89,35 @@ async def test_streams_are_bounded() -> None:
                     if "HTTP/1.1 200" in again.text:
                         break
                 await trio.sleep(0.1)
+
+
+async def test_a_stream_ends_where_there_is_nothing_to_see() -> None:
+    access = Access([Rule("q", Rights.SEND, users=("ada",))])
+    broker = Broker(users=dict(USERS), access=access)
+    async with broker, HttpDoor(broker, "http://127.0.0.1:0").open() as url, client(url) as ada:
+        await broker.declare(Queue("q"))
+        assert (await ada.get("/live/overview")).content == b""
+
+
+async def test_frames_end_with_the_right_to_see_them(autojump_clock: Any) -> None:
+    async with Broker() as broker, broker.local() as connection:
+        ladders = Ladders(broker)
+        login = Login((), b"")
+        session = WebSession(
+            connection, login, DoorArrival(address="", logged_in=lambda: None), 10_000
+        )
+        ladders.start(session)
+        checks: list[float] = []
+
+        async def check() -> None:
+            checks.append(trio.current_time())
+            if len(checks) == 3:
+                raise AmqpError("not any more", condition="amqp:unauthorized-access")
+
+        began = trio.current_time()
+        assert {each async for each in frame_events(session, ladders, 0, check)} == {b":\n\n"}
+        assert [each - began for each in checks] == pytest.approx([10, 20, 30], abs=1.5)
+        assert ladders.of(session) is None
 
 
 async def test_a_stream_ends_with_its_session() -> None:

@@ -73,6 +73,12 @@ async def test_the_life_of_a_node() -> None:
         assert (await root.head("/api/v1/nodes/other")).status_code == 200
 
 
+async def test_names_may_have_line_breaks() -> None:
+    async with site() as web, web.client("root") as root:
+        await web.broker.declare(Queue("a\nb\n"))
+        assert (await root.get("/api/v1/nodes/a%0Ab%0A")).json()["name"] == "a\nb\n"
+
+
 async def test_messages_are_published_peeked_moved_and_purged() -> None:
     async with site() as web, web.client("root") as root:
         for body in (

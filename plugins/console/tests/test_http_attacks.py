@@ -211,6 +211,39 @@ async def test_a_failure_of_ours_ends_one_request(caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("RuntimeError: a defect") == 2
 
 
+@pytest.mark.parametrize("given", ["", "bytes=5-1", "bytes=a-b,-", "bytes=0-1", "bytes=0-1,4-5"])
+async def test_files_are_sent_whole_to_clients_that_end_their_side(given: str) -> None:
+    range_ = f"Range: {given}\r\n".encode() if given else b""
+    async with site() as web:
+        request = b"GET /static/console.css HTTP/1.1\r\n" + HOST + range_ + b"\r\n"
+        head, _, body = (await exchange(web, request)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert f"content-length: {len(body)}".encode() in head
+        assert b"@media" in body
+
+
+async def test_refused_methods_are_problems() -> None:
+    async with site() as web, web.client("root") as client:
+        for method, path in (
+            ("OPTIONS", "/api/v1/nodes"),
+            ("PUT", "/"),
+            ("POST", "/static/console.css"),
+        ):
+            answer = await client.request(method, path)
+            assert answer.status_code == 405
+            assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_only_targets_in_absolute_form_are_read_as_such() -> None:
+    async with site() as web:
+        for target, kind in (
+            (b"/?q=a://x/api/v1/session", b"text/html"),
+            (b"hTTp://x/api/v1/session", b"application/json"),
+        ):
+            request = b"GET " + target + b" HTTP/1.1\r\n" + HOST + BASIC + b"\r\n"
+            assert b"content-type: " + kind in await exchange(web, request)
+
+
 async def test_strangers_count_until_they_log_in() -> None:
     limits = replace(
         QUICK, connections_unauthenticated_per_address_max=3, connections_per_address_max=6

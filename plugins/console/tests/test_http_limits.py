@@ -307,6 +307,67 @@ async def test_what_pages_ask_by_themselves_keeps_no_session(
         assert answer[0] == 401
 
 
+async def stream(web: Wired, user: str) -> Wire:
+    wire = web.dial()
+    await wire.say(b"GET /live/overview HTTP/1.1\r\n", HEAD, basic(user), b"\r\n")
+    await trio.sleep(0.1)
+    return wire
+
+
+async def test_no_user_takes_the_streams_of_others(autojump_clock: Any) -> None:
+    async with wired(http_streams_max=5, http_streams_user_max=2) as web:
+        kept = [await stream(web, "ops") for _ in range(2)]
+        refused = await web.dial().get("/live/overview", basic("ops"))
+        assert refused is not None
+        assert refused[0] == 429
+        assert b"http_streams_user_max" in refused[2]
+        kept += [await stream(web, "root") for _ in range(2)]
+        assert len(web.door.streams) == len(kept) == 4
+        for each in kept:
+            await each.stream.aclose()
+        await trio.sleep(0.1)
+        assert len(web.door.streams) == 0
+
+
+async def test_a_stream_ends_whose_client_leaves_after_further_octets(autojump_clock: Any) -> None:
+    async with wired() as web:
+        wire = await stream(web, "ops")
+        for _ in range(3):
+            await wire.say(b"GET /login HTTP/1.1\r\n")
+            await trio.sleep(0.01)
+        assert len(web.door.streams) == 1
+        await wire.stream.aclose()
+        # Before the next look at numbers.
+        await trio.sleep(0.5)
+        assert len(web.door.streams) == 0
+
+
+async def test_octets_during_a_stream_are_bounded(autojump_clock: Any) -> None:
+    async with wired(http_head_max=2_000) as web:
+        wire = await stream(web, "ops")
+        with trio.move_on_after(1) as blocked:
+            for _ in range(1_000):
+                await wire.stream.send_all(b"x" * 1_000)
+        assert blocked.cancelled_caught
+
+
+@pytest.mark.parametrize(("size", "status"), [(255, 200), (256, 400)])
+async def test_names_of_virtual_hosts_are_bounded(
+    autojump_clock: Any, size: int, status: int
+) -> None:
+    async with wired() as web:
+        name = b"v" * size
+        answer = await web.dial().get(
+            SESSION, basic("ops"), b"AMQP-Virtual-Host: " + name + b"\r\n"
+        )
+        assert answer is not None
+        assert answer[0] == status, answer
+        form = b"user=u&password=x&virtual_host=" + name
+        answer = await web.dial().post("/login", form, FORM)
+        assert answer is not None
+        assert answer[0] == (303 if status == 200 else 400)
+
+
 async def test_a_login_of_a_header_is_kept_for_a_while(autojump_clock: Any) -> None:
     async with wired(http_login_kept_s=60) as web:
         seen = set()

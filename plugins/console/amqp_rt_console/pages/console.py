@@ -16,6 +16,7 @@ from amqp_rt import Broker
 
 from ..credentials import without
 from ..guard import set_cookie
+from ..places import StreamPlaces
 from ..problems import Problem
 from .dead_letters import show_dead_letters
 from .entering import log_in, log_out, show_login
@@ -40,11 +41,11 @@ class Console:
 
     Args:
         broker: The broker.
-        streams: Has a place for each stream of events.
+        streams: Places for streams of events.
         read_only: Whether nothing may be changed: pages have no forms then.
     """
 
-    def __init__(self, broker: Broker, streams: trio.CapacityLimiter, *, read_only: bool) -> None:
+    def __init__(self, broker: Broker, streams: StreamPlaces, *, read_only: bool) -> None:
         self.watches = Watches(broker.container.limits)
         self.ladders = Ladders(broker)
         self._streams = streams
@@ -114,16 +115,17 @@ class Console:
     def _numbers(self, path: str, read: ReadingNumbers) -> Route:
         async def answer(request: Request) -> Response:
             visit = self._visit(request)
-            return EventStream(self._streams, number_events(visit.session, lambda: read(visit)))
+            events = number_events(visit.session, lambda: read(visit))
+            return EventStream(self._streams, visit.session.owner, events)
 
         return Route(path, answer, methods=["GET"])
 
     async def _frames(self, request: Request) -> Response:
         visit = self._visit(request)
         await visit.check_manages()
-        return EventStream(
-            self._streams, frame_events(visit.session, self.ladders, since_of(request))
-        )
+        session = visit.session
+        events = frame_events(session, self.ladders, since_of(request), visit.check_manages)
+        return EventStream(self._streams, session.owner, events)
 
     async def _watch(self, visit: Visit) -> Redirect:
         name = visit.form.get("name", "")

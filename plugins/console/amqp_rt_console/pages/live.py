@@ -17,14 +17,16 @@ from starlette.responses import Response
 
 from amqp_rt.errors import AmqpError
 
-from ..problems import Problem
+from ..places import StreamPlaces
 from ..server import Receive, Scope, Send
-from ..sessions import WebSession
+from ..sessions import Owner, WebSession
 from .ladder import Ladders, shown_rung
 
 #: Seconds between two looks at numbers, and at frames.
 NUMBERS_S: Final = 2.0
 FRAMES_S: Final = 0.5
+#: Seconds after which it is checked again whether a user may see frames.
+CHECK_S: Final = 10.0
 #: Times that a look at numbers takes until the next one.
 _REST: Final = 20
 #: Seconds after which a stream ends.
@@ -38,6 +40,7 @@ class EventStream(Response):
 
     Args:
         places: Has a place for each stream.
+        owner: Whose place it takes.
         events: Yields encoded events.
 
     Raises:
@@ -46,21 +49,15 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, places: trio.CapacityLimiter, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, places: StreamPlaces, owner: Owner, events: AsyncGenerator[bytes, None]
+    ) -> None:
         super().__init__(headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._places = places
+        self._owner = owner
         self._events = events
-        try:
-            places.acquire_on_behalf_of_nowait(self)
-        except trio.WouldBlock:
-            raise Problem(
-                503,
-                f"there are {int(places.total_tokens)} streams already (http_streams_max): the page shows new numbers "
-                "when it is loaded again",
-                "amqp:resource-limit-exceeded",
-                {"retry-after": "60"},
-            ) from None
+        places.take(owner)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events (ASGI)."""
@@ -84,7 +81,7 @@ class EventStream(Response):
                 nursery.cancel_scope.cancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._places.release_on_behalf_of(self)
+            self._places.give_back(self._owner)
 
 
 def event(name: str, value: object) -> bytes:
@@ -113,12 +110,23 @@ async def number_events(
 
 
 async def frame_events(
-    session: WebSession, ladders: Ladders, since: int
+    session: WebSession, ladders: Ladders, since: int, check: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the frames of the ladder of *session* after the first *since* ones, until it stops."""
-    until = trio.current_time() + STREAM_S
+    """Yield the frames of the ladder of *session* after the first *since* ones, until it stops.
+
+    It stops when *check* raises AmqpError, since the user may not see frames any more.
+    """
+    checked = trio.current_time()
+    until = checked + STREAM_S
     quiet = 0
     while session.alive and trio.current_time() < until:
+        if trio.current_time() >= checked + CHECK_S:
+            try:
+                await check()
+            except AmqpError:
+                ladders.stop(session)
+                return
+            checked = trio.current_time()
         watch = ladders.of(session)
         if watch is None:
             return

@@ -43,7 +43,8 @@ def _figures(row: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
     ]
 
 
-async def _deepest(visit: Visit) -> list[list[Cell]]:
+async def _deepest(visit: Visit) -> list[list[Cell]] | None:
+    """Return the nodes with the most messages, None if the user may see no node."""
     try:
         found = await visit.there.page(
             NODE, sort="-available", count=_NODES, attributes=["type", *_COLUMNS]
@@ -51,7 +52,9 @@ async def _deepest(visit: Visit) -> list[list[Cell]]:
     except AmqpError as error:
         if error.condition != "amqp:unauthorized-access":
             raise
-        return []
+        return None
+    if not found.total:
+        return None
     return [
         cells_of(page_of(NODE), _COLUMNS, row)
         for row in found.rows
@@ -62,7 +65,7 @@ async def _deepest(visit: Visit) -> list[list[Cell]]:
 async def show_overview(visit: Visit, watches: Watches) -> Page:
     """Return the overview, as far as the user may see it."""
     container = await _container(visit)
-    rows = await _deepest(visit)
+    rows = await _deepest(visit) or []
     watched = []
     for name, history in watches.of(visit.session).items():
         lines = history.depths()
@@ -87,6 +90,14 @@ async def show_overview(visit: Visit, watches: Watches) -> Page:
 
 
 async def overview_numbers(visit: Visit) -> Mapping[str, str]:
-    """Return the present numbers of the overview."""
-    figures = {key: text for _, key, text in _figures(await _container(visit))}
-    return figures | numbers_in(await _deepest(visit))
+    """Return the present numbers of the overview.
+
+    Raises:
+        AmqpError: There is nothing that the user may see.
+    """
+    container = await _container(visit)
+    rows = await _deepest(visit)
+    if container is None and rows is None:
+        raise AmqpError("there is nothing to see", condition="amqp:unauthorized-access")
+    figures = {key: text for _, key, text in _figures(container)}
+    return figures | numbers_in(rows or [])

@@ -178,7 +178,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         outcome
         for outcome in ("passed", "failed", "skipped")
         for each in terminalreporter.getreports(outcome)
-        if "namespaces" in each.keywords and (each.when == "call" or outcome == "skipped")
+        if "namespaces" in getattr(each, "keywords", ())
+        and (each.when == "call" or outcome == "skipped")
     )
     if outcomes:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())

@@ -102,7 +102,7 @@ def _shown(payload: bytes, show: Callable[[dict[str, Any]], Shown]) -> Shown:
     except AmqpError as error:
         return show({"octets": len(payload), "error": str(error)})
     except Exception as error:
-        # A message that nobody foresaw takes its own place only: the others are shown.
+        # A message that was not foreseen takes its own place only: the others are shown.
         log.warning("a message of %d octets cannot be shown: %r", len(payload), error)
         return show({"octets": len(payload), "error": f"it cannot be shown: {error!r:.200}"})
 

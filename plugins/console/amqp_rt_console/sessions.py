@@ -210,7 +210,7 @@ class WebSessions:
     ) -> tuple[WebSession, str]:
         """Open a session for a browser, in use until *uses* is closed; return it, and the token for its cookie.
 
-        If cancelled, there is no session, or one that nobody knows and which ends as idle ones do.
+        If cancelled, there is no session, or one whose token is lost, which ends as idle ones do.
 
         Raises:
             AuthenticationFailed: The login failed.

@@ -256,6 +256,10 @@ class Session:
         ((taken,),) = self.rows("SELECT pg_try_advisory_lock($1::int4, $2::int4)", self._lock)
         return bool(taken)
 
+    def unlock(self) -> None:
+        """Free the lock of the store."""
+        self.rows("SELECT pg_advisory_unlock($1::int4, $2::int4)", self._lock)
+
     def holder(self) -> Holder | None:
         """Return the session that has the lock, None if there is none."""
         query = (

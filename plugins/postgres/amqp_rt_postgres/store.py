@@ -315,6 +315,8 @@ class PostgreSQLStore:
                     ),
                 ]
             )
+            # The server frees the lock of an ended session a moment later: another broker need not wait for that.
+            session.unlock()
         except psycopg.Error as error:
             _log.error("%s could not be closed in good order: %s", self.path, reason_of(error))
         finally:

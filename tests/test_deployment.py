@@ -211,7 +211,7 @@ def test_the_unit_starts_reports_and_stops(at: Folder) -> None:
 
 @pytest.mark.slow
 def test_a_broker_is_confined_as_the_files_say(at: Folder) -> None:
-    """What the other tests prove by starting brokers holds only if the file system is closed to them."""
+    """The other tests, which start brokers, prove something only if the file system is closed to them."""
     if why := deployed.unconfined():
         pytest.skip(why)
     at.own()

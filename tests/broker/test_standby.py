@@ -1,4 +1,4 @@
-"""Brokers on a store that several may be started on: a standby waits, and who loses the store answers nobody."""
+"""Brokers on a store that several may be started on: a standby waits, and a broker that loses the store sends no outcomes."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ inbox = SqlInbox(sessions, metadata=Base.metadata)
 
 
 class Order(BaseModel):
-    """What customers send."""
+    """Order as customers send it."""
 
     number: int
     sku: str
@@ -54,7 +54,7 @@ class Order(BaseModel):
 
 
 class Invoice(BaseModel):
-    """What is to be paid for an order."""
+    """Amount to pay for an order."""
 
     number: int
     cents: int

@@ -1,4 +1,4 @@
-"""What strangers may send to the HTTP door: it answers or closes, serves others meanwhile, and stops when it has to."""
+"""Hostile requests at the HTTP door: it answers or closes, serves others meanwhile, and stops when it has to."""
 
 from __future__ import annotations
 

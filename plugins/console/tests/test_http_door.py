@@ -27,7 +27,7 @@ async def test_a_session_is_a_connection_of_its_user() -> None:
         assert (peer.user, peer.container_id, peer.mechanism) == ("ops", "http", "PLAIN")
         assert peer.address.startswith("127.0.0.1:")
         assert not peer.trusted
-        # Whoever closes the connection ends the session; the header opens another.
+        # The end of the connection ends the session; the header opens another.
         connection.close()
         await web.wait([])
         assert (await ops.get("/api/v1/session")).status_code == 200

@@ -221,7 +221,7 @@ async def test_no_user_keeps_out_the_others(autojump_clock: Any) -> None:
         # The longest unused have gone.
         found = [await web.dial().get(SESSION, each) for each in cookies]
         assert [each and each[0] for each in found] == [401, 401, 200, 200, 200]
-        # Further spellings and virtual hosts are of the same user, in whose place nobody else is ended.
+        # Further spellings and virtual hosts are of the same user, so that no session of another user ends.
         await web.log_in("root")
         root = next(each for each in web.door.sessions._all if each.user == "root")
         for name in range(20):

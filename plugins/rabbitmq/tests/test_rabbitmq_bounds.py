@@ -1,4 +1,4 @@
-"""What clients may make a broker hold at ``/management``, over each transport: requests, answers and pairs of links."""
+"""Bounds of memory at ``/management``, over each transport: requests, answers and pairs of links."""
 
 from __future__ import annotations
 

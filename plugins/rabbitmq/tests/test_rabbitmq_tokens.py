@@ -63,7 +63,7 @@ async def shop(**options: Any) -> AsyncIterator[Broker]:
 
 @asynccontextmanager
 async def logged_in(broker: Broker, text: str) -> AsyncIterator[tuple[Connection, Managing]]:
-    """Log in as RabbitMQ's clients do, with *text* as the password of nobody in particular."""
+    """Log in as RabbitMQ's clients do, with *text* as the password of a user that does not matter."""
     async with (
         client_of(broker, url=URL, auth=Plain("no", text)) as peer,
         managing(peer) as manage,

@@ -18,7 +18,7 @@ Methods block. A broker calls them from one worker thread, one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -46,6 +46,7 @@ __all__ = [
     "Stored",
     "StoredHead",
     "refuse",
+    "shared_bodies",
 ]
 
 #: Highest sequence number of a node and highest node number: together 63 bits.
@@ -306,6 +307,35 @@ class ChangeSet:
         self.updates = {place: head for place, head in self.updates.items() if stays(place)}
         self.removes = {place for place in self.removes if stays(place)}
         self.pieces = {place: data for place, data in self.pieces.items() if stays(place)}
+
+
+def shared_bodies(
+    payloads: Iterable[bytes], before: Mapping[int, tuple[bytes, int]], following: int
+) -> tuple[dict[int, tuple[bytes, int]], int]:
+    """Return the payloads that several messages share or that the batch before has written, and the next free number.
+
+    Args:
+        payloads: Those of the messages of a batch.
+        before: What this function returned for the batch before.
+        following: The next free number.
+
+    Returns:
+        Identity of a payload → the payload, which keeps the identity its own, and its number.
+    """
+    counts: dict[int, int] = {}
+    large: dict[int, bytes] = {}
+    for payload in payloads:
+        if len(payload) >= SHARED_MIN:
+            counts[id(payload)] = counts.get(id(payload), 0) + 1
+            large[id(payload)] = payload
+    shared: dict[int, tuple[bytes, int]] = {}
+    for key, payload in large.items():
+        if key in before:
+            shared[key] = before[key]
+        elif counts[key] > 1:
+            shared[key] = payload, following
+            following += 1
+    return shared, following
 
 
 def refuse(batch: ChangeSet) -> None:

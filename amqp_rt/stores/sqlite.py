@@ -28,7 +28,6 @@ from ..errors import AmqpError
 from .base import (
     PIECE_MAX,
     SEQUENCE_MAX,
-    SHARED_MIN,
     ChangeSet,
     Chunk,
     OpenResult,
@@ -40,6 +39,7 @@ from .base import (
     StoreFull,
     StoreRefused,
     refuse,
+    shared_bodies,
 )
 from .pages import PageDamaged
 from .sqlite_files import StoreFile, described
@@ -370,19 +370,8 @@ class SQLiteStore:
         self, db: apsw.Connection, puts: dict[tuple[int, int], tuple[bytes, bytes, bool]]
     ) -> None:
         """Write the payloads that several of *puts* share, or that the batch before has written."""
-        counts: dict[int, int] = {}
-        large: dict[int, bytes] = {}
-        for _, payload, _ in puts.values():
-            if len(payload) >= SHARED_MIN:
-                counts[id(payload)] = counts.get(id(payload), 0) + 1
-                large[id(payload)] = payload
-        before, self._shared = self._shared, {}
-        for key, payload in large.items():
-            if key in before:
-                self._shared[key] = before[key]
-            elif counts[key] > 1:
-                self._shared[key] = payload, self._next_body
-                self._next_body += 1
+        payloads = (payload for _, payload, _ in puts.values())
+        self._shared, self._next_body = shared_bodies(payloads, self._shared, self._next_body)
         # Existing pieces stay; those of the batch before may have been deleted with their last message.
         db.executemany(
             "INSERT OR IGNORE INTO pieces VALUES (?, ?)",

@@ -246,12 +246,8 @@ class TraceWriter:
     def _octets(self, kind: Kind, data: bytes) -> None:
         if self._file is None or not data:
             return
-        mask = self._masks[kind is Kind.SENT]
-        shown = mask.feed(data)
-        if mask.unknown:
-            omitted = Kind.OMITTED_SENT if kind is Kind.SENT else Kind.OMITTED_RECEIVED
-            self._put(self._record(omitted, len(data).to_bytes(8, "big")))
-        elif shown:
+        kind, shown = self._masks[kind is Kind.SENT].record(kind, data)
+        if shown:
             self._put(self._record(kind, shown))
 
     def _record(self, kind: Kind, data: bytes) -> bytes:
@@ -326,6 +322,14 @@ class Mask:
 
     def _after_login(self, data: bytes) -> bytes:
         return data if self._frames is None else self._frames.feed(data)
+
+    def record(self, kind: Kind, data: bytes) -> tuple[Kind, bytes]:
+        """Feed *data*; return the kind and the octets of its record: none if its secrets are not determined yet."""
+        shown = self.feed(data)
+        if not self.unknown:
+            return kind, shown
+        omitted = Kind.OMITTED_SENT if kind is Kind.SENT else Kind.OMITTED_RECEIVED
+        return omitted, len(data).to_bytes(8, "big")
 
     def feed(self, data: bytes) -> bytes:
         """Return *data* masked, as far as its frames are complete."""

@@ -140,11 +140,7 @@ class FramesOfConnection:
     def _octets(self, kind: Kind, data: bytes) -> None:
         if self._climber is None or not data:
             return
-        mask = self._masks[kind is Kind.SENT]
-        shown = mask.feed(data)
-        if mask.unknown:
-            kind = Kind.OMITTED_SENT if kind is Kind.SENT else Kind.OMITTED_RECEIVED
-            shown = len(data).to_bytes(8, "big")
+        kind, shown = self._masks[kind is Kind.SENT].record(kind, data)
         if shown:
             self._record(kind, shown)
 

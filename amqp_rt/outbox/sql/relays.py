@@ -24,7 +24,7 @@ from ...loglimit import LogLimiter
 from ...outcomes import Accepted, Error, Outcome, Rejected
 from .notices import wait_for_notices
 from .rows import ADDRESSES_MAX, BATCH, RETRY_S, OutboxRow, OutboxRows
-from .working import PASSING_ERRORS, Factory, call, in_transaction, opened
+from .working import PASSING_ERRORS, Factory, call, committed, in_transaction, opened
 
 _log = logging.getLogger("amqp_rt.outbox")
 
@@ -399,7 +399,7 @@ class OutboxRelay:
             if session is None:
                 await in_transaction(self._factory, self._rows.finish, outcomes, ids, LEASE_S)
             else:
-                await call(session, self._rows.finish_and_commit, outcomes, ids, LEASE_S)
+                await committed(session, self._rows.finish, outcomes, ids, LEASE_S)
             batch.forget(outcomes)
         except PASSING_ERRORS as error:
             # Other relays may send these messages too: at least once.
@@ -421,7 +421,7 @@ class OutboxRelay:
                 if session is None:
                     await in_transaction(self._factory, self._rows.finish, outcomes, back)
                 else:
-                    await call(session, self._rows.finish_and_commit, outcomes)
+                    await committed(session, self._rows.finish, outcomes)
                 return
             except PASSING_ERRORS as error:
                 # Messages that were accepted are not sent again only because a database was restarted.

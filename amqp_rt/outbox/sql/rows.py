@@ -279,17 +279,6 @@ class OutboxRows:
             lent = update(table).where(table.c.id.in_(others), self._waits)
             connection.execute(lent.values(due=time.time() + seconds))
 
-    def finish_and_commit(
-        self,
-        session: Session,
-        outcomes: Iterable[tuple[int, Outcome]],
-        others: Sequence[int] = (),
-        seconds: float = 0.0,
-    ) -> None:
-        """Record outcomes as :meth:`finish` does, and end the transaction that has locked the rows."""
-        self.finish(session, outcomes, others, seconds)
-        session.commit()
-
     # --- for the application ---
 
     def pending(self, session: Session) -> int:

@@ -72,6 +72,28 @@ def kind_of_sessions(factory: Factory) -> type:
     return kind
 
 
+async def committed(
+    session: Session | AsyncSession,
+    work: Callable[Concatenate[Session, P], T],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Call *work* with *session* as :func:`call` does, and commit its transaction."""
+    return await call(session, _work_and_commit, work, *args, **kwargs)
+
+
+def _work_and_commit(
+    session: Session,
+    work: Callable[Concatenate[Session, P], T],
+    /,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    result = work(session, *args, **kwargs)
+    session.commit()
+    return result
+
+
 @asynccontextmanager
 async def opened(factory: Factory) -> AsyncIterator[Any]:
     """Open a session, and close it at the end of the block, which rolls back what is not committed."""
@@ -96,11 +118,7 @@ async def in_transaction(
     """
 
     def whole(session: Session) -> T:
-        try:
-            result = work(session, *args, **kwargs)
-            session.commit()
-        finally:
-            session.close()
-        return result
+        with session:
+            return _work_and_commit(session, work, *args, **kwargs)
 
     return await call(factory(), whole)

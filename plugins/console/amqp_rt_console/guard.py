@@ -64,9 +64,6 @@ _HEADERS: Final = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 
-#: ``await answer(request)``: answers a request that was admitted.
-Answering = Callable[[Request], Awaitable[Response]]
-
 
 class Origins(Struct, frozen=True):
     """Origins of our own pages."""

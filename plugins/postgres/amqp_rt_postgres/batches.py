@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from amqp_rt.stores.base import SHARED_MIN, ChangeSet, Chunk, StoreRefused
+from amqp_rt.stores.base import ChangeSet, Chunk, StoreRefused, shared_bodies
 
 from .arrays import number_column, octet_column
 from .schema import FIRST_ROOM, MOVING
@@ -324,19 +324,8 @@ class Plan:
     def _share(self, batch: ChangeSet) -> None:
         """Write the payloads that several messages share, or that the batch before has written."""
         known = self.known
-        counts: dict[int, int] = {}
-        large: dict[int, bytes] = {}
-        for _, payload, _ in batch.puts.values():
-            if len(payload) >= SHARED_MIN:
-                counts[id(payload)] = counts.get(id(payload), 0) + 1
-                large[id(payload)] = payload
-        before, known.shared = known.shared, {}
-        for key, payload in large.items():
-            if key in before:
-                known.shared[key] = before[key]
-            elif counts[key] > 1:
-                known.shared[key] = payload, known.next_body
-                known.next_body += 1
+        payloads = (payload for _, payload, _ in batch.puts.values())
+        known.shared, known.next_body = shared_bodies(payloads, known.shared, known.next_body)
         if known.shared:
             known.has_bodies = True
             # Those of the batch before may have been deleted with their last message.

@@ -438,6 +438,7 @@ class Inbox:
             self._window.freed(0, 0)
         elif self.workers.shared is not None:
             self.workers.shared.flowed(link)
+            self.workers.rotate_unused_credit()
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         """Drop waiting messages, which the peer will redeliver, and cancel requests of the link.
@@ -460,6 +461,7 @@ class Inbox:
         elif self.workers.shared is not None:
             self.workers.shared.remove(link)
             self.workers.shared.freed(dropped)
+            self.workers.rotate_unused_credit()
         self.retire()
         self.binding.container.attaching.forget(link)
 
@@ -517,6 +519,8 @@ class Inbox:
             self._window.freed(1, len(delivery.payload))
         elif self.workers.shared is not None:
             self.workers.shared.freed(1)
+            # The slot may have gone to an idle link, and while it was taken no link held unused credit.
+            self.workers.rotate_unused_credit()
 
     def stop(self) -> None:
         """Take back the credit and release messages that have not been started.

@@ -467,6 +467,23 @@ async def test_without_prefetch_no_link_starves_beside_an_idle_one(
     assert c.stats()["x"]["accepted"] == 5
 
 
+@pytest.mark.req("A11")
+async def test_a_link_gets_the_slot_that_a_long_message_frees_to_an_idle_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def handle(body: bytes) -> None:
+        # Longer than any pause between two looks for unused credit, which end while no link has credit.
+        await trio.sleep(60)
+
+    c = Container("c")
+    c.node("x", prefetch=0)(handle)
+    async with c, c.local() as peer, peer.sender("x") as busy, peer.sender("x"):
+        with trio.fail_after(300):
+            for _ in range(3):
+                await busy.send(b"")
+    assert c.stats()["x"]["accepted"] == 3
+
+
 @pytest.mark.req("A11", "A14")
 async def test_a_handler_that_never_waits_does_not_starve_others() -> None:
     turns = 0

@@ -1,4 +1,4 @@
-"""Number of function calls for each message, in the broker and in a container.
+"""Number of function calls for each message and each connection, in the broker and in a container.
 
 The bounds are measured numbers, rounded up. A change that needs more calls on these paths fails here, although
 no machine is quiet enough to show it in a benchmark.
@@ -6,6 +6,7 @@ no machine is quiet enough to show it in a benchmark.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from typing import Any
 
@@ -202,3 +203,27 @@ async def test_messages_through_a_container(how: str, at_most: int) -> None:
         if calls.counts.total() <= at_most * MESSAGES:
             return
     calls.check(MESSAGES, at_most)
+
+
+async def set_up(connections: int) -> Calls:
+    """Count calls at both ends for connections with a session and a link, over TCP, one after the other."""
+    calls = Calls("amqp_rt", "trio")
+    async with Container("server", nodes=[take]) as server, Container("client") as container:
+        (url,) = await server.listen("amqp://127.0.0.1:0")
+        for counted in (WARM, connections):
+            calls.counts.clear()
+            with calls:
+                for _ in range(counted):
+                    async with container.connect(url, sasl=False) as peer, peer.sender("bench"):
+                        pass
+    return calls
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the reactor needs epoll")
+async def test_connections_that_are_set_up() -> None:
+    for _ in range(5):
+        # How many sockets are ready in one pass depends on the system.
+        calls = await set_up(MESSAGES)
+        if calls.counts.total() <= 2_130 * MESSAGES:
+            return
+    calls.check(MESSAGES, 2_130)

@@ -530,7 +530,7 @@ class Container(TrioBlock):
                 self.reactor = await resources.enter_async_context(open_reactor())
                 async with trio.open_nursery() as connections:
                     try:
-                        listeners = await connections.start(_open_nursery)
+                        listeners = await connections.start(_open_nursery, self.reactor)
                         async with trio.open_nursery() as handlers:
                             self._nurseries = _Nurseries(connections, listeners, handlers)
                             try:
@@ -771,11 +771,22 @@ class Container(TrioBlock):
         return f"<Container {self.name!r}, {len(self.nodes)} nodes, {state}>"
 
 
-async def _open_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    """Open a nursery that can be cancelled separately, without other tasks in it."""
-    async with trio.open_nursery() as nursery:
-        task_status.started(nursery)
-        await trio.sleep_forever()
+async def _open_nursery(
+    reactor: Reactor | None, *, task_status: trio.TaskStatus[trio.Nursery]
+) -> None:
+    """Open a nursery that can be cancelled separately, without other tasks in it.
+
+    After that, wait for the connections of *reactor* that have no task; if cancelled, drop them.
+    """
+    try:
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await trio.sleep_forever()
+        if reactor is not None:
+            await reactor.wait_adopted()
+    finally:
+        if reactor is not None:
+            reactor.drop_adopted()
 
 
 class _Nurseries(NamedTuple):

@@ -13,20 +13,22 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from ..addresses import host_in, network_of, parse_url
+from ..addresses import Url, host_in, network_of, parse_url
 from ..errors import AmqpError, ConnectFailed, printable
 from ..events import Certificate, LoginRequested, Peer
-from ..fronts.base import Front, LinkConnection, ServerOptions, Topology
+from ..fronts.base import Front, LinkConnection, ProtocolEngine, ServerOptions, Topology
 from ..limits import Limits
 from ..loglimit import error_text
 from ..message import Message
-from ..net.driver import TrioClock, run_connection
+from ..net.driver import TRIO_CLOCK, run_connection
 from ..net.endpoints import is_loopback
-from ..net.entrance import Entered, ListenerPolicy, enter
+from ..net.entrance import ListenerPolicy, enter
 from ..net.listeners import (
+    Admission,
     ConnectionLimiter,
     Crowd,
     ProxiedArrivals,
+    accept_sockets,
     bound_address,
     open_tcp,
     open_unix,
@@ -35,12 +37,13 @@ from ..net.listeners import (
 )
 from ..net.proxy_headers import ProxyProtocol
 from ..net.tls import ServerTls
-from ..net.traces.recording import traced
+from ..net.traces.recording import Traced, trace
 from ..outcomes import Accepted, Error
 from ..security.backoff import Backoff
 from ..security.bearer import VerifyToken
 from ..security.identities import Users
 from ..security.mechanisms import (
+    AnonymousServer,
     Challenge,
     Failure,
     ServerMechanism,
@@ -53,6 +56,7 @@ from ..tallies import OTHER
 from ..termini import ANONYMOUS_RELAY
 from ..transactions import TransactionBranches
 from ..values import Symbol
+from .arrivals import Arrivals
 from .cbs import TokenWatch, answer_cbs
 from .connections import Connection, ConnectionHome
 from .doors import Door, ServeDoor
@@ -130,7 +134,8 @@ class ConnectionEntry:
                 )
             sasl = ()
         self._home = home
-        self._fronts = [*fronts]
+        self.fronts = [*fronts]
+        self.limits = home.limits
         #: Profile of the listeners that have none of their own.
         self.profile: Profile | None = None
         self._mechanisms_of = partial(mechanisms_of, users=users, tokens=tokens, limits=home.limits)
@@ -188,7 +193,7 @@ class ConnectionEntry:
 
     def add_front(self, front: Front) -> None:
         """Accept a further protocol at all listeners, those that exist already included."""
-        self._fronts.append(front)
+        self.fronts.append(front)
 
     def add_profile(self, profile: Profile) -> None:
         """Make *profile* known, before a listener has it.
@@ -274,8 +279,8 @@ class ConnectionEntry:
                 raise ConnectFailed(f"cannot listen on {where}: {error}") from error
         elif where.scheme == "amqp+unix":
             listener = await open_unix(where.path)
-            serve = partial(self.accept, scheme=where.scheme, profile=profile)
-            listeners.start_soon(self._serve_unix, listener, limiter, serve, where.path)
+            accepting = self._accepting(listener, limiter, where, profile, None)
+            listeners.start_soon(_remove_after, accepting, where.path)
         else:
             if where.scheme == "sb":
                 raise ConnectFailed(
@@ -293,18 +298,11 @@ class ConnectionEntry:
                     condition="amqp:invalid-field",
                 )
             sockets = await open_tcp(where.host, where.port)
-            serve = partial(
-                self.accept, scheme=where.scheme, path=where.path or "/", profile=profile
-            )
             proxied = None
             if proxy_protocol is not None:
                 proxied = ProxiedArrivals(proxy_protocol, limiter)
             for each in sockets:
-                listeners.start_soon(
-                    partial(
-                        serve_socket, each, limiter, serve, nursery=connections, proxied=proxied
-                    )
-                )
+                listeners.start_soon(self._accepting(each, limiter, where, profile, proxied))
             host, port = bound_address(sockets[0])
             where = msgspec.structs.replace(where, host=where.host or host, port=port)
         self.urls.append(str(where))
@@ -347,18 +345,35 @@ class ConnectionEntry:
         """Whether passwords may cross networks unencrypted."""
         return self._plain_in_clear
 
-    async def _serve_unix(
+    def _accepting(
         self,
         listener: trio.SocketListener,
         limiter: ConnectionLimiter,
-        serve: Callable[..., Awaitable[None]],
-        path: str,
-    ) -> None:
-        try:
-            await serve_socket(listener, limiter, serve, nursery=self._home.connection_nursery)
-        finally:
-            with suppress(OSError):
-                os.unlink(path)
+        where: Url,
+        profile: Profile | None,
+        proxied: ProxiedArrivals | None,
+    ) -> Callable[[], Awaitable[None]]:
+        """Return the task that accepts the connections of *listener* at *where*."""
+        reactor = self._home.reactor
+        upgrades = self._tls is not None and where.scheme == "amqp"
+        if (
+            reactor is not None
+            and proxied is None
+            and not upgrades
+            and where.scheme in ("amqp", "amqp+unix")
+        ):
+            # Nothing but the peer's octets has to be waited for.
+            return partial(
+                accept_sockets, listener, Arrivals(self, reactor, limiter, profile).arrive
+            )
+        return partial(
+            serve_socket,
+            listener,
+            limiter,
+            partial(self.accept, scheme=where.scheme, path=where.path or "/", profile=profile),
+            nursery=self._home.connection_nursery,
+            proxied=proxied,
+        )
 
     async def accept(
         self,
@@ -393,7 +408,7 @@ class ConnectionEntry:
         nursery = self._home.connection_nursery
         since = trio.current_time()
         entrance = ListenerPolicy(
-            fronts=self._fronts,
+            fronts=self.fronts,
             scheme=scheme,
             tls=self._tls,
             tls_required=self._tls_required and not trusted and not secure,
@@ -407,11 +422,16 @@ class ConnectionEntry:
         if self._home.stopping:
             await trio.aclose_forcefully(entered.stream)
             return
-        entered.server_name = entered.server_name or server_name
-        entered.secure = entered.secure or secure
-        entered.certificate = entered.certificate or certificate
-        profile = None if trusted else profile or self.profile
-        connection = self._connection(entered, address, since, trusted=trusted, profile=profile)
+        connection = self._connection(
+            entered.front,
+            address,
+            since,
+            secure=entered.secure or secure,
+            certificate=entered.certificate or certificate,
+            server_name=entered.server_name or server_name,
+            trusted=trusted,
+            profile=None if trusted else profile or self.profile,
+        )
         engine = connection.engine
         self._accepted[engine] = connection
 
@@ -420,33 +440,60 @@ class ConnectionEntry:
             logged_in()
 
         self._strangers[engine] = known
+        traces: list[Traced] = []
         try:
-            clock = TrioClock()
-            with (
-                traced(self._home.traces, engine, client=False, clock=clock) as kept,
-                traced(self._home.frame_watches, kept, client=False, clock=clock) as seen,
-            ):
-                await run_connection(
-                    entered.stream,
-                    seen,
-                    connection.handle,
-                    limits=self._home.limits,
-                    initial=entered.received,
-                    reactor=self._home.reactor,
-                )
+            await run_connection(
+                entered.stream,
+                self.traced(engine, traces),
+                connection.handle,
+                limits=self._home.limits,
+                initial=entered.received,
+                reactor=self._home.reactor,
+            )
         except Exception:
             # A fault of ours: it must not end the other connections.
             log.exception("the connection from %s broke", address or "a peer")
         finally:
-            self._ended(connection)
+            for each in traces:
+                each.stop()
+            self.ended(connection)
+
+    def begin(
+        self,
+        front: Front,
+        address: str,
+        since: float,
+        profile: Profile | None,
+        admission: Admission,
+    ) -> Connection | None:
+        """Begin a connection that the reactor carries; see :class:`~.arrivals.ArrivalHome`."""
+        if self._home.stopping:
+            return None
+        connection = self._connection(front, address, since, profile=profile or self.profile)
+        engine = connection.engine
+        self._accepted[engine] = connection
+        self._strangers[engine] = admission.log_in
+        return connection
+
+    def traced(self, engine: ProtocolEngine, traces: list[Traced]) -> ProtocolEngine:
+        """Return *engine* with its traces, if there are any, which are appended to *traces*."""
+        for source in (self._home.traces, self._home.frame_watches):
+            found = trace(source, engine, client=False, clock=TRIO_CLOCK)
+            if found is not None:
+                traces.append(found)
+                engine = found
+        return engine
 
     def _connection(
         self,
-        entered: Entered,
+        front: Front,
         address: str,
         since: float,
         *,
-        trusted: bool,
+        secure: bool = False,
+        certificate: Certificate | None = None,
+        server_name: str = "",
+        trusted: bool = False,
         profile: Profile | None,
     ) -> Connection:
         """Create the connection of a stream on which a front's header has arrived.
@@ -458,17 +505,17 @@ class ConnectionEntry:
         if trusted:
             # The other end is ours, and keeps within its limits.
             limits = msgspec.structs.replace(limits, channel_max=_CHANNEL_MAX)
-        self.timers.watch(entered.front)
-        engine = entered.front.server(
+        self.timers.watch(front)
+        engine = front.server(
             ServerOptions(
                 container_id=self._home.name,
                 limits=limits,
                 mechanisms=offered(
                     logins.mechanisms.values(),
-                    secure=entered.secure,
+                    secure=secure,
                     local=_is_local(address),
                     plain_in_clear=self._plain_in_clear,
-                    certificate=entered.certificate is not None,
+                    certificate=certificate is not None,
                 ),
                 sasl_required=not trusted and logins.required,
                 address=address,
@@ -491,15 +538,15 @@ class ConnectionEntry:
             ),
             since,
         )
-        engine.peer.secure = entered.secure
-        engine.peer.certificate = entered.certificate
+        engine.peer.secure = secure
+        engine.peer.certificate = certificate
         # The host name of TLS applies if neither login nor open names one (Part 2 §2.7.1).
-        engine.peer.virtual_host = engine.peer.server_name = entered.server_name
+        engine.peer.virtual_host = engine.peer.server_name = server_name
         engine.peer.trusted = trusted
         engine.peer.profile = profile
         return Connection(self._home, engine, dialled=False)
 
-    def _ended(self, connection: Connection) -> None:
+    def ended(self, connection: Connection) -> None:
         """Remove all state of *connection*, which has ended."""
         engine = connection.engine
         if connection.stood:
@@ -586,6 +633,8 @@ class ConnectionEntry:
 
     def _log_connection(self, event: str, connection: Connection, why: str) -> None:
         """Log *event* of a connection that a peer opened, limited for each network."""
+        if not log.isEnabledFor(logging.INFO):
+            return
         peer = connection.peer
         key = (event, network_of(host_in(peer.address)))
         left_out = self._home.log_limiter.admit(key, trio.current_time())
@@ -677,8 +726,19 @@ class ConnectionEntry:
         await watch.renew(text)
 
     def start_login(self, connection: Connection, event: LoginRequested) -> None:
-        """Start checking a client's login in a task of its connection."""
-        self._home.start_connection(partial(self._login_while_there, connection, event))
+        """Check a client's login: at once if all are admitted, else in a task of its connection."""
+        logins = self._logins_of[connection.engine.peer.profile]
+        mechanism = logins.mechanisms.get(event.mechanism)
+        # A subclass may admit only some.
+        if type(mechanism) is AnonymousServer and not event.exchange.refused:
+            self._admit_login(connection, event, Success(None))
+        else:
+            self._home.start_connection(partial(self._login_while_there, connection, event))
+
+    def _admit_login(self, connection: Connection, event: LoginRequested, step: Success) -> None:
+        if self._logins_of[connection.engine.peer.profile].cbs is None:
+            self._mark_authenticated(connection)
+        connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
 
     async def _login_while_there(self, connection: Connection, event: LoginRequested) -> None:
         """Check a login until it is answered or the connection ends.
@@ -722,9 +782,7 @@ class ConnectionEntry:
         if isinstance(step, Challenge):
             connection.handle(event.exchange.challenge(step.data))
         elif isinstance(step, Success):
-            if logins.cbs is None:
-                self._mark_authenticated(connection)
-            connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
+            self._admit_login(connection, event, step)
         else:
             address = engine.peer.address
             # A name of the peer's own choice would take the place of one that is offered.
@@ -742,6 +800,15 @@ class ConnectionEntry:
 
     def _is_blocked(self, network: str) -> bool:
         return self._backoff.blocks(f"address {network}", trio.current_time())
+
+
+async def _remove_after(task: Callable[[], Awaitable[None]], path: str) -> None:
+    """Run *task*, and remove the file at *path* at its end."""
+    try:
+        await task()
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def _unknown_host(name: str) -> Error:

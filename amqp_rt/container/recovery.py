@@ -45,7 +45,7 @@ from ..errors import (
 from ..fronts.amqp10 import ClientMechanism, ClientOptions, client
 from ..limits import Limits, check_seconds
 from ..net.dial import Transport, dial
-from ..net.driver import TrioClock, run_connection
+from ..net.driver import TRIO_CLOCK, run_connection
 from ..net.proxies import proxy_for
 from ..net.tls import ClientTls
 from ..net.traces.recording import traced
@@ -565,7 +565,7 @@ class Dialler:
             engine.close()
         self._carrying = True
         try:
-            with traced(self._container.traces, engine, client=True, clock=TrioClock()) as seen:
+            with traced(self._container.traces, engine, client=True, clock=TRIO_CLOCK) as seen:
                 await run_connection(
                     dialled.stream,
                     seen,

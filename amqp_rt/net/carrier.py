@@ -119,8 +119,6 @@ class Carrier:
         self.wakes_at = inf
         #: Free for use by the host.
         self.token = -1
-        #: Whether endpoints or the owner may have been notified of something; reset by the host.
-        self.notified = False
         self._handle = handle
         self._limits = limits
         self._gathers = gathers
@@ -154,6 +152,17 @@ class Carrier:
             self._feed(initial)
         self._send()
         self._settle()
+
+    def become(self, engine: ProtocolEngine, handle: Handle) -> None:
+        """Carry *engine* from now on, which continues with the connection of the present one.
+
+        For the present engine to call while it receives; it passes on what it has received.
+        """
+        self.engine.on_output = nothing
+        self.engine = engine
+        self._handle = handle
+        engine.work_max = _WORK_IN_A_ROW
+        engine.on_output = self.output
 
     def readable(self) -> int:
         """Read one chunk from the channel; return its size."""
@@ -232,7 +241,7 @@ class Carrier:
         """End abruptly. Engine and links are notified; *why* is reported to the owner."""
         if self.over:
             return
-        self.engine.on_output = _nowhere
+        self.engine.on_output = nothing
         if not self.engine.finished:
             events = self.engine.receive_eof(self.clock.monotonic())
             for at, event in enumerate(events):
@@ -323,8 +332,6 @@ class Carrier:
 
     def _take(self) -> bool:
         """Take output from the engine; join small buffers, leave large ones to ``sendmsg``."""
-        if getattr(self.engine, "notifies", True):
-            self.notified = True
         buffers = self.engine.take()
         if not buffers:
             return False
@@ -361,7 +368,6 @@ class Carrier:
 
     def _feed(self, data: bytes) -> None:
         self._inside = True
-        self.notified = True
         try:
             events = self.engine.receive(data, self.clock.monotonic())
             if events:
@@ -390,7 +396,6 @@ class Carrier:
 
     def _report(self, events: list[Event]) -> None:
         if events:
-            self.notified = True
             self._handle(events)
 
     # --- the end -------------------------------------------------------------------------
@@ -474,7 +479,7 @@ class Carrier:
 
     def _end(self) -> None:
         self.over = True
-        self.engine.on_output = _nowhere
+        self.engine.on_output = nothing
         if self._host is not None:
             self._host.ended(self)
 
@@ -502,10 +507,6 @@ def _join_small(buffers: list[bytes]) -> list[bytes | memoryview]:
     if run:
         joined.append(b"".join(run))
     return joined
-
-
-def _nowhere() -> None:
-    """Ignore output after the end of the connection."""
 
 
 def nothing() -> None:

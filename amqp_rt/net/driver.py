@@ -43,7 +43,8 @@ class TrioClock:
         return time.time()
 
 
-_TRIO_CLOCK: Final = TrioClock()
+#: The one clock of all connections of a container.
+TRIO_CLOCK: Final = TrioClock()
 
 
 async def run_connection(
@@ -53,7 +54,7 @@ async def run_connection(
     *,
     stopping: trio.Event | None = None,
     grace_s: float = 5.0,
-    clock: Clock = _TRIO_CLOCK,
+    clock: Clock = TRIO_CLOCK,
     limits: Limits = DEFAULT_LIMITS,
     initial: bytes = b"",
     reactor: Reactor | None = None,
@@ -166,8 +167,8 @@ class Turn:
 
 def in_trio_time(carrier: Carrier) -> float:
     """Convert the next alarm of *carrier* to trio's clock."""
-    if carrier.wakes_at == inf:
-        return inf
+    if carrier.wakes_at == inf or carrier.clock is TRIO_CLOCK:
+        return carrier.wakes_at
     return trio.current_time() + (carrier.wakes_at - carrier.clock.monotonic())
 
 

@@ -81,12 +81,7 @@ async def enter(
         return await encrypt(stream, layer, received=received, within=max(0.0, within))
 
     def unknown(data: bytes) -> None:
-        why = f"it speaks no protocol that is offered here, and began with {data[:8]!r}"
-        if data.startswith(CLIENT_HELLO):
-            why = "it began TLS, and the listener has no certificate: amqp:// and ws:// are without"
-        elif entrance.tls_required and layer is None:
-            why = "it did not begin TLS, which is required here"
-        log.info("connection from %s refused: %s", address, why)
+        refuse_unknown(data, address, tls_missing=entrance.tls_required and layer is None)
 
     try:
         if entrance.scheme in ("amqps", "wss"):
@@ -144,3 +139,16 @@ async def enter(
         server_name="" if layer is None else layer.server_name,
         trust=trust,
     )
+
+
+def refuse_unknown(data: bytes, address: str, *, tls_missing: bool = False) -> None:
+    """Log why the connection from *address*, which began with *data*, is refused.
+
+    With *tls_missing* it had to begin with TLS.
+    """
+    why = f"it speaks no protocol that is offered here, and began with {data[:8]!r}"
+    if data.startswith(CLIENT_HELLO):
+        why = "it began TLS, and the listener has no certificate: amqp:// and ws:// are without"
+    elif tls_missing:
+        why = "it did not begin TLS, which is required here"
+    log.info("connection from %s refused: %s", address, why)

@@ -30,10 +30,26 @@ log = logging.getLogger("amqp_rt.net")
 #: the third is called once the peer has logged in. Behind a proxy it may get ``server_name``, the host name that
 #: the client requested.
 Serve: TypeAlias = Callable[..., Awaitable[None]]
+#: Takes one accepted socket, which does not block, with its peer's host and its address as text.
+Arrive: TypeAlias = Callable[[socket.socket, str, str], None]
 #: Errors of a temporary lack of resources. trio's listeners skip all other failures of a single
 #: connection.
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _BACK_OFF_S: Final = 0.1
+#: Errors of a connection that failed before it was accepted (accept(2)).
+_FAILED: Final = {
+    errno.ECONNABORTED,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENOPROTOOPT,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+    errno.EPROTO,
+}
+#: Connections accepted before other tasks get their turn.
+_ACCEPTS_IN_A_ROW: Final = 16
 #: Connections that the system holds until they are accepted.
 _BACKLOG: Final = 1_024
 #: Attempts to get the same free port on every address of a host.
@@ -54,20 +70,23 @@ class Crowd:
         #: Connections that have not logged in.
         self.strangers = 0
         self.by_network: Counter[str] = Counter()
-        #: Those that have not logged in by address, the oldest first, each with the scope that ends
-        #: it.
-        self.strangers_by_network: dict[str, dict[int, trio.CancelScope]] = {}
+        #: Those that have not logged in by address, the oldest first, each with the function that
+        #: ends it.
+        self.strangers_by_network: dict[str, dict[int, Callable[[], None]]] = {}
         self._numbers = count()
 
     def strangers_of(self, network: str) -> int:
         """Return the number of connections of *network* that have not logged in."""
         return len(self.strangers_by_network.get(network, ()))
 
-    def enter(self, network: str, scope: trio.CancelScope) -> int:
-        """Count a connection of *network* that has not logged in; return its number."""
+    def enter(self, network: str, drop: Callable[[], None]) -> int:
+        """Count a connection of *network* that has not logged in; return its number.
+
+        *drop* ends it, to make room for another one.
+        """
         number = next(self._numbers)
         self.strangers += 1
-        self.strangers_by_network.setdefault(network, {})[number] = scope
+        self.strangers_by_network.setdefault(network, {})[number] = drop
         return number
 
     def leave(self, network: str, number: int) -> None:
@@ -91,9 +110,30 @@ class Crowd:
                 key=lambda each: (len(each[1]), -next(iter(each[1]))),
             )
         strangers = self.strangers_by_network[network]
-        number = next(iter(strangers))
-        strangers[number].cancel()
+        number, drop = next(iter(strangers.items()))
         self.leave(network, number)
+        drop()
+
+
+class Admission:
+    """Admission of one connection within the limits of its listener."""
+
+    __slots__ = ("_limiter", "_network", "_number")
+
+    def __init__(self, limiter: ConnectionLimiter, network: str, number: int) -> None:
+        self._limiter = limiter
+        self._network = network
+        self._number = number
+
+    def log_in(self) -> None:
+        """Stop counting the connection among those without a login. A second call has no effect."""
+        self._limiter.crowd.leave(self._network, self._number)
+
+    def leave(self) -> None:
+        """Free the room, after the end of the connection."""
+        self.log_in()
+        self._limiter.connections -= 1
+        _take_from(self._limiter.crowd.by_network, self._network)
 
 
 class ConnectionLimiter:
@@ -125,12 +165,17 @@ class ConnectionLimiter:
             and limits.connections_unauthenticated_per_address_max > 0
         )
 
-    async def serve(self, stream: trio.abc.Stream, host: str, address: str, serve: Serve) -> None:
-        """Run one connection within the limits; above them the stream is dropped at once.
+    def admit(self, host: str, address: str, drop: Callable[[], None]) -> Admission | None:
+        """Return the admission of one more connection from *host*; None, with a line in the log, above the limits.
 
         If too many connections, of the same address or in total, have not logged in, the oldest of
         them is dropped instead: refusing the new one would let a peer that occupies all places keep
         out everyone else, including those behind the same address (NAT).
+
+        Args:
+            host: The host that the connection counts for.
+            address: The peer's address, for the log.
+            drop: Ends the connection, to make room for another one.
         """
         if not self.admits(host):
             # One line for a flood of connections, not one for each of them.
@@ -139,8 +184,7 @@ class ConnectionLimiter:
             why = "too many failed logins" if blocked else "too many connections"
             log.log(level, "connection from %s refused: %s", address, why)
             self._refusing = True
-            await trio.aclose_forcefully(stream)
-            return
+            return None
         self._refusing = False
         network, crowd = network_of(host), self.crowd
         limits = self.limits
@@ -155,16 +199,20 @@ class ConnectionLimiter:
             self._dropping = False
         self.connections += 1
         crowd.by_network[network] += 1
+        return Admission(self, network, crowd.enter(network, drop))
+
+    async def serve(self, stream: trio.abc.Stream, host: str, address: str, serve: Serve) -> None:
+        """Run one connection within the limits; above them the stream is dropped at once."""
         scope = trio.CancelScope()
-        number = crowd.enter(network, scope)
-        logged_in = partial(crowd.leave, network, number)
+        admission = self.admit(host, address, scope.cancel)
+        if admission is None:
+            await trio.aclose_forcefully(stream)
+            return
         try:
             with scope:
-                await serve(stream, address, logged_in)
+                await serve(stream, address, admission.log_in)
         finally:
-            logged_in()
-            self.connections -= 1
-            _take_from(crowd.by_network, network)
+            admission.leave()
             if not (isinstance(stream, trio.SocketStream) and stream.socket.fileno() < 0):
                 with trio.CancelScope(shield=True):
                     await trio.aclose_forcefully(stream)
@@ -363,6 +411,42 @@ async def serve_socket(
                 nursery.start_soon(limiter.serve, stream, host, address, serve)
             else:
                 nursery.start_soon(proxied.serve, stream, host, address, serve)
+
+
+async def accept_sockets(listener: trio.SocketListener, arrive: Arrive) -> None:
+    """Accept connections until cancelled, and give each to *arrive*; then close the listener.
+
+    No task is started for them: *arrive* returns at once, and closes the socket now or later. A lack
+    of descriptors or memory delays accepting and does not end it.
+    """
+    exhausted = False
+    # trio's socket gives up the descriptor: its own accept() takes one connection per pass.
+    with socket.socket(fileno=listener.socket.detach()) as listening:
+        while True:
+            await trio.lowlevel.wait_readable(listening)
+            try:
+                for _ in range(_ACCEPTS_IN_A_ROW):
+                    connected, peer = listening.accept()
+                    exhausted = False
+                    connected.setblocking(False)
+                    if connected.family == socket.AF_UNIX:
+                        arrive(connected, "unix", "unix")
+                    else:
+                        try:
+                            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        except OSError:
+                            pass  # The peer is gone, which reading finds out.
+                        arrive(connected, peer[0], _address_text(peer[0], peer[1]))
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    if not exhausted:
+                        log.error("accepting connections is delayed: %s", reason(error))
+                    exhausted = True
+                    await trio.sleep(_BACK_OFF_S)
+                elif error.errno not in _FAILED:
+                    raise
 
 
 async def serve_memory(

@@ -90,7 +90,7 @@ async def select_front(
                 if found is not None:
                     return found, data
                 on_unknown(data)
-                await _refuse(stream, preferred or _nearest(data, fronts))
+                await _refuse(stream, preferred or nearest_header(data, fronts))
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         pass
     with trio.CancelScope(shield=True):
@@ -98,7 +98,7 @@ async def select_front(
     return None
 
 
-def _nearest(data: bytes, fronts: Sequence[Front]) -> bytes:
+def nearest_header(data: bytes, fronts: Sequence[Front]) -> bytes:
     """Return the preferred header that shares the longest beginning with *data*."""
 
     def likeness(header: bytes) -> int:

@@ -474,10 +474,6 @@ class Traced:
         return self._engine.output_size
 
     @property
-    def notifies(self) -> bool:
-        return bool(getattr(self._engine, "notifies", True))
-
-    @property
     def deadline(self) -> float:
         return self._engine.deadline
 
@@ -502,22 +498,34 @@ class Traced:
     def close(self, error: Error | None = None) -> None:
         self._engine.close(error)
 
+    def stop(self) -> None:
+        """Close the sink, after the end of the connection."""
+        self._writer.close()
+
+
+def trace(
+    traces: TraceSource | None, engine: ProtocolEngine, *, client: bool, clock: Clock
+) -> Traced | None:
+    """Return *engine* with a sink of *traces*, to be stopped at its end; None if they have none for it."""
+    if traces is None:
+        return None
+    writer = traces.open(client=client, address=engine.peer.address, clock=clock)
+    return None if writer is None else Traced(engine, writer)
+
 
 @contextmanager
 def traced(
     traces: TraceSource | None, engine: ProtocolEngine, *, client: bool, clock: Clock
 ) -> Iterator[ProtocolEngine]:
     """Give input and output of *engine* to a sink of *traces* within the block, if it has one for it."""
-    writer = None
-    if traces is not None:
-        writer = traces.open(client=client, address=engine.peer.address, clock=clock)
-    if writer is None:
+    found = trace(traces, engine, client=client, clock=clock)
+    if found is None:
         yield engine
         return
     try:
-        yield Traced(engine, writer)
+        yield found
     finally:
-        writer.close()
+        found.stop()
 
 
 # --- reading ------------------------------------------------------------------------------------

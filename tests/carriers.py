@@ -158,6 +158,7 @@ class Echo:
     work_max = 0
     unread = False
     congested = False
+    notifies = True
 
     def say(self, *buffers: bytes) -> None:
         self._output += buffers

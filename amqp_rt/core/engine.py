@@ -146,6 +146,8 @@ class Engine:
         self.unread: bool = False
         #: Never: windows bound what the peer may send ahead.
         self.congested: bool = False
+        #: Whether the next ``take`` may notify endpoints, since links wait for room.
+        self.notifies: bool = False
         #: Work of this call, beyond one unit for each frame.
         self.spent: int = 0
         self._signalled: bool = False
@@ -426,6 +428,7 @@ class Engine:
     def wait_for_room(self, link: SenderLink) -> None:
         """Notify the link's endpoint when it may write again."""
         self._waiting[link] = None
+        self.notifies = True
 
     def note_room(self) -> None:
         """Note that a window has opened, or that deliveries were settled."""
@@ -477,6 +480,7 @@ class Engine:
         self._room = False
         waiting = self._waiting
         self._waiting = {}
+        self.notifies = False
         for link in waiting:
             link.on_room()
 

@@ -365,7 +365,11 @@ class SendingEndpoint(Protocol):
 
 
 class ProtocolEngine(Protocol):
-    """Connection without I/O."""
+    """Connection without I/O.
+
+    An engine may have an attribute ``notifies``: whether the next ``take`` may notify endpoints, for example that there
+    is room again. Without it that is assumed, and output leaves a pass of the scheduler later.
+    """
 
     #: Called when there is output to send, or when the engine has finished.
     on_output: Callable[[], None]

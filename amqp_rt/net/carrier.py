@@ -119,6 +119,8 @@ class Carrier:
         self.wakes_at = inf
         #: Free for use by the host.
         self.token = -1
+        #: Whether endpoints or the owner may have been notified of something; reset by the host.
+        self.notified = False
         self._handle = handle
         self._limits = limits
         self._gathers = gathers
@@ -332,6 +334,8 @@ class Carrier:
 
     def _take(self) -> bool:
         """Take output from the engine; join small buffers, leave large ones to ``sendmsg``."""
+        if getattr(self.engine, "notifies", True):
+            self.notified = True
         buffers = self.engine.take()
         if not buffers:
             return False
@@ -368,6 +372,7 @@ class Carrier:
 
     def _feed(self, data: bytes) -> None:
         self._inside = True
+        self.notified = True
         try:
             events = self.engine.receive(data, self.clock.monotonic())
             if events:
@@ -396,6 +401,7 @@ class Carrier:
 
     def _report(self, events: list[Event]) -> None:
         if events:
+            self.notified = True
             self._handle(events)
 
     # --- the end -------------------------------------------------------------------------

@@ -3,6 +3,11 @@
 A task for each socket costs scheduling for every chunk. The reactor has its own epoll set, which is
 a single descriptor for trio: one task waits for it and then serves every ready socket, with a
 bounded amount of work at a time. Deadlines are in one heap with one alarm.
+
+A pass of the scheduler, with its system call, costs more than a small message. The reactor is therefore an
+instrument of trio too, which is called around each wait for I/O: output of the tasks of a pass leaves before the
+wait, and sockets that end the wait are served after it, so that the tasks that they wake run in the same pass. A
+request with its reply takes one pass at each end (decision 0123).
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from heapq import heapify, heappop, heappush
 from math import inf
 from time import perf_counter
@@ -21,7 +27,7 @@ from typing import Final
 
 import trio
 
-from .carrier import READ_SIZE, READS_IN_A_ROW, Carrier
+from .carrier import READ_SIZE, READS_IN_A_ROW, Carrier, nothing
 from .driver import Turn, in_trio_time
 
 log = logging.getLogger("amqp_rt.net")
@@ -30,6 +36,8 @@ log = logging.getLogger("amqp_rt.net")
 _SOCKETS_IN_A_ROW: Final = 64
 #: Bytes read between two checkpoints.
 _BYTES_IN_A_ROW: Final = READS_IN_A_ROW * READ_SIZE
+#: Bytes read in a poll of the sockets below which no further poll follows at once.
+_LITTLE: Final = 4_096
 #: Seconds after which no further socket is served before a checkpoint.
 _STEP_S: Final = 0.004
 #: Alarms handled between two checkpoints.
@@ -64,15 +72,28 @@ async def open_reactor() -> AsyncIterator[Reactor | None]:
         raise failure
 
 
-class Reactor:
+class Reactor(trio.abc.Instrument):
     """Host of carriers on sockets; see :class:`~amqp_rt.net.carrier.CarrierHost`.
 
-    Output that one connection causes on others within a pass is sent once, at its end.
+    Output that one connection causes on others within a pass is sent once, at its end, and so is all output of the
+    tasks that run in one pass of the scheduler.
     """
 
     def __init__(self) -> None:
         #: Whether sockets are being served.
         self._passing = False
+        #: Whether trio calls us around its waits for I/O, and whether it waits. Host code of a guest run, or an
+        #: instrument, may run meanwhile.
+        self._hooked = self._was_hooked = False
+        self._between = False
+        #: Whether tasks may have been woken since the scheduler decided how long to wait.
+        self._stirred = False
+        #: Whether the serving task waits, and whether the sockets that end its wait were served before it runs.
+        self._waiting = False
+        self._served = False
+        #: Ready sockets of the last poll, and the index of the first that has not been served.
+        self._ready: list[tuple[int, int]] = []
+        self._at = 0
         self._epoll = select.epoll()
         self._carriers: dict[int, Carrier] = {}
         #: Tasks that run a connection and wait for its end.
@@ -95,6 +116,8 @@ class Reactor:
 
     def start(self, nursery: trio.Nursery) -> None:
         """Run the reactor's tasks in *nursery*, until it is cancelled."""
+        # What is called around waits has the context variables that these tasks have.
+        self._context = copy_context()
         nursery.start_soon(self._serve)
         nursery.start_soon(self._flush)
         nursery.start_soon(self._resume)
@@ -109,6 +132,8 @@ class Reactor:
 
     async def carry(self, carrier: Carrier, sock: socket.socket, initial: bytes) -> None:
         """Carry *carrier*, whose channel is *sock*, until it has ended."""
+        if not self._was_hooked:
+            self._hook()
         descriptor = carrier.token = sock.fileno()
         self._carriers[descriptor] = carrier
         self._epoll.register(descriptor, select.EPOLLIN)
@@ -136,6 +161,8 @@ class Reactor:
         *ended* is called once after its end, in another step than the one that ended it; the caller
         closes the socket there. Exceptions of a step are in ``carrier.failure`` then.
         """
+        if not self._was_hooked:
+            self._hook()
         descriptor = carrier.token = sock.fileno()
         self._carriers[descriptor] = carrier
         self._adopted[descriptor] = ended
@@ -193,19 +220,24 @@ class Reactor:
             heapify(alarms)
         heappush(alarms, (in_trio_time(carrier), carrier.token))
         if alarms[0][0] < self._rings_at:
+            self._stirred = True
             self._rings_at = self._alarm.deadline = alarms[0][0]
 
     def later(self, carrier: Carrier) -> None:
-        """Flush *carrier* at the end of this pass, or in the scheduler's next pass.
+        """Flush *carrier* at the end of this pass.
 
         A carrier that has to go on with its input waits for its turn among those like it.
         """
         if carrier.resuming:
+            self._stirred = True
             self._resuming.append(carrier)
             self._resumption.call()
             return
         self._flushes.append(carrier)
-        if not self._passing:
+        if not self._passing and (
+            self._between or not self._hooked or getattr(carrier.engine, "notifies", True)
+        ):
+            # Whatever this wakes must not wait for the end of a wait for I/O.
             self._turn.call()
 
     def ended(self, carrier: Carrier) -> None:
@@ -214,6 +246,7 @@ class Reactor:
         The descriptor stays ready until it is closed; watched until then, it would be reported
         again and again.
         """
+        self._stirred = True
         self._forget(carrier.token)
         task = self._parked.pop(carrier.token, None)
         if task is not None:
@@ -231,26 +264,81 @@ class Reactor:
     # --- the tasks -----------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        epoll = self._epoll
-        ready: list[tuple[int, int]] = []
-        at = 0
+        try:
+            while True:
+                self._waiting = True
+                try:
+                    await trio.lowlevel.wait_readable(self._epoll)
+                finally:
+                    self._waiting = False
+                while not self._served and self._step():
+                    await trio.lowlevel.checkpoint()
+        finally:
+            self._unhook()
+
+    def _hook(self) -> None:
+        """Let trio call us, from the first connection on."""
+        self._token = trio.lowlevel.current_trio_token()
+        trio.lowlevel.add_instrument(self)
+        self._hooked = self._was_hooked = True
+
+    def _unhook(self) -> None:
+        if self._hooked:
+            self._hooked = False
+            trio.lowlevel.remove_instrument(self)
+            if self._flushes:
+                self._turn.call()
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Send the output of the tasks of this pass. Called by trio, with the seconds that it is going to wait."""
+        if self._flushes:
+            self._stirred = False
+            try:
+                self._context.run(self._flush_now)
+            except BaseException:
+                # Trio logs it, and calls us no more.
+                self._hooked = False
+                self._token.run_sync_soon(self._turn.call)
+                raise
+            if timeout > 0 and (self._stirred or self._flushes):
+                # The wait is not to last until I/O or the deadline that was known before.
+                self._token.run_sync_soon(nothing, idempotent=True)
+        self._between = True
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Serve the sockets that have ended the wait. Called by trio, with the seconds that it was to wait at most.
+
+        If other tasks were runnable, the serving task finds out whether there are any, without a poll for each pass.
+        """
+        self._between = self._served = False
+        if timeout > 0 and self._waiting:
+            try:
+                self._context.run(self._step)
+            except BaseException:
+                self._hooked = False
+                self._turn.call()
+                raise
+            self._served = True
+
+    def _step(self) -> bool:
+        """Serve ready sockets, with a bounded amount of work; return whether more may be ready."""
+        sockets, room = _SOCKETS_IN_A_ROW, _BYTES_IN_A_ROW
+        until = perf_counter() + _STEP_S
         while True:
-            sockets, room = _SOCKETS_IN_A_ROW, _BYTES_IN_A_ROW
-            until = perf_counter() + _STEP_S
-            while sockets > 0 and room > 0 and perf_counter() < until:
-                if at == len(ready):
-                    ready = epoll.poll(0, sockets)
-                    at = 0
-                    if not ready:
-                        break
-                served, read = self._pass(ready, at, room, until)
-                at += served
-                sockets -= served
-                room -= read
-            if ready:
-                await trio.lowlevel.checkpoint()
-            else:
-                await trio.lowlevel.wait_readable(epoll)
+            if self._at == len(self._ready):
+                self._ready = self._epoll.poll(0, sockets)
+                self._at = 0
+                if not self._ready:
+                    return False
+            served, read = self._pass(self._ready, self._at, room, until)
+            self._at += served
+            sockets -= served
+            room -= read
+            if sockets <= 0 or room <= 0 or perf_counter() >= until:
+                return True
+            if read < _LITTLE and self._at == len(self._ready):
+                # Probably all that there is. The next wait, which takes place anyway, reports any more.
+                return False
 
     def _pass(
         self, ready: list[tuple[int, int]], at: int, room: int, until: float
@@ -290,10 +378,13 @@ class Reactor:
         self._flushes = []
         for carrier in flushes:
             if not carrier.over:
+                carrier.notified = False
                 try:
                     carrier.flush()
                 except Exception as error:
                     carrier.fail(error)
+                if carrier.notified:
+                    self._stirred = True
         if self._endings:
             self._call_endings()
 

@@ -15,6 +15,7 @@ import trio
 import trio.testing
 from carriers import Echo
 
+from amqp_rt.events import Closed
 from amqp_rt.limits import Limits
 from amqp_rt.net.carrier import READ_SIZE, READS_IN_A_ROW, Carrier
 from amqp_rt.net.driver import TRIO_CLOCK, run_connection
@@ -281,3 +282,113 @@ async def test_alarms_are_rung_in_several_steps_if_one_takes_long(
         trio.lowlevel.remove_instrument(instrument)
         nursery.cancel_scope.cancel()
     assert sorted(each for each in rung if each) == [[0], [1], [2]]
+
+
+async def test_a_message_and_its_echo_take_a_pass_of_the_scheduler_each(pair: Pair) -> None:
+    class Asking(Echo):
+        def receive(self, data: bytes, now: float) -> list[Any]:
+            answers.append(data)
+            waiting.unpark_all()
+            return []
+
+    class Passes(trio.abc.Instrument):
+        count = 0
+
+        def before_io_wait(self, timeout: float) -> None:
+            self.count += 1
+
+    answers: list[bytes] = []
+    waiting = trio.lowlevel.ParkingLot()
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        ours, theirs = pair()
+        asking, echo = Asking(), Echo()
+        asking.notifies = echo.notifies = False
+        nursery.start_soon(run, reactor, ours, asking)
+        nursery.start_soon(run, reactor, theirs, echo)
+        await trio.testing.wait_all_tasks_blocked()
+        passes = Passes()
+        trio.lowlevel.add_instrument(passes)
+        for number in range(100):
+            asking.say(b"%d" % number)
+            await waiting.park()
+        trio.lowlevel.remove_instrument(passes)
+        nursery.cancel_scope.cancel()
+    assert answers == [b"%d" % number for number in range(100)]
+    assert passes.count <= 210
+
+
+@pytest.mark.parametrize("notifies", [False, True])
+async def test_output_that_changes_an_alarm_cuts_the_wait_for_io_short(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, notifies: bool
+) -> None:
+    """The scheduler has decided by then how long it waits."""
+    monkeypatch.setattr("amqp_rt.net.carrier._LINGER_S", 0.05)
+    engine = Echo()
+    engine.notifies = notifies
+    ended = trio.Event()
+
+    async def carry(stream: trio.SocketStream) -> None:
+        await run(reactor, stream, engine)
+        ended.set()
+
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        nursery.start_soon(carry, pair()[0])
+        await trio.testing.wait_all_tasks_blocked()
+        engine.close()
+        with trio.fail_after(5):
+            await ended.wait()
+
+
+async def test_a_task_that_output_wakes_runs_at_once(pair: Pair) -> None:
+    """The scheduler does not know of it when it decides how long it waits."""
+
+    class Notifying(Echo):
+        notifies = False
+
+        def take(self) -> list[bytes]:
+            # As an engine that cannot foresee it.
+            found = super().take()
+            if found:
+                self.deadline = trio.current_time()
+            return found
+
+        def tick(self, now: float) -> list[Any]:
+            woken.set()
+            return [Closed()] if not super().tick(now) else []
+
+    woken = trio.Event()
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        engine = Notifying()
+        nursery.start_soon(run, reactor, pair()[0], engine)
+        await trio.testing.wait_all_tasks_blocked()
+        said_at = trio.current_time()
+        engine.say(b"hello")
+        with trio.move_on_after(5):
+            await woken.wait()
+        assert trio.current_time() - said_at < 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_output_is_sent_also_after_trio_has_removed_the_reactor(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail_once() -> None:
+        monkeypatch.undo()
+        raise RuntimeError("a fault of ours")
+
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        ours, theirs = pair()
+        engine = Echo()
+        engine.notifies = False
+        nursery.start_soon(run, reactor, ours, engine)
+        await trio.testing.wait_all_tasks_blocked()
+        monkeypatch.setattr(reactor, "_flush_now", fail_once)
+        with trio.fail_after(5):
+            engine.say(b"hello")
+            assert await theirs.receive_some() == b"hello"
+            engine.say(b", world")
+            assert await theirs.receive_some() == b", world"
+            await theirs.send_all(b"back")
+            assert await theirs.receive_some() == b"back"
+        nursery.cancel_scope.cancel()
+    assert "a fault of ours" in caplog.text

@@ -474,6 +474,10 @@ class Traced:
         return self._engine.output_size
 
     @property
+    def notifies(self) -> bool:
+        return bool(getattr(self._engine, "notifies", True))
+
+    @property
     def deadline(self) -> float:
         return self._engine.deadline
 

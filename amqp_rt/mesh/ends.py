@@ -163,6 +163,8 @@ class Ends:
             if receiver is None or receiver.fan is None:
                 return False
             receiver.fan.join(cast("ReceivingLink", link))
+            # Others may hold the credit that it needs.
+            self._on_wait()
             return True
         engine = self._ways.engine
         node = node_of(address)
@@ -316,35 +318,35 @@ class Ends:
             sweep: Whether to forget what is not used.
         """
         rotate = now >= self._rotate_at
-        starved = False
         due = math.inf
         for address, each in list(self._addresses.items()):
             if changed:
                 each.update()
             each.tick(now)
-            if rotate:
-                each.fan.rotate()
-            starved = starved or each.fan.slots.starved
             if sweep and each.idle and address not in self._receivers:
                 del self._addresses[address]
                 self.dropped += each.fan.dropped
                 each.close()
                 continue
             due = min(due, each.deadline)
-        if not starved:
-            self._rotate_at = math.inf
-            self._rotate_s = _ROTATE_S
-        elif rotate or self._rotate_at == math.inf:
-            self._rotate_at = now + self._rotate_s
-            self._rotate_s = min(2 * self._rotate_s, _ROTATE_MAX_S)
-        due = min(due, self._rotate_at)
         for receivers in list(self._receivers.values()):
             for receiver in list(receivers.values()):
                 if receiver.fan is not None:
                     if now >= receiver.fan.deadline:
                         receiver.fan.tick(now)
                     due = min(due, receiver.fan.deadline)
-        return due
+        starved = False
+        for fan in self.fans():
+            if rotate:
+                fan.rotate()
+            starved = starved or fan.slots.starved
+        if not starved:
+            self._rotate_at = math.inf
+            self._rotate_s = _ROTATE_S
+        elif rotate or self._rotate_at == math.inf:
+            self._rotate_at = now + self._rotate_s
+            self._rotate_s = min(2 * self._rotate_s, _ROTATE_MAX_S)
+        return min(due, self._rotate_at)
 
     def fans(self) -> Iterator[Fan]:
         """Return what distributes messages here."""
@@ -358,7 +360,7 @@ class Ends:
     @property
     def waits(self) -> bool:
         """Whether :meth:`look_after` has to be called every second."""
-        return bool(self._addresses)
+        return bool(self._addresses or self._receivers)
 
 
 def ends_of(ways: Ways, address: str) -> list[MeshRoute]:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import trio
-from meshed import Members, client, members, until
+from meshed import Members, client, line, members, until
 from trio.testing import MockClock
 
 from amqp_rt import Message, Peer, Receiver, Reject
 from amqp_rt.errors import DeliveryNotAccepted, DeliveryRejected, LinkRefused
 from amqp_rt.mesh import MeshRule
 from amqp_rt.net.memory import MemoryNetwork
+from amqp_rt.outcomes import ACCEPTED
 
 pytestmark = pytest.mark.req("P4")
 
@@ -440,6 +441,33 @@ async def test_receivers_share_messages_or_each_get_them(
         assert sum(count for text, count in got.items() if " work" in text) == 20
         assert {text.split()[0] for text in got if " work" in text} == {"one", "two"}
         assert all(got[f"{name} news{at}"] == 1 for name in ("one", "two") for at in range(20))
+
+
+@pytest.mark.parametrize("distribution", ["balanced", "multicast"])
+async def test_an_idle_sender_does_not_keep_the_credit_of_a_receiver(
+    distribution: str, autojump_clock: MockClock
+) -> None:
+    rules = [MeshRule("news", distribution)]
+    async with (
+        line("A", "B", network=MemoryNetwork(), rules=rules) as made,
+        client(made.urls["A"], "reader", network=made.network) as reading,
+        reading.receiver("news", credit=2) as receiver,
+    ):
+        await made.meshes["B"].reachable("news")
+        async with (
+            client(made.urls["A"], "idle", network=made.network) as idle,
+            client(made.urls["B"], "busy", network=made.network) as busy,
+            idle.sender("news"),
+            busy.sender("news") as out,
+        ):
+            for number in range(3):
+                # Meanwhile the credit goes round.
+                await trio.sleep(3 * number)
+                with trio.fail_after(5):
+                    receipt = out.send_nowait(number)
+                    delivery = await receiver.receive()
+                    delivery.accept()
+                    assert await receipt.outcome() == ACCEPTED
 
 
 async def test_a_receiver_at_an_edge_stays_when_the_uplink_changes(

@@ -242,7 +242,7 @@ class Leg:
                     sending.settle()
             else:
                 pass_outcome(sending, handover.delivery, to_client=True)
-        if again or self.fan.resends:
+        if again or self.fan.waits_for_outcomes:
             # Those that wait for a busy leg may take it now.
             self.fan.pump()
         else:
@@ -421,9 +421,9 @@ class Fan:
         return sum(map(len, self._waiting.values())) + len(self._again)
 
     @property
-    def resends(self) -> bool:
-        """Whether messages wait that a destination has released."""
-        return bool(self._again)
+    def waits_for_outcomes(self) -> bool:
+        """Whether messages wait that may take another leg when it has settled those under way."""
+        return bool(self._again or self._waiting[STREAMS] or (self._ordered and self.waiting))
 
     def waits_for(self, kind: str) -> bool:
         """Return whether messages wait for a leg of *kind*."""
@@ -498,8 +498,8 @@ class Fan:
         leg.retiring = True
         if not self.reachable:
             self._absent_since = self.now()
-        self.share()
-        leg.check_retired()
+        # What waited for this one may take others.
+        self.pump()
 
     def changed(self) -> None:
         """Accept the links that wait for a destination; called when a leg is attached."""

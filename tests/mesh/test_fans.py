@@ -467,6 +467,51 @@ def test_ordered_messages_take_one_leg_until_it_is_empty() -> None:
     assert two.payloads == [b"3"]
 
 
+def one_that_waits(world: World, leg: Destination) -> None:
+    """Let a message wait after *leg*, which had credit for two, has got one."""
+    link, _ = world.sender()
+    for at in range(2):
+        link.send(b"%d" % at)
+    leg.link.grant(1)
+    world.pump()
+    assert leg.payloads == [b"0"]
+    assert world.fan.waiting == 1
+
+
+def test_an_ordered_message_that_waits_takes_the_next_leg_after_the_last_outcome() -> None:
+    world = World(ordered=True)
+    one, two = world.leg(credit=2), world.leg(credit=100)
+    one_that_waits(world, one)
+    assert not two.deliveries
+    one.decide(ACCEPTED)
+    assert two.payloads == [b"1"]
+
+
+def test_a_message_that_waits_for_the_nearest_goes_on_when_that_is_retired() -> None:
+    world = World(closest=True)
+    near, far = world.leg(credit=2, cost=1), world.leg(credit=100, cost=2)
+    one_that_waits(world, near)
+    assert not far.deliveries
+    world.fan.retire(near.leg)
+    world.pump()
+    assert far.payloads == [b"1"]
+    assert not near.detached, "its message has no outcome"
+
+
+def test_a_stream_that_waits_takes_a_leg_that_is_free_again() -> None:
+    world = World()
+    world.leg()
+    busy, starved = world.leg(kind=STREAMS), world.leg(kind=STREAMS, credit=0)
+    link, _ = world.sender(max_message_size=0)
+    for letter in (b"a", b"b"):
+        link.send(Message(letter * (STREAM_ABOVE + 1)).encode())
+        world.pump()
+    assert (len(busy.deliveries), len(starved.deliveries)) == (1, 0)
+    assert world.fan.waiting == 1
+    busy.decide(ACCEPTED)
+    assert len(busy.deliveries) == 2
+
+
 def message(priority: int, body: str) -> bytes:
     return Message(body, priority=priority).encode()
 

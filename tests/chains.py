@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sanity import check
+from sanity import check, check_quiet
 
 from amqp_rt.errors import LocalProtocolError
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
@@ -134,6 +134,14 @@ class Chain:
             if splice.inlet.attached and splice.outlet.attached:
                 assert splice.inlet.credit <= splice.outlet.credit
             assert splice.held <= SURGE * self.limits.splice_bytes_max
+        # Each node has done what it can: another look finds nothing to do.
+        for joint in self.joints:
+            check_quiet(joint.client, joint.server)
+        for splice in self.splices:
+            if splice.inlet.attached and splice.outlet.attached:
+                splice._passing.pump()
+                splice._advance(flowed=False)
+        assert not any(each.client.take() or each.server.take() for each in self.joints)
 
     def check_empty(self) -> None:
         """Assert that no node keeps anything of links that have ended."""

@@ -72,3 +72,37 @@ def check(engine: Engine) -> None:
                 assert link._uncredited == 0 or link.credit == 0
     assert engine.held == held
     assert engine.assembling == assembling
+
+
+def check_quiet(*engines: Engine) -> None:
+    """Assert that *engines*, the two ends of a connection on which nothing is in flight, wait for nothing that is there."""
+    for engine in engines:
+        if engine.finished or engine.over:
+            return
+        assert not engine._output
+        assert not engine._queued
+        assert not engine._dirty
+        for link in engine._waiting:
+            session = link.session
+            room = session.remote_incoming_window > 0 and (
+                len(session._outgoing) < engine.limits.unsettled_max
+            )
+            assert link._queue or not room or not link.attached, (
+                "a link waits for room that is there"
+            )
+    for engine, other in (engines, engines[::-1]):
+        for session in engine.sessions.values():
+            theirs = other._remote.get(session.channel)
+            if theirs is None or session.remote_channel < 0 or session.ended or theirs.ended:
+                continue
+            assert session.remote_incoming_window >= theirs.incoming_window
+            if theirs.incoming_window == 0:
+                # Some of what came has to be read or settled first.
+                assert theirs._held or len(theirs._incoming) >= other.limits.unsettled_max
+            for link in session.links.values():
+                if isinstance(link, SenderLink) and link._queue:
+                    taken_back = link._unsent <= link._uncredited
+                    begun = link._queue[0].sending.delivery_id >= 0
+                    assert theirs.incoming_window == 0 or (taken_back and not begun), (
+                        "frames wait for a window that is open"
+                    )

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from sanity import check
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from sanity import check, check_quiet
 
-from amqp_rt.limits import KIB, Limits
+from amqp_rt.limits import KIB, MIB, Limits
 from amqp_rt.mesh.balance import Standing
 from amqp_rt.mesh.fans import LOW, STREAMS, Fan, Leg
 from amqp_rt.mesh.passing import SURGE
@@ -36,6 +36,7 @@ class End(Recorder):
         self.link: Any = None
         self.leg: Leg | None = None
         self.joint: Any = None
+        self.reads = True
 
     def serve(self, link: Any) -> None:
         self.link = link
@@ -46,8 +47,13 @@ class End(Recorder):
         self.on_data(link, deliveries)
 
     def on_data(self, link: Any, deliveries: list[Any]) -> None:
-        for each in deliveries:
+        for each in deliveries if self.reads else ():
             self.bodies[each] = self.bodies.get(each, b"") + b"".join(each.read_chunks())
+
+    def read(self, *, on: bool) -> None:
+        """Read what has arrived, and what will; or stop reading."""
+        self.reads = on
+        self.on_data(None, self.deliveries)
 
 
 class Sender:
@@ -65,9 +71,21 @@ class Conversation(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.ends: list[End] = []
+
+    @initialize(
+        window=st.sampled_from([1, 2, 7, 2_048]), window_bytes=st.sampled_from([4 * KIB, 64 * MIB])
+    )
+    def build(self, window: int, window_bytes: int) -> None:
         self.now = 100.0
         self.draws = 0
-        self.limits = Limits(frame_size_max=512, splice_bytes_max=400 * KIB, output_max=1)
+        self.limits = Limits(
+            frame_size_max=512,
+            splice_bytes_max=400 * KIB,
+            output_max=1,
+            session_window=window,
+            session_window_bytes=window_bytes,
+        )
         self.fan = Fan(
             now=lambda: self.now,
             limits=self.limits,
@@ -77,7 +95,6 @@ class Conversation(RuleBasedStateMachine):
         )
         self.joints: list[Joined] = []
         self.under_way: dict[Joined, tuple[bytearray, bytearray]] = {}
-        self.ends: list[End] = []
         self.senders: list[Sender] = []
         self.count = 0
         self.cut_once = False
@@ -130,6 +147,11 @@ class Conversation(RuleBasedStateMachine):
         assert self.fan._held <= SURGE * self.limits.splice_bytes_max
         for leg in self.fan.legs:
             assert leg.standing.outstanding >= 0
+        # The fan has done what it can: another look finds nothing to do.
+        for joint in self.joints:
+            check_quiet(joint.client, joint.server)
+        self.fan.pump()
+        assert not any(each.client.take() or each.server.take() for each in self.joints)
 
     @precondition(lambda self: len(self.ends) < 6)
     @rule(kind=st.sampled_from([LOW, LOW, STREAMS]))
@@ -210,6 +232,12 @@ class Conversation(RuleBasedStateMachine):
         if sender is not None and sender.link._current is None:
             sender.link.drained()
 
+    @rule(pick=picks, on=st.booleans())
+    def read(self, pick: int, *, on: bool) -> None:
+        end = self.end(pick)
+        if end is not None:
+            end.read(on=on)
+
     @rule()
     def rotate(self) -> None:
         self.fan.rotate()
@@ -257,6 +285,11 @@ class Conversation(RuleBasedStateMachine):
             each.joint.server.receive_eof(0.0)
 
     def teardown(self) -> None:
+        if not self.ends:
+            # The example had no data, not even for its limits.
+            return
+        for end in self.ends:
+            end.read(on=True)
         self.pump()
         for sender in self.senders:
             if sender.link.attached and sender.link._current is not None:

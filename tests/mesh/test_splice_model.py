@@ -12,9 +12,15 @@ import pytest
 from chains import SOURCE, TARGET, Chain
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
-from amqp_rt.limits import KIB, Limits
+from amqp_rt.limits import KIB, MIB, Limits
 from amqp_rt.mesh.passing import SURGE
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, rejected
 from amqp_rt.testing.pairs import Recorder
@@ -24,19 +30,25 @@ picks = st.integers(0, 10_000)
 
 
 class End(Recorder):
-    """Endpoint that puts the bodies of streamed messages together."""
+    """Endpoint that puts the bodies of streamed messages together, while it reads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bodies: dict[Any, bytes] = {}
+        self.reads = True
 
     def deliver(self, link: Any, deliveries: list[Any]) -> None:
         super().deliver(link, deliveries)
         self.on_data(link, deliveries)
 
     def on_data(self, link: Any, deliveries: list[Any]) -> None:
-        for each in deliveries:
+        for each in deliveries if self.reads else ():
             self.bodies[each] = self.bodies.get(each, b"") + b"".join(each.read_chunks())
+
+    def read(self, *, on: bool) -> None:
+        """Read what has arrived, and what will; or stop reading."""
+        self.reads = on
+        self.on_data(None, self.deliveries)
 
 
 class Pipe:
@@ -69,11 +81,21 @@ class Pipe:
 class Conversation(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.chain = Chain(
-            limits=Limits(frame_size_max=512, splice_bytes_max=2 * KIB, output_max=2 * KIB)
-        )
-        self.chain.joints[-1].on_attach = self.serve
         self.pipes: dict[str, Pipe] = {}
+
+    @initialize(
+        window=st.sampled_from([1, 2, 7, 2_048]), window_bytes=st.sampled_from([2 * KIB, 64 * MIB])
+    )
+    def build(self, window: int, window_bytes: int) -> None:
+        limits = Limits(
+            frame_size_max=512,
+            splice_bytes_max=2 * KIB,
+            output_max=2 * KIB,
+            session_window=window,
+            session_window_bytes=window_bytes,
+        )
+        self.chain = Chain(limits=limits)
+        self.chain.joints[-1].on_attach = self.serve
         self.lost: set[int] = set()
         self.attach(sends=True, second=False, settled=2)
         self.attach(sends=False, second=True, settled=2)
@@ -158,6 +180,12 @@ class Conversation(RuleBasedStateMachine):
             entry[0].write(bytes(size), more=how == "more")
             entry[1] += bytes(size)
 
+    @rule(pick=picks, on=st.booleans())
+    def read(self, pick: int, *, on: bool) -> None:
+        pipe = self.pick(pick, "sink")
+        if pipe is not None:
+            pipe.arrived.read(on=on)
+
     @rule(pick=picks)
     def give_back(self, pick: int) -> None:
         pipe = self.pick(pick, "source")
@@ -206,6 +234,11 @@ class Conversation(RuleBasedStateMachine):
             assert splice.held <= SURGE * self.chain.limits.splice_bytes_max
 
     def teardown(self) -> None:
+        if not self.pipes:
+            # The example had no data, not even for its limits.
+            return
+        for pipe in self.pipes.values():
+            pipe.arrived.read(on=True)
         self.chain.pump()
         for pipe in self.pipes.values():
             if (
@@ -270,6 +303,7 @@ class TestConversation(Conversation.TestCase):  # type: ignore[misc]
 @pytest.mark.req("P3")
 def test_a_message_that_waits_when_its_link_ends_leaves_the_window_of_the_session() -> None:
     state = Conversation()
+    state.build(2_048, 64 * MIB)
     state.grant(credit=2, drain=False, pick=1)
     state.settle_down()
     state.attach(second=False, sends=False, settled=0)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from ipaddress import AddressValueError, IPv6Address, IPv6Network
 from keyword import iskeyword
 from typing import Final, Generic, TypeVar
@@ -361,7 +363,7 @@ class Url(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         user = f"{self.user}@" if self.user is not None else ""
-        port = "" if PORTS[self.scheme] is None else f":{self.port}"
+        port = f":{self.port}" if PORTS.get(self.scheme) or self.port else ""
         path = self.path
         if self.virtual_host and self.scheme in ("amqp", "amqps"):
             path = f"/{self.virtual_host}"
@@ -375,7 +377,8 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
     """Parse a URL: ``scheme://[user[:password]@]host[:port][/path][?vhost=name]``.
 
     The schemes are ``amqp`` and ``amqps``, whose path is the virtual host, ``sb``, ``ws``, ``wss``,
-    ``amqp+unix:///PATH`` and ``memory://NAME``; a host alone stands for ``amqp://HOST``.
+    ``amqp+unix:///PATH``, ``memory://NAME`` and those of plug-ins (:func:`transport_plugins`), which may
+    leave out host and port; a host alone stands for ``amqp://HOST``.
     Characters with a meaning in URLs are percent-encoded in a user name, password or path.
     When *listening*, an empty host before a port means every interface, port 0 any free one, and a
     user is not allowed; ``?proxy_protocol=required&trusted=NETWORK`` is a listener behind proxies, and
@@ -392,8 +395,10 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
     scheme, _, rest = given.partition("://")
     scheme = scheme.lower()
     safe = _without_secrets(given)
-    if scheme not in PORTS:
-        raise _bad(safe, f"there is no such scheme; there are {', '.join(PORTS)}")
+    plugin = scheme not in PORTS
+    if plugin and scheme not in transport_plugins():
+        known = ", ".join((*PORTS, *transport_plugins()))
+        raise _bad(safe, f"there is no such scheme; there are {known}")
     rest, _, query = rest.partition("?")
     authority, slash, path = rest.partition("/")
     if "@" in path or "@" in query:
@@ -412,10 +417,13 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
     path = _unquoted(slash + path, "path", safe)
     parameters = _parse_query(query, safe, listening=listening)
     virtual_host = parameters.get("vhost")
-    standard = PORTS[scheme]
-    if standard is None and port is not None:
+    standard = PORTS.get(scheme)
+    if plugin:
+        # Its transport knows what the other parts have to be.
+        pass
+    elif standard is None and port is not None:
         raise _bad(safe, f"{scheme} has no ports")
-    if scheme == "amqp+unix":
+    elif scheme == "amqp+unix":
         if host or len(path) < 2:
             raise _bad(safe, "a Unix socket is amqp+unix:///PATH, with three slashes")
     elif scheme == "memory":
@@ -449,6 +457,20 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
         trusted_proxies=_trusted_proxies(parameters, safe),
         profile=parameters.get("profile"),
     )
+
+
+@lru_cache(maxsize=1)
+def transport_plugins() -> Mapping[str, EntryPoint]:
+    """Return the transports of installed plug-ins by the scheme of their URLs.
+
+    They are the entry points of the group ``amqp_rt.transports`` (:mod:`amqp_rt.net.transports`). Our own schemes
+    cannot be replaced: a URL must not mean less security because of what is installed.
+    """
+    return {
+        each.name.lower(): each
+        for each in entry_points(group="amqp_rt.transports")
+        if each.name.lower() not in PORTS
+    }
 
 
 def parse_urls(urls: str | Url | Iterable[str | Url]) -> list[Url]:

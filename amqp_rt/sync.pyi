@@ -13,6 +13,7 @@ import trio
 from amqp_rt.broker.bindings import RoutingTable
 from amqp_rt.broker.broker import AddOn
 from amqp_rt.broker.durable.opening import Executor
+from amqp_rt.broker.filtering.plugin_filters import FilterType
 from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.statistics import LogStats, NodeStats, ScheduleStats, SubscriptionStats
@@ -482,6 +483,7 @@ class Broker(TrioBlock):
         journal: LifeCycles | bool = ...,
         exchange_types: Mapping[str, Callable[[], RoutingTable]] | None = ...,
         queue_types: Mapping[str, QueueType] | None = ...,
+        filters: Mapping[str, FilterType] | None = ...,
         addons: Sequence[AddOn | str] = ...,
     ) -> None: ...
     def declare(self, *declared: Declaration, virtual_host: str = ...) -> None: ...

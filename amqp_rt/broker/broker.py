@@ -54,6 +54,8 @@ from .branches.peers import PeerBranches
 from .declarations import declarations_in, declared_by
 from .durable.journal import Journal
 from .durable.opening import Executor
+from .filtering.filters import filter_types
+from .filtering.plugin_filters import FilterType
 from .host import BrokerHost
 from .kinds.logs import LogNode
 from .kinds.queues import QueueNode
@@ -132,6 +134,9 @@ class Broker(TrioBlock):
         queue_types: Custom ``x-queue-type`` values of AMQP 0-9-1, beside RabbitMQ's: maps a name that
             begins with ``x-`` to a function from the declaration
             (:class:`~amqp_rt.fronts.base.QueueDeclaration`) to a ``Queue`` or a ``Log``.
+        filters: Custom filter types that receivers may ask for, beside those of installed plug-ins: maps the
+            symbol that describes the filter to a function from its value to a test of messages
+            (:class:`~amqp_rt.broker.building.MessageView`); see :doc:`/guides/addons`.
         addons: Extensions, as objects or by the names under which plug-ins are installed; see
             :doc:`/guides/addons`. They are installed in this order.
     """
@@ -171,6 +176,7 @@ class Broker(TrioBlock):
         journal: LifeCycles | bool = False,
         exchange_types: Mapping[str, Callable[[], RoutingTable]] | None = None,
         queue_types: Mapping[str, QueueType] | None = None,
+        filters: Mapping[str, FilterType] | None = None,
         addons: Sequence[AddOn | str] = (),
     ) -> None:
         super().__init__()
@@ -209,6 +215,7 @@ class Broker(TrioBlock):
             life_cycles=LifeCycles() if journal is True else journal or None,
         )
         self.host.services.observers = self.container.observers
+        self.host.services.filters = filter_types(filters)
         self.container.add_host(self.host)
         self.topologies = Topologies(
             self.host,

@@ -8,7 +8,9 @@ from __future__ import annotations
 from ..transactions import TransactionalState
 from .durable.duplicates import Arrived, Duplicates
 from .entries import Entry, EntryFactory, UnacceptableMessage, exceeds_link
+from .filtering.plugin_filters import FilterType
 from .filtering.positions import Position, event_hubs_position
+from .filtering.selectors import InvalidFilter
 from .filtering.views import MessageView
 from .log.reading import LogReader
 from .producers import FULL, Inlet, Intake, Place, Producer
@@ -24,8 +26,10 @@ __all__ = [
     "Enlisted",
     "Entry",
     "EntryFactory",
+    "FilterType",
     "Inlet",
     "Intake",
+    "InvalidFilter",
     "LogReader",
     "Memory",
     "MessageView",

@@ -181,6 +181,7 @@ async def _restore_terminus(
             exclusive=fact.exclusive,
             now=services.clock.wall(),
             limits=services.limits,
+            types=services.filters,
         )
     terminus = node.open_terminus(key, terms, number)
     await node.restore_subscription(journal, terminus)

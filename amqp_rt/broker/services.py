@@ -22,6 +22,7 @@ from .durable.duplicates import Duplicates
 from .durable.journal import Journal
 from .durable.pager import Pager
 from .entries import Entry, EntryFactory
+from .filtering.plugin_filters import FilterTypes
 from .leases import Leases
 from .lifecycles import Journals
 from .log.log import MessageLog
@@ -121,6 +122,8 @@ class Services:
         self._entry_factories = {annotations: self.entry_factory}
         #: Observers of the messages that nodes take in, asked when a node is made.
         self.observers: Sequence[Observer] = ()
+        #: Filter types of the application and of plug-ins.
+        self.filters = FilterTypes()
         self.turns = Scheduler(self.memory, clock, guard)
         self.transactions = Transactions(journal, clock.monotonic, limits, self.do_in_turns)
         self.branches = Branches(journal, self.transactions, clock, limits, self.new_number, guard)

@@ -43,6 +43,7 @@ from ..termini import (
 )
 from ..values import Array, Described, Symbol
 from .filtering.filters import FilterSet, compile_filter_set
+from .filtering.plugin_filters import FilterTypes
 from .filtering.positions import Position
 from .filtering.selectors import InvalidFilter
 from .nodes import (
@@ -149,6 +150,8 @@ class Means(Struct, frozen=True, kw_only=True):
     #: Whether a request for a durable terminus is granted without a store, for the life of the
     #: process.
     volatile: bool = False
+    #: Filter types beside those of the broker; None for no others.
+    filters: FilterTypes | None = None
 
 
 _PLAIN: Final = Means()
@@ -356,6 +359,7 @@ def _consumer(
             log=declared.kind == LOG,
             now_ms=int(now * 1000),
             limits=limits,
+            types=means.filters,
         )
     except InvalidFilter as error:
         return Error.of(error)
@@ -411,6 +415,7 @@ def restored_terms(
     exclusive: bool,
     now: float,
     limits: Limits,
+    types: FilterTypes,
 ) -> Terms:
     """Return the terms of a restored link whose attach was answered with *source*.
 
@@ -418,8 +423,17 @@ def restored_terms(
         InvalidFilter: A filter is no longer supported.
     """
     filters = compile_filter_set(
-        source.filter, receiver=container_id, now_ms=int(now * 1000), limits=limits
+        source.filter,
+        receiver=container_id,
+        now_ms=int(now * 1000),
+        limits=limits,
+        types=types,
     )
+    if filters.unsupported:
+        # Without it, the subscription would get messages that its receiver does not want.
+        raise InvalidFilter(
+            f"no plug-in has the type of the filter {str(filters.unsupported[0])!r}"
+        )
     return Terms(
         source=source,
         target=None,

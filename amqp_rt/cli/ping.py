@@ -21,7 +21,7 @@ from ..core.engine import Engine
 from ..errors import AmqpError, AuthenticationFailed, ConnectFailed
 from ..events import Closed, ConnectionFailed, Event
 from ..fronts.amqp10 import client
-from ..net.dial import Dialled, dial, open_stream
+from ..net.dial import dial, open_stream
 from ..net.driver import run_connection
 from ..outcomes import Error
 from .listing import json_option
@@ -135,8 +135,8 @@ async def _ping(place: Url, where: Where, steps: _Steps, count: int) -> None:
         from ..net import websocket  # noqa: F401
     async with Container("amqp-rt ping") as container:
         async with steps.step("connect", "the connection"):
-            stream, local = await open_stream(place, proxy=where.proxy)
-        dialled = Dialled(stream=stream, local=local)
+            dialled = await open_stream(place, proxy=where.proxy)
+        stream, local = dialled.stream, dialled.local
         if place.tls or place.scheme in ("ws", "wss"):
 
             async def connected(_: str) -> trio.abc.Stream:

@@ -21,7 +21,7 @@ from ..limits import Limits
 from ..loglimit import error_text
 from ..message import Message
 from ..net.driver import TRIO_CLOCK, run_connection
-from ..net.endpoints import is_loopback
+from ..net.endpoints import is_loopback, reason
 from ..net.entrance import ListenerPolicy, enter
 from ..net.listeners import (
     Admission,
@@ -38,6 +38,7 @@ from ..net.listeners import (
 from ..net.proxy_headers import ProxyProtocol
 from ..net.tls import ServerTls
 from ..net.traces.recording import Traced, trace
+from ..net.transports import TransportPlugin, transport_for
 from ..outcomes import Accepted, Error
 from ..security.backoff import Backoff
 from ..security.bearer import VerifyToken
@@ -260,7 +261,10 @@ class ConnectionEntry:
             )
         if where.trusted_proxies is not None:
             proxy_protocol = ProxyProtocol(where.trusted_proxies)
-        if proxy_protocol is not None and where.scheme in ("memory", "amqp+unix"):
+        plugin = transport_for(where)
+        if proxy_protocol is not None and (
+            plugin is not None or where.scheme in ("memory", "amqp+unix")
+        ):
             raise ConnectFailed(
                 f"cannot listen on {where}: the PROXY protocol is for TCP",
                 condition="amqp:invalid-field",
@@ -281,6 +285,8 @@ class ConnectionEntry:
             listener = await open_unix(where.path)
             accepting = self._accepting(listener, limiter, where, profile, None)
             listeners.start_soon(_remove_after, accepting, where.path)
+        elif plugin is not None:
+            where = await self._listen_plugin(plugin, where, limiter, profile)
         else:
             if where.scheme == "sb":
                 raise ConnectFailed(
@@ -307,6 +313,44 @@ class ConnectionEntry:
             where = msgspec.structs.replace(where, host=where.host or host, port=port)
         self.urls.append(str(where))
         return str(where)
+
+    async def _listen_plugin(
+        self,
+        transport: TransportPlugin,
+        where: Url,
+        limiter: ConnectionLimiter,
+        profile: Profile | None,
+    ) -> Url:
+        """Listen at *where* with the *transport* of a plug-in; return the URL at which it is reached.
+
+        Raises:
+            ConnectFailed: It is not possible.
+        """
+        if self._tls_required and not transport.secure:
+            raise ConnectFailed(
+                f"cannot listen on {where}: TLS is required, and {where.scheme}:// is not encrypted",
+                condition="amqp:invalid-field",
+            )
+        try:
+            listener, where = await transport.listen(where)
+        except OSError as error:
+            raise ConnectFailed(f"cannot listen on {where}: {reason(error)}") from error
+
+        def peer_of(stream: trio.abc.Stream) -> tuple[str, str]:
+            address = transport.peer(stream)
+            return host_in(address), address or f"{where.scheme}://"
+
+        self._home.listener_nursery.start_soon(
+            partial(
+                serve_socket,
+                listener,
+                limiter,
+                partial(self.accept, secure=transport.secure, profile=profile),
+                nursery=self._home.connection_nursery,
+                peer_of=peer_of,
+            )
+        )
+        return where
 
     async def open_door(
         self, host: str, port: int, serve: ServeDoor, *, tls: bool, nursery: trio.Nursery
@@ -402,7 +446,8 @@ class ConnectionEntry:
             trusted: The peer need not log in, and has no profile.
             profile: Profile of the connection; None for that of all listeners.
             server_name: Host name that a proxy says the client requested; that of TLS with us wins.
-            secure: The peer stands for a user of another protocol, which runs over TLS.
+            secure: The stream is encrypted already: the peer stands for a user of another protocol, which runs over
+                TLS, or a transport of a plug-in does it.
             certificate: The certificate that this user has presented there.
         """
         nursery = self._home.connection_nursery
@@ -826,7 +871,7 @@ def _capabilities(logins: _Logins) -> tuple[Symbol, ...]:
 
 def _is_local(address: str) -> bool:
     """Whether a peer with *address* is on this machine."""
-    if address == "unix" or address.startswith("memory"):
+    if address == "unix" or address.startswith("memory://"):
         return True
     try:
         return is_loopback(host_in(address))

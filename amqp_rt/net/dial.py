@@ -21,6 +21,7 @@ from .memory import MemoryNetwork
 from .preamble import HEADER_SIZE, TLS_HEADER
 from .proxies import Proxy, open_through, proxy_for
 from .tls import ENDED, MAYBE, NO_TLS, ClientTls, client_layer, encrypt
+from .transports import transport_for
 
 #: Opens a stream to a URL over a transport of the application. An OSError is a failed attempt.
 Transport: TypeAlias = Callable[[str], Awaitable[trio.abc.Stream]]
@@ -56,7 +57,7 @@ async def dial(
     The caller limits the time. If cancelled, nothing stays open.
 
     Args:
-        url: ``amqp``, ``amqps``, ``ws``, ``wss``, ``amqp+unix`` or ``memory``.
+        url: ``amqp``, ``amqps``, ``ws``, ``wss``, ``amqp+unix``, ``memory``, or the scheme of a plug-in.
         network: Where ``memory`` names are looked up.
         tls: Trusted authorities, for encrypted URLs and for *upgrade*; by default those of the
             system.
@@ -79,15 +80,16 @@ async def dial(
         if network is None:
             raise ConnectFailed(f"cannot connect to {url}: there is no network in memory here")
         return Dialled(stream=await network.dial(url.host), local=True)
-    stream, local = await open_stream(url, proxy=proxy, transport=transport)
+    dialled = await open_stream(url, proxy=proxy, transport=transport)
+    stream = dialled.stream
     secure = upgrade or url.tls
-    trust: Callable[[], None] = nothing
     try:
         if upgrade:
             await _ask_for_tls(stream)
         if secure:
             layer = client_layer(tls, url.host)
             stream = await encrypt(stream, layer, within=limits.tls_handshake_s)
+            dialled.secure = True
         if url.scheme in ("ws", "wss"):
             assert nursery is not None
             # Here: programs that use no WebSockets start faster without it.
@@ -101,7 +103,7 @@ async def dial(
                 limits=limits,
                 nursery=nursery,
             )
-            stream, trust = websocket, websocket.trust
+            stream, dialled.trust = websocket, websocket.trust
     except ConnectFailed as error:
         why = error.description
         if url.scheme in _WITHOUT_TLS and why == NO_TLS:
@@ -109,13 +111,14 @@ async def dial(
         elif why == ENDED:
             why += MAYBE
         raise ConnectFailed(f"cannot connect to {url}: {why}", condition=error.condition) from error
-    return Dialled(stream=stream, local=local, secure=secure, trust=trust)
+    dialled.stream = stream
+    return dialled
 
 
 async def open_stream(
     url: Url, *, proxy: str | None = None, transport: Transport | None = None
-) -> tuple[trio.abc.Stream, bool]:
-    """Open the stream to *url* below TLS and WebSockets; return it, and whether the peer is on this machine.
+) -> Dialled:
+    """Open the stream to *url* below TLS and WebSockets.
 
     The caller limits the time. If cancelled, nothing stays open. The arguments are those of :func:`dial`.
 
@@ -125,16 +128,20 @@ async def open_stream(
     try:
         through = None if proxy is None else proxy_for(url, proxy, os.environ)
         if transport is not None:
-            return await transport(str(url)), False
+            return Dialled(stream=await transport(str(url)))
         if url.scheme == "amqp+unix":
-            return await trio.open_unix_socket(url.path), True
+            return Dialled(stream=await trio.open_unix_socket(url.path), local=True)
+        plugin = transport_for(url)
+        if plugin is not None:
+            return Dialled(stream=await plugin.dial(url), secure=plugin.secure)
         if through is not None:
             # A proxy on this machine does not make its target one.
-            return await _open_through(through, url), False
+            return Dialled(stream=await _open_through(through, url))
         stream = await _open_tcp(url.host, url.port)
     except OSError as error:
         raise ConnectFailed(f"cannot connect to {url}: {reason(error)}") from error
-    return stream, is_local(stream.socket.family, stream.socket.getpeername())
+    local = is_local(stream.socket.family, stream.socket.getpeername())
+    return Dialled(stream=stream, local=local)
 
 
 async def _open_through(proxy: Proxy, url: Url) -> trio.SocketStream:

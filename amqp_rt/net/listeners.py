@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import trio
 from msgspec.structs import replace
@@ -55,7 +55,7 @@ _BACKLOG: Final = 1_024
 #: Attempts to get the same free port on every address of a host.
 _PORT_TRIES: Final = 16
 #: Host names that stand for peers without an address to count.
-_NO_ADDRESS: Final = {"unix", "memory", "gone"}
+_NO_ADDRESS: Final = {"unix", "memory", "gone", ""}
 
 
 class Crowd:
@@ -381,16 +381,17 @@ def _remove_stale(path: str) -> None:
 
 
 async def serve_socket(
-    listener: trio.SocketListener,
+    listener: trio.abc.Listener[Any],
     limiter: ConnectionLimiter,
     serve: Serve,
     *,
     nursery: trio.Nursery,
     proxied: ProxiedArrivals | None = None,
+    peer_of: Callable[[Any], tuple[str, str]] | None = None,
 ) -> None:
     """Accept connections into *nursery* until cancelled; then close the listener.
 
-    With *proxied* each begins with a header of the PROXY protocol. A lack of descriptors or memory delays accepting and does not end it.
+    *peer_of* returns the host and the address of a peer whose stream is no socket. With *proxied* each begins with a header of the PROXY protocol. A lack of descriptors or memory delays accepting and does not end it.
     """
     exhausted = False
     async with listener:
@@ -406,7 +407,7 @@ async def serve_socket(
                 await trio.sleep(_BACK_OFF_S)
                 continue
             exhausted = False
-            host, address = _peer_of(stream)
+            host, address = (peer_of or _peer_of)(stream)
             if proxied is None:
                 nursery.start_soon(limiter.serve, stream, host, address, serve)
             else:

@@ -17,7 +17,7 @@ import h11
 import trio
 from msgspec import Struct
 
-from ..addresses import Url
+from ..addresses import PORTS, Url
 from ..errors import ConnectFailed
 from .endpoints import reason
 
@@ -120,14 +120,14 @@ def proxy_for(url: Url, setting: str | None, environment: Mapping[str, str]) -> 
         url: Where to connect to.
         setting: URL of a proxy, None for none, or ``env``, which reads *environment* as other programs do:
             ``https_proxy`` for URLs with TLS and ``http_proxy`` for others, else ``all_proxy``, unless
-            ``no_proxy`` lists the host. Upper case serves too; lower case wins. Unix sockets and
-            memory are reached directly.
+            ``no_proxy`` lists the host. Upper case serves too; lower case wins. Unix sockets,
+            memory and the transports of plug-ins are reached directly.
         environment: Variables of the process.
 
     Raises:
         ConnectFailed: The setting or the variable is malformed, or *url* has no host to reach through a proxy.
     """
-    by_proxy = url.scheme not in ("amqp+unix", "memory")
+    by_proxy = PORTS.get(url.scheme) is not None
     if setting is None:
         return None
     if setting != FROM_ENVIRONMENT:

@@ -27,6 +27,7 @@ from ...limits import DEFAULT_LIMITS, Limits
 from ...message import MESSAGE_FORMAT, Properties
 from ...values import Described, Map, Symbol
 from ..entries import Entry
+from .plugin_filters import FilterType, FilterTypes
 from .positions import Position, event_hubs_position, stream_position
 from .selectors import FILTEX, JMS, KINDS, Dialect, Evaluate, InvalidFilter, compile_selector
 from .views import Exhausted, MessageView
@@ -35,6 +36,7 @@ __all__ = [
     "CAPABILITIES",
     "FilterSet",
     "compile_filter_set",
+    "filter_types",
     "log_position",
 ]
 
@@ -174,6 +176,7 @@ def compile_filter_set(
     selectors: Dialect = JMS,
     now_ms: int = 0,
     limits: Limits = DEFAULT_LIMITS,
+    types: FilterTypes | None = None,
 ) -> FilterSet:
     """Compile the filters of a source that a receiver requested.
 
@@ -186,6 +189,7 @@ def compile_filter_set(
         selectors: Dialect of ``apache.org:selector-filter:string``.
         now_ms: Current time for ``UTC()``, in milliseconds since 1970.
         limits: Bounds of the filters and of their work for a message.
+        types: Filter types beside those of the broker.
 
     Raises:
         InvalidFilter: There are too many filters, or a known filter has an invalid value.
@@ -193,10 +197,10 @@ def compile_filter_set(
     asked = filter_map or {}
     if len(asked) > limits.filters_max:
         raise InvalidFilter(f"the source has more than {limits.filters_max} filters")
-    compiler = _SetCompiler(receiver, log, selectors, now_ms, limits)
+    compiler = _SetCompiler(receiver, log, selectors, now_ms, limits, types)
     in_place: dict[object, object] = {}
     unsupported: list[str] = []
-    for name, kind, value in _kinds(asked):
+    for name, kind, value in _kinds(asked, types):
         if kind == _ALWAYS or (kind is not None and compiler.add(name[:_SHOWN_MAX], kind, value)):
             in_place[Symbol(name)] = asked[name]
         else:
@@ -239,7 +243,9 @@ _SHOWN_MAX: Final = 60
 _ALWAYS: Final = "null"
 
 
-def _kinds(filter_map: Mapping[Any, object]) -> Iterator[tuple[str, str | None, object]]:
+def _kinds(
+    filter_map: Mapping[Any, object], types: FilterTypes | None = None
+) -> Iterator[tuple[str, str | None, object]]:
     """Yield the name of each filter, its type if that is known here, and its value."""
     for name, value in filter_map.items():
         kind: str | None = None
@@ -248,16 +254,34 @@ def _kinds(filter_map: Mapping[Any, object]) -> Iterator[tuple[str, str | None, 
         elif isinstance(value, Described):
             descriptor = value.descriptor
             if isinstance(descriptor, str):
-                kind = descriptor if descriptor in _SYMBOLS else None
+                kind = descriptor if descriptor in _SYMBOLS or _is_in(types, descriptor) else None
             elif isinstance(descriptor, int):
                 kind = _BY_CODE.get(descriptor)
             value = value.value
         else:
-            kind = _BY_NAME.get(name)
+            kind = _BY_NAME.get(name) or (name if _is_in(types, name) else None)
         yield name, kind, value
 
 
+def _is_in(types: FilterTypes | None, symbol: str) -> bool:
+    return types is not None and symbol in types
+
+
 _SYMBOLS: Final = frozenset((*_BY_CODE.values(), *_STREAM))
+
+
+def filter_types(given: Mapping[str, FilterType] | None) -> FilterTypes:
+    """Return the filter types *given* by an application, together with those of installed plug-ins.
+
+    Raises:
+        ValueError: One has the symbol or the name of a filter type of the broker.
+    """
+    for symbol in given or ():
+        if symbol in _BY_NAME:
+            raise ValueError(
+                f"the filter type {symbol!r} is one of the broker: give yours another symbol"
+            )
+    return FilterTypes(given)
 
 
 class _SetCompiler:
@@ -270,7 +294,9 @@ class _SetCompiler:
         selectors: Dialect,
         now_ms: int,
         limits: Limits,
+        types: FilterTypes | None,
     ) -> None:
+        self._types = types
         self.receiver = receiver
         self.log = log
         self.selectors = selectors
@@ -302,6 +328,11 @@ class _SetCompiler:
             self.filters.append(_never)
         elif kind in (_SELECTOR, _SQL, _DIRECT, _TOPIC):
             self._add_text(name, kind, self._text(name, value))
+        elif self._types is not None and kind not in _SYMBOLS:
+            test = self._types.compile(name, kind, value)
+            if test is None:
+                return False
+            self.filters.append(test)
         else:
             self._add_map(name, kind, value)
         return True

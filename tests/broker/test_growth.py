@@ -164,7 +164,7 @@ def test_memory_of_a_queued_message(header: bool) -> None:
         world.host.space().publish("q", bytes(bytearray(template)))
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (after - before) / count <= 400
+    assert (after - before) / count <= 220
 
 
 def test_queued_messages_are_invisible_to_the_collector() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
-from brokers import Receiving, World
+from brokers import Receiving, World, made
+from call_counts import plain_only
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from amqp_rt.broker.nodes import Queue
+from amqp_rt.broker.queue import invariants, segments, shelf
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, rejected
@@ -267,3 +271,24 @@ class QueueModel(RuleBasedStateMachine):
 TestQueueModel = pytest.mark.slow(
     pytest.mark.req("B5", "M19", "M21", "M22", "M23", "B20", "M30", "Z9")(QueueModel.TestCase)
 )
+
+
+@plain_only
+@pytest.mark.slow
+class TestPackedQueueModel(QueueModel.TestCase):  # type: ignore[misc]
+    """The same with segments so small that most of them are packed."""
+
+    settings = settings(max_examples=10, deadline=None)
+
+    def setUp(self) -> None:
+        small = {"SHIFT": 2, "MASK": 3}
+        for module, names in (
+            (segments, {**small, "SEGMENT": 4}),
+            (shelf, {**small, "PACKED_AFTER": 1, "TAKEN_MAX": 1}),
+            (invariants, {"SHIFT": 2, "SEGMENT": 4}),
+        ):
+            patch = mock.patch.multiple(module, **names)
+            patch.start()
+            self.addCleanup(patch.stop)
+        # Their queues cannot be checked once segments have their size again; each step has done so.
+        self.addCleanup(made.clear)

@@ -8,7 +8,8 @@ from math import inf
 from ..entries import Entry
 from .paging import NOWHERE_PAGED
 from .queue import MessageQueue
-from .shelf import PLACE, SHIFT
+from .segments import SEGMENT, SHIFT
+from .shelf import PLACE
 from .subscriptions import Subscription
 
 
@@ -36,7 +37,8 @@ def _check_slots(queue: MessageQueue, broken: list[str]) -> dict[int, Entry]:
     here: dict[int, Entry] = {}
     for number, segment in queue.shelf.segments.items():
         found = 0
-        for at, entry in enumerate(segment.slots):
+        for at in range(SEGMENT):
+            entry = segment.peek(at) if segment.packed else segment.slots[at]
             if entry is None:
                 continue
             found += 1

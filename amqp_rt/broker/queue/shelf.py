@@ -15,30 +15,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..entries import Entry
 from .accounts import DROP_HEAD
+from .segments import MASK, SHIFT, Segment
 from .subscriptions import Subscription
 
 if TYPE_CHECKING:
     from .queue import MessageQueue
 
-#: Slots of a segment, and the shift and mask that find one.
-SEGMENT: Final = 128
-SHIFT: Final = 7
-MASK: Final = 127
-
+#: Segments at the end of a queue that are not packed: most queues are shorter.
+PACKED_AFTER: Final = 16
 #: In heaps the rank is above the sequence number, so that the lowest rank comes first.
 PLACE_BITS: Final = 40
 PLACE: Final = (1 << PLACE_BITS) - 1
 #: Slots that a search passes over, and heaps whose first messages are compared, for a unit of work.
 PASSED: Final = 32
-
-
-class Segment:
-    """Block of neighbouring slots."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.slots: list[Entry | None] = [None] * SEGMENT
-        self.live: int = 0
+#: Work of making entries of a packed segment.
+UNPACKED: Final = 8
+#: Messages that are removed from a packed segment before it is unpacked.
+TAKEN_MAX: Final = 4
 
 
 class Shelf:
@@ -105,13 +98,26 @@ class Shelf:
                 if not segment.live:
                     del self.segments[segment.number]
                 self._tail = found
+                self._pack(number - PACKED_AFTER)
             segment = found
+            if segment.packed:
+                self._unpack(segment)
         segment.slots[sequence & MASK] = entry
         segment.live += 1
         queue.available += 1
         if entry.expires_at < queue.timing.expires_at:
             queue.timing.has_expiring = True
             queue.timing.watch_front()
+
+    def _pack(self, number: int) -> None:
+        """Pack the segment *number* if consumers are not there yet."""
+        segment = self.segments.get(number)
+        if segment is not None and number > self.head >> SHIFT and not self._queue.paging.out:
+            segment.pack()
+
+    def _unpack(self, segment: Segment) -> None:
+        self._queue.memory.work -= UNPACKED
+        segment.unpack()
 
     def place_early(self, entry: Entry) -> None:
         """Make *entry*, which was read out of turn, AVAILABLE at its position."""
@@ -120,9 +126,13 @@ class Shelf:
         self.place(entry, entry.sequence)
 
     def available_at(self, sequence: int) -> Entry | None:
-        """Return the available message at *sequence*."""
+        """Return the available message at *sequence*, to be read only: it may be a copy."""
         segment = self.segments.get(sequence >> SHIFT)
-        return None if segment is None else segment.slots[sequence & MASK]
+        if segment is None:
+            return None
+        if segment.packed:
+            return segment.peek(sequence & MASK)
+        return segment.slots[sequence & MASK]
 
     def fresh(self, sequence: int) -> Entry | None:
         """Return the message at *sequence* if it is fresh."""
@@ -134,9 +144,15 @@ class Shelf:
         """Empty the slot of the available message at *sequence*, and return that message."""
         queue = self._queue
         segment = self.segments[sequence >> SHIFT]
-        entry = segment.slots[sequence & MASK]
+        if segment.packed and (sequence == self.head or segment.taken == TAKEN_MAX):
+            # The others of the segment are probably next.
+            self._unpack(segment)
+        if not segment.packed:
+            entry = segment.slots[sequence & MASK]
+            segment.slots[sequence & MASK] = None
+        else:
+            entry = segment.take(sequence & MASK)
         assert entry is not None
-        segment.slots[sequence & MASK] = None
         segment.live -= 1
         if not segment.live and segment is not self._tail:
             del self.segments[segment.number]

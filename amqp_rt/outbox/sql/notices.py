@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ...container.loops import in_asyncio
+from .working import STOP_S, in_thread
 
 
 async def wait_for_notices(
@@ -50,9 +51,19 @@ def _listening(connection: Connection, channel: str) -> Any:
 
 
 async def _listen(engine: Engine, channel: str, wake: Callable[[], None]) -> None:
-    connection = await trio.to_thread.run_sync(engine.connect)
+    made: list[Connection] = []
+
+    def listen() -> Any:
+        made.append(engine.connect())
+        return _listening(made[0], channel)
+
+    def close() -> None:
+        for connection in made:
+            connection.close()
+
+    left: list[bool] = []
     try:
-        driver = await trio.to_thread.run_sync(_listening, connection, channel)
+        driver = await in_thread(listen, leave=lambda: left.append(True), close=close)
         read = _reader(driver)
         if read is None:
             return
@@ -69,8 +80,9 @@ async def _listen(engine: Engine, channel: str, wake: Callable[[], None]) -> Non
             return
         raise
     finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(connection.close)
+        if not left:
+            with trio.move_on_after(STOP_S, shield=True):
+                await in_thread(close, leave=lambda: None, close=lambda: None)
 
 
 def _reader(driver: Any) -> Callable[[], bool] | None:

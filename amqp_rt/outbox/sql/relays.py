@@ -24,7 +24,15 @@ from ...loglimit import LogLimiter
 from ...outcomes import Accepted, Error, Outcome, Rejected
 from .notices import wait_for_notices
 from .rows import ADDRESSES_MAX, BATCH, RETRY_S, OutboxRow, OutboxRows
-from .working import PASSING_ERRORS, Factory, call, committed, in_transaction, opened
+from .working import (
+    PASSING_ERRORS,
+    Factory,
+    call_or_leave,
+    committed,
+    in_transaction,
+    opened,
+    was_left,
+)
 
 _log = logging.getLogger("amqp_rt.outbox")
 
@@ -337,7 +345,8 @@ class OutboxRelay:
     async def _send_batch(self, sender: Sender, address: str) -> bool:
         """Send some messages, and record their outcomes; return whether there were any.
 
-        Cancellation lets messages that were sent get their outcomes for ``GRACE_S`` seconds.
+        Cancellation lets messages that were sent get their outcomes for ``GRACE_S`` seconds, and waits as long for the
+        database to record them. One that does not answer is left to a thread: what it records later is the truth still.
         """
         most = min(BATCH, max(sender.credit, 1))
         lent = False
@@ -346,7 +355,7 @@ class OutboxRelay:
             session: Any = None
             if self._shares:
                 session = await held.enter_async_context(opened(self._factory))
-                rows = await call(session, self._rows.take, address, most)
+                rows = await call_or_leave(session, self._rows.take, address, most)
             else:
                 rows = await in_transaction(self._factory, self._rows.take, address, most)
             batch = _Batch(sender, rows)
@@ -365,6 +374,8 @@ class OutboxRelay:
                     await held.enter_async_context(self._slots)
             except trio.Cancelled:
                 batch.withdraw()
+                if was_left(session):
+                    session = None
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + GRACE_S):
                     await batch.wait()
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + GRACE_S):

@@ -66,7 +66,6 @@ __all__ = [
     "Properties",
     "Sections",
     "Sequence",
-    "data_message",
     "encode_delivery_annotations",
     "read_annotations",
     "read_data",
@@ -447,7 +446,21 @@ class Message:
         """Bytes of the data sections, elements as a :class:`Sequence`, or the one value."""
         body = self._body
         if body is _UNREAD:
-            body = self._body = self._read_body()
+            sections = self._sections
+            at = sections.body
+            payload = self._payload
+            if (
+                sections.body_count == 1
+                and sections.body_code == DATA
+                and payload[at + 1] == 0x53
+                and self._chunks is None
+            ):
+                # The walk has checked that all of the body is present.
+                begin = at + 5 if payload[at + 3] == 0xA0 else at + 8
+                body = payload[begin : sections.footer]
+            else:
+                body = self._read_body()
+            self._body = body
         return body
 
     @body.setter
@@ -462,7 +475,8 @@ class Message:
             return ()
         chunks = self._chunks
         if chunks is None:
-            chunks = self._chunks = self._read_chunks()
+            one = self._sections.body_count == 1
+            chunks = self._chunks = (self.body,) if one else self._read_chunks()
         return chunks
 
     @property
@@ -730,13 +744,8 @@ class Message:
         return elements if kind == "sequence" else None
 
     def _read_chunks(self) -> tuple[bytes, ...]:
-        payload = self._payload
         sections = self._sections
         at = sections.body
-        # The walk has checked that all of the body is present.
-        if sections.body_count == 1 and payload[at + 1] == 0x53:
-            begin = at + 5 if payload[at + 3] == 0xA0 else at + 8
-            return (payload[begin : sections.footer],)
         chunks: list[bytes] = []
         for _ in range(sections.body_count):
             r = self._reader(at, sections.footer)
@@ -814,20 +823,6 @@ def message_id_of(
         return read_properties(payload, start, end, limits).message_id if end > start else None
     except DecodeError:
         return None
-
-
-def data_message(body: bytes, properties: Properties) -> list[bytes]:
-    """Return the buffers of a message with only *properties* and one data section.
-
-    Most messages are of this form, and need no :class:`Message` to be sent.
-    """
-    out = bytearray()
-    write_front(out, None, None, None, properties, None)
-    write_data(out, len(body))
-    if len(body) >= JOIN_MAX:
-        return [bytes(out), body]
-    out += body
-    return [bytes(out)]
 
 
 _KINDS: Final[dict[int, BodyKind | None]] = {

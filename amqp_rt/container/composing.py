@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from ..codec.primitives import write_value
+from ..codec.sections import AMQP_VALUE, SECTION_OPENINGS, write_data
+from ..errors import EncodeError
 from ..message import BodyKind, Message, MessageId, Moment
 from .compression import Compression, compressed
 from .payloads import encode_payload
@@ -72,6 +76,45 @@ def build_message(
     else:
         built = make_message(content, properties, codecs)
     return built if encoding is None else compressed(built, encoding)
+
+
+def encode_plain(payload: object, codecs: Codecs | None = None) -> bytes:
+    """Encode a message of *payload* alone, as that of :func:`make_message` without properties is encoded.
+
+    Raises:
+        EncodeError: The payload has no encoding.
+    """
+    content_type, body, kind = encode_payload(payload, None, codecs)
+    if kind == "data":
+        out = bytearray()
+        if content_type is not None:
+            out += _front_of(content_type)
+        write_data(out, len(body))
+        out += body
+        return bytes(out)
+    if kind == "value" and content_type is None:
+        return value_section(body)
+    return Message(body, body_kind=kind, content_type=content_type).encode()
+
+
+def value_section(value: object) -> bytes:
+    """Encode *value* as an amqp-value section (§3.2.8).
+
+    Raises:
+        EncodeError: It has no encoding.
+    """
+    out = bytearray(SECTION_OPENINGS[AMQP_VALUE])
+    try:
+        write_value(out, value)
+    except EncodeError as error:
+        raise EncodeError(f"the body: {error.description}") from None
+    return bytes(out)
+
+
+@lru_cache(maxsize=16)
+def _front_of(content_type: str) -> bytes:
+    """Encode the sections before the body of a message that has only a content-type."""
+    return Message(b"", content_type=content_type).encode_front()
 
 
 def make_message(

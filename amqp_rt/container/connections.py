@@ -759,7 +759,8 @@ class Connection:
             TypeError: *reply* is not a type that payloads can be decoded as; nothing was sent.
         """
         reply = check_reply(reply, self.container.codecs)
-        return await self._calls().call(address, args, reply, within, properties)
+        requests = self._requests or self._calls()
+        return await requests.call(address, args, reply, within, properties)
 
     def stream(
         self,

@@ -88,6 +88,14 @@ class CreditWindow:
             if missing > 0 and 2 * missing >= min(self.capacity, target + self.held):
                 self.link.grant(target)
 
+    def passed(self, count: int, size: int) -> None:
+        """Count *count* messages of *size* bytes in total that have arrived and were freed at once."""
+        credit = self.link.credit
+        if self.held or credit * size > 2 * self.bytes or 2 * credit <= self.capacity:
+            self.took(count, size)
+            self.freed(count, size)
+        # Otherwise there is enough credit, also if all messages were as large as these together.
+
     def close(self) -> None:
         """Take back unused credit: no further message is wanted."""
         if self.open:

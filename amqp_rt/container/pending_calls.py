@@ -6,7 +6,7 @@ import trio
 
 from ..errors import AmqpError
 from ..message import Message
-from ..outcomes import Accepted
+from ..outcomes import Accepted, Outcome
 from .sending import Receipt, Sender, refusal
 
 
@@ -16,7 +16,16 @@ class PendingCall(Receipt):
     __slots__ = ("caller", "failure", "key", "reply")
 
     def __init__(self, sender: Sender, key: str) -> None:
-        super().__init__(sender, b"")
+        # As Receipt does, without another call for each request.
+        self._sender = sender
+        self.payload = b""
+        self.message_format = 0
+        self.raw = None
+        self.unfinished = False
+        self.transaction = None
+        self._outcome = None
+        self.error = None
+        self._waiting = None
         self.key = key
         self.reply: Message | None = None
         self.failure: AmqpError | None = None
@@ -31,7 +40,10 @@ class PendingCall(Receipt):
         """
         if self.reply is None:
             self.reply = reply
-            self.wake()
+            caller = self.caller
+            if caller is not None:
+                self.caller = None
+                trio.lowlevel.reschedule(caller)
 
     def lose(self, error: AmqpError) -> None:
         """Fail the request: there will be no reply."""
@@ -39,14 +51,22 @@ class PendingCall(Receipt):
             self.failure = error
             self.wake()
 
+    def finish(self, outcome: Outcome) -> None:
+        """Set the outcome. If the request was accepted, the reply will follow, and nothing is woken."""
+        if type(outcome) is Accepted and self._outcome is None and self.error is None:
+            self._outcome = outcome
+            self.payload = b""
+            self._sender.done(self)
+        else:
+            super().finish(outcome)
+
     def _settle(self) -> None:
         super()._settle()
         if self.error is not None:
             self.lose(self.error)
-        elif type(self._outcome) is not Accepted:
+        else:
             assert self._outcome is not None
             self.lose(refusal(self._outcome))
-        # Accepted: the reply will follow.
 
     def wake(self) -> None:
         """Wake the caller, if it waits."""

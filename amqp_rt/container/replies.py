@@ -32,7 +32,7 @@ from ..fronts.base import (
     ReceivingLink,
     SendingLink,
 )
-from ..message import MESSAGE_FORMAT, Message, MessageId, Properties, data_message
+from ..message import MESSAGE_FORMAT, Message, MessageId
 from ..observers import NO_TRACE
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Outcome, Received, Rejected
 from ..security.access import Rights
@@ -44,6 +44,7 @@ from .callers import CALLER, caller_of
 from .codecs import Codecs
 from .composing import make_message
 from .credit import CreditWindow
+from .envelopes import Envelopes
 from .failures import log_failure, name_of_failure, only_cancelled
 from .home import Home
 from .item_sending import STREAM_END
@@ -386,6 +387,8 @@ class Replies:
         self.elsewhere: Callable[[str], ReplyPath | None] | None = None
         #: Returns the outcome of a request on the link that was answered with the report of a failure of ours.
         self.failed_outcome: Callable[[ReceivingLink], Outcome] = accept_failed
+        #: Encodes replies.
+        self.envelopes = Envelopes("correlation_id", "to")
         #: All reply links.
         self.links: set[ReplyLink] = set()
         #: Links by connection and by the address of either terminus.
@@ -567,9 +570,12 @@ class Replies:
                 or await permissions.may_send(binding.link.peer, reply_to) is None
             )
             try:
-                request = Request(
-                    message, self.path(binding, reply_to, hosts=hosts), self.home.codecs
-                )
+                path: ReplyPath | None = None
+                if binding.relay is None:
+                    path = self.dynamic.get(reply_to or "")  # as in path()
+                if path is None:
+                    path = self.path(binding, reply_to, hosts=hosts)
+                request = Request(message, path, self.home.codecs, self.envelopes)
             except Reject as error:
                 worker.failure = name_of_failure(error)
                 stats.rejected += 1
@@ -578,7 +584,8 @@ class Replies:
             if worker.operation is not None:
                 request.trace = worker.operation.trace
             try:
-                admitted = self._request_begins(binding.link.connection)
+                connection = binding.link.connection
+                admitted = self._request_begins(connection)
                 if not admitted:
                     raise _TooMany("the connection has too many requests running")
                 if ttl_ms is not None and deadline.passed:
@@ -609,8 +616,15 @@ class Replies:
             if ttl_ms is not None:
                 worker.scope.deadline = inf
             if admitted:
-                self._request_ends(binding.link.connection)
-        count(stats, outcome)
+                running = self._running.get(connection, 0) - 1
+                if running > 0:
+                    self._running[connection] = running
+                else:
+                    self._running.pop(connection, None)
+        if outcome is ACCEPTED:
+            stats.accepted += 1
+        else:
+            count(stats, outcome)
         settle_if_open(delivery, outcome)
 
     def _request_begins(self, connection: object) -> bool:
@@ -620,13 +634,6 @@ class Replies:
             return False
         self._running[connection] = running + 1
         return True
-
-    def _request_ends(self, connection: object) -> None:
-        running = self._running.get(connection, 0) - 1
-        if running > 0:
-            self._running[connection] = running
-        else:
-            self._running.pop(connection, None)
 
     def forget_connection(self, connection: object) -> None:
         """Drop the count of running requests of *connection*, which has ended."""
@@ -646,10 +653,21 @@ def paired_properties(link: ReceivingLink | SendingLink) -> dict[object, object]
 class Request:
     """Data of a request that its replies need."""
 
-    __slots__ = ("_codecs", "correlation_id", "path", "reply_to", "sequence", "trace")
+    __slots__ = (
+        "_codecs",
+        "_envelopes",
+        "correlation_id",
+        "path",
+        "reply_to",
+        "sequence",
+        "trace",
+    )
 
-    def __init__(self, message: Message, path: ReplyPath, codecs: Codecs) -> None:
+    def __init__(
+        self, message: Message, path: ReplyPath, codecs: Codecs, envelopes: Envelopes
+    ) -> None:
         self._codecs = codecs.encoding
+        self._envelopes = envelopes
         properties = message.properties
         # The type is kept: ulong, uuid, binary and string are separate key spaces (§3.2.11).
         self.correlation_id: MessageId | None = (
@@ -677,16 +695,9 @@ class Request:
             return with_trace(made, self.trace).buffers()
         if self.sequence is None:
             content_type, body, kind = encode_payload(value, None, self._codecs)
-            if kind == "data":
-                return data_message(
-                    body,
-                    Properties(
-                        to=self.reply_to,
-                        correlation_id=self.correlation_id,
-                        content_type=content_type,
-                    ),
-                )
-            return Message(body, body_kind=kind, **self._address()).buffers()
+            return self._envelopes.buffers(
+                self.correlation_id, self.reply_to, content_type, body, kind
+            )
         return make_message(value, self._address(), self._codecs).buffers()
 
     def stream_end(self) -> list[bytes]:
@@ -739,7 +750,9 @@ async def _answer(
     if result is ACCEPTED:
         return  # The outcome is the whole answer
     if not (route.streams or hasattr(type(result), "__anext__")):
-        await _send(request, request.reply(result))
+        payload = request.reply(result)
+        if not request.path.send_nowait(payload):
+            await _send(request, payload)
         route.stats.sent += 1
         return
     request.sequence = 0

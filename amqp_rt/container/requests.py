@@ -29,7 +29,7 @@ from ..errors import (
     DecodeError,
 )
 from ..fronts.base import IncomingDelivery, ReceivingLink
-from ..message import MESSAGE_FORMAT, Message, write_data, write_header
+from ..message import MESSAGE_FORMAT, Message, write_header
 from ..outcomes import ACCEPTED, Error
 from ..termini import DeleteOnClose, Source, Target
 from ..values import Symbol
@@ -38,6 +38,7 @@ from .codecs import Codecs, Decode
 from .composing import build_message
 from .credit import CreditWindow
 from .engines import EngineSession
+from .envelopes import Envelopes
 from .item_sending import ITEMS_PENDING_MAX, STREAM_END, SendingItems, StreamedItems
 from .links import LinkHandle, fresh
 from .payloads import decode_payload, encode_payload
@@ -56,8 +57,6 @@ _PENDING_MAX: Final = 4096
 _ANSWERED_MAX: Final = 256
 #: Credit for replies; each reply is processed as it arrives.
 _REPLY_CREDIT: Final = 1000
-#: Content-types whose encoded properties are kept.
-_ENVELOPES_MAX: Final = 16
 #: Links of streamed replies that are kept attached for the next stream.
 _IDLE_STREAMS_MAX: Final = 8
 
@@ -140,9 +139,6 @@ class _Replies(_ReplyLink):
     def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Pass arrived replies to their calls, and drop those without one."""
         window = self._window
-        size = sum([len(each.payload) for each in deliveries])
-        if window is not None:
-            window.took(len(deliveries), size)
         for each in deliveries:
             if not each.settled:
                 each.settle(ACCEPTED)
@@ -155,7 +151,7 @@ class _Replies(_ReplyLink):
                 if isinstance(key, str) and (call := self.calls.get(key)) is not None:
                     call.answer(message)
         if window is not None:
-            window.freed(len(deliveries), size)
+            window.passed(len(deliveries), sum([len(each.payload) for each in deliveries]))
 
     def _interrupted(self, error: Error | None) -> None:
         super()._interrupted(error)
@@ -250,9 +246,7 @@ class Requests:
         self._numbers = count(1)
         #: Distinguishes the calls of this connection from all others.
         self.identity = self._prefix
-        #: Encoded properties, by content-type: reply address, octets before the key, octets after
-        #: it.
-        self._envelopes: dict[str | None, tuple[str | None, bytes, bytes]] = {}
+        self._envelopes = Envelopes("message_id", "reply_to")
 
     # --- calling -------------------------------------------------------------------------
 
@@ -424,7 +418,13 @@ class Requests:
             ttl_ms = max(1, round((deadline - trio.current_time()) * 1000))
         payload = None if not args else args[0] if len(args) == 1 else list(args)
         if not properties and not isinstance(payload, Message):
-            call.payload = self._encode(call.key, reply_to, ttl_ms, payload)
+            content_type, body, kind = encode_payload(payload, None, self.codecs.encoding)
+            buffers = self._envelopes.buffers(call.key, reply_to, content_type, body, kind)
+            if ttl_ms is not None:
+                header = bytearray()
+                write_header(header, ttl_ms=ttl_ms)
+                buffers.insert(0, bytes(header))
+            call.payload = buffers[0] if len(buffers) == 1 else b"".join(buffers)
             return call
         message = build_message(
             payload,
@@ -433,35 +433,6 @@ class Requests:
         )
         call.payload = message.encode()
         return call
-
-    def _encode(self, key: str, reply_to: str | None, ttl_ms: int | None, payload: object) -> bytes:
-        """Encode a request without further properties.
-
-        The sections before the body are the same for all of them, except for the key, whose length
-        is constant: they are encoded once.
-        """
-        content_type, body, kind = encode_payload(payload, None, self.codecs.encoding)
-        envelope = self._envelopes.get(content_type)
-        if envelope is None or envelope[0] != reply_to:
-            if len(self._envelopes) >= _ENVELOPES_MAX:
-                self._envelopes.clear()
-            front = Message(
-                b"", message_id=key, reply_to=reply_to, content_type=content_type
-            ).encode_front()
-            before, _, after = front.partition(key.encode())
-            envelope = self._envelopes[content_type] = (reply_to, before, after)
-        out = bytearray()
-        if ttl_ms is not None:
-            write_header(out, ttl_ms=ttl_ms)
-        out += envelope[1]
-        out += key.encode()
-        out += envelope[2]
-        if kind == "data":
-            write_data(out, len(body))
-            out += body
-        else:
-            out += Message(body, body_kind=kind).encode()
-        return bytes(out)
 
     def _settle_later(self, call: PendingCall) -> None:
         """Let the peer settle an answered request, but settle the oldest beyond the limit."""

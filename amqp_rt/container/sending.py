@@ -37,7 +37,13 @@ from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Outcome, R
 from ..termini import Coordinator, Source, Target
 from ..transactions import TransactionalState
 from ..values import Symbol
-from .composing import MessageFields, MessageProperties, build_message, make_message
+from .composing import (
+    MessageFields,
+    MessageProperties,
+    build_message,
+    encode_plain,
+    make_message,
+)
 from .engines import EngineSession
 from .links import DETACH_GRACE_S, LinkHandle, fresh
 from .writing import StreamedMessage
@@ -182,6 +188,11 @@ class Receipt:
                 return trio.lowlevel.Abort.SUCCEEDED
 
             await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _wait_no_more(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        """Handle the cancellation of the only task that waits."""
+        self._waiting = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     def withdraw(self) -> bool:
         """Withdraw the message if it has not left yet; return whether it was withdrawn."""
@@ -409,14 +420,22 @@ class Sender(LinkHandle):
                 self._notify_room()
                 raise
         self.submit(receipt)
-        if type(receipt._outcome) is Accepted:
+        # As in accepted(), without further coroutines, which each wake-up of the task passes through.
+        if receipt._outcome is None and receipt.error is None:
+            receipt._waiting = [trio.lowlevel.current_task()]
+            try:
+                await trio.lowlevel.wait_task_rescheduled(receipt._wait_no_more)
+            except trio.Cancelled:
+                self._drop_outcome(receipt)
+                raise
+        elif receipt.error is None:
             await self._take_turns()
-            return ACCEPTED
-        try:
-            return await receipt.accepted()
-        except trio.Cancelled:
-            self._drop_outcome(receipt)
-            raise
+        if receipt.error is not None:
+            raise fresh(receipt.error)
+        outcome = receipt._outcome
+        if type(outcome) is not Accepted:
+            raise refusal(cast("Outcome", outcome))
+        return outcome
 
     def _drop_outcome(self, receipt: Receipt) -> None:
         """Withdraw a message, or if it has left, let :meth:`close` not wait long for an outcome that no task will get."""
@@ -533,6 +552,8 @@ class Sender(LinkHandle):
             EncodeError: A value has no encoding.
             LocalProtocolError: The message is for the anonymous terminus and has no ``to``.
         """
+        if not properties and not isinstance(message, Message) and not self._anonymous:
+            return encode_plain(message, self._codecs)
         if type(message) is Message and not properties:
             built = message
         elif "compress" in properties or isinstance(message, Message):

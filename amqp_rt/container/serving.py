@@ -18,10 +18,12 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from time import perf_counter
 from typing import Any, Final, TypeAlias
 
 import trio
 
+from ..codec.sections import PROPERTIES, SECTION_OPENINGS
 from ..errors import LocalProtocolError
 from ..fronts.base import (
     IncomingDelivery,
@@ -69,8 +71,11 @@ log = logging.getLogger("amqp_rt.handlers")
 TURN_MESSAGES: Final = 64
 TURN_S: Final = 0.001
 #: ``context`` of a request that its caller abandoned before it was started. Otherwise the ``context`` of a
-#: request is the time of its arrival while it waits, and its :class:`Worker` while it is processed.
+#: request is the time of its arrival while it waits, 0 if it has no deadline, and its :class:`Worker` while it is processed.
 ABANDONED: Final = object()
+#: How messages without a header begin: with properties in the usual encoding. They have no deadline, and the
+#: time of their arrival is not needed.
+_NO_HEADER: Final = SECTION_OPENINGS[PROPERTIES]
 #: Least and most seconds before a link is asked for its unused credit (:meth:`Workers.rotate_unused_credit`).
 _ROTATION_MIN_S: Final = 0.005
 _ROTATION_MAX_S: Final = 0.5
@@ -122,9 +127,10 @@ class ObservedRun:
 class Worker:
     """Task of a route, with the state of the message that it processes."""
 
-    __slots__ = ("cancelled", "failure", "operation", "scope", "task", "timed")
+    __slots__ = ("_parked", "cancelled", "failure", "operation", "scope", "task", "timed")
 
-    def __init__(self) -> None:
+    def __init__(self, parked: list[Worker]) -> None:
+        self._parked = parked
         self.task = trio.lowlevel.current_task()
         #: Scope of the current work, replaced only after a cancellation: no scope is created for
         #: each message.
@@ -154,6 +160,11 @@ class Worker:
         """Return and forget why the latest message failed; None if it did not."""
         failure, self.failure = self.failure, None
         return failure
+
+    def abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        """Handle the cancellation of the task while it waits for a message."""
+        self._parked.remove(self)
+        return trio.lowlevel.Abort.SUCCEEDED
 
     def cancel(self) -> None:
         """Cancel the handler, because its caller has given up."""
@@ -202,7 +213,13 @@ class Workers:
         if not inbox.queued:
             inbox.queued = True
             self._ring.append(inbox)
-        if not self._woken:
+        if self._woken:
+            return
+        if self._parked:
+            # As in _wake(), without another call for each batch.
+            self._woken = 1
+            trio.lowlevel.reschedule(self._parked.pop().task)
+        else:
             self._wake()
 
     def _queue(self, inbox: Inbox, *, first: bool = False) -> None:
@@ -238,7 +255,7 @@ class Workers:
         return None
 
     async def _work(self) -> None:
-        worker = Worker()
+        worker = Worker(self._parked)
         self._woken -= 1
         # The worker may have been started by what a handler of another route did.
         CALLER.set(None)
@@ -256,18 +273,22 @@ class Workers:
         """Process message after message; return when the scope of *worker* is cancelled."""
         scope = worker.scope
         count = 0
-        since = trio.current_time()
+        since = perf_counter()
         inbox: Inbox | None
         delivery: IncomingDelivery | None
         while True:
-            taken = self._next()
+            taken = self._next() if self._ring else None
             if taken is None:
                 # A worker may wait for long, and must not keep its last connection in memory
                 # meanwhile.
                 inbox = delivery = None
-                await self._park(worker)
+                if not self.running and self._idle:
+                    self._idle.unpark_all()
+                self._parked.append(worker)
+                await trio.lowlevel.wait_task_rescheduled(worker.abort)
+                self._woken -= 1
                 count = 0
-                since = trio.current_time()
+                since = perf_counter()
                 continue
             inbox, delivery = taken
             # Wake further workers for the waiting messages, at most two at a time.
@@ -290,21 +311,10 @@ class Workers:
             count += 1
             # A handler that never waits must not keep the connections from being served. The clock is
             # read after every fourth message only, which keeps its cost small.
-            if not count & 3 and (count >= TURN_MESSAGES or trio.current_time() - since > TURN_S):
+            if not count & 3 and (count >= TURN_MESSAGES or perf_counter() - since > TURN_S):
                 await trio.lowlevel.checkpoint()
                 count = 0
-                since = trio.current_time()
-
-    async def _park(self, worker: Worker) -> None:
-        def abort(_raise_cancel: Any) -> trio.lowlevel.Abort:
-            self._parked.remove(worker)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        if self._idle and not self.running:
-            self._idle.unpark_all()
-        self._parked.append(worker)
-        await trio.lowlevel.wait_task_rescheduled(abort)
-        self._woken -= 1
+                since = perf_counter()
 
     def rotate_unused_credit(self) -> None:
         """Start asking links for unused credit, if a link has none while others hold some unused."""
@@ -413,9 +423,11 @@ class Inbox:
             self.workers.shared.took(link, len(deliveries))
             self.workers.rotate_unused_credit()
         if self.route.kind == "rpc":
-            now = trio.current_time()
+            now = 0.0
             for each in deliveries:
                 if each.context is not ABANDONED:
+                    if not now and not each.payload.startswith(_NO_HEADER):
+                        now = trio.current_time()
                     each.context = now
         self.waiting += deliveries
         if not self._open:

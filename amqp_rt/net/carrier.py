@@ -130,6 +130,8 @@ class Carrier:
         self._pending_size = 0
         self._inside = False
         self._sending = False
+        #: Whether the engine may have more output than it has just given.
+        self._again = True
         self._eof = False
         self._broken: str | None = None
         #: The peer has closed the connection in the protocol.
@@ -277,6 +279,7 @@ class Carrier:
         here.
         """
         if self._inside or self._sending or self.over:
+            self._again = True
             return
         if self.wants_write:
             self._watch_clock()
@@ -292,7 +295,8 @@ class Carrier:
         sent_in_a_row = 0
         self._sending = True
         try:
-            while self._pending or self._take():
+            self._again = True
+            while self._pending or (self._again and self._take()):
                 pending = self._pending
                 if len(pending) == 1 or not self._gathers:
                     buffer = pending[0]
@@ -334,7 +338,9 @@ class Carrier:
 
     def _take(self) -> bool:
         """Take output from the engine; join small buffers, leave large ones to ``sendmsg``."""
-        if getattr(self.engine, "notifies", True):
+        # An engine that notifies endpoints while it gives its output may have more afterwards.
+        self._again = getattr(self.engine, "notifies", True)
+        if self._again:
             self.notified = True
         buffers = self.engine.take()
         if not buffers:
@@ -436,7 +442,9 @@ class Carrier:
         if deadline < self.wakes_at and deadline <= (now := self.clock.monotonic()):
             # Due already: the grace period of a close begins when the close is sent.
             self._report(self.engine.tick(now))
-        self._watch_clock()
+            self._watch_clock()
+        elif deadline < self.wakes_at or self._bounded:
+            self._watch_clock()
 
     def _watch_clock(self) -> None:
         deadline = self.engine.deadline

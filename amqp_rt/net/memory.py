@@ -224,14 +224,16 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         self._in.abandon()
 
     async def wait_readable(self) -> None:
-        """Wait until ``recv`` would not block."""
-        await trio.lowlevel.checkpoint()
+        """Wait until ``recv`` would not block. Always a checkpoint."""
+        if self._in.readable or self._closed:
+            await trio.lowlevel.checkpoint()
         while not self._in.readable and not self._closed:
             await self._in.arrivals.park()
 
     async def wait_writable(self) -> None:
-        """Wait until ``send`` would not block."""
-        await trio.lowlevel.checkpoint()
+        """Wait until ``send`` would not block. Always a checkpoint."""
+        if self._out.writable or self._closed:
+            await trio.lowlevel.checkpoint()
         while not self._out.writable and not self._closed:
             await self._out.departures.park()
 

@@ -367,7 +367,8 @@ class Reactor(trio.abc.Instrument):
                     carrier.hang_up()
             except Exception as error:
                 carrier.fail(error)
-        self._flush_now()
+        if self._flushes or self._endings:
+            self._flush_now()
         self._passing = False
         if self._flushes:
             self._turn.call()

@@ -26,13 +26,13 @@ from .passing import (
     STREAM_ABOVE,
     Opener,
     Passing,
+    Room,
     cause_of,
     distributed_target,
     for_client,
     give_up,
     pass_outcome,
-    room_for,
-    set_outcome,
+    settle_fitting,
 )
 
 _NOT_FOUND = Error("amqp:not-found", "no destination of this address can be reached")
@@ -80,7 +80,7 @@ class CopiedMessage:
         if not self._undecided and not original.settled and original.link.attached:
             original.context = None
             states = [each.local_state or RELEASED for each in self.copies]
-            set_outcome(original, combined(states, worst=self._worst))
+            settle_fitting(original, combined(states, worst=self._worst))
 
     def pull(self) -> bool:
         """Read what has arrived of a streamed message, if every copy has used what came before; return whether it did.
@@ -193,15 +193,15 @@ class TreeBranch:
         """Whether a message would leave at once."""
         return self.passing.idle and self.link.credit > 0 and self.link.writable
 
-    def take(self, copies: list[Any]) -> None:
-        """Send *copies* on, or let them wait."""
+    def take(self, copies: list[Any]) -> int:
+        """Send *copies* on, or let them wait; return the bytes that they may take."""
         self.streams += [each for each in copies if each.streamed]
         now = self._multicast.now()
         for each in copies:
             if not each.settled:
                 each.branch = self
                 self.unsettled[each] = now
-        self.passing.add(copies)
+        return self.passing.add(copies)
 
     def stuck(self, since: float) -> int:
         """Return the number of copies without an outcome that arrived before *since*."""
@@ -299,6 +299,7 @@ class Multicast:
         self._skips = skip_slow and came.snd_settle_mode == SND_SETTLED
         self._worst = worst
         self._limits = limits
+        self._room = Room(limits)
         self._refuse = refuse or came.refuse
         self._on_ended = on_ended
         self._answered = False
@@ -412,9 +413,9 @@ class Multicast:
                 give_up(delivery, begun=False)
             elif not delivery.settled:
                 delivery.context = copies
-        for branch, batch in batches.items():
-            if batch:
-                branch.take(batch)
+        size = max([branch.take(batch) for branch, batch in batches.items() if batch], default=0)
+        if size:
+            self._room.took(len(deliveries), size)
         self.advance(flowed=False)
 
     def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
@@ -465,7 +466,9 @@ class Multicast:
             branch.check_retired()
         credit_of = [each.credit for each in branches if not each.over and not each.retiring]
         target = (max if self._skips else min)(credit_of, default=0)
-        target = max(0, min(target, room_for(self.held, self._limits)))
+        waiting = max([len(each.passing.waiting) for each in branches], default=0)
+        room = self._room.further(waiting, self.held) if waiting else self._room.alone
+        target = max(0, min(target, room))
         credit = inlet.credit
         if target < credit or (target > credit and (flowed or 2 * (target - credit) >= target)):
             inlet.grant(target)

@@ -306,7 +306,7 @@ class Passing:
             delivery.state = None
         if sending.settled and not settled:
             # The outcome that the sender repeats does not fit the frames of the next node, and decides nothing any more.
-            set_outcome(delivery, delivery.state)
+            settle_fitting(delivery, delivery.state)
         elif not settled:
             delivery.context = sending
             self.unanswered += 1
@@ -421,16 +421,6 @@ class Passing:
                 give_up(delivery, begun=False)
 
 
-def room_for(held: int, limits: Limits, *, stream_above: int = 0) -> int:
-    """Return how many further messages fit ``splice_bytes_max`` beside *held* bytes, whatever their sizes.
-
-    A message takes at most a frame, and *stream_above* bytes if it is assembled up to that size. One fits in any case if
-    nothing is held.
-    """
-    room = (limits.splice_bytes_max - held) // (limits.frame_size_max + stream_above)
-    return max(room, 0 if held else 1)
-
-
 class Room:
     """Number of messages that may wait at a node, or be on their way to it, by the size of recent ones.
 
@@ -442,7 +432,7 @@ class Room:
 
     Args:
         limits: ``splice_bytes_max`` and ``frame_size_max``.
-        stream_above: As for :func:`room_for`.
+        stream_above: Bytes up to which a message in several frames is assembled.
     """
 
     __slots__ = ("_bytes", "_most", "_size", "alone")
@@ -451,7 +441,7 @@ class Room:
         self._bytes = limits.splice_bytes_max
         self._size = limits.frame_size_max + stream_above
         #: What :meth:`further` returns while no message waits.
-        self.alone = room_for(0, limits, stream_above=stream_above)
+        self.alone = max(limits.splice_bytes_max // self._size, 1)
         self._most = SURGE * self.alone
 
     def took(self, count: int, size: int) -> None:
@@ -526,7 +516,7 @@ def pass_outcome(
     final = type(state) in FINAL
     if sending.settled or final:
         # Settled without a state, the default outcome of the source applies (Part 3 §3.5.3), at each node alike.
-        set_outcome(delivery, state)
+        settle_fitting(delivery, state)
         if final and not delivery.second and not sending.settled:
             # The outcome cannot change, and the sender will not answer it: settle for both.
             sending.settle()
@@ -537,15 +527,15 @@ def pass_outcome(
         delivery.update(state)
 
 
-def set_outcome(delivery: IncomingDelivery, state: Any) -> None:
-    """Set *state*, or without its details if these do not fit the frames of the peer."""
+def settle_fitting(delivery: IncomingDelivery, outcome: Any) -> None:
+    """Settle *delivery* with *outcome*, without annotations that do not fit the frames of its sender.
+
+    Raises:
+        LocalProtocolError: The delivery has another outcome.
+    """
     try:
-        delivery.settle(state)
+        delivery.settle(outcome)
     except LocalProtocolError:
-        if type(state) is Rejected and state.error is not None:
-            state = Rejected(Error(state.error.condition))
-        elif type(state) is Modified:
-            state = Modified(state.delivery_failed, state.undeliverable_here)
-        else:
+        if type(outcome) is not Modified:
             raise
-        delivery.settle(state)
+        delivery.settle(Modified(outcome.delivery_failed, outcome.undeliverable_here))

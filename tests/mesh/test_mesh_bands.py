@@ -139,6 +139,22 @@ async def test_a_node_without_prefetch_is_not_blocked_by_idle_legs(
         assert got == [4, 9, 4, 4, 9, 9, 4, 100 * KIB]
 
 
+async def test_the_only_slot_is_lent_again_after_a_long_stream(autojump_clock: MockClock) -> None:
+    """The idle leg for small messages gets it first, and holds what the leg for streams needs."""
+    async with line("A", "B", "C", network=MemoryNetwork()) as made:
+        got = serve(made, pause_s=2)
+        await made.meshes["A"].reachable("files")
+        for _ in range(3):
+            async with (
+                client(made.urls["A"], network=made.network) as peer,
+                peer.sender("files") as out,
+            ):
+                with trio.fail_after(30):
+                    await send(out, 200 * KIB)
+        assert got == [200 * KIB] * 3
+        assert kinds(made) == [LOW, STREAMS]
+
+
 async def test_an_order_of_all_messages_needs_one_leg(autojump_clock: MockClock) -> None:
     rules = [MeshRule("files", ordered=True)]
     async with line("A", "B", "C", network=MemoryNetwork(), rules=rules) as made:

@@ -286,6 +286,9 @@ class Engine:
             self._flush_dirty()
         if self._queued:
             self._emit_queued()
+            if self._dirty:
+                # A link has sent all that it may, and answers a drain. No other take may follow for long.
+                self._flush_dirty()
         output = self._output
         if output:
             self._output = []

@@ -297,7 +297,7 @@ class Reactor(trio.abc.Instrument):
                 self._context.run(self._flush_now)
             except BaseException:
                 # Trio logs it, and calls us no more.
-                self._hooked = False
+                self._hooked = self._served = False
                 self._token.run_sync_soon(self._turn.call)
                 raise
             if timeout > 0 and (self._stirred or self._flushes):

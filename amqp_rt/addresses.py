@@ -473,6 +473,11 @@ def transport_plugins() -> Mapping[str, EntryPoint]:
     }
 
 
+@lru_cache(maxsize=128)
+def _parse_once(text: str) -> Url:
+    return parse_url(text)
+
+
 def parse_urls(urls: str | Url | Iterable[str | Url]) -> list[Url]:
     """Parse a failover list: several URLs, or one text with commas between them.
 
@@ -488,7 +493,12 @@ def parse_urls(urls: str | Url | Iterable[str | Url]) -> list[Url]:
     found: list[Url] = []
     for one in given:
         try:
-            found.append(one if isinstance(one, Url) else parse_url(one))
+            if isinstance(one, Url):
+                found.append(one)
+            else:
+                # Clients connect to few URLs, and often. Those with a password are not kept.
+                keeps = one.startswith("amqp://") and "@" not in one
+                found.append(_parse_once(one) if keeps else parse_url(one))
         except ConnectFailed as error:
             if len(given) == 1:
                 raise

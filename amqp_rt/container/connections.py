@@ -331,8 +331,11 @@ class Session:
 
     def sender(self, address: str | None = None, **options: Unpack[SenderOptions]) -> Sender:
         """Create a sender to *address*; see :meth:`Connection.sender`."""
-        options.setdefault("name", self.connection.new_name(address))
+        named = "name" in options
+        if not named:
+            options["name"] = self.connection.new_name(address)
         sender = self.connection.container.link_classes.sender(self, address, **options)
+        sender.named = named
         self.add(sender)
         return sender
 
@@ -393,13 +396,15 @@ class Connection:
         self.stood = False
         self._trust: Callable[[], None] | None = None
         self._state: State = "opening"
-        self._changes = trio.lowlevel.ParkingLot()
+        #: Tasks that wait for another state, if there have been some.
+        self._changes: trio.lowlevel.ParkingLot | None = None
         self._closing = False
         self._error: ConnectionLost | None = None
         self._sessions: dict[Session, None] = {}
         self._default: Session | None = None
         self._names = count(1)
-        self._prefix = token_hex(4)
+        #: Part of the names of links, drawn for the first.
+        self._prefix = ""
         self._requests: Requests | None = None
 
     # --- state ---------------------------------------------------------------------------
@@ -448,16 +453,19 @@ class Connection:
         await trio.lowlevel.checkpoint()
         while self._state != "open":
             self.refuse_if_closed()
-            await self._changes.park()
+            await self.wait_changed()
 
     async def wait_closed(self) -> None:
         """Wait until the connection has ended permanently. Cancelling changes nothing."""
-        await trio.lowlevel.checkpoint()
+        if self._state == "closed":
+            await trio.lowlevel.checkpoint()
         while self._state != "closed":
-            await self._changes.park()
+            await self.wait_changed()
 
     async def wait_changed(self) -> None:
         """Wait until ``state`` changes. Cancelling changes nothing."""
+        if self._changes is None:
+            self._changes = trio.lowlevel.ParkingLot()
         await self._changes.park()
 
     def refuse_if_closed(self) -> None:
@@ -472,7 +480,8 @@ class Connection:
     def _become(self, state: State) -> None:
         if state != self._state:
             self._state = state
-            self._changes.unpark_all()
+            if self._changes is not None:
+                self._changes.unpark_all()
             if self.on_state is not None:
                 try:
                     self.on_state(self)
@@ -491,7 +500,10 @@ class Connection:
     def handle(self, events: list[Event]) -> None:
         """Process the events of the engine. Not a checkpoint."""
         # A peer that refuses the connection sends open and close together.
-        over = any(isinstance(event, Closed | ConnectionFailed) for event in events)
+        over = False
+        for event in events:
+            if isinstance(event, (Closed, ConnectionFailed)):
+                over = True
         refused = False
         for event in events:
             if isinstance(event, AttachRequested):
@@ -589,6 +601,8 @@ class Connection:
 
     def new_name(self, address: str | None) -> str:
         """Return a link name that is new for this pair of containers (Part 2 §2.6.1)."""
+        if not self._prefix:
+            self._prefix = token_hex(4)
         return f"{(address or 'anonymous')[:_NAME_MAX]}-{self._prefix}-{next(self._names)}"
 
     @property

@@ -93,6 +93,10 @@ class _Logins(Struct, frozen=True):
     #: Whether clients have to log in.
     required: bool
     limits: Limits
+    #: Capabilities that we offer in our open, beside those of hosts.
+    capabilities: tuple[Symbol, ...]
+    #: Names of the mechanisms to offer, by whether a connection is secure, local and has a certificate.
+    offers: dict[tuple[bool, bool, bool], tuple[str, ...]]
 
 
 class ConnectionEntry:
@@ -153,7 +157,7 @@ class ConnectionEntry:
             )
         self._sasl_policy = sasl_policy
         self._logins_of: dict[Profile | None, _Logins] = {
-            None: _Logins(cbs, mechanisms, self._requires(mechanisms), home.limits)
+            None: self._logins_with(cbs, mechanisms, home.limits)
         }
         #: Factory of the topology in which peers declare, for protocols with declarations; None if
         #: peers may not declare.
@@ -220,7 +224,29 @@ class ConnectionEntry:
         for name in ("frame_size_max", "channel_max"):
             if (value := getattr(profile, name)) is not None:
                 limits = msgspec.structs.replace(limits, **{name: value})
-        self._logins_of[profile] = _Logins(cbs, mechanisms, self._requires(mechanisms), limits)
+        self._logins_of[profile] = self._logins_with(cbs, mechanisms, limits)
+
+    def _logins_with(
+        self, cbs: Cbs | None, mechanisms: Mapping[str, ServerMechanism], limits: Limits
+    ) -> _Logins:
+        required = self._requires(mechanisms)
+        return _Logins(cbs, mechanisms, required, limits, _capabilities(cbs), {})
+
+    def _offers(
+        self, logins: _Logins, address: str, secure: bool, certified: bool
+    ) -> tuple[str, ...]:
+        """Return the names of the mechanisms to offer to a peer at *address*."""
+        key = (secure, _is_local(address), certified)
+        names = logins.offers.get(key)
+        if names is None:
+            names = logins.offers[key] = offered(
+                logins.mechanisms.values(),
+                secure=secure,
+                local=key[1],
+                plain_in_clear=self._plain_in_clear,
+                certificate=certified,
+            )
+        return names
 
     @property
     def connections(self) -> list[Connection]:
@@ -555,20 +581,14 @@ class ConnectionEntry:
             ServerOptions(
                 container_id=self._home.name,
                 limits=limits,
-                mechanisms=offered(
-                    logins.mechanisms.values(),
-                    secure=secure,
-                    local=_is_local(address),
-                    plain_in_clear=self._plain_in_clear,
-                    certificate=certificate is not None,
-                ),
+                mechanisms=self._offers(logins, address, secure, certificate is not None),
                 sasl_required=not trusted and logins.required,
                 address=address,
                 channel_max_for=self._channel_max_for
                 if self.channel_max_for and not trusted
                 else None,
                 offered_capabilities=(
-                    *_capabilities(logins),
+                    *logins.capabilities,
                     *(Symbol(each) for host in self._home.hosts for each in host.capabilities),
                 ),
                 topology=self.topology,
@@ -861,10 +881,10 @@ def _unknown_host(name: str) -> Error:
     return Error("amqp:not-found", f"there is no virtual host {name!r:.100}")
 
 
-def _capabilities(logins: _Logins) -> tuple[Symbol, ...]:
+def _capabilities(cbs: Cbs | None) -> tuple[Symbol, ...]:
     """Return the capabilities that we offer in our open."""
     names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY, SOLE_CONNECTION]
-    if logins.cbs is not None:
+    if cbs is not None:
         names.append(CBS_CAPABILITY)
     return tuple(Symbol(name) for name in names)
 

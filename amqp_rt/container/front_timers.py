@@ -35,10 +35,15 @@ class FrontTimers:
     def __init__(self, home: TimerHome) -> None:
         self._home = home
         self._watched: dict[LastingFront, None] = {}
+        #: All fronts that had a connection: whether one lasts takes longer to find out than its setup.
+        self._known: set[Front] = set()
 
     def watch(self, front: Front) -> None:
         """Call *front* when it is due from now on, if it is such a front."""
-        if front not in self._watched and isinstance(front, LastingFront):
+        if front in self._known:
+            return
+        self._known.add(front)
+        if isinstance(front, LastingFront):
             self._watched[front] = None
             self._home.listener_nursery.start_soon(self._run, front)
 

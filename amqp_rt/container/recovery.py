@@ -48,7 +48,7 @@ from ..net.dial import Transport, dial
 from ..net.driver import TRIO_CLOCK, run_connection
 from ..net.proxies import proxy_for
 from ..net.tls import ClientTls
-from ..net.traces.recording import traced
+from ..net.traces.recording import trace
 from ..outcomes import Error
 from ..security.mechanisms import Anonymous, External, Plain, may_send_in_clear, reveals
 from ..security.scram import Scram
@@ -276,13 +276,14 @@ async def connect(
             hasty = False
         finally:
             try:
-                with closing_grace(hasty=hasty):
-                    await dialler.close()
+                with closing_grace(hasty=hasty) as grace:
+                    await dialler.close(grace)
             finally:
-                dialler.stop()
                 container.dialled.discard(connection)
-                with trio.CancelScope(shield=True):
-                    await dialler.wait_stopped()
+                if not dialler.has_stopped:
+                    dialler.stop()
+                    with trio.CancelScope(shield=True):
+                        await dialler.wait_stopped()
 
 
 def closing_grace(*, hasty: bool) -> trio.CancelScope:
@@ -373,17 +374,26 @@ class Dialler:
         if self._failure is not None and not self.connection.stood:
             raise self._failure
 
-    async def close(self) -> None:
-        """Close the connection and those of redirected links; wait for the peers' answers."""
+    async def close(self, grace: trio.CancelScope) -> None:
+        """Close the connection and those of redirected links; wait for the peers' answers.
+
+        *grace* limits the time. Its deadline is moved once the answers have arrived.
+        """
         for each in self._all():
             each.connection.close()
         for each in self._all():
             await each.connection.wait_closed()
-        # The last octets may be under way: those of a WebSocket are sent by a task.
-        with trio.move_on_after(HASTY_CLOSE_GRACE_S):
-            for each in self._all():
-                if each._carrying:
-                    await each.stopped.wait()
+        for each in self._all():
+            if each._carrying:
+                # The last octets may be under way: those of a WebSocket are sent by a task.
+                soon = trio.current_time() + HASTY_CLOSE_GRACE_S
+                grace.deadline = min(grace.deadline, soon)
+                await each.stopped.wait()
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether all tasks of the connection and of redirected links have ended."""
+        return self.stopped.is_set() and not self._elsewhere and not self._moving
 
     def stop(self) -> None:
         """Stop dialling, and drop connections that are not closed yet."""
@@ -538,19 +548,19 @@ class Dialler:
         except BaseException:
             await trio.aclose_forcefully(dialled.stream)
             raise
-        left = max(0.001, timeout.deadline - trio.current_time())
-        limits = replace(dialling.limits, handshake_s=left)
         hostname = dialling.virtual_host or url.virtual_host or url.host or None
+        began = self._began = trio.current_time()
         options = client_options(
             self._container,
-            limits,
+            dialling.limits,
+            handshake_s=max(0.001, timeout.deadline - began),
             hostname=hostname,
             mechanisms=mechanisms,
             properties=dialling.properties,
             desired_capabilities=dialling.desired_capabilities,
             pipelined=dialling.pipelined,
         )
-        engine = client(options, trio.current_time())
+        engine = client(options, began)
         engine.peer.address = str(url)
         engine.peer.secure = dialled.secure
         engine.peer.virtual_host = hostname or ""
@@ -558,23 +568,24 @@ class Dialler:
         if self._tokens is not None:
             scheme = "amqps" if url.tls else "amqp"
             self._tokens.base = f"{scheme}://{hostname or 'localhost'}/"
-        self._began = trio.current_time()
         connection.recovers = dialling.reconnect is not None and not connection.closing
         connection.start(engine, dialled.trust)
         if connection.closing:
             engine.close()
         self._carrying = True
+        kept = trace(self._container.traces, engine, client=True, clock=TRIO_CLOCK)
         try:
-            with traced(self._container.traces, engine, client=True, clock=TRIO_CLOCK) as seen:
-                await run_connection(
-                    dialled.stream,
-                    seen,
-                    connection.handle,
-                    limits=limits,
-                    reactor=self._container.reactor,
-                )
+            await run_connection(
+                dialled.stream,
+                engine if kept is None else kept,
+                connection.handle,
+                limits=dialling.limits,
+                reactor=self._container.reactor,
+            )
         finally:
             self._carrying = False
+            if kept is not None:
+                kept.stop()
         self._handle_end(url, connection)
 
     def _handle_end(self, url: Url, connection: Connection) -> None:

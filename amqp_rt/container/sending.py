@@ -303,6 +303,8 @@ class Sender(LinkHandle):
         if in_doubt not in ("raise", "resend"):
             raise ValueError(f"in_doubt is 'raise' or 'resend', not {in_doubt!r}")
         super().__init__(session, address, name)
+        #: Whether the application chose the name, and may use it again.
+        self.named = True
         #: What encodes payloads before msgspec does; None for most applications.
         self._codecs = session.codecs.encoding
         self.max_pending = max_pending
@@ -732,6 +734,9 @@ class Sender(LinkHandle):
     async def close(self) -> None:
         """Wait until every message has its outcome or is in doubt, then detach.
 
+        With a ``name`` of the application's, also wait for the peer's detach, so that the name is free
+        afterwards. Otherwise the detach leaves together with what follows, such as the connection's close.
+
         Outcomes of messages whose ``send`` was cancelled get ``DETACH_GRACE_S`` seconds, five.
 
         If cancelled, the link is detached at once: messages that have left without an outcome are
@@ -741,13 +746,17 @@ class Sender(LinkHandle):
             if not self.closed:
                 while self.pending > len(self._dropped) or not self._flushed:
                     await self.changes.park()
-                with trio.move_on_after(DETACH_GRACE_S):
-                    await self.flush()
+                if self.pending or not self._flushed:
+                    with trio.move_on_after(DETACH_GRACE_S):
+                        await self.flush()
         except AmqpError:
             pass  # Tasks that wait for an outcome have got the error
         finally:
             self.abandon()
-        await self._detach()
+        if self.named:
+            await self._detach()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
 
     # --- called by the session and the link -------------------------------------------------
 

@@ -70,6 +70,8 @@ from .senders import SenderLink
 from .session import Session
 
 UNBOUNDED_WORK: Final = 2**31 - 1
+# Shared by engines without queued sessions: an empty deque takes more memory than the rest.
+_NO_SESSIONS: Final[deque[Session]] = deque()
 #: Work of a performative other than transfer or disposition, in units of one frame. An attach costs
 #: more in proportion to its octets: its address is looked up and its filters are compiled.
 _PERFORMATIVE_WORK: Final = 4
@@ -134,13 +136,12 @@ class Engine:
         self._events: list[Event] = []
         self._touched: list[Link] = []
         self._dirty: list[Session] = []
-        self._queued: deque[Session] = deque()
+        self._queued: deque[Session] = _NO_SESSIONS
         self._waiting: dict[SenderLink, None] = {}
         self._room: bool = False
         self._receiving: bool = False
-        #: Work done by one call of ``receive`` before it leaves the rest to the next call: about
-        #: one unit for each frame, more for costly frames. Set by drivers that serve several
-        #: connections in one thread.
+        #: Work done by one call of ``receive`` before it leaves the rest to the next call: about one unit
+        #: for each frame, more for costly ones. Set by drivers of several connections in one thread.
         self.work_max: int = UNBOUNDED_WORK
         #: ``receive`` has left input unread.
         self.unread: bool = False
@@ -154,7 +155,7 @@ class Engine:
         self._failed: Error | None = None
         self._close_reported: bool = False
         self._now = now
-        self._handshake_deadline = now + self.limits.handshake_s
+        self._handshake_deadline = now + (options.handshake_s or self.limits.handshake_s)
         self._close_deadline = inf
         #: Our close has been sent, and its grace period begins with the next tick: the last time
         #: that we were given may be old.
@@ -424,6 +425,8 @@ class Engine:
 
     def queue_session(self, session: Session) -> None:
         """Queue *session*, which has frames waiting for room; sessions take turns."""
+        if self._queued is _NO_SESSIONS:
+            self._queued = deque()
         if session not in self._queued:
             self._queued.append(session)
         self.wake()

@@ -32,6 +32,8 @@ class EngineOptions(Struct, kw_only=True):
     container_id: str
     hostname: str | None = None
     limits: Limits = DEFAULT_LIMITS
+    #: Seconds for the handshake; 0 for those of the limits.
+    handshake_s: float = 0
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()
     properties: Mapping[object, object] | None = None

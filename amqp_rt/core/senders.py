@@ -133,6 +133,10 @@ class _Queued:
         self.more = more
 
 
+#: Shared by links with nothing queued: an empty deque takes more memory than the rest of a link.
+_NOTHING: Final[deque[_Queued]] = deque()
+
+
 class SenderLink(Link):
     """Link on which we send to the peer."""
 
@@ -146,7 +150,7 @@ class SenderLink(Link):
         self.requeues: bool = False
         self._tags: int = 0
         self._current: Sending | None = None
-        self._queue: deque[_Queued] = deque()
+        self._queue: deque[_Queued] = _NOTHING
         #: Number of deliveries counted in delivery_count whose first frame has not left.
         self._unsent: int = 0
         #: Number of the last of these for which the peer has taken the credit back.
@@ -291,7 +295,7 @@ class SenderLink(Link):
             self._emit(sending, data, 0, len(data), False)
         else:
             self._unsent += 1
-            self._queue.append(_Queued(sending, data, more))
+            self._enqueue(_Queued(sending, data, more))
             session.queue_link(self)
         return sending
 
@@ -336,9 +340,14 @@ class SenderLink(Link):
             self._current = sending
             sending.size = len(payload)
         self._unsent += 1
-        self._queue.append(_Queued(sending, payload, more))
+        self._enqueue(_Queued(sending, payload, more))
         self.session.queue_link(self)
         return sending
+
+    def _enqueue(self, queued: _Queued) -> None:
+        if self._queue is _NOTHING:
+            self._queue = deque()
+        self._queue.append(queued)
 
     def continue_sending(self, sending: Sending, data: bytes, more: bool) -> None:
         """Send a further piece of an unfinished message; see ``Sending.write``."""
@@ -354,7 +363,7 @@ class SenderLink(Link):
         if not more:
             sending.complete = True
             self._current = None
-        self._queue.append(_Queued(sending, data, more))
+        self._enqueue(_Queued(sending, data, more))
         self.session.queue_link(self)
         if not more and self._resuming:
             self._queue_resuming()
@@ -374,7 +383,7 @@ class SenderLink(Link):
             return
         while self._queue and self._queue[-1].sending is sending:
             self._queue.pop()
-        self._queue.append(_Queued(sending, b"", False))
+        self._enqueue(_Queued(sending, b"", False))
         self.session.queue_link(self)
         if self._resuming:
             self._queue_resuming()
@@ -553,7 +562,8 @@ class SenderLink(Link):
         if not self._resuming or self.credit <= 0 or self._current is not None:
             return
         most = min(self.credit, len(self._resuming))
-        self._queue.extend(self._resuming[:most])
+        for queued in self._resuming[:most]:
+            self._enqueue(queued)
         del self._resuming[:most]
         self.credit -= most
         self.delivery_count = serial.add(self.delivery_count, most)

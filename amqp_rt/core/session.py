@@ -51,6 +51,8 @@ _TRANSFER_OVERHEAD: Final = 128
 _MAP_OVERHEAD: Final = 24
 #: Our outgoing-window is constant: only the peer's incoming-window limits sending.
 _OUTGOING_WINDOW: Final = 0x7FFFFFFF
+#: Shared by sessions without queued links: an empty deque takes more memory than the rest of a session.
+_NO_LINKS: Final[deque[SenderLink]] = deque()
 #: Frames granted even to the last of many sessions, so that none is starved.
 _WINDOW_MIN: Final = 8
 
@@ -85,7 +87,7 @@ class Session:
         self.remote_incoming_window: int = 0
         self._delivery_id: int = 0
         self._outgoing: dict[int, Sending] = {}
-        self._queued_links: deque[SenderLink] = deque()
+        self._queued_links: deque[SenderLink] = _NO_LINKS
         self._queued: dict[SenderLink, None] = {}
         # Receiving.
         self.next_incoming_id: int = 0
@@ -341,6 +343,8 @@ class Session:
         """Queue *link*, which has frames to send; links take turns, a frame each (fair writing)."""
         if link not in self._queued:
             self._queued[link] = None
+            if self._queued_links is _NO_LINKS:
+                self._queued_links = deque()
             self._queued_links.append(link)
         self.engine.queue_session(self)
 

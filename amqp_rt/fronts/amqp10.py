@@ -49,6 +49,8 @@ class ClientOptions(Struct, kw_only=True):
     container_id: str
     hostname: str | None = None
     limits: Limits = DEFAULT_LIMITS
+    #: Seconds for the handshake; 0 for those of the limits.
+    handshake_s: float = 0
     #: In order of preference; empty means no SASL layer.
     mechanisms: tuple[ClientMechanism, ...] = ()
     offered_capabilities: tuple[str, ...] = ()
@@ -66,6 +68,7 @@ def client(options: ClientOptions, now: float) -> Engine:
             container_id=options.container_id,
             hostname=options.hostname,
             limits=options.limits,
+            handshake_s=options.handshake_s,
             offered_capabilities=options.offered_capabilities,
             desired_capabilities=options.desired_capabilities,
             properties=options.properties,

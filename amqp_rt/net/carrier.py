@@ -92,6 +92,40 @@ class Carrier:
             of its own, as in TLS.
     """
 
+    __slots__ = (
+        "_again",
+        "_bounded",
+        "_broken",
+        "_closes",
+        "_discarded",
+        "_eof",
+        "_gathers",
+        "_gives_up_at",
+        "_handle",
+        "_heard_close",
+        "_host",
+        "_inside",
+        "_leaves_at",
+        "_leaving",
+        "_limits",
+        "_pending",
+        "_pending_size",
+        "_sending",
+        "_stalls_at",
+        "_watched_write",
+        "channel",
+        "clock",
+        "engine",
+        "failure",
+        "notified",
+        "over",
+        "resuming",
+        "token",
+        "wakes_at",
+        "wants_read",
+        "wants_write",
+    )
+
     def __init__(
         self,
         channel: NonBlockingSocket,

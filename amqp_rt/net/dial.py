@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from ipaddress import ip_address
-from socket import AF_INET, AF_INET6
 from typing import Final, TypeAlias
 
 import trio
@@ -189,14 +190,30 @@ async def _open_tcp(host: str, port: int) -> trio.SocketStream:
     A literal address needs no race between addresses, which saves a nursery and four passes of the
     scheduler.
     """
-    try:
-        version = ip_address(host).version
-    except ValueError:
+    family = _family_of(host)
+    if family is None:
         return await trio.open_tcp_stream(host, port)
-    sock = trio.socket.socket(AF_INET if version == 4 else AF_INET6)
+    sock = socket.socket(family)
     try:
-        await sock.connect((host, port))
+        sock.setblocking(False)
+        try:
+            sock.connect((host, port))
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(sock)
+            if number := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(number, os.strerror(number)) from None
+        else:
+            await trio.lowlevel.checkpoint()
+        return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
     except BaseException:
         sock.close()
         raise
-    return trio.SocketStream(sock)
+
+
+@lru_cache(maxsize=1_024)
+def _family_of(host: str) -> socket.AddressFamily | None:
+    """Return the family of *host*, a literal address; None for a name."""
+    try:
+        return socket.AF_INET if ip_address(host).version == 4 else socket.AF_INET6
+    except ValueError:
+        return None

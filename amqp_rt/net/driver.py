@@ -11,7 +11,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -21,7 +20,7 @@ import trio
 from ..clock import Clock
 from ..fronts.base import ProtocolEngine
 from ..limits import DEFAULT_LIMITS, Limits
-from .carrier import READ_SIZE, READS_IN_A_ROW, Carrier, Handle, NonBlockingSocket
+from .carrier import READ_SIZE, READS_IN_A_ROW, Carrier, Handle
 from .layers import layered, unwrap
 from .memory import MemoryStream
 
@@ -79,21 +78,20 @@ async def run_connection(
         reactor: Waits for this connection's socket together with others. Without one, the
             connection has two tasks of its own.
     """
-
-    def carrier_of(channel: NonBlockingSocket, *, gathers: bool, closes: bool = True) -> Carrier:
-        return Carrier(
-            channel, engine, handle, limits=limits, clock=clock, gathers=gathers, closes=closes
-        )
-
-    async with AsyncExitStack() as stack:
-        carry: Callable[[bytes], Awaitable[None]]
-        bottom, layer, rest = unwrap(stream)
+    bottom, layer, rest = unwrap(stream)
+    carry: Callable[[bytes], Awaitable[None]]
+    sock: socket.socket | None = None
+    try:
         if isinstance(bottom, trio.SocketStream):
             # trio's socket gives up the descriptor, so that no other code can close it meanwhile.
             sock = socket.socket(fileno=bottom.socket.detach())
-            stack.callback(sock.close)
-            carrier = carrier_of(
-                layered(sock, layer), gathers=hasattr(sock, "sendmsg"), closes=layer is None
+            carrier = Carrier(
+                layered(sock, layer),
+                engine,
+                handle,
+                limits=limits,
+                clock=clock,
+                closes=layer is None,
             )
             if reactor is not None:
                 carry = partial(reactor.carry, carrier, sock)
@@ -104,13 +102,21 @@ async def run_connection(
                     partial(trio.lowlevel.wait_writable, sock),
                 ).carry
         elif isinstance(bottom, MemoryStream):
-            stack.callback(bottom.close)
-            carrier = carrier_of(layered(bottom, layer), gathers=True, closes=layer is None)
+            carrier = Carrier(
+                layered(bottom, layer),
+                engine,
+                handle,
+                limits=limits,
+                clock=clock,
+                gathers=True,
+                closes=layer is None,
+            )
             carry = _Tasks(carrier, bottom.wait_readable, bottom.wait_writable).carry
         else:
-            stack.push_async_callback(_close_forcefully, stream)
             channel = _StreamChannel()
-            carrier = carrier_of(channel, gathers=False, closes=False)
+            carrier = Carrier(
+                channel, engine, handle, limits=limits, clock=clock, gathers=False, closes=False
+            )
             carry = _StreamTasks(carrier, stream, channel, limits).carry
         try:
             if stopping is None:
@@ -125,6 +131,13 @@ async def run_connection(
             carrier.leave()
         if carrier.failure is not None:
             raise carrier.failure
+    finally:
+        if sock is not None:
+            sock.close()
+        elif isinstance(bottom, MemoryStream):
+            bottom.close()
+        else:
+            await _close_forcefully(stream)
 
 
 async def _stop_when(stopping: trio.Event, carrier: Carrier, grace_s: float) -> None:

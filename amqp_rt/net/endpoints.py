@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import os
 import socket
+from functools import lru_cache
 from typing import Any, Final
 
 from ..addresses import Url
@@ -60,6 +61,7 @@ def is_local(family: int, address: Any) -> bool:
     return is_loopback(address[0])
 
 
+@lru_cache(maxsize=1_024)
 def is_loopback(host: str) -> bool:
     """Return whether *host*, an IP address with or without a zone, is a loopback address.
 

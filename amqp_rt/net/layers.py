@@ -261,6 +261,9 @@ def layered(channel: NonBlockingSocket, layer: Layer | None) -> NonBlockingSocke
 
 def unwrap(stream: trio.abc.Stream) -> tuple[trio.abc.Stream, Layer | None, bytes]:
     """Split *stream* into the stream at the bottom, the layer on it, and bytes received already."""
+    if type(stream) is trio.SocketStream:
+        # The usual case: to find out that it is no layer takes longer.
+        return stream, None, b""
     if isinstance(stream, LayeredStream):
         return stream.below, stream.layer, stream.take_rest()
     return stream, None, b""

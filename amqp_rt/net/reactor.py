@@ -107,9 +107,9 @@ class Reactor(trio.abc.Instrument):
         #: Carriers that have more to do with the input that they read.
         self._resuming: deque[Carrier] = deque()
         self._resumption = Turn()
-        #: Times in trio's clock, with descriptors; an entry may be out of date and is checked when
-        #: due.
-        self._alarms: list[tuple[float, int]] = []
+        #: Times in trio's clock, with descriptors and the same times in the clocks of carriers; an entry
+        #: is out of date if its carrier has another.
+        self._alarms: list[tuple[float, int, float]] = []
         self._alarm = trio.CancelScope()
         #: The scope's deadline: changing it costs more than the rest of an alarm.
         self._rings_at = inf
@@ -213,12 +213,12 @@ class Reactor(trio.abc.Instrument):
         alarms = self._alarms
         if len(alarms) > 2 * len(self._carriers) + _STALE_ALARMS:
             alarms[:] = [
-                (in_trio_time(each), each.token)
+                (in_trio_time(each), each.token, each.wakes_at)
                 for each in self._carriers.values()
                 if each is not carrier and each.wakes_at < inf
             ]
             heapify(alarms)
-        heappush(alarms, (in_trio_time(carrier), carrier.token))
+        heappush(alarms, (in_trio_time(carrier), carrier.token, carrier.wakes_at))
         if alarms[0][0] < self._rings_at:
             self._stirred = True
             self._rings_at = self._alarm.deadline = alarms[0][0]
@@ -427,9 +427,18 @@ class Reactor(trio.abc.Instrument):
             for _ in range(_ALARMS_IN_A_ROW):
                 if not alarms or alarms[0][0] > now or perf_counter() >= until:
                     break
-                carrier = self._carriers.get(heappop(alarms)[1])
-                if carrier is not None and not carrier.over:
+                _, descriptor, wakes_at = heappop(alarms)
+                carrier = self._carriers.get(descriptor)
+                if carrier is not None and not carrier.over and carrier.wakes_at == wakes_at:
                     try:
                         carrier.expire(carrier.clock.monotonic())
                     except Exception as error:
                         carrier.fail(error)
+            # Alarms of connections that have ended: otherwise each short connection costs two wake-ups
+            # after its end.
+            while alarms and perf_counter() < until:
+                _, descriptor, wakes_at = alarms[0]
+                carrier = self._carriers.get(descriptor)
+                if carrier is not None and carrier.wakes_at == wakes_at:
+                    break
+                heappop(alarms)

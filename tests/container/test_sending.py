@@ -806,3 +806,37 @@ async def test_what_a_sender_is_shows() -> None:
         with pytest.raises((LinkDetached, ConnectionLost)):
             await sent.outcome()
         assert "LinkDetached" in repr(sent) or "detached" in repr(sent)
+
+
+@pytest.mark.parametrize(("options", "seconds"), [({}, 0), ({"name": "mine"}, 5)])
+async def test_only_a_name_of_the_applications_is_awaited_to_be_free(
+    autojump_clock: Any, options: dict[str, Any], seconds: float
+) -> None:
+    """The peer does not answer the detach."""
+    far = FarEnd(credit=10, settle=ACCEPTED)
+    async with connected(far) as peer:
+        async with peer.sender("q", **options) as out:
+            await out.send(b"one")
+            far.mute()
+            began = trio.current_time()
+        assert out.closed
+        assert trio.current_time() - began == pytest.approx(seconds)
+        far.drop()
+
+
+async def test_a_detach_leaves_with_the_close() -> None:
+    far = FarEnd(credit=10, settle=ACCEPTED)
+    async with connected(far) as peer, peer.sender("q") as out:
+        await out.send(b"one")
+    assert far.recorders[-1].detached == [(None, True)]
+
+
+async def test_ending_the_block_of_a_sender_can_be_cancelled() -> None:
+    far = FarEnd(credit=10, settle=ACCEPTED)
+    async with connected(far) as peer:
+        with trio.CancelScope() as scope:
+            async with peer.sender("q") as out:
+                await out.send(b"one")
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert out.closed

@@ -246,6 +246,40 @@ async def test_alarms_ring_in_order_and_those_of_the_dead_do_not_pile_up(pair: P
         nursery.cancel_scope.cancel()
 
 
+async def test_alarms_of_ended_connections_are_removed_with_the_first_that_is_due(
+    pair: Pair,
+) -> None:
+    class Waiting(Echo):
+        def __init__(self, deadline: float) -> None:
+            super().__init__()
+            self.deadline = deadline
+
+        def tick(self, now: float) -> list[Any]:
+            assert now >= self.deadline
+            self.deadline = inf
+            ticked.set()
+            return []
+
+    ticked = trio.Event()
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        assert reactor is not None
+        now = trio.current_time()
+        for number in range(20):
+            ours, theirs = pair()
+            theirs.socket.close()
+            await run(reactor, ours, Waiting(now + 0.05 + number / 1_000))
+        nursery.start_soon(run, reactor, pair()[0], Waiting(now + 0.3))
+        nursery.start_soon(run, reactor, pair()[0], Waiting(now + 1_000))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(reactor._alarms) == 22
+        while len(reactor._alarms) == 22:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert len(reactor._alarms) == 2
+        with trio.fail_after(5):
+            await ticked.wait()
+        nursery.cancel_scope.cancel()
+
+
 async def test_alarms_are_rung_in_several_steps_if_one_takes_long(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,7 +140,7 @@ def log_options(command: F) -> F:
     ) -> Any:
         if verbose and quiet:
             raise click.UsageError("-v shows more and -q shows less: give one of them")
-        set_up_logs("debug" if verbose else "warning" if quiet else log_level, log_format)
+        set_up_logs(_level(log_level, verbose=verbose, quiet=quiet), log_format)
         return command(*args, **options)
 
     with_options = with_logs
@@ -164,6 +164,17 @@ def log_options(command: F) -> F:
     ):
         with_options = option(with_options)
     return cast("F", with_options)
+
+
+def _level(log_level: str, *, verbose: bool, quiet: bool) -> str:
+    return "debug" if verbose else "warning" if quiet else log_level
+
+
+def logs_of(context: click.Context) -> dict[str, str]:
+    """Return level and format of log lines, ``log_level`` and ``log_format``, that options of a command say."""
+    given = context.params
+    level = _level(given["log_level"], verbose=given["verbose"], quiet=given["quiet"])
+    return {"log_level": level, "log_format": given["log_format"]}
 
 
 #: Attributes of all records; others were added by the program.
@@ -240,7 +251,7 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
         error = first_of(raised)
         if isinstance(error, KeyboardInterrupt):
             raise click.exceptions.Exit(130) from None
-        if isinstance(error, SystemExit | BrokenPipeError):
+        if isinstance(error, SystemExit | BrokenPipeError | click.ClickException):
             raise error from None  # The reader of our output has gone: click exits silently.
         if isinstance(error, AmqpError) and isinstance(error.__cause__, OSError):
             # The error comes from the system, so there is no condition of a peer to show.

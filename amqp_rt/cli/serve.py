@@ -26,12 +26,14 @@ from ..container.entry import SASL_POLICIES, SaslPolicy
 from ..container.running import stop_on_signals
 from ..errors import AmqpError
 from ..limits import DEFAULT_LIMITS
+from ..net.edges import Edges, EdgeSettings
 from ..net.tls import ServerTls
 from ..net.traces.recording import Traces
 from ..security.access import Access
 from ..security.identities import Users, parse_user
 from ..stores.base import SharedStore
 from .configured import ConfiguredCommand
+from .edging import EDGES_MAX, EdgeProcesses
 from .environment import SecretOption
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
 from .mesh_options import MeshOptions, mesh_options
@@ -42,6 +44,7 @@ from .running import (
     is_local_host,
     log_deliveries,
     log_options,
+    logs_of,
     probe_of,
     report_ready,
     run,
@@ -258,6 +261,13 @@ log = logging.getLogger("amqp_rt.cli")
     help="Send spans and metrics by OpenTelemetry, whose own variables name exporter and endpoint, such as "
     "OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_ENDPOINT.",
 )
+@click.option(
+    "--edges",
+    "edge_count",
+    metavar="N",
+    type=click.IntRange(1, EDGES_MAX),
+    help="Carry TLS and WebSocket in N processes of their own, so that more cores are used. Needs Linux.",
+)
 @mesh_options
 @log_options
 @click.pass_context
@@ -296,6 +306,7 @@ def serve(  # noqa: C901
     http_hosts: tuple[str, ...],
     http_origin: str | None,
     otel: bool,
+    edge_count: int | None,
     joining: MeshOptions,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM, after which running work may finish.
@@ -346,6 +357,11 @@ def serve(  # noqa: C901
         raise click.UsageError(
             f"--tls-required: {clear[0]} has no TLS; listen on wss:// instead, or on amqp://, which"
             " clients can upgrade."
+        )
+    if edge_count and tls is None and not any(place.scheme == "ws" for place in places):
+        raise click.UsageError(
+            "--edges N carries TLS and WebSocket, and no listener has any: give --tls-cert FILE, or "
+            "listen on ws://."
         )
     named = bool(known or tls_client_ca or cbs)
     if not named and not anonymous and not all(_is_local(place) for place in places):
@@ -403,10 +419,10 @@ def serve(  # noqa: C901
     else:
         if (
             named or anonymous or sasl_policy or rules or tls is not None or protocols
-            or limits != DEFAULT_LIMITS or not settle_second
+            or limits != DEFAULT_LIMITS or not settle_second or edge_count
         ):  # fmt: skip
             raise click.UsageError(
-                "options for users, access, TLS, protocols and limits do not apply to the container of"
+                "options for users, access, TLS, edges, protocols and limits do not apply to the container of"
                 " FILE.py"
             )
         nodes_of = load_target(application)
@@ -435,14 +451,27 @@ def serve(  # noqa: C901
     end_otel = _start_otel(broker) if otel else None
     member = joining.member(broker)
     manager = ServiceManager()
+    edges = Edges() if edge_count else None
+    broker.container.entry.edges = edges
 
     async def main() -> None:
         # Signals are handled until the very end, so that a second one can end the wait.
         async with trio.open_nursery() as nursery:
             await nursery.start(stop_on_signals, partial(_stop, broker, nursery.cancel_scope))
             if tls is not None:
-                await nursery.start(_reload_on_hangup, tls, manager)
+                await nursery.start(_reload_on_hangup, tls, edges, manager)
             more: dict[str, object] = {}
+            if edge_count and edges is not None:
+                settings = EdgeSettings(
+                    limits=limits,
+                    certificate=tls_cert or "",
+                    key=tls_key or "",
+                    client_ca=tls_client_ca or "",
+                    origins=origins,
+                    **logs_of(context),
+                )
+                processes = EdgeProcesses(edge_count, settings, edges)
+                more["edges"] = await nursery.start(processes.run)
             if asked is not None:
                 # Before the broker, whose store may take long to read: it is not ready until then.
                 more["probe"] = await nursery.start(asked.serve, probe)
@@ -524,6 +553,7 @@ def _certificates(cert: str | None, key: str | None, client_ca: str | None) -> S
 
 async def _reload_on_hangup(
     tls: ServerTls,
+    edges: Edges | None,
     manager: ServiceManager,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -541,6 +571,8 @@ async def _reload_on_hangup(
             except AmqpError as error:
                 log.error("the certificates stay as they were: %s", error.description)
             else:
+                if edges is not None:
+                    await edges.reload()
                 log.info("the certificates were read again")
             manager.ready()
 

@@ -21,6 +21,7 @@ from ..limits import Limits
 from ..loglimit import error_text
 from ..message import Message
 from ..net.driver import TRIO_CLOCK, run_connection
+from ..net.edges import Edges
 from ..net.endpoints import is_loopback, reason
 from ..net.entrance import ListenerPolicy, enter
 from ..net.listeners import (
@@ -168,6 +169,8 @@ class ConnectionEntry:
         self.open_properties: dict[object, object] = {}
         #: Returns the highest channel number for a peer that has opened, after its login; None for that of the limits.
         self.channel_max_for: Callable[[Peer], int | None] | None = None
+        #: Processes that carry TLS and WebSocket of connections; None if this one does.
+        self.edges: Edges | None = None
         #: URLs at which we listen, with the addresses that were bound.
         self.urls: list[str] = []
         #: Called with each connection that a peer has opened, after its login and before its first link.
@@ -486,11 +489,13 @@ class ConnectionEntry:
             path=path,
             origins=self._origins,
             limits=self._home.limits,
+            edges=self.edges,
         )
         entered = await enter(stream, entrance, address=address or "a peer", nursery=nursery)
         if entered is None:
             return
         if self._home.stopping:
+            entered.left()
             await trio.aclose_forcefully(entered.stream)
             return
         connection = self._connection(
@@ -527,6 +532,7 @@ class ConnectionEntry:
         finally:
             for each in traces:
                 each.stop()
+            entered.left()
             self.ended(connection)
 
     def begin(

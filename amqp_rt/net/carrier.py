@@ -23,6 +23,8 @@ from ..outcomes import Error
 READ_SIZE: Final = 65_536
 #: Chunks read from one connection before the others get a turn.
 READS_IN_A_ROW: Final = 4
+#: Chunks read from a dead channel at most, which are more than its buffer usually has.
+_LAST_READS: Final = 32
 #: Work of an engine before the others get a turn (see ``ProtocolEngine.work_max``): some
 #: milliseconds.
 _WORK_IN_A_ROW: Final = 1_000
@@ -236,6 +238,8 @@ class Carrier:
         if self.wants_write:
             self.writable()
         else:
+            # What the peer sent before is still there if reading had paused.
+            self._read_last_words()
             self.drop("the peer is gone")
 
     def flush(self) -> None:
@@ -315,9 +319,10 @@ class Carrier:
         if self._inside or self._sending or self.over:
             self._again = True
             return
-        if self.wants_write:
+        if self.wants_write and (self.wants_read or self._eof):
             self._watch_clock()
         else:
+            # Also if the channel is full, when reading has paused: the engine may be able to take more.
             assert self._host is not None
             self._host.later(self)
 
@@ -491,7 +496,7 @@ class Carrier:
 
     def _read_last_words(self) -> None:
         """Read remaining input after a failed send: the peer may have sent the reason."""
-        for _ in range(READS_IN_A_ROW):
+        for _ in range(_LAST_READS):
             if self._eof or self.engine.finished:
                 return
             try:

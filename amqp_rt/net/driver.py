@@ -207,8 +207,11 @@ class _TaskHost:
         self._alarm.deadline = in_trio_time(carrier)
 
     def later(self, carrier: Carrier) -> None:
-        """Wake the task that sends, or the one that processes input."""
-        if carrier.resuming:
+        """Wake the task that sends, or the one that processes input.
+
+        The latter also if the channel is full, for which the former waits.
+        """
+        if carrier.resuming or carrier.wants_write:
             self._reading.call()
         else:
             self._turn.call()
@@ -259,7 +262,7 @@ class _Tasks(_TaskHost):
         while True:
             if not carrier.wants_read:
                 await self._reading.wait()
-                if carrier.resuming:
+                if carrier.resuming or not carrier.wants_read:
                     self._call(carrier.flush)
                 continue
             await self._wait_readable()
@@ -346,7 +349,7 @@ class _StreamTasks(_TaskHost):
         while True:
             if not carrier.wants_read:
                 await self._reading.wait()
-                if carrier.resuming:
+                if carrier.resuming or not carrier.wants_read:
                     self._call(carrier.flush)
                 continue
             try:

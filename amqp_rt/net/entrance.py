@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 import trio
 from msgspec import Struct
@@ -13,10 +15,14 @@ from ..events import Certificate
 from ..fronts.base import Front
 from ..limits import DEFAULT_LIMITS, Limits
 from .carrier import nothing
+from .edges import Edges, HandedOver, HandshakeFailed, facts_of
 from .preamble import HEADER_SIZE, TLS_HEADER, select_front
 from .tls import CLIENT_HELLO, ServerTls, TlsLayer, encrypt
 
 log = logging.getLogger("amqp_rt.net")
+
+#: Seconds that an edge has to say that a handshake took too long.
+_EDGE_GRACE_S: Final = 1.0
 
 
 class ListenerPolicy(Struct, kw_only=True, frozen=True):
@@ -36,6 +42,8 @@ class ListenerPolicy(Struct, kw_only=True, frozen=True):
     path: str = "/"
     origins: Collection[str] = ()
     limits: Limits = DEFAULT_LIMITS
+    #: Processes that carry TLS and WebSocket instead of this one.
+    edges: Edges | None = None
 
     def __post_init__(self) -> None:
         if self.scheme in ("ws", "wss"):
@@ -58,6 +66,8 @@ class Entered(Struct, kw_only=True):
     server_name: str
     #: Call it once the client has logged in: from then on larger messages are accepted.
     trust: Callable[[], None]
+    #: Call it at the end of the connection.
+    left: Callable[[], None] = nothing
 
 
 async def enter(
@@ -71,24 +81,33 @@ async def enter(
     """
     deadline = trio.current_time() + entrance.limits.handshake_s
     layer: TlsLayer | None = None
+    handed: HandedOver | None = None
     trust: Callable[[], None] = nothing
+    entered: Entered | None = None
 
     async def secured(received: bytes) -> trio.abc.Stream:
-        nonlocal layer
+        nonlocal layer, handed
         assert entrance.tls is not None
+        if handed := await _at_an_edge(stream, entrance, "amqps", received, address, deadline):
+            return handed.stream
         layer = entrance.tls.layer()
         within = min(entrance.limits.tls_handshake_s, deadline - trio.current_time())
         return await encrypt(stream, layer, received=received, within=max(0.0, within))
 
     def unknown(data: bytes) -> None:
-        refuse_unknown(data, address, tls_missing=entrance.tls_required and layer is None)
+        plain = layer is None and handed is None
+        refuse_unknown(data, address, tls_missing=entrance.tls_required and plain)
 
     try:
-        if entrance.scheme in ("amqps", "wss"):
-            stream = await secured(b"")
         if entrance.scheme == "ws" and entrance.tls_required:
             raise ConnectFailed("a WebSocket without TLS, which is required here")
         if entrance.scheme in ("ws", "wss"):
+            handed = await _at_an_edge(stream, entrance, entrance.scheme, b"", address, deadline)
+        if handed is not None:
+            stream, trust = handed.stream, handed.trust
+        elif entrance.scheme in ("amqps", "wss"):
+            stream = await secured(b"")
+        if entrance.scheme in ("ws", "wss") and handed is None:
             from .websocket import accept_websocket
 
             websocket = await accept_websocket(
@@ -101,7 +120,8 @@ async def enter(
             )
             stream, trust = websocket, websocket.trust
         while True:
-            upgrades = entrance.tls is not None and layer is None and entrance.scheme == "amqp"
+            plain = layer is None and handed is None
+            upgrades = entrance.tls is not None and plain and entrance.scheme == "amqp"
             refuses = upgrades and entrance.tls_required
             found = await select_front(
                 stream,
@@ -123,6 +143,16 @@ async def enter(
                     raise ConnectFailed("the peer does not read")
                 received = received[HEADER_SIZE:]
             stream = await secured(received)
+        known = facts_of(layer) if handed is None else handed.arrival
+        entered = Entered(
+            stream=stream, front=front, received=received, secure=known.secure,
+            certificate=known.certificate, server_name=known.server_name, trust=trust,
+            left=nothing if handed is None else handed.left,
+        )  # fmt: skip
+        return entered
+    except HandshakeFailed:
+        # The edge has logged why.
+        return None
     except ConnectFailed as error:
         log.info("connection from %s refused: %s", address, error.description)
         await trio.aclose_forcefully(stream)
@@ -130,15 +160,42 @@ async def enter(
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         await trio.aclose_forcefully(stream)
         return None
-    return Entered(
-        stream=stream,
-        front=front,
-        received=received,
-        secure=layer is not None,
-        certificate=None if layer is None else layer.certificate,
-        server_name="" if layer is None else layer.server_name,
-        trust=trust,
-    )
+    finally:
+        if handed is not None and entered is None:
+            handed.left()
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(handed.stream)
+
+
+async def _at_an_edge(
+    stream: trio.abc.Stream,
+    entrance: ListenerPolicy,
+    scheme: str,
+    received: bytes,
+    address: str,
+    deadline: float,
+) -> HandedOver | None:
+    """Pass *stream* on to an edge, which unwraps it; None if there is no edge for it.
+
+    Raises:
+        ConnectFailed: The edge has ended, refuses the connection, or does not answer.
+    """
+    edge = None if entrance.edges is None else entrance.edges.least_busy()
+    if edge is None or not isinstance(stream, trio.SocketStream):
+        return None
+    client = socket.socket(fileno=stream.socket.detach())
+    within = max(0.0, deadline - trio.current_time())
+    # The edge ends handshakes in time, and says so. The hub gives up if it does not.
+    with trio.move_on_after(within + _EDGE_GRACE_S):
+        return await edge.unwrap(
+            client,
+            scheme=scheme,
+            path=entrance.path,
+            address=address,
+            received=received,
+            within=within,
+        )
+    raise ConnectFailed(f"the edge process {edge.pid} does not answer")
 
 
 def refuse_unknown(data: bytes, address: str, *, tls_missing: bool = False) -> None:

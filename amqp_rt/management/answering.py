@@ -105,8 +105,8 @@ class Collection(Protocol):
     async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
         """Create an entity."""
 
-    async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
-        """Change an existing entity."""
+    async def update(self, name: str, attributes: Mapping[str, Any], peer: Peer) -> None:
+        """Change an existing entity in the virtual host of *peer*, which asks for it."""
 
     async def delete(self, name: str, virtual_host: str) -> None:
         """Delete an existing entity."""
@@ -128,7 +128,7 @@ class UnchangeableEntities:
     async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
         raise NotImplementedError
 
-    async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
+    async def update(self, name: str, attributes: Mapping[str, Any], peer: Peer) -> None:
         raise NotImplementedError
 
     async def delete(self, name: str, virtual_host: str) -> None:
@@ -435,7 +435,7 @@ class EntityManagement:
         elif not there:
             raise Failed(404, f"there is no {collection.type_name} {name!r:.50}")
         elif operation == "UPDATE":
-            await collection.update(name, attributes_of(asked), host)
+            await collection.update(name, attributes_of(asked), asked.peer)
         elif operation == "DELETE":
             await collection.delete(name, host)
             return 204, {}

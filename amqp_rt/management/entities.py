@@ -21,6 +21,7 @@ from ..broker.nodes import TOPIC
 from ..container.connections import Connection
 from ..container.container import Container
 from ..errors import AmqpError
+from ..events import Peer
 from ..fronts.base import SENDER
 from ..outcomes import Error
 from ..security.access import reserved
@@ -149,6 +150,9 @@ class RuleEntity(Struct, frozen=True, kw_only=True):
 
 
 _BY_OPERATOR = Error("amqp:connection:forced", "closed by an operator")
+_DELETED = Error("amqp:unauthorized-access", "the user has been deleted")
+#: A client that knows the new password may connect again.
+_NEW_PASSWORD = Error("amqp:connection:forced", "the user has another password now")
 
 
 class _Entities:
@@ -535,8 +539,10 @@ class _Users(_Collection):
         if name not in (self._in.container.users or ()):
             raise AmqpError(f"there is no user {name!r:.100}", condition="amqp:not-found")
 
-    async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
-        await self._store(name, attributes, virtual_host, new=False)
+    async def update(self, name: str, attributes: Mapping[str, Any], peer: Peer) -> None:
+        await self._store(name, attributes, peer.virtual_host, new=False)
+        # Who knows the old password only cannot stay. The one who has given the new one gets the reply.
+        self._close_connections(name, _NEW_PASSWORD, but=peer)
 
     async def delete(self, name: str, virtual_host: str) -> None:
         container = self._in.container
@@ -544,10 +550,13 @@ class _Users(_Collection):
         async with self._changing:
             self._check_there(name)
             await trio.to_thread.run_sync(container.users.forget, name)
-        gone = Error("amqp:unauthorized-access", "the user has been deleted")
-        for each in container.connections:
-            if each.peer.user == name:
-                each.close(gone)
+        self._close_connections(name, _DELETED)
+
+    def _close_connections(self, user: str, error: Error, but: Peer | None = None) -> None:
+        """Close the connections of *user* with *error*, without waiting, *but* that of this peer."""
+        for each in self._in.container.connections:
+            if each.peer.user == user and each.peer is not but:
+                each.close(error)
 
 
 def collections_of(container: Container, host: BrokerHost) -> list[Collection]:

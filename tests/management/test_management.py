@@ -493,6 +493,19 @@ async def test_users() -> None:
         assert broker.container.users.check("ann", "first") is None
         assert broker.container.users.check("ann", "second") == "ann"
         async with as_user(broker, "shop") as shop:
+            given = {"password": "another"}
+            assert (await ask(root, "UPDATE", given, type="amqp_rt.user", name="shop"))[0] == 200
+            with trio.fail_after(5):
+                await shop.wait_closed()
+            assert shop.ended_with is not None
+            assert shop.ended_with.description == "the user has another password now"
+        # The one who asks for it stays.
+        assert (
+            await ask(root, "UPDATE", {"password": USERS["root"]}, type="amqp_rt.user", name="root")
+        )[0] == 200
+        assert broker.container.users is not None
+        broker.container.users.add("shop", USERS["shop"])
+        async with as_user(broker, "shop") as shop:
             assert (await ask(root, "DELETE", type="amqp_rt.user", name="shop"))[0] == 204
             with trio.fail_after(5):
                 await shop.wait_closed()

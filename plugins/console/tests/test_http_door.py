@@ -116,6 +116,22 @@ async def test_a_login_replaces_the_session_of_its_browser() -> None:
         await web.wait(["root"])
 
 
+async def test_a_new_password_and_the_end_of_a_user_end_sessions() -> None:
+    async with site() as web, web.client("root") as root, web.client() as browser:
+        own = {"password": USERS["root"]}
+        assert (await root.patch("/api/v1/users/root", json=own)).status_code == 200
+        for change in (
+            root.patch("/api/v1/users/ops", json={"password": USERS["ops"]}),
+            root.delete("/api/v1/users/ops"),
+        ):
+            await web.browser(browser, "ops")
+            assert (await browser.get("/api/v1/session")).json()["user"] == "ops"
+            assert (await change).status_code in (200, 204)
+            # The session of the one who asked is still the same.
+            await web.wait(["root"])
+            assert (await browser.get("/api/v1/session")).status_code == 401
+
+
 @pytest.mark.parametrize(
     "others",
     ["x=a b; ", 'prefs={"a":"b"}; ', "a[b]=1; ", "no equals; ", "n=\u00e9; ", "u=a@b,c; ;; "],

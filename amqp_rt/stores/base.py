@@ -189,6 +189,8 @@ class ChangeSet:
         self.dropped: list[tuple[int, int, int]] = []
         #: Bytes to write; a shared payload counts once.
         self.size = 0
+        #: Whether a message was put that is stored only to save memory.
+        self.spills = False
         #: Whether a payload of ``SHARED_MIN`` bytes or more was put at several places.
         self.shares = False
         #: Payloads of at least ``SHARED_MIN`` bytes, by identity.
@@ -216,6 +218,8 @@ class ChangeSet:
         A *spilled* one is stored only to save memory, and deleted when the store is opened again.
         """
         self.puts[node, sequence] = (head, payload, spilled)
+        if spilled:
+            self.spills = True
         size = len(payload)
         if size >= SHARED_MIN:
             if id(payload) in self._large:

@@ -68,6 +68,17 @@ _NO_ROOM: Final = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENO
 
 _Row = tuple[Any, ...]
 
+#: Messages of one statement. apsw lets other threads run at each step of a statement, and then has to wait for the
+#: interpreter: one statement for each message would be slow while the event loop is busy.
+_BLOCKS: Final = (128, 16, 4, 1)
+#: Columns of a message.
+_COLUMNS: Final = 5
+_INSERTS: Final = {
+    (table, count): f"INSERT OR REPLACE INTO {table} VALUES {rows}"  # noqa: S608
+    for table in ("messages", "spilled")
+    for count, rows in ((each, ", ".join(["(?, ?, ?, ?, ?)"] * each)) for each in _BLOCKS)
+}
+
 
 class SQLiteStore:
     """:class:`~amqp_rt.stores.base.Store` in the file *path*, with ``-wal``, ``.lock`` and other files
@@ -247,7 +258,7 @@ class SQLiteStore:
         try:
             if file.full and adds and not file.has_room(batch.size):
                 raise StoreFull(f"there is no room for {self.path}")
-            if not self._spilling and any(put[2] for put in batch.puts.values()):
+            if batch.spills and not self._spilling:
                 file.attach_spill()
                 self._spilling = True
             db.execute("BEGIN IMMEDIATE")
@@ -301,9 +312,9 @@ class SQLiteStore:
             for table in self._tables():
                 db.execute(f"UPDATE {table} SET head = ? WHERE place = ?", (head, place))  # noqa: S608
         if batch.removes:
-            places = [(_place(*place),) for place in batch.removes]
+            runs = _runs(node << _BITS | sequence for node, sequence in batch.removes)
             for table in (*self._tables(), "bodies") if self._has_bodies else self._tables():
-                db.executemany(f"DELETE FROM {table} WHERE place = ?", places)  # noqa: S608
+                _delete(db, table, runs)
         for (kind, key), value in batch.facts.items():
             if value is None:
                 db.execute("DELETE FROM facts WHERE kind = ? AND key = ?", (kind, key))
@@ -328,8 +339,9 @@ class SQLiteStore:
 
     def _put(self, db: apsw.Connection, batch: ChangeSet) -> None:
         puts = batch.puts
-        durable: list[_Row] = []
-        spilled: list[_Row] = []
+        #: Values of rows, one after the other.
+        durable: list[Any] = []
+        spilled: list[Any] = []
         sharers: list[_Row] = []
         if self._has_bodies:
             places = [(_place(*place),) for place in puts]
@@ -352,19 +364,18 @@ class SQLiteStore:
             elif shared and id(payload) in shared:
                 sharers.append((place, shared[id(payload)][1]))
                 pieces, payload = _SHARED, b""
-            (spilled if volatile else durable).append((place, pieces, size, head, payload))
+            rows = spilled if volatile else durable
+            rows += (place, pieces, size, head, payload)
         if sharers:
             self._has_bodies = True
             db.executemany("INSERT OR REPLACE INTO bodies VALUES (?, ?)", sharers)
         if self._spilling:
-            gone = [(row[0],) for row in durable]
-            db.executemany("DELETE FROM spilled WHERE place = ?", gone)
+            _delete(db, "spilled", _runs(durable[::_COLUMNS]))
         if spilled:
-            gone = [(row[0],) for row in spilled]
-            db.executemany("DELETE FROM messages WHERE place = ?", gone)
-            db.executemany("INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?, ?)", spilled)
+            _delete(db, "messages", _runs(spilled[::_COLUMNS]))
+            _insert(db, "spilled", spilled)
         if durable:
-            db.executemany("INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?, ?)", durable)
+            _insert(db, "messages", durable)
 
     def _share(
         self, db: apsw.Connection, puts: dict[tuple[int, int], tuple[bytes, bytes, bool]]
@@ -767,6 +778,35 @@ def _place(node: int, sequence: int) -> int:
 
 def _column(db: apsw.Connection, sql: str, bindings: _Row = ()) -> Iterator[Any]:
     return (row[0] for row in db.execute(sql, bindings))
+
+
+def _runs(places: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and last ones of runs of adjacent *places*, in order."""
+    runs: list[tuple[int, int]] = []
+    first = last = -1
+    for place in sorted(places):
+        if place > last + 1 or last < 0:
+            if last >= 0:
+                runs.append((first, last))
+            first = place
+        last = place
+    if last >= 0:
+        runs.append((first, last))
+    return runs
+
+
+def _delete(db: apsw.Connection, table: str, runs: list[tuple[int, int]]) -> None:
+    db.executemany(f"DELETE FROM {table} WHERE place BETWEEN ? AND ?", runs)  # noqa: S608
+
+
+def _insert(db: apsw.Connection, table: str, values: list[Any]) -> None:
+    """Put rows with *values*, those of one row after those of another, into *table*."""
+    at = 0
+    for count in _BLOCKS:
+        step = count * _COLUMNS
+        while len(values) - at >= step:
+            db.execute(_INSERTS[table, count], values[at : at + step])
+            at += step
 
 
 def _step_end(

@@ -19,7 +19,8 @@ from msgspec import Struct
 from worlds import trade
 
 from amqp_rt.broker.dead_letters import DeadLetters
-from amqp_rt.broker.durable.journal import Journal, QueueLedger, Unit
+from amqp_rt.broker.durable.journal import Journal, Unit
+from amqp_rt.broker.durable.ledgers import QueueLedger
 from amqp_rt.broker.entries import head_of
 from amqp_rt.broker.expiry import NEVER
 from amqp_rt.broker.log.appending import Appending, Entrance

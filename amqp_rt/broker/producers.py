@@ -20,7 +20,8 @@ from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..termini import Target
 from .durable import pieces
 from .durable.duplicates import Arrived, Duplicates
-from .durable.journal import CallOwner, QueueLedger, Unit
+from .durable.journal import CallOwner, Unit
+from .durable.ledgers import QueueLedger
 from .entries import Entry, EntryFactory, UnacceptableMessage
 from .expiry import NEVER, expiry
 from .queue.accounts import Memory

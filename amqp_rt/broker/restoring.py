@@ -14,7 +14,8 @@ from ..termini import Target
 from .branches.restoring import BranchRestorer
 from .durable import facts
 from .durable.facts import TerminusFact
-from .durable.journal import Journal, QueueLedger
+from .durable.journal import Journal
+from .durable.ledgers import QueueLedger
 from .filtering.selectors import InvalidFilter
 from .kinds.base import Node
 from .nodes import split_partition

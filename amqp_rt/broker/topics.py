@@ -29,7 +29,8 @@ from ..fronts.base import IncomingDelivery
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error, Outcome
 from .durable.answers import accept, refuse
-from .durable.journal import Journal, QueueLedger, Unit
+from .durable.journal import Journal, Unit
+from .durable.ledgers import QueueLedger
 from .entries import Entry, head_of
 from .filtering.filters import FilterSet
 from .queue.accounts import WORK_OF_AN_END, Counts, Memory

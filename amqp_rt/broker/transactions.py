@@ -22,7 +22,8 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected, Released, rejected
 from ..transactions import TransactionalState
 from .durable.answers import InDoubt
-from .durable.journal import Gathering, Journal, QueueLedger, Unit
+from .durable.journal import Gathering, Journal, Unit
+from .durable.ledgers import QueueLedger
 from .entries import NEVER, Entry
 from .queue.subscriptions import DistributionNode, Enlisted, Subscription
 

@@ -11,7 +11,7 @@ import pytest
 from brokers import Controller, Receiving, World
 from paged import PagedWorld, world_of
 
-from amqp_rt.broker.durable.journal import QueueLedger
+from amqp_rt.broker.durable.ledgers import QueueLedger
 from amqp_rt.broker.entries import Entry
 from amqp_rt.broker.log.log import MessageLog
 from amqp_rt.broker.log.reading import LogReader

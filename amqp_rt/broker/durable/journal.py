@@ -21,9 +21,8 @@ from typing import Any, Final, Protocol
 import trio
 
 from ...errors import AmqpError
-from ...fronts.base import IncomingDelivery
 from ...loglimit import LogLimiter, error_text
-from ...outcomes import ACCEPTED, Error, Outcome
+from ...outcomes import Error
 from ...stores.base import (
     ChangeSet,
     SharedStore,
@@ -36,8 +35,7 @@ from ...stores.base import (
 )
 from ...tallies import Distribution
 from ..entries import Entry, head_of
-from ..queue.queue import MessageQueue
-from .answers import InDoubt, Unanswered, no_outcomes, refuse
+from .answers import InDoubt, Unanswered, no_outcomes
 from .opening import Executor, Threaded, open_store
 
 _log = logging.getLogger("amqp_rt.store")
@@ -46,6 +44,8 @@ _log = logging.getLogger("amqp_rt.store")
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
 #: Changes that are added to a batch, or followed up, before the event loop gets its turn.
 _CHANGES_OF_A_TURN: Final = 500
+#: Messages that are added to a batch at once, at most.
+_ENTRIES_OF_A_CHANGE: Final = 100
 #: Seconds for which changes that no caller waits for are held back to be written with others: mostly
 #: the settlement of a consumer, with the next message of the publisher that has just had its answer.
 LINGER_S: Final = 0.002
@@ -97,10 +97,15 @@ class Unit:
             Without it, writing is repeated until there is room: for changes that make room.
     """
 
-    __slots__ = ("_changes", "_follow", "_undo", "appended", "gathers", "letters", "refused")
+    __slots__ = (
+        *("_changes", "_follow", "_more", "_undo"),
+        *("appended", "gathers", "letters", "on_awaited", "refused"),
+    )
 
     def __init__(self, refused: Callable[[Error], None] | None = None) -> None:
         self.refused = refused
+        #: Called when the first call is given to :meth:`then`.
+        self.on_awaited: Callable[[], None] | None = None
         #: Number of dead letters in it, each copy for a durable subscription counted, if it is the unit
         #: of a transaction.
         self.letters = 0
@@ -113,6 +118,8 @@ class Unit:
         self._follow: list[tuple[Callable[[], None], CallOwner | None]] = []
         self._undo: list[Callable[[], None]] = []
         self._changes: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        #: Changes beyond those: an element for entries stands for several.
+        self._more = 0
 
     def then(
         self,
@@ -128,6 +135,9 @@ class Unit:
         self._follow.append((call, owner))
         if undo is not None:
             self._undo.append(undo)
+        if self.on_awaited is not None:
+            self.on_awaited()
+            self.on_awaited = None
 
     def undo(self) -> None:
         """Revert the preparations for a unit that has been refused."""
@@ -139,7 +149,7 @@ class Unit:
         prevents no other: *on_fault* gets it afterwards, with its owner, once all have been answered."""
         faults: list[tuple[CallOwner | None, Exception]] = []
         gathering: dict[Gathering, None] = {}
-        if self.gathers or len(self._changes) > _CHANGES_OF_A_TURN:
+        if self.gathers or len(self._changes) + self._more > _CHANGES_OF_A_TURN:
             # Put all messages into their queues before the first is delivered: delivering takes turns.
             for _, owner in self._follow:
                 queue = None if owner is None else owner.gathering
@@ -173,10 +183,14 @@ class Unit:
         self._follow = []
         self._undo = []
         self._changes = []
+        self._more = 0
 
     def put_entries(self, node: int, entries: list[Entry]) -> None:
         """Put *entries*, which must not change before this unit is written."""
-        self._changes += [(_put_entry, (node, entry)) for entry in entries]
+        for at in range(0, len(entries), _ENTRIES_OF_A_CHANGE):
+            some = entries[at : at + _ENTRIES_OF_A_CHANGE]
+            self._changes.append((_put_entries, (node, some)))
+            self._more += len(some) - 1
 
     def put(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
         self._changes.append((ChangeSet.put, (node, sequence, head, payload)))
@@ -225,25 +239,28 @@ class Unit:
         return self.refused is not None or bool(self._follow)
 
     def __len__(self) -> int:
-        return len(self._changes) + len(self.appended)
+        return len(self._changes) + self._more + len(self.appended)
 
     def write(self, batch: ChangeSet) -> None:
         """Add the changes to *batch*."""
-        for _ in self.writing(batch):
-            pass
-
-    def writing(self, batch: ChangeSet) -> Iterator[None]:
-        """Add the changes to *batch*, one in each step of the iterator."""
         for change, args in self._changes:
             change(batch, *args)
-            yield
         for records in self.appended:
             records.write(batch)
-            yield
+
+    def writing(self, batch: ChangeSet) -> Iterator[int]:
+        """Add the changes to *batch*, a few in each step of the iterator, which yields their number."""
+        for change, args in self._changes:
+            change(batch, *args)
+            yield len(args[1]) if change is _put_entries else 1
+        for records in self.appended:
+            records.write(batch)
+            yield 1
 
 
-def _put_entry(batch: ChangeSet, node: int, entry: Entry) -> None:
-    batch.put(node, entry.sequence, head_of(entry), entry.payload, spilled=not entry.durable)
+def _put_entries(batch: ChangeSet, node: int, entries: list[Entry]) -> None:
+    for entry in entries:
+        batch.put(node, entry.sequence, head_of(entry), entry.payload, spilled=not entry.durable)
 
 
 def _spill(batch: ChangeSet, node: int, sequence: int, head: bytes, payload: bytes) -> None:
@@ -290,11 +307,15 @@ class Journal:
         self._loose: Unit | None = None
         #: The unit of a transaction that is being assembled.
         self.transaction_unit: Unit | None = None
-        self._work = trio.Event()
-        #: Set if a unit was added besides ``loose``, or a caller asks for a commit without delay.
+        #: Set if a unit was added besides ``loose``, a call belongs to that one, or a commit is wanted without delay.
         self._urgent = trio.Event()
-        self._idle = trio.Event()
-        self._idle.set()
+        #: Scope in which :meth:`run` waits for that, and for no longer than the units that wait already may.
+        self._resting: trio.CancelScope | None = None
+        #: Whether units wait or are being written, and the event for the end of that, if it is awaited.
+        self._busy = False
+        self._idle: trio.Event | None = None
+        #: Whether the store has nothing to tidy up.
+        self._tidied = False
 
     async def _work_on(self, call: Callable[..., Any], *args: Any) -> Any:
         """Run *call*, which changes or verifies the store.
@@ -342,7 +363,7 @@ class Journal:
 
     def _on_disconnected(self) -> None:
         self._disconnected = True
-        self._work.set()
+        self._urgent.set()
 
     async def close(self) -> None:
         """Close the store; changes that were never written are lost."""
@@ -357,8 +378,8 @@ class Journal:
             return
         self._loose = None
         self._waiting.append(unit)
+        self._busy = True
         self._urgent.set()
-        self._wake()
 
     @property
     def loose(self) -> Unit:
@@ -368,8 +389,11 @@ class Journal:
         unit = self._loose
         if unit is None:
             unit = self._loose = Unit()
+            unit.on_awaited = self._urgent.set
+            self._busy = True
+            if self._resting is not None and not self._waiting:
+                self._resting.deadline = trio.current_time() + LINGER_S
             self._waiting.append(unit)
-            self._wake()
         return unit
 
     @contextmanager
@@ -409,11 +433,6 @@ class Journal:
         if errors:
             raise AmqpError(errors[0].description or "", condition=errors[0].condition)
 
-    def _wake(self) -> None:
-        self._work.set()
-        if self._idle.is_set():
-            self._idle = trio.Event()
-
     def commit_soon(self) -> bool:
         """Write the waiting units without delay; return whether there are any."""
         self._urgent.set()
@@ -422,6 +441,11 @@ class Journal:
     async def wait_kept(self) -> None:
         """Wait until everything added so far is on the disk, or is known not to get there."""
         self.commit_soon()
+        if not self._busy:
+            await trio.lowlevel.checkpoint()
+            return
+        if self._idle is None:
+            self._idle = trio.Event()
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -431,19 +455,17 @@ class Journal:
         """
         try:
             while True:
-                with trio.move_on_after(IDLE_S) as idle:
-                    await self._work.wait()
-                if idle.cancelled_caught:
-                    await self._tidy()
-                    await self._work.wait()
+                await self._rest()
                 if self._disconnected:
                     await self._rejoin()
-                await self._commit_all(linger=True)
+                await self._commit_waiting()
         finally:
             if self.on_end is not None:
                 self.on_end()
             with trio.move_on_after(LAST_COMMIT_S, shield=True):
-                await self._commit_all(linger=False)
+                while self._waiting and self.failure is None:
+                    await self._commit_waiting()
+                self._note_idle()
             left = self._take()
             if left:
                 _log.error(
@@ -452,12 +474,46 @@ class Journal:
             for unit in left:
                 self._refuse(unit, Error("amqp:resource-limit-exceeded", "the store has no room"))
 
+    async def _rest(self) -> None:
+        """Wait until there are units to be written now. Units that no caller waits for are held back a little."""
+        while not self._disconnected:
+            now = trio.current_time()
+            if not self._waiting:
+                self._note_idle()
+                until = inf if self._tidied else now + IDLE_S
+            elif self._urgent.is_set() or any(unit.is_awaited for unit in self._waiting):
+                return
+            else:
+                until = now + LINGER_S
+            with trio.CancelScope(deadline=until) as scope:
+                self._resting = scope
+                try:
+                    await self._urgent.wait()
+                finally:
+                    self._resting = None
+            if self._waiting:
+                self._tidied = False
+                return
+            if scope.cancelled_caught:
+                await self._tidy()
+                self._tidied = True
+            elif not self._disconnected:
+                # A commit was wanted, and there is nothing to commit.
+                self._urgent = trio.Event()
+
+    def _note_idle(self) -> None:
+        """Notify those who wait that everything is on the disk, or will not get there."""
+        self._busy = False
+        if self._idle is not None:
+            self._idle.set()
+            self._idle = None
+
     async def _tidy(self) -> None:
         if self.failure is not None:
             return
         try:
             while await self._work_on(self.store.tidy):
-                if self._work.is_set():
+                if self._waiting or self._disconnected:
                     return
         except StoreFull:
             _log.debug("there is no room to tidy up the store")
@@ -472,21 +528,16 @@ class Journal:
             except AmqpError as error:
                 await self._reopen([], error)
 
-    async def _commit_all(self, *, linger: bool) -> None:
-        while self._waiting and self.failure is None:
-            if linger and not any(unit.is_awaited for unit in self._waiting):
-                with trio.move_on_after(LINGER_S):
-                    await self._urgent.wait()
-            units = self._take()
-            try:
-                await self._write(units)
-            finally:
-                # If cancelled while the disk is full, the remaining units go into the last commit.
-                self._waiting[:0] = units
-        self._work = trio.Event()
-        if self._disconnected:
-            self._work.set()
-        self._idle.set()
+    async def _commit_waiting(self) -> None:
+        """Write the units that wait."""
+        if not self._waiting or self.failure is not None:
+            return
+        units = self._take()
+        try:
+            await self._write(units)
+        finally:
+            # If cancelled while the disk is full, the remaining units go into the last commit.
+            self._waiting[:0] = units
 
     async def _write(self, units: list[Unit]) -> None:
         """Write *units*, or refuse those that cannot be written, and remove them from the list."""
@@ -498,7 +549,9 @@ class Journal:
             await self._reopen(units, error)
 
     def _take(self) -> list[Unit]:
-        self._loose = None
+        if self._loose is not None:
+            self._loose.on_awaited = None
+            self._loose = None
         if self._urgent.is_set():
             self._urgent = trio.Event()
         units, self._waiting = self._waiting, []
@@ -633,8 +686,8 @@ class Journal:
 
 async def _write_in_turns(unit: Unit, batch: ChangeSet, left: int) -> int:
     """Add *unit* to *batch*, with *left* changes before the next turn; return the number left then."""
-    for _ in unit.writing(batch):
-        left -= 1
+    for count in unit.writing(batch):
+        left -= count
         if left <= 0:
             await trio.lowlevel.cancel_shielded_checkpoint()
             left = _CHANGES_OF_A_TURN
@@ -643,251 +696,3 @@ async def _write_in_turns(unit: Unit, batch: ChangeSet, left: int) -> int:
 
 def _log_fault(owner: object, error: Exception) -> None:
     _log.error("an unexpected error of %r", owner, exc_info=error)
-
-
-class QueueLedger:
-    """Storage of the durable messages of *queue*, which has the node number *number* in the store.
-
-    A message is put into its queue when it is on the disk, and later messages wait behind it: consumers
-    and counters see only messages that cannot be lost any more, and the order is kept.
-    """
-
-    #: A message is stored once, and waits for no turn (:class:`~amqp_rt.broker.producers.IntakeLedger`).
-    copies: Final = 1
-    line: Final = None
-
-    def __init__(
-        self, journal: Journal, number: int, queue: MessageQueue, address: str = ""
-    ) -> None:
-        self.number = number
-        self.address = address
-        self._journal = journal
-        self._queue = queue
-        #: Sequence numbers of messages that have left the queue, and are removed from the store
-        #: together with storing their dead letters.
-        self._leaving: set[int] = set()
-
-    @property
-    def pieces(self) -> QueueLedger:
-        """Writer of messages that arrive in pieces."""
-        return self
-
-    def wants(self, entry: Entry) -> bool:
-        """Return whether *entry* has to be staged: it is durable, a message before it is waiting, or
-        memory has no room for it."""
-        queue = self._queue
-        return (
-            entry.durable
-            or queue.pending > 0
-            or queue.bytes > queue.paging.bytes_here_max
-            or queue.available > queue.paging.messages_here_max
-        )
-
-    def reserve(self, entry: Entry) -> None:
-        """Reserve the position of *entry*; :meth:`stage` follows."""
-        self._queue.reserve(entry)
-
-    def stage(
-        self,
-        entries: list[Entry],
-        deliveries: list[IncomingDelivery],
-        done: Callable[[], None] | None = None,
-        note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
-    ) -> None:
-        """Put *entries* once they are stored, and then answer *deliveries*, which brought them.
-
-        *done* is called last, whether they were stored or refused. *note* adds to the unit the changes
-        for the deliveries themselves.
-        """
-
-        def put() -> None:
-            for entry in entries:
-                self._queue.put(entry)
-
-        def kept() -> None:
-            for delivery in deliveries:
-                delivery.settle(ACCEPTED)
-            if done is not None:
-                done()
-
-        def refused(error: Error) -> None:
-            self._journal.log_refused(len(entries), self.address, error, self._queue.wall())
-            unit.undo()
-            for entry in entries:
-                entry.stored = False
-                self._queue.cancel_reserved(entry)
-            for delivery in deliveries:
-                refuse(delivery, error)
-            if done is not None:
-                done()
-
-        unit = Unit(refused)
-        unit.then(put, None, self._queue)
-        unit.then(kept)
-        self._write(unit, entries)
-        if note is not None:
-            note(unit, deliveries)
-        self._journal.add(unit)
-
-    def receive(self, entries: list[Entry]) -> None:
-        """Put *entries* once they are stored; they are in the broker already and cannot be refused.
-
-        They are written together with the next changes, such as their removal from another node.
-        """
-        unit = self._journal.loose
-        queue = self._queue
-        reserve = queue.reserve
-        for entry in entries:
-            reserve(entry)
-        self._write(unit, entries)
-
-        def put() -> None:
-            for entry in entries:
-                queue.put(entry)
-
-        def undo() -> None:
-            for entry in entries:
-                entry.stored = False
-                queue.cancel_reserved(entry)
-
-        unit.then(put, undo, queue)
-
-    def _write(self, unit: Unit, entries: list[Entry]) -> None:
-        """Add those of *entries* to *unit* that have to be stored.
-
-        They have their positions, and are encoded when the unit is written: no consumer has them before.
-        """
-        paged_from = self._queue.paging.first
-        kept = [each for each in entries if each.durable or each.sequence >= paged_from]
-        plain = [each for each in kept if not each.pieces]
-        unit.put_entries(self.number, plain)
-        if len(plain) < len(kept):
-            for entry in kept:
-                if entry.pieces:
-                    self._keep(unit, entry)
-        for entry in kept:
-            entry.stored = True
-
-    # --- Changes of the queue (queues.Ledger) ---
-
-    def remove(self, entry: Entry) -> None:
-        unit = self._journal.loose
-        unit.remove(self.number, entry.sequence)
-        if entry.sequence >= self._queue.paging.first:
-            unit.then(partial(self._queue.paging.removed, entry.sequence), None, self._queue)
-
-    def leave(self, entry: Entry) -> None:
-        """Keep *entry*, which leaves the queue, in the store until :meth:`remove_left`."""
-        entry.stored = False
-        self._leaving.add(entry.sequence)
-
-    def remove_left(self, entry: Entry) -> None:
-        """Remove *entry*, which has left the queue."""
-        self._leaving.discard(entry.sequence)
-        self.remove(entry)
-
-    def update(self, entry: Entry) -> None:
-        self._journal.loose.update(self.number, entry.sequence, head_of(entry))
-
-    def rewrite(self, entry: Entry) -> None:
-        self._keep(self._journal.loose, entry)
-
-    def _keep(self, unit: Unit, entry: Entry) -> None:
-        number = self.number
-        head = head_of(entry)
-        if not entry.pieces:
-            keep = unit.put if entry.durable else unit.spill
-            keep(number, entry.sequence, head, entry.payload)
-        elif entry.origin == (number, entry.sequence):
-            unit.update(number, entry.sequence, head)
-        elif entry.origin is not None:
-            # The entry comes from another node, which removes it in the same unit.
-            unit.move(*entry.origin, number, entry.sequence, head)
-            entry.origin = (number, entry.sequence)
-
-    def discard(self, first: int, last: int, kept: list[Entry]) -> None:
-        unit = self._journal.loose
-        # The payload of a message in pieces is not in memory, so that it cannot be put again.
-        spared = self._leaving.union(entry.sequence for entry in kept if entry.pieces)
-        for place in sorted(place for place in spared if first <= place <= last):
-            if first < place:
-                unit.drop(self.number, first, place - 1)
-            first = place + 1
-        if first <= last:
-            unit.drop(self.number, first, last)
-        for entry in kept:
-            if not entry.pieces:
-                self._keep(unit, entry)
-
-    # --- Messages stored in pieces (pieces.Arrival) ---
-
-    def expect(self, entry: Entry) -> None:
-        """Reserve the position of *entry*, whose body has not arrived yet; :meth:`complete` or
-        :meth:`cancel` follows."""
-        self._queue.large.expect(entry)
-        entry.origin = (self.number, entry.sequence)
-
-    def write(
-        self,
-        entry: Entry,
-        pieces: list[bytes],
-        kept: Callable[[], None],
-        refused: Callable[[Error], None],
-    ) -> None:
-        """Store the next *pieces* of *entry*; call *kept* or *refused* afterwards."""
-        unit = Unit(refused)
-        for piece in pieces:
-            unit.piece(self.number, entry.sequence, entry.pieces, piece)
-            entry.pieces += 1
-            self._queue.large.grow(entry, len(piece))
-        unit.then(kept)
-        self._journal.add(unit)
-
-    def complete(
-        self,
-        entry: Entry,
-        kept: Callable[[], None],
-        refused: Callable[[Error], None],
-        note: Callable[[Unit], None],
-    ) -> None:
-        """Store the head of *entry*, whose pieces have all been written, which makes it a message.
-        *note* adds to the unit the changes for its delivery."""
-
-        def failed(error: Error) -> None:
-            unit.undo()
-            self.cancel(entry)
-            refused(error)
-
-        unit = Unit(failed)
-        self._put_head(unit, entry)
-        note(unit)
-        unit.then(partial(self._queue.large.arrive, entry), None, self._queue)
-        unit.then(kept)
-        self._journal.add(unit)
-
-    def make(self, entry: Entry) -> None:
-        """Make *entry* a message with the next changes; all of its pieces are stored."""
-        unit = self._journal.loose
-        self._put_head(unit, entry)
-        unit.then(
-            partial(self._queue.large.arrive, entry), partial(self.cancel, entry), self._queue
-        )
-
-    def _put_head(self, unit: Unit, entry: Entry) -> None:
-        entry.stored = True
-        payload = b"" if entry.pieces else entry.payload
-        unit.put(self.number, entry.sequence, head_of(entry), payload)
-
-    def cancel(self, entry: Entry) -> None:
-        """Drop *entry*, the rest of which does not arrive."""
-        entry.stored = False
-        self._journal.loose.remove(self.number, entry.sequence)
-        self._queue.large.cancel(entry)
-
-    def settle(self, delivery: Any, outcome: Outcome) -> None:
-        failure = self._journal.failure
-        if failure is None:
-            self._journal.loose.then(lambda: delivery.settle(outcome))
-        else:
-            # Without an outcome its peer would wait for ever.
-            delivery.link.detach(no_outcomes(failure))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..entries import Entry
 from .facts import NUMBERS, key_of
-from .journal import QueueLedger, Unit
+from .journal import Unit
+from .ledgers import QueueLedger
 
 
 class NumberedLedger(QueueLedger):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...fronts.base import IncomingDelivery, ReceivingLink
     from ..producers import Producer
     from .duplicates import Arrived
-    from .journal import QueueLedger
+    from .ledgers import QueueLedger
 
 _log = logging.getLogger("amqp_rt.broker")
 

@@ -21,7 +21,8 @@ from ..dead_letters import reply_address
 from ..durable import facts
 from ..durable.duplicates import Duplicates
 from ..durable.facts import FactKind
-from ..durable.journal import Journal, QueueLedger, Unit
+from ..durable.journal import Journal, Unit
+from ..durable.ledgers import QueueLedger
 from ..durable.numbers import NumberedLedger
 from ..durable.pager import STEP
 from ..entries import Entry, encode_outgoing

@@ -297,6 +297,10 @@ class SQLiteStore:
                 self._reclaim(db, _CHUNKS, log, chunk.offset)
         if batch.pieces:
             self._put_pieces(db, batch.pieces)
+        # Before messages are put, which get the pages that this frees: half as many pages are written.
+        removed = _runs(node << _BITS | sequence for node, sequence in batch.removes)
+        for table in self._tables() if removed else ():
+            _delete(db, table, removed)
         if batch.puts:
             self._put(db, batch)
         if batch.updates:
@@ -311,10 +315,9 @@ class SQLiteStore:
             self._rename(db, -1 - at, place)
             for table in self._tables():
                 db.execute(f"UPDATE {table} SET head = ? WHERE place = ?", (head, place))  # noqa: S608
-        if batch.removes:
-            runs = _runs(node << _BITS | sequence for node, sequence in batch.removes)
-            for table in (*self._tables(), "bodies") if self._has_bodies else self._tables():
-                _delete(db, table, runs)
+        if removed and self._has_bodies:
+            # After pieces of the same batch: the message that they belong to may have been given up.
+            _delete(db, "bodies", removed)
         for (kind, key), value in batch.facts.items():
             if value is None:
                 db.execute("DELETE FROM facts WHERE kind = ? AND key = ?", (kind, key))

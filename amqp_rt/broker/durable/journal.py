@@ -44,8 +44,8 @@ _log = logging.getLogger("amqp_rt.store")
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
 #: Changes that are added to a batch, or followed up, before the event loop gets its turn.
 _CHANGES_OF_A_TURN: Final = 500
-#: Messages that are added to a batch at once, at most.
-_ENTRIES_OF_A_CHANGE: Final = 100
+#: Messages that are put or removed at once, at most.
+_MESSAGES_OF_A_CHANGE: Final = 100
 #: Seconds for which changes that no caller waits for are held back to be written with others: mostly
 #: the settlement of a consumer, with the next message of the publisher that has just had its answer.
 LINGER_S: Final = 0.002
@@ -98,7 +98,7 @@ class Unit:
     """
 
     __slots__ = (
-        *("_changes", "_follow", "_more", "_undo"),
+        *("_changes", "_follow", "_more", "_removed", "_removed_at", "_removed_from", "_undo"),
         *("appended", "gathers", "letters", "on_awaited", "refused"),
     )
 
@@ -118,8 +118,12 @@ class Unit:
         self._follow: list[tuple[Callable[[], None], CallOwner | None]] = []
         self._undo: list[Callable[[], None]] = []
         self._changes: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        #: Changes beyond those: an element for entries stands for several.
+        #: Changes beyond those: an element for messages stands for several.
         self._more = 0
+        #: Messages of a node that the last element removes, if it has this index.
+        self._removed: list[int] = []
+        self._removed_from = 0
+        self._removed_at = -1
 
     def then(
         self,
@@ -184,11 +188,12 @@ class Unit:
         self._undo = []
         self._changes = []
         self._more = 0
+        self._removed_at = -1
 
     def put_entries(self, node: int, entries: list[Entry]) -> None:
         """Put *entries*, which must not change before this unit is written."""
-        for at in range(0, len(entries), _ENTRIES_OF_A_CHANGE):
-            some = entries[at : at + _ENTRIES_OF_A_CHANGE]
+        for at in range(0, len(entries), _MESSAGES_OF_A_CHANGE):
+            some = entries[at : at + _MESSAGES_OF_A_CHANGE]
             self._changes.append((_put_entries, (node, some)))
             self._more += len(some) - 1
 
@@ -209,7 +214,20 @@ class Unit:
         self._changes.append((ChangeSet.update, (node, sequence, head)))
 
     def remove(self, node: int, sequence: int) -> None:
-        self._changes.append((ChangeSet.remove, (node, sequence)))
+        removed = self._removed
+        at = len(self._changes) - 1
+        if (
+            at == self._removed_at
+            and node == self._removed_from
+            and len(removed) < _MESSAGES_OF_A_CHANGE
+        ):
+            removed.append(sequence)
+            self._more += 1
+            return
+        self._removed = [sequence]
+        self._removed_from = node
+        self._removed_at = at + 1
+        self._changes.append((_remove_all, (node, self._removed)))
 
     def put_fact(self, kind: str, key: bytes, value: bytes) -> None:
         self._changes.append((ChangeSet.put_fact, (kind, key, value)))
@@ -252,7 +270,7 @@ class Unit:
         """Add the changes to *batch*, a few in each step of the iterator, which yields their number."""
         for change, args in self._changes:
             change(batch, *args)
-            yield len(args[1]) if change is _put_entries else 1
+            yield len(args[1]) if change is _put_entries or change is _remove_all else 1
         for records in self.appended:
             records.write(batch)
             yield 1
@@ -261,6 +279,11 @@ class Unit:
 def _put_entries(batch: ChangeSet, node: int, entries: list[Entry]) -> None:
     for entry in entries:
         batch.put(node, entry.sequence, head_of(entry), entry.payload, spilled=not entry.durable)
+
+
+def _remove_all(batch: ChangeSet, node: int, sequences: list[int]) -> None:
+    for sequence in sequences:
+        batch.remove(node, sequence)
 
 
 def _spill(batch: ChangeSet, node: int, sequence: int, head: bytes, payload: bytes) -> None:

@@ -135,8 +135,8 @@ async def test_messages_in_memory_that_come_and_go_in_batches() -> None:
 async def test_durable_messages(autojump_clock: Any) -> None:
     async with world_of(MemoryStore(), Queue("q")) as world:
         came, lived = await through_broker(world, "q", durable=True)
-    came.check(MESSAGES, 63)
-    lived.check(MESSAGES, 180)
+    came.check(MESSAGES, 60)
+    lived.check(MESSAGES, 174)
 
 
 @pytest.mark.parametrize(("out", "at_most"), [(Queue("out"), 11), (Log("out", partitions=2), 5)])

@@ -120,3 +120,45 @@ def test_random_batches(name: str, tmp_path: Path, long_run: bool) -> None:
         return MAKERS[name](made[-1])
 
     check_model(make, max_examples=300 if long_run else 25)
+
+
+def test_a_batch_takes_few_statements_and_pages(tmp_path: Path) -> None:
+    """What it costs does not depend on the machine, and grows by pages, not by messages."""
+    store = SQLiteStore(tmp_path / "store")
+    store.open()
+    file = store._file
+    statements: list[str] = []
+    count = 500
+    for round_ in range(4):
+        batch = ChangeSet()
+        for sequence in range(round_ * count, (round_ + 1) * count):
+            batch.put(1, sequence, b"h" * 20, b"p" * 110)
+            if round_:
+                batch.remove(1, sequence - count)
+        before = file._files.frames
+        file.connection.exec_trace = lambda _cursor, sql, _values: bool(statements.append(sql) or 1)
+        statements.clear()
+        store.commit(batch)
+    assert len(statements) <= 20
+    assert file._files.frames - before <= 24
+    assert store.summary(1) == (count, count * 110, 3 * count, 4 * count - 1)
+    store.close()
+
+
+def test_removals_of_all_kinds_of_runs(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "store")
+    store.open()
+    places = [(node, sequence) for node in (0, 1, 2) for sequence in range(300)]
+    gone = {place for at, place in enumerate(places) if at % 7 in {0, 1, 4} or 250 <= at < 320}
+    batch = ChangeSet()
+    for place in places:
+        batch.put(*place, b"head", b"payload")
+    store.commit(batch)
+    batch = ChangeSet()
+    for place in sorted(gone, key=lambda place: place[1] * 31 % 97):
+        batch.remove(*place)
+    batch.put(2, 300, b"head", b"payload")
+    store.commit(batch)
+    kept = {(node, each.sequence) for node in (0, 1, 2) for each in store.heads(node)}
+    assert kept == {*places, (2, 300)} - gone
+    store.close()

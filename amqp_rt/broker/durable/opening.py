@@ -69,12 +69,14 @@ class Threaded:
                 self._running = True
                 Thread(target=self._work, name="amqp_rt store", daemon=True).start()
         await trio.lowlevel.wait_task_rescheduled(_goes_on)
-        if job.error is not None:
+        error = job.error
+        if error is not None:
+            # Avoid reference cycles: the traceback refers to the frames of the thread and of this call.
+            job.error = None
             try:
-                raise job.error
+                raise error
             finally:
-                # The traceback of the exception refers to this frame: avoid a reference cycle.
-                del job
+                del error
         return job.result
 
     def _work(self) -> None:

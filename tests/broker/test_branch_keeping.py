@@ -560,7 +560,8 @@ async def test_after_a_crash_at_any_commit_of_the_store_a_branch_is_whole(end: s
         states += [("prepared", copy) for copy in store.copies]
         store.copies = []
         assert await session.ended(end, XID) is OK
-        assert len(store.copies) == 1, "so is the end"
+        # So is the end: the first copy has all of it. A message that returns may have been updated since.
+        assert 1 <= len(store.copies) <= (1 if end == "commit" else 2)
         states += [("ended", copy) for copy in store.copies]
     for state, copy in states:
         async with running(copy) as broker:

@@ -102,9 +102,13 @@ class Leg:
     @property
     def busy(self) -> bool:
         """Whether a message is under way that the destination has not settled."""
-        return bool(
-            self.standing.outstanding or self.open is not None or self._unsent() is not None
-        )
+        if self.standing.outstanding or self.open is not None:
+            return True
+        if self._unsent() is None:
+            return False
+        # A settled message waits at the link. Asking for room lets ``on_credit`` follow when it has left.
+        _ = self.link.writable
+        return True
 
     def _unsent(self) -> Handover | None:
         """Return the message of which nothing has left; None if there is none, or another leg has it by now."""

@@ -487,6 +487,22 @@ def test_an_ordered_message_that_waits_takes_the_next_leg_after_the_last_outcome
     assert two.payloads == [b"1"]
 
 
+def test_ordered_senders_get_the_credit_of_the_next_leg_when_the_last_message_has_left() -> None:
+    """It waits at its link for the window of the session, and no outcome follows since it is settled."""
+    world = World(
+        ordered=True,
+        limits=Limits(frame_size_max=512, session_window=1, session_window_bytes=4 * KIB),
+    )
+    one, two = world.leg(credit=2), world.leg(credit=7)
+    link, _ = world.sender(snd_settle_mode=1)
+    for _ in range(2):
+        link.send(bytes(900))
+    world.pump()
+    assert [len(each) for each in one.payloads] == [900, 900]
+    assert not two.deliveries
+    assert link.credit == 7
+
+
 def test_a_message_that_waits_for_the_nearest_goes_on_when_that_is_retired() -> None:
     world = World(closest=True)
     near, far = world.leg(credit=2, cost=1), world.leg(credit=100, cost=2)

@@ -229,7 +229,6 @@ class Leg:
 
     def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """Pass outcomes to the senders, or try another destination."""
-        again = False
         now = self.fan.now()
         for sending in deliveries:
             handover = sending.context
@@ -240,17 +239,12 @@ class Leg:
             if type(sending.state) is Released and self.fan.retry(self, handover):
                 if not sending.settled:
                     sending.settle()
-                again = True
             elif not handover.delivery.link.attached:
                 if not sending.settled and type(sending.state) in FINAL:
                     sending.settle()
             else:
                 pass_outcome(sending, handover.delivery, to_client=True)
-        if again or self.fan.waits_for_outcomes:
-            # Those that wait for a busy leg may take it now.
-            self.fan.pump()
-        else:
-            self.fan.share()
+        self.fan.settled()
         self.check_retired()
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
@@ -335,6 +329,7 @@ class Ingress:
                 delivery.context = None
                 handover.leg.settle(handover)
                 handover.leg.check_retired()
+        self._fan.settled()
 
     def on_flow(self, link: ReceivingLink) -> None:
         """Note credit that the sender has returned."""
@@ -423,11 +418,6 @@ class Fan:
     def waiting(self) -> int:
         """Number of messages that wait."""
         return sum(map(len, self._waiting.values())) + len(self._again)
-
-    @property
-    def waits_for_outcomes(self) -> bool:
-        """Whether messages wait that may take another leg when it has settled those under way."""
-        return bool(self._again or self._waiting[STREAMS] or (self._ordered and self.waiting))
 
     def waits_for(self, kind: str) -> bool:
         """Return whether messages wait for a leg of *kind*."""
@@ -685,6 +675,13 @@ class Fan:
         finally:
             self._pumping = False
         self.share()
+
+    def settled(self) -> None:
+        """Send what waited for messages to be settled, and share the credit of legs that are not busy any more."""
+        if self._again or self._waiting[STREAMS] or (self._ordered and self.waiting):
+            self.pump()
+        else:
+            self.share()
 
     def _send_from(self, waiting: deque[Handover]) -> None:
         if not waiting:

@@ -503,6 +503,19 @@ def test_ordered_senders_get_the_credit_of_the_next_leg_when_the_last_message_ha
     assert link.credit == 7
 
 
+def test_ordered_senders_get_the_credit_of_the_next_leg_when_they_settle() -> None:
+    world = World(ordered=True)
+    one, _ = world.leg(credit=1), world.leg(credit=7)
+    link, _ = world.sender()
+    sending = link.send(b"x")
+    world.pump()
+    assert one.payloads == [b"x"]
+    assert link.credit == 0
+    sending.settle()
+    world.pump()
+    assert link.credit == 7
+
+
 def test_a_message_that_waits_for_the_nearest_goes_on_when_that_is_retired() -> None:
     world = World(closest=True)
     near, far = world.leg(credit=2, cost=1), world.leg(credit=100, cost=2)

@@ -126,15 +126,11 @@ async def websockets(
     limits = Limits(websocket_message_max=1 << 30, write_stall_s=600)
 
     async def accept() -> None:
-        ends["ours"] = await accept_websocket(
-            ours, path="/", origins=(), limits=limits, within=5, nursery=home
-        )
+        ends["ours"] = await accept_websocket(ours, path="/", origins=(), limits=limits, within=5)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(accept)
-        ends["theirs"] = await request_websocket(
-            theirs, host="localhost", path="/", limits=limits, nursery=home
-        )
+        ends["theirs"] = await request_websocket(theirs, host="localhost", path="/", limits=limits)
     for end in ends.values():
         end.trust()
     return ends["ours"], ends["theirs"]

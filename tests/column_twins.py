@@ -1,34 +1,23 @@
 """Compare the compiled decoder of columns with its definition, ``rows.py``, message by message.
 
-The decoder is the installed one, or is compiled here from its source. ``AMQP_RT_SANITIZE=1`` compiles it with
-the checks of memory and of undefined behaviour, which the process must have loaded
-(``LD_PRELOAD=$(cc -print-file-name=libasan.so)``).
+The decoder is the installed one, or is compiled from its source (``c_modules.py``).
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.machinery
-import importlib.util
 import json
-import os
-import shlex
-import shutil
 import struct
-import subprocess
-import sysconfig
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 from amqp_rt_spark import variant
 from amqp_rt_spark.options import Options
 from amqp_rt_spark.rows import PLACE, Records, RowMaker
 from amqp_rt_spark.schema import columns_of
+from c_modules import ROOT, SANITIZE, compiled_here
 
 from amqp_rt.errors import DecodeError
 
-ROOT: Final = Path(__file__).parent.parent
 SOURCE: Final = ROOT / "plugins" / "spark" / "amqp_rt_spark" / "_columnar.c"
 ADDRESS: Final = "söme/node"
 PARTITION: Final = 3
@@ -73,39 +62,14 @@ TIMED: Final = (
 @cache
 def module() -> Any:
     """Return the compiled module; None if it is not installed and there is no compiler."""
-    sanitize = os.environ.get("AMQP_RT_SANITIZE") == "1"
-    if not sanitize:
+    if not SANITIZE:
         try:
             from amqp_rt_spark import _columnar
         except ImportError:
             pass
         else:
             return _columnar
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    if shutil.which(compiler[0]) is None or not SOURCE.is_file():
-        return None
-    flags = ["-O1", "-g", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    flags += ["-Wno-missing-field-initializers"]
-    if sanitize:
-        flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    known = hashlib.sha256(SOURCE.read_bytes() + repr(flags).encode()).hexdigest()[:16]
-    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
-    built = ROOT / ".build" / "columnar" / known / f"_columnar{suffix}"
-    if not built.is_file():
-        built.parent.mkdir(parents=True, exist_ok=True)
-        made = built.with_name(f"{os.getpid()}{suffix}")
-        include = f"-I{sysconfig.get_path('include')}"
-        command = [*compiler, *flags, include, str(SOURCE), "-o", str(made)]
-        # With the checks loaded, the compiler itself would be checked for leaks at its end.
-        environ = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        subprocess.run(command, check=True, timeout=100, env=environ)
-        made.rename(built)
-    spec = importlib.util.spec_from_file_location("amqp_rt_spark._columnar", built)
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    return compiled_here(SOURCE)
 
 
 def table(options: Options, rows: int = 100, octets: int = 1 << 30) -> Any:

@@ -231,9 +231,7 @@ async def _websocket(data: bytes) -> None:
         await theirs.send_eof()
         async with trio.open_nursery() as nursery:
             try:
-                stream = await accept_websocket(
-                    ours, path="/", origins=(), limits=LIMITS, within=5, nursery=nursery
-                )
+                stream = await accept_websocket(ours, path="/", origins=(), limits=LIMITS, within=5)
                 while await stream.receive_some():
                     pass
             except (ConnectFailed, trio.BrokenResourceError):
@@ -244,7 +242,7 @@ async def _websocket(data: bytes) -> None:
     await theirs.send_eof()
     async with trio.open_nursery() as nursery:
         try:
-            await request_websocket(ours, host="x", path="/", limits=LIMITS, nursery=nursery)
+            await request_websocket(ours, host="x", path="/", limits=LIMITS)
         except (ConnectFailed, trio.BrokenResourceError):
             pass
         nursery.cancel_scope.cancel()

@@ -82,16 +82,14 @@ class _Live:
         self._kept = kept
         self._drawn = 0
 
-    async def serve(
-        self, client: trio.abc.Stream, address: str, logged_in: object, *, nursery: trio.Nursery
-    ) -> None:
+    async def serve(self, client: trio.abc.Stream, address: str, logged_in: object) -> None:
         """Relay one connection until both of its sides have ended."""
         self.connections += 1
         heard = _Heard(self, self.connections, address)
         try:
             try:
                 with trio.fail_after(_DIAL_S):
-                    dialled = await dial(self.url, tls=self._tls, nursery=nursery)
+                    dialled = await dial(self.url, tls=self._tls)
             except ConnectFailed as error:
                 heard.note(error.description, bad=True)
                 return
@@ -261,9 +259,10 @@ async def trace_live(
             listeners = await open_tcp(listen.host, listen.port)
             where = Url(host=listen.host, port=bound_address(listeners[0])[1])
         await nursery.start(stop_on_signals, nursery.cancel_scope.cancel)
-        serve = partial(live.serve, nursery=nursery)
         for listener in listeners:
-            nursery.start_soon(partial(serve_socket, listener, limiter, serve, nursery=nursery))
+            nursery.start_soon(
+                partial(serve_socket, listener, limiter, live.serve, nursery=nursery)
+            )
         click.echo(
             f"listening on {where}, passing on to {url}: connect there; Ctrl-C ends it", err=True
         )

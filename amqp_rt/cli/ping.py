@@ -146,7 +146,6 @@ async def _ping(place: Url, where: Where, steps: _Steps, count: int) -> None:
                 dialled = await dial(
                     place,
                     tls=where.tls,
-                    nursery=container.connection_nursery,
                     transport=connected,
                 )
         mechanisms = mechanisms_for(place, where.tls, secure=dialled.secure)

@@ -479,7 +479,6 @@ class ConnectionEntry:
                 TLS, or a transport of a plug-in does it.
             certificate: The certificate that this user has presented there.
         """
-        nursery = self._home.connection_nursery
         since = trio.current_time()
         entrance = ListenerPolicy(
             fronts=self.fronts,
@@ -491,7 +490,7 @@ class ConnectionEntry:
             limits=self._home.limits,
             edges=self.edges,
         )
-        entered = await enter(stream, entrance, address=address or "a peer", nursery=nursery)
+        entered = await enter(stream, entrance, address=address or "a peer")
         if entered is None:
             return
         if self._home.stopping:

@@ -529,7 +529,6 @@ class Dialler:
                 tls=dialling.tls,
                 upgrade=dialling.tls_upgrade,
                 limits=dialling.limits,
-                nursery=self._container.connection_nursery,
                 transport=dialling.transport,
                 proxy=dialling.proxy,
             )

@@ -2,7 +2,7 @@
 
 For scripts, and for processes that must not start an event loop. Everything happens in the calling
 thread, within the calls below; between them nothing is sent or received, not even heartbeats. TLS
-is a layer on the socket as elsewhere (:mod:`.layers`); it is imported only where it is used, since
+is a layer on the socket as elsewhere (:mod:`.channels`); it is imported only where it is used, since
 it imports trio.
 """
 
@@ -94,7 +94,7 @@ def _encrypted(
         try:
             done = layer.handshake(data)
         finally:
-            sock.sendall(layer.outgoing())
+            sock.sendall(b"".join(layer.outgoing()))
         if done:
             return layer
         data = sock.recv(READ_SIZE)
@@ -172,10 +172,10 @@ class BlockingConnection:
         channel: NonBlockingSocket = sock
         initial = b""
         if tls is not None:
-            from .layers import layered
+            from .channels import layered
 
             initial = tls.pending()
-            channel = layered(sock, tls)
+            channel = layered(sock, [tls])
         self._carrier = Carrier(
             channel, engine, self._handle, limits=limits, clock=clock, closes=tls is None
         )

@@ -34,7 +34,7 @@ _SENT_IN_A_ROW: Final = 1_048_576
 _JOIN_MAX: Final = 65_536
 _LARGE: Final = 16_384
 #: Buffers passed to one ``sendmsg``; below every system's IOV_MAX.
-_GATHER_MAX: Final = 512
+GATHER_MAX: Final = 512
 #: Seconds, and bytes, until the stream is dropped after our last output, so that the peer can read
 #: it. Tests shorten the time; it is not final, since mypyc writes what is into the code.
 _LINGER_S: float = 1.0
@@ -91,7 +91,8 @@ class Carrier:
         clock: The clock of the engine.
         gathers: The channel has ``sendmsg``.
         closes: Closing the channel ends the stream properly; False where the end needs an exchange
-            of its own, as in TLS.
+            of its own, as in TLS. A peer that breaks a rule of TLS gets an answer, too.
+        linger_s: Seconds that the peer has to read our last output; one by default.
     """
 
     __slots__ = (
@@ -100,6 +101,7 @@ class Carrier:
         "_broken",
         "_closes",
         "_discarded",
+        "_dismissed",
         "_eof",
         "_gathers",
         "_gives_up_at",
@@ -110,6 +112,7 @@ class Carrier:
         "_leaves_at",
         "_leaving",
         "_limits",
+        "_linger_s",
         "_pending",
         "_pending_size",
         "_sending",
@@ -138,6 +141,7 @@ class Carrier:
         clock: Clock,
         gathers: bool = _GATHERS,
         closes: bool = True,
+        linger_s: float | None = None,
     ) -> None:
         self.channel = channel
         self.engine = engine
@@ -161,6 +165,7 @@ class Carrier:
         self._limits = limits
         self._gathers = gathers
         self._closes = closes
+        self._linger_s = _LINGER_S if linger_s is None else linger_s
         self._host: CarrierHost | None = None
         self._pending: list[bytes | memoryview] = []
         self._pending_size = 0
@@ -174,6 +179,8 @@ class Carrier:
         self._heard_close = False
         self._watched_write = False
         self._leaving = False
+        #: The peer broke a rule below the protocol. It may still read the answer.
+        self._dismissed = False
         self._discarded = 0
         #: One of the three below is set.
         self._bounded = False
@@ -211,12 +218,12 @@ class Carrier:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            self._break(error)
+            self._fail_read(error)
             self._settle()
             return 0
         if not data:
             self._take_eof()
-        elif self.engine.finished:
+        elif self.engine.finished or self._dismissed:
             self._discarded += len(data)
             if self._discarded > _LINGER_BYTES:
                 self._end()
@@ -284,15 +291,19 @@ class Carrier:
         if self.over:
             return
         self.engine.on_output = nothing
-        if not self.engine.finished:
-            events = self.engine.receive_eof(self.clock.monotonic())
-            for at, event in enumerate(events):
-                if isinstance(event, ConnectionFailed):
-                    events[at] = ConnectionFailed(Error(event.error.condition, why))
-            self._end()
-            self._report(events)
-        else:
-            self._end()
+        events = self._lose(why)
+        self._end()
+        self._report(events)
+
+    def _lose(self, why: str) -> list[Event]:
+        """Tell the engine that the connection ends for the reason *why*; return its events."""
+        if self.engine.finished:
+            return []
+        events = self.engine.receive_eof(self.clock.monotonic())
+        for at, event in enumerate(events):
+            if isinstance(event, ConnectionFailed):
+                events[at] = ConnectionFailed(Error(event.error.condition, why))
+        return events
 
     def fail(self, error: Exception) -> None:
         """Drop the connection after a step raised *error*, and keep *error* for the owner.
@@ -331,6 +342,9 @@ class Carrier:
         if self.wants_write or self._leaving or self._broken is not None:
             return
         engine = self.engine
+        if self._dismissed:
+            self._leave()
+            return
         sent_in_a_row = 0
         self._sending = True
         try:
@@ -342,7 +356,7 @@ class Carrier:
                     offered = len(buffer)
                     sent = self.channel.send(buffer)
                 else:
-                    gathered = pending[:_GATHER_MAX]
+                    gathered = pending[:GATHER_MAX]
                     offered = sum(map(len, gathered))
                     sent = self.channel.sendmsg(gathered)
                 if sent == self._pending_size:
@@ -350,7 +364,7 @@ class Carrier:
                     self._pending_size = 0
                 else:
                     self._pending_size -= sent
-                    self._drop_sent(sent)
+                    drop_sent(self._pending, sent)
                 if sent < offered:
                     self._block()
                     return
@@ -392,18 +406,6 @@ class Carrier:
         self._pending = [b"".join(buffers)] if size <= _JOIN_MAX else _join_small(buffers)
         return True
 
-    def _drop_sent(self, sent: int) -> None:
-        pending = self._pending
-        gone = 0
-        for buffer in pending:
-            if sent < len(buffer):
-                break
-            sent -= len(buffer)
-            gone += 1
-        del pending[:gone]
-        if sent:
-            pending[0] = memoryview(pending[0])[sent:]
-
     def _block(self) -> None:
         self.wants_write = True
         self._bounded = True
@@ -412,6 +414,22 @@ class Carrier:
     def _break(self, error: OSError) -> None:
         if self._broken is None:
             self._broken = error.strerror or str(error)
+
+    def _fail_read(self, error: OSError) -> None:
+        """End the connection after a failed read.
+
+        Where the channel has a way of its own to end, it may have answered a fault of the peer:
+        closing at once would reset the connection, and the reset may overtake the answer.
+        """
+        if self._closes or self._leaving:
+            self._break(error)
+            return
+        self._dismissed = True
+        self.engine.on_output = nothing
+        self._pending = []
+        self._pending_size = 0
+        self._report(self._lose(error.strerror or str(error)))
+        self._send()
 
     # --- input ---------------------------------------------------------------------------
 
@@ -528,7 +546,7 @@ class Carrier:
             return
         self._leaving = True
         self._bounded = True
-        self._leaves_at = self.clock.monotonic() + _LINGER_S
+        self._leaves_at = self.clock.monotonic() + self._linger_s
 
     def _end(self) -> None:
         self.over = True
@@ -539,6 +557,19 @@ class Carrier:
     def leave(self) -> None:
         """Release the host, once nothing calls the carrier any more: each refers to the other."""
         self._host = None
+
+
+def drop_sent(pending: list[bytes | memoryview], sent: int) -> None:
+    """Remove the first *sent* bytes of *pending*."""
+    gone = 0
+    for buffer in pending:
+        if sent < len(buffer):
+            break
+        sent -= len(buffer)
+        gone += 1
+    del pending[:gone]
+    if sent:
+        pending[0] = memoryview(pending[0])[sent:]
 
 
 def _join_small(buffers: list[bytes]) -> list[bytes | memoryview]:

@@ -49,7 +49,6 @@ async def dial(
     tls: ClientTls | ssl.SSLContext | None = None,
     upgrade: bool = False,
     limits: Limits = DEFAULT_LIMITS,
-    nursery: trio.Nursery | None = None,
     transport: Transport | None = None,
     proxy: str | None = None,
 ) -> Dialled:
@@ -64,7 +63,6 @@ async def dial(
             system.
         upgrade: Request TLS within the AMQP port, and fail without it (Part 5 §5.2.1).
         limits: ``tls_handshake_s`` and the limits of WebSockets are used here.
-        nursery: Where the tasks of a WebSocket run until it is closed; other schemes have none.
         transport: Opens the stream instead of a socket.
         proxy: URL of a proxy to connect through, or ``env``; see :func:`.proxies.proxy_for`.
 
@@ -92,7 +90,6 @@ async def dial(
             stream = await encrypt(stream, layer, within=limits.tls_handshake_s)
             dialled.secure = True
         if url.scheme in ("ws", "wss"):
-            assert nursery is not None
             # Here: programs that use no WebSockets start faster without it.
             from .websocket import request_websocket
 
@@ -102,7 +99,6 @@ async def dial(
                 host=host if url.port == PORTS[url.scheme] else f"{host}:{url.port}",
                 path=url.path or "/",
                 limits=limits,
-                nursery=nursery,
             )
             stream, dialled.trust = websocket, websocket.trust
     except ConnectFailed as error:

@@ -1,9 +1,9 @@
 """Carrying an engine over a stream until both sides have finished.
 
 One function serves every stream. A socket, and a stream in memory, are carried directly, without a
-task between the engine and the bytes, also with TLS on them; with a
+task between the engine and the bytes, also with TLS or a WebSocket on them; with a
 :class:`~amqp_rt.net.reactor.Reactor` one task waits for all sockets together. Any other stream,
-such as a WebSocket's, has tasks that read and send.
+such as one of the application, has tasks that read and send.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from ..clock import Clock
 from ..fronts.base import ProtocolEngine
 from ..limits import DEFAULT_LIMITS, Limits
 from .carrier import READ_SIZE, READS_IN_A_ROW, Carrier, Handle
-from .layers import layered, unwrap
+from .channels import layered
+from .layers import unwrap
 from .memory import MemoryStream
+from .websocket_frames import WebSocketLayer
 
 if TYPE_CHECKING:
     from .reactor import Reactor
@@ -73,12 +75,14 @@ async def run_connection(
         stopping: Set it to end politely.
         grace_s: Seconds that the peer has to answer our close after *stopping*.
         clock: The clock with which the engine was created.
-        limits: ``output_max`` and ``write_stall_s`` are used here.
+        limits: ``output_max``, ``write_stall_s`` and ``websocket_linger_s`` are used here.
         initial: Bytes that were read from the stream already.
         reactor: Waits for this connection's socket together with others. Without one, the
             connection has two tasks of its own.
     """
-    bottom, layer, rest = unwrap(stream)
+    bottom, layers, rest = unwrap(stream)
+    websocket = any(isinstance(layer, WebSocketLayer) for layer in layers)
+    linger_s = limits.websocket_linger_s if websocket else None
     carry: Callable[[bytes], Awaitable[None]]
     sock: socket.socket | None = None
     try:
@@ -86,12 +90,13 @@ async def run_connection(
             # trio's socket gives up the descriptor, so that no other code can close it meanwhile.
             sock = socket.socket(fileno=bottom.socket.detach())
             carrier = Carrier(
-                layered(sock, layer),
+                layered(sock, layers),
                 engine,
                 handle,
                 limits=limits,
                 clock=clock,
-                closes=layer is None,
+                closes=not layers,
+                linger_s=linger_s,
             )
             if reactor is not None:
                 carry = partial(reactor.carry, carrier, sock)
@@ -103,13 +108,14 @@ async def run_connection(
                 ).carry
         elif isinstance(bottom, MemoryStream):
             carrier = Carrier(
-                layered(bottom, layer),
+                layered(bottom, layers),
                 engine,
                 handle,
                 limits=limits,
                 clock=clock,
                 gathers=True,
-                closes=layer is None,
+                closes=not layers,
+                linger_s=linger_s,
             )
             carry = _Tasks(carrier, bottom.wait_readable, bottom.wait_writable).carry
         else:

@@ -181,7 +181,7 @@ class EdgeWork:
             await self._control.send(msgspec.msgpack.encode(EdgeReady()))
             async for message, descriptors in self._messages():
                 if isinstance(message, Passed):
-                    nursery.start_soon(self._serve, message, descriptors, nursery)
+                    nursery.start_soon(self._serve, message, descriptors)
                 elif isinstance(message, Trust):
                     for number in message.numbers:
                         self._trust_of.pop(number, nothing)()
@@ -214,7 +214,7 @@ class EdgeWork:
         except AmqpError as error:
             log.error("an edge keeps the certificates as they were: %s", error.description)
 
-    async def _serve(self, handover: Passed, descriptors: list[int], nursery: trio.Nursery) -> None:
+    async def _serve(self, handover: Passed, descriptors: list[int]) -> None:
         """Run one connection until it has ended at both sides."""
         if len(descriptors) != DESCRIPTORS_MAX:
             # The process has too many open files: the system has closed what did not fit.
@@ -227,7 +227,7 @@ class EdgeWork:
             for each in descriptors
         )
         try:
-            stream = await self._handshake(client, pair, handover, nursery)
+            stream = await self._handshake(client, pair, handover)
             if stream is not None:
                 await self._relay(stream, pair)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -247,7 +247,6 @@ class EdgeWork:
         client: trio.SocketStream,
         pair: trio.SocketStream,
         handover: Passed,
-        nursery: trio.Nursery,
     ) -> trio.abc.Stream | None:
         """Do the handshakes, and say on *pair* what they revealed; None if they failed."""
         stream: trio.abc.Stream | None = None
@@ -255,7 +254,7 @@ class EdgeWork:
         async with trio.open_nursery() as home:
             home.start_soon(_cancel_when_readable, pair, home.cancel_scope)
             try:
-                stream, arrival = await self._unwrap(client, handover, deadline, nursery)
+                stream, arrival = await self._unwrap(client, handover, deadline)
             except ConnectFailed as error:
                 log.info("connection from %s refused: %s", handover.address, error.description)
             home.cancel_scope.cancel()
@@ -270,7 +269,6 @@ class EdgeWork:
         stream: trio.abc.Stream,
         handover: Passed,
         deadline: float,
-        nursery: trio.Nursery,
     ) -> tuple[trio.abc.Stream, Unwrapped]:
         """Return the stream of AMQP within *stream*.
 
@@ -294,7 +292,6 @@ class EdgeWork:
                 origins=self._settings.origins,
                 limits=limits,
                 within=deadline - trio.current_time(),
-                nursery=nursery,
             )
             self._trust_of[handover.number] = websocket.trust
             stream = websocket

@@ -71,13 +71,13 @@ class Entered(Struct, kw_only=True):
 
 
 async def enter(
-    stream: trio.abc.Stream, entrance: ListenerPolicy, *, address: str, nursery: trio.Nursery
+    stream: trio.abc.Stream, entrance: ListenerPolicy, *, address: str
 ) -> Entered | None:
     """Receive all that precedes a client's first AMQP or SASL frame.
 
     None if the client fails before; *stream* is closed then. A log line gives the reason, except
-    after a timeout or when the stream ended. Everything together may take ``limits.handshake_s``. A
-    WebSocket's tasks run in *nursery* until it is closed. Never raises for faults of the peer.
+    after a timeout or when the stream ended. Everything together may take ``limits.handshake_s``.
+    Never raises for faults of the peer.
     """
     deadline = trio.current_time() + entrance.limits.handshake_s
     layer: TlsLayer | None = None
@@ -116,7 +116,6 @@ async def enter(
                 origins=entrance.origins,
                 limits=entrance.limits,
                 within=deadline - trio.current_time(),
-                nursery=nursery,
             )
             stream, trust = websocket, websocket.trust
         while True:

@@ -202,7 +202,10 @@ def client_layer(tls: ClientTls | ssl.SSLContext | None, host: str) -> TlsLayer:
 
 
 class TlsLayer:
-    """TLS connection over memory (:class:`ssl.SSLObject`); see :class:`~.layers.Layer`."""
+    """TLS connection over memory (:class:`ssl.SSLObject`); see :class:`~.channels.Layer`."""
+
+    appetite = READ_SIZE
+    half_closes = True
 
     def __init__(
         self,
@@ -273,9 +276,9 @@ class TlsLayer:
         if data:
             self._tls.write(data)
 
-    def outgoing(self) -> bytes:
+    def outgoing(self) -> list[bytes | memoryview]:
         """Take the records to send."""
-        return self._outgoing.read()
+        return [self._outgoing.read()] if self._outgoing.pending else []
 
     def end(self) -> None:
         """Send ``close_notify`` (RFC 8446 §6.1)."""
@@ -336,7 +339,7 @@ async def encrypt(
                 try:
                     done = layer.handshake(data)
                 finally:
-                    if made := layer.outgoing():
+                    for made in layer.outgoing():
                         await stream.send_all(made)
                 if done:
                     return LayeredStream(stream, layer, received=layer.pending())

@@ -12,8 +12,9 @@ which is slower. ``AMQP_RT_COMPILE`` selects the build:
 The reason for a build without compiled modules is written to ``not_compiled.txt`` in the package, where
 ``amqp-rt --version`` finds it: pip shows the output of a build only with ``--verbose``.
 
-Editable installs interpret the Python modules, so that a changed line takes effect at once; C is compiled
-for them, too. The distributions of this repository have equal copies of this file, since each one builds
+Editable installs interpret the Python modules, so that a changed line takes effect at once. C is compiled
+for them, too, unless there are modules to interpret: those are plain Python as a whole, or compiled as a
+whole. The distributions of this repository have equal copies of this file, since each one builds
 from its own source distribution.
 """
 
@@ -164,7 +165,7 @@ def compiled() -> list[Extension]:
     if "sdist" in sys.argv:
         return c_extensions()  # whose files belong to the source distribution
     if "editable_wheel" in sys.argv and WISH != "0":
-        return c_extensions()
+        return [] if PROJECT["compiled"] else c_extensions()
     if not {"bdist_wheel", "build", "build_ext", "install"} & set(sys.argv):
         return []
     if WISH == "0":

@@ -67,9 +67,7 @@ async def visitor(container: Container, door: str) -> AsyncIterator[Octets]:
             layer = client_layer(ClientTls(KNOWN.ca), "localhost")
             stream = await encrypt(stream, layer, within=60)
         if door in ("ws", "wss"):
-            stream = await request_websocket(
-                stream, host="x", path="/", limits=DEFAULT_LIMITS, nursery=nursery
-            )
+            stream = await request_websocket(stream, host="x", path="/", limits=DEFAULT_LIMITS)
         yield Octets(stream)
         nursery.cancel_scope.cancel()
 
@@ -111,7 +109,7 @@ async def as_server(door: str, limits: Limits) -> AsyncIterator[Octets]:
             stream = await encrypt(stream, ServerTls(KNOWN.server).layer(), within=5)
         if door in ("ws", "wss"):
             stream = await accept_websocket(
-                stream, path="/", origins=(), limits=DEFAULT_LIMITS, within=5, nursery=nursery
+                stream, path="/", origins=(), limits=DEFAULT_LIMITS, within=5
             )
         peer = Octets(stream)
         await peer.say(AMQP_HEADER)
@@ -335,9 +333,7 @@ async def knocking(door: str, stage: str, limits: Limits) -> AsyncIterator[tuple
             layer = client_layer(ClientTls(KNOWN.ca), "localhost")
             stream = await encrypt(stream, layer, within=60)
         if door in ("ws", "wss") and stage not in ("hello", "request"):
-            stream = await request_websocket(
-                stream, host="x", path="/", limits=DEFAULT_LIMITS, nursery=nursery
-            )
+            stream = await request_websocket(stream, host="x", path="/", limits=DEFAULT_LIMITS)
         peer = Octets(stream)
         init = frame(SaslInit("PLAIN", b"\0ada\0pw"), kind=1)
         rest = {
@@ -600,11 +596,11 @@ def test_no_session_of_tls_is_used_again(version: ssl.TLSVersion) -> None:
                 theirs.do_handshake()
             data = outgoing.read()
             done = done or ours.handshake(data)
-            incoming.write(ours.outgoing())
+            incoming.write(b"".join(ours.outgoing()))
         assert done
         # Session tickets would arrive with the first data.
         ours.send(b"data")
-        incoming.write(ours.outgoing())
+        incoming.write(b"".join(ours.outgoing()))
         assert theirs.read(4) == b"data"
         assert ours.certificate is not None
         assert theirs.compression() is None

@@ -132,9 +132,7 @@ class Server:
         stream = await self.reach_inside()
         async with trio.open_nursery() as nursery:
             if self.door == "ws":
-                stream = await request_websocket(
-                    stream, host="x", path="/", limits=DEFAULT_LIMITS, nursery=nursery
-                )
+                stream = await request_websocket(stream, host="x", path="/", limits=DEFAULT_LIMITS)
             try:
                 with trio.fail_after(30):
                     yield Octets(stream)
@@ -647,7 +645,7 @@ def greeting(door: str) -> bytes:
     if door == "tls":
         layer = client_layer(ClientTls(KNOWN.ca), "localhost")
         layer.handshake(b"")
-        return layer.outgoing()
+        return b"".join(layer.outgoing())
     if door == "ws":
         return asking()
     return SASL_HEADER + login("eve", "cut")

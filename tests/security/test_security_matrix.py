@@ -150,7 +150,7 @@ async def logged_in(container: Container, transport: str, login: Any, shown: Pat
                 stream = await encrypt(stream, layer, within=5)
             if transport in ("ws", "wss"):
                 stream = await request_websocket(
-                    stream, host="shop", path="/", limits=DEFAULT_LIMITS, nursery=nursery
+                    stream, host="shop", path="/", limits=DEFAULT_LIMITS
                 )
         except ConnectFailed:
             return matrix.TLS_REFUSED

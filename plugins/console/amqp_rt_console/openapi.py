@@ -80,7 +80,7 @@ def _paths_of(resource: Resource, types: Mapping[str, KnownType]) -> Schema:
             [name],
             answer=None if method == "DELETE" else row,
             status=_SUCCESS[method],
-            body=_attributes_of(resource) if method in ("PUT", "PATCH") else None,
+            body=_attributes_of(resource, method) if method in ("PUT", "PATCH") else None,
         )
     if entity:
         paths[f"/{resource.name}/{{name}}"] = entity
@@ -101,7 +101,13 @@ def _act(resource: Resource, act: Act, name: Schema) -> Schema:
     if act is not PUBLISH:
         body = {
             "type": "object",
-            "properties": {each: {"type": kind} for each, kind in act.arguments.items()},
+            "properties": {
+                # A required text is that of a name, none of which is empty.
+                each: {"type": kind, "minLength": 1}
+                if kind == "string" and each in act.required
+                else {"type": kind}
+                for each, kind in act.arguments.items()
+            },
             "required": [*act.required],
             "additionalProperties": False,
         }
@@ -122,17 +128,31 @@ def _row_of(resource: Resource, types: Mapping[str, KnownType]) -> Schema:
     return parts[-1] if len(parts) > 1 or resource.statistics else parts[0]
 
 
-def _attributes_of(resource: Resource) -> Schema:
+def _attributes_of(resource: Resource, method: str) -> Schema:
     """Return what a body may have: the type checks it, since some attributes have values of several types."""
     if resource.name == "users":
         return {
             "type": "object",
-            "properties": {"password": {"type": "string"}},
+            "properties": {
+                "password": {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "Without control characters and others that SASLprep (RFC 4013) prohibits.",
+                }
+            },
             "required": ["password"],
+            "additionalProperties": False,
         }
     kinds = {"kind": {"enum": [each.__name__.lower() for each in _DECLARATIONS]}}
     options = sorted({name for each in _DECLARATIONS for name in each.__struct_fields__})
-    return {"type": "object", "properties": {**{each: {} for each in options}, **kinds}}
+    found: Schema = {
+        "type": "object",
+        "properties": {**{each: {} for each in options}, **kinds},
+        "additionalProperties": False,
+    }
+    if resource.name == "schedules" and method == "PUT":
+        found["required"] = ["to"]
+    return found
 
 
 def _page_of(row: Schema) -> Schema:
@@ -140,7 +160,11 @@ def _page_of(row: Schema) -> Schema:
         "type": "object",
         "required": ["items", "next", "total"],
         "properties": {
-            "items": {"type": "array", "items": row},
+            # With fields= a row has its name and these.
+            "items": {
+                "type": "array",
+                "items": {"anyOf": [row, {"type": "object", "required": ["name"]}]},
+            },
             "next": {"type": ["string", "null"], "description": "after= of the next page"},
             "total": {"type": "integer"},
         },
@@ -231,7 +255,12 @@ def _query() -> list[Schema]:
             "sort", "query", {"type": "string"}, "Attribute, with - in front in descending order."
         ),
         _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 500}),
-        _parameter("after", "query", {"type": "string"}, "next of the page before."),
+        _parameter(
+            "after",
+            "query",
+            {"type": "string", "minLength": 1, "pattern": "^[A-Za-z0-9_=-]+$"},
+            "next of the page before, which is not to be made otherwise.",
+        ),
         _parameter("fields", "query", {"type": "string"}, "Attributes, with commas between them."),
     ]
 

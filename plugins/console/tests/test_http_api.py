@@ -12,6 +12,7 @@ import trio
 from amqp_rt_console import messages
 from amqp_rt_console.resources import RESOURCES
 from browsing import USERS, site
+from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from amqp_rt import Broker, Message, Plain
@@ -411,6 +412,40 @@ async def test_the_document_describes_what_is_answered() -> None:
                     assert str(answer.status_code) in known or answer.status_code in (400, 404)
                 if method == "delete" and path == "/nodes/{name}":
                     await web.broker.declare(Queue("other"))
+        # Bodies that the document does not allow are refused, and those at its edge are taken.
+        body = document["paths"]["/nodes/{name}"]["put"]["requestBody"]
+        allowed = body["content"]["application/json"]["schema"]
+        assert allowed["additionalProperties"] is False
+        assert (await root.put("/api/v1/nodes/new", json={"x": 1})).status_code == 400
+        assert document["paths"]["/schedules/{name}"]["put"]["requestBody"]["content"][
+            "application/json"
+        ]["schema"]["required"] == ["to"]
+        assert (await root.put("/api/v1/schedules/new", json={})).status_code == 400
+        for schema, path in (
+            ("nodes/{name}/move", "nodes/other/move"),
+            ("users/{name}", "users/new"),
+        ):
+            method = "post" if "move" in path else "put"
+            given = document["paths"][f"/{schema}"][method]["requestBody"]["content"]
+            ((name, kind),) = [
+                each
+                for each in given["application/json"]["schema"]["properties"].items()
+                if each[0] in ("to", "password")
+            ]
+            assert kind["minLength"] == 1
+            answer = await root.request(method, f"/api/v1/{path}", json={name: ""})
+            assert answer.status_code == 400
+        # Rows of chosen attributes, and positions of pages, are as the document says.
+        page = (await root.get("/api/v1/nodes?fields=kind&limit=1")).json()
+        listing = document["paths"]["/nodes"]["get"]
+        Draft202012Validator(
+            {
+                **listing["responses"]["200"]["content"]["application/json"]["schema"],
+                "components": document["components"],
+            }
+        ).validate(page)
+        (after,) = [each for each in listing["parameters"] if each["name"] == "after"]
+        Draft202012Validator(after["schema"]).validate(page["next"])
         # Management describes the attributes, once.
         queue = document["components"]["schemas"]["Queue"]["properties"]
         assert {*queue} == {*Queue.__struct_fields__}

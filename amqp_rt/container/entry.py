@@ -22,7 +22,7 @@ from ..loglimit import error_text
 from ..message import Message
 from ..net.driver import TRIO_CLOCK, run_connection
 from ..net.edges import Edges
-from ..net.endpoints import is_loopback, reason
+from ..net.endpoints import is_loopback
 from ..net.entrance import ListenerPolicy, enter
 from ..net.listeners import (
     Admission,
@@ -39,7 +39,7 @@ from ..net.listeners import (
 from ..net.proxy_headers import ProxyProtocol
 from ..net.tls import ServerTls
 from ..net.traces.recording import Traced, trace
-from ..net.transports import TransportPlugin, transport_for
+from ..net.transports import TransportPlugin, open_plugin, peer_of, transport_for
 from ..outcomes import Accepted, Error
 from ..security.backoff import Backoff
 from ..security.bearer import VerifyToken
@@ -360,15 +360,7 @@ class ConnectionEntry:
                 f"cannot listen on {where}: TLS is required, and {where.scheme}:// is not encrypted",
                 condition="amqp:invalid-field",
             )
-        try:
-            listener, where = await transport.listen(where)
-        except OSError as error:
-            raise ConnectFailed(f"cannot listen on {where}: {reason(error)}") from error
-
-        def peer_of(stream: trio.abc.Stream) -> tuple[str, str]:
-            address = transport.peer(stream)
-            return host_in(address), address or f"{where.scheme}://"
-
+        listener, where = await open_plugin(transport, where)
         self._home.listener_nursery.start_soon(
             partial(
                 serve_socket,
@@ -376,7 +368,7 @@ class ConnectionEntry:
                 limiter,
                 partial(self.accept, secure=transport.secure, profile=profile),
                 nursery=self._home.connection_nursery,
-                peer_of=peer_of,
+                peer_of=partial(peer_of, transport, where.scheme),
             )
         )
         return where

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 import trio
 
-from ..addresses import Url, transport_plugins
+from ..addresses import Url, host_in, transport_plugins
 from ..errors import ConnectFailed
+from .endpoints import reason
 
-__all__ = ["TransportPlugin", "transport_for"]
+__all__ = ["TransportPlugin", "open_plugin", "peer_of", "transport_for"]
 
 
 class TransportPlugin(Protocol):
@@ -65,3 +66,21 @@ def transport_for(url: Url) -> TransportPlugin | None:
             condition="amqp:internal-error",
         ) from error
     return transport
+
+
+async def open_plugin(transport: TransportPlugin, url: Url) -> tuple[trio.abc.Listener[Any], Url]:
+    """Listen at *url* with *transport*; return the listener, and the URL at which it is reached.
+
+    Raises:
+        ConnectFailed: It is not possible; the message names the URL and the reason.
+    """
+    try:
+        return await transport.listen(url)
+    except OSError as error:
+        raise ConnectFailed(f"cannot listen on {url}: {reason(error)}") from error
+
+
+def peer_of(transport: TransportPlugin, scheme: str, stream: Any) -> tuple[str, str]:
+    """Return the host and the address of the peer of an accepted *stream*."""
+    address = transport.peer(stream)
+    return host_in(address), address or f"{scheme}://"

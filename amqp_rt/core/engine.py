@@ -157,8 +157,7 @@ class Engine:
         self._now = now
         self._handshake_deadline = now + (options.handshake_s or self.limits.handshake_s)
         self._close_deadline = inf
-        #: Our close has been sent, and its grace period begins with the next tick: the last time
-        #: that we were given may be old.
+        #: Our close was sent; its grace period begins with the next tick, as our time may be old.
         self._grace_begins = False
         #: Time at which octets of the peer arrived last.
         self.last_received: float = now
@@ -259,8 +258,7 @@ class Engine:
             self._finish()
         elif now >= self._handshake_deadline:
             self._fail("amqp:connection:forced", "the handshake took too long")
-            # A peer that has not even opened the connection does not get a grace period for its
-            # close.
+            # A peer that has not even opened the connection gets no grace period for its close.
             self._finish()
         elif (
             self.theirs.stage is OPENED
@@ -878,8 +876,7 @@ def _note_peer(peer: Peer, performative: Open, *, client: bool) -> bool:
     peer.offered_capabilities = performative.offered_capabilities
     peer.desired_capabilities = performative.desired_capabilities
     peer.properties = performative.properties or {}
-    # RabbitMQ before 4.0 counts a flow's link-credit from its own delivery-count, ignoring that of
-    # the flow, so that transfers in flight are granted a second time.
+    # RabbitMQ before 4.0 counts link-credit from its own delivery-count: it grants transfers twice.
     version = peer.properties.get("version")
     return (
         peer.properties.get("product") == "RabbitMQ"

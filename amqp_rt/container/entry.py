@@ -420,17 +420,11 @@ class ConnectionEntry:
     ) -> Callable[[], Awaitable[None]]:
         """Return the task that accepts the connections of *listener* at *where*."""
         reactor = self._home.reactor
-        upgrades = self._tls is not None and where.scheme == "amqp"
-        if (
-            reactor is not None
-            and proxied is None
-            and not upgrades
-            and where.scheme in ("amqp", "amqp+unix")
-        ):
+        plain = where.scheme == "amqp+unix" or (where.scheme == "amqp" and self._tls is None)
+        if reactor is not None and proxied is None and plain:
             # Nothing but the peer's octets has to be waited for.
-            return partial(
-                accept_sockets, listener, Arrivals(self, reactor, limiter, profile).arrive
-            )
+            arrivals = Arrivals(self, reactor, limiter, profile)
+            return partial(accept_sockets, listener, arrivals.arrive)
         return partial(
             serve_socket,
             listener,

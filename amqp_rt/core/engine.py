@@ -224,8 +224,7 @@ class Engine:
         if self._dirty or self._output or self._queued or self.finished:
             self._signalled = False
             self.wake()
-        events = self._events
-        self._events = []
+        events, self._events = self._events, []
         return events
 
     def receive_eof(self, now: float) -> list[Event]:
@@ -240,8 +239,7 @@ class Engine:
                 self._failed = Error("amqp:connection:forced", "the stream ended without a close")
                 self.report(ConnectionFailed(self._failed))
             self._finish()
-        events = self._events
-        self._events = []
+        events, self._events = self._events, []
         return events
 
     def tick(self, now: float) -> list[Event]:
@@ -274,8 +272,7 @@ class Engine:
             if not self._sent and not self._output and self.ours.stage is OPENED:
                 self.write_raw(EMPTY_FRAME)
             self._sent = False
-        events = self._events
-        self._events = []
+        events, self._events = self._events, []
         return events
 
     def take(self) -> list[bytes]:
@@ -467,8 +464,7 @@ class Engine:
         self.wake()
 
     def _flush_dirty(self) -> None:
-        dirty = self._dirty
-        self._dirty = []
+        dirty, self._dirty = self._dirty, []
         for session in dirty:
             session.flush()
 

@@ -336,6 +336,19 @@ RIGHTS_OF_EDGES: Final[dict[str, dict[str, str]]] = {
 }
 
 
+# --- edge processes ----------------------------------------------------------------------------------
+
+#: What somebody tries at a broker with ``--edges`` → outcome. ``security/test_edge_identities.py`` proves these.
+AT_EDGES: Final[dict[str, str]] = {
+    "connect to a socket between broker and edge": "none has a name",
+    "say in clear what an edge would say of ada's certificate": REFUSED,
+    "say it within TLS": REFUSED,
+    "name another address by the PROXY protocol": REFUSED,
+    "log in with EXTERNAL and no certificate": NOT_OFFERED,
+    "log in with EXTERNAL and ada's certificate": ADA,
+}
+
+
 # --- rights at destinations ------------------------------------------------------------------------
 
 #: Rights at the queue ``q`` and the exchange ``q``, of a user who manages the queue ``mine`` and the

@@ -74,6 +74,14 @@ EDGES = """\
 
 What an edge may do, which may send to `$mesh`, by its right at `q`; the uplink judges it as a client.
 """
+EDGE_PROCESSES = """\
+
+## Edge processes
+
+What somebody tries at a broker with `amqp-rt serve --edges` (`tests/security/test_edge_identities.py`). Logins and rights over
+edges are those of the tables above, as the broker judges them.
+
+"""
 PASSAGES = """\
 
 ## Where messages may be let go
@@ -133,6 +141,10 @@ def page() -> str:
         HTTP: rights({"JSON API": matrix.RIGHTS_OVER_HTTP}, matrix.RIGHTS),
         MESH: rights({"Members": matrix.RIGHTS_AT_MESH}, matrix.RIGHTS),
         EDGES: rights({"Edges": matrix.RIGHTS_OF_EDGES}, matrix.RIGHTS),
+        EDGE_PROCESSES: [
+            *table("attempt", "outcome"),
+            *(row(attempt, outcome) for attempt, outcome in matrix.AT_EDGES.items()),
+        ],
         PASSAGES: rights(matrix.PASSAGES_OF, matrix.RIGHTS_THERE),
     }
     return "".join(head + "\n".join(lines) + "\n" for head, lines in sections.items())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 from certificates import certificates
+from edge_tasks import an_edge
 from peer_programs import PeerPrograms, digest, filler, numbers
 
 from amqp_rt import Broker, Container
 from amqp_rt.broker import Queue
+from amqp_rt.net.edges import Edges
 from amqp_rt.net.tls import ClientTls, ServerTls
 
 KNOWN = certificates()
@@ -100,3 +103,27 @@ async def test_their_client_over_websocket(rhea_programs: PeerPrograms, scheme: 
         await peer.run("send", size=1_000_000, **where)
         received = await peer.run("receive", count=1, **where)
         assert received["messages"][0]["body"] == digest(filler(1_000_000))
+
+
+@pytest.mark.req("L2", "L5")
+@pytest.mark.skipif(not hasattr(socket, "SOCK_SEQPACKET"), reason="edges need Linux")
+async def test_their_client_passes_an_edge(rhea_programs: PeerPrograms) -> None:
+    peer = rhea_programs
+    broker = Broker(tls=ServerTls(KNOWN.server), auto_create=["queue:*"])
+    edges = broker.container.entry.edges = Edges()
+    async with broker, an_edge(edges):
+        for url in await broker.listen("amqps://127.0.0.1:0", "wss://127.0.0.1:0/amqp"):
+            where: dict[str, Any] = {
+                "port": int(url.rpartition(":")[2].partition("/")[0]),
+                "tls": {"ca": str(KNOWN.ca)},
+                "address": "q",
+            }
+            if url.startswith("wss"):
+                where["websocket"] = "/amqp"
+            sent = await peer.run("send", count=250, **where)
+            assert sent["settled"] == 250
+            received = await peer.run("receive", count=250, credit=10, **where)
+            assert numbers(received["messages"]) == list(range(250))
+            await peer.run("send", size=1_000_000, **where)
+            received = await peer.run("receive", count=1, **where)
+            assert received["messages"][0]["body"] == digest(filler(1_000_000))

@@ -7,15 +7,16 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 import trio
 from certificates import certificates
+from edge_tasks import an_edge
 
-from amqp_rt import Broker, ClientTls, Limits, ServerTls, connect
+from amqp_rt import Broker, ClientTls, ServerTls, connect
 from amqp_rt.errors import AuthenticationFailed, ConnectionLost
 from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.net.edge_relay import EdgeWork
@@ -30,33 +31,6 @@ pytestmark = [
 
 KNOWN = certificates()
 TLS = ClientTls(KNOWN.ca)
-
-
-@asynccontextmanager
-async def an_edge(
-    edges: Edges, limits: Limits, life: trio.CancelScope | None = None, **more: Any
-) -> AsyncIterator[EdgeProcess]:
-    """An edge in this process, until the end of the block, or that of *life*."""
-    ours, theirs = control_pair()
-    edge = EdgeProcess(ours, os.getpid())
-    settings = EdgeSettings(limits=limits, **{"certificate": str(KNOWN.server), **more})
-
-    async def live() -> None:
-        with theirs, life or trio.CancelScope():
-            await EdgeWork(theirs, settings).run()
-
-    with closing(edge):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(live)
-            await edge.wait_ready()
-            nursery.start_soon(edge.run)
-            edges.living.append(edge)
-            try:
-                yield edge
-            finally:
-                if edge in edges.living:
-                    edges.living.remove(edge)
-                nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

@@ -88,9 +88,10 @@ class Contestant(Struct):
     #: Whether its programs can have a namespace of Service Bus.
     namespace: bool = False
     #: Listens at each of the given URLs, with a certificate (paths of its file and of its key's),
-    #: for our clients.
+    #: and with so many edge processes, for our clients.
     doors: (
-        Callable[[Sequence[str], tuple[str, str]], contextlib.AbstractContextManager[Doors]] | None
+        Callable[[Sequence[str], tuple[str, str], int], contextlib.AbstractContextManager[Doors]]
+        | None
     ) = None
     #: Folders of the packages that its program needs besides amqp_rt.
     packages: tuple[str, ...] = ()
@@ -256,8 +257,10 @@ def _served(serve: Sequence[str], *options: str) -> Iterator[Doors]:
         line = process.stdout.readline()
         if not line.startswith("ready "):
             raise RoleFailed(f"amqp-rt serve: {line or process.stderr.read()[-300:]}")
-        urls: list[str] = json.loads(line.removeprefix("ready "))["listeners"]
-        yield Doors({url.partition("://")[0]: url for url in urls}, (process.pid,))
+        said = json.loads(line.removeprefix("ready "))
+        urls: list[str] = said["listeners"]
+        pids = (process.pid, *said.get("edges", ()))
+        yield Doors({url.partition("://")[0]: url for url in urls}, pids)
     finally:
         end(process, 10)
 
@@ -318,10 +321,13 @@ def _own_fronts(serve: Sequence[str], durable: bool, *fronts: str) -> Iterator[R
 
 
 def _own_doors(
-    serve: Sequence[str], urls: Sequence[str], certificate: tuple[str, str]
+    serve: Sequence[str], urls: Sequence[str], certificate: tuple[str, str], edges: int = 0
 ) -> contextlib.AbstractContextManager[Doors]:
     listening = [word for url in urls for word in ("--listen", url)]
-    return _served(serve, *listening, "--tls-cert", certificate[0], "--tls-key", certificate[1])
+    more = ("--edges", str(edges)) if edges else ()
+    return _served(
+        serve, *listening, "--tls-cert", certificate[0], "--tls-key", certificate[1], *more
+    )
 
 
 @peer("proton")

@@ -28,10 +28,11 @@ _numbers = itertools.count()
 
 
 class House:
-    """Our brokers, each with a listener for every scheme."""
+    """Our brokers, each with a listener for every scheme, and with so many edge processes."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, edges: int = 0) -> None:
         self._plan = plan
+        self._edges = edges
         self._doors: dict[str, Doors] = {}
         self._certificate: tuple[str, str] | None = None
         self.ca = ""
@@ -39,7 +40,7 @@ class House:
     def doors(self, one: Contestant) -> Doors:
         if one.key not in self._doors:
             assert one.doors
-            broker = one.doors(LISTENERS, self._certified())
+            broker = one.doors(LISTENERS, self._certified(), self._edges)
             self._doors[one.key] = self._plan.stack.enter_context(broker)
         return self._doors[one.key]
 
@@ -80,17 +81,18 @@ def _client(plan: Plan) -> Contestant:
 def hop(plan: Plan, house: House, one: Contestant, scheme: str, size: int) -> Sample:
     doors = house.doors(one)
     count = max(500, int(MESSAGES[size] * plan.settings.seconds))
-    plain, _ = _hop(plan, doors, house.ca, "amqp", size, count)
-    spent, rate = (
-        (plain, _) if scheme == "amqp" else _hop(plan, doors, house.ca, scheme, size, count)
-    )
+    each, rate = hop_each(plan, doors, house.ca, "amqp", size, count)
+    plain = spent = sum(each)
+    if scheme != "amqp":
+        each, rate = hop_each(plan, doors, house.ca, scheme, size, count)
+        spent = sum(each)
     return {"cpu_100k_s": spent / count * 100_000, "rate": rate, "over_tcp": spent / plain}
 
 
-def _hop(
+def hop_each(
     plan: Plan, doors: Doors, ca: str, scheme: str, size: int, count: int
-) -> tuple[float, float]:
-    """Return the broker's seconds for *count* messages, and messages per second."""
+) -> tuple[list[float], float]:
+    """Return the seconds of each process of the broker for *count* messages, and messages per second."""
     common: dict[str, Any] = {
         "url": doors.urls[scheme], "ca": ca, "sasl": True, "address": f"doors-{next(_numbers)}",
     }  # fmt: skip
@@ -98,7 +100,7 @@ def _hop(
     with client.role("consume", credit=CREDIT, **common) as consumer:
         time.sleep(0.1)  # The consumer's credit has reached the broker
         consumer.expect(count)
-        before = cpu_s(doors.pids)
+        before = [cpu_s([pid]) for pid in doors.pids]
         started = time.perf_counter()
         with client.role(
             "source", size=size, settled=False, seconds=600, count=count, **common
@@ -106,7 +108,7 @@ def _hop(
             producer.result(120)
         heard = consumer.result(120)
         elapsed = time.perf_counter() - started
-        spent = cpu_s(doors.pids) - before
+        spent = [cpu_s([pid]) - had for pid, had in zip(doors.pids, before, strict=True)]
     if heard["n"] != count:
         raise RoleFailed(f"{heard['n']} of {count} messages arrived")
     measured = heard.get("measured", 0)
@@ -115,16 +117,20 @@ def _hop(
 
 def setup(plan: Plan, house: House, one: Contestant, scheme: str) -> Sample:
     doors = house.doors(one)
-    plain, rate = _dial(plan, doors, house.ca, "amqp")
-    spent, rate = (plain, rate) if scheme == "amqp" else _dial(plan, doors, house.ca, scheme)
+    each, rate = dial_each(plan, doors, house.ca, "amqp")
+    plain = spent = sum(each)
+    if scheme != "amqp":
+        each, rate = dial_each(plan, doors, house.ca, scheme)
+        spent = sum(each)
     return {"server_cpu_us": spent * 1e6, "connections": rate, "over_tcp": spent / plain}
 
 
-def _dial(plan: Plan, doors: Doors, ca: str, scheme: str) -> tuple[float, float]:
-    """Return the broker's seconds for a connection, and connections per second."""
+def dial_each(plan: Plan, doors: Doors, ca: str, scheme: str) -> tuple[list[float], float]:
+    """Return the seconds of each process of the broker for a connection, and connections per second."""
     seconds = plan.settings.seconds
     options = {"url": doors.urls[scheme], "ca": ca, "sasl": True, "address": "doors"}
-    before = cpu_s(doors.pids)
+    before = [cpu_s([pid]) for pid in doors.pids]
     with _client(plan).role("dial", seconds=seconds, **options) as dialler:
         done = dialler.result(30 + 3 * seconds)
-    return (cpu_s(doors.pids) - before) / done["n"], done["n"] / done["elapsed"]
+    spent = [cpu_s([pid]) - had for pid, had in zip(doors.pids, before, strict=True)]
+    return [each / done["n"] for each in spent], done["n"] / done["elapsed"]

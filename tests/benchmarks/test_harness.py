@@ -254,7 +254,7 @@ def test_what_a_broker_costs_after_a_crash_under_attack_and_through_its_doors(
     tmp_path: Path, brief_run: bool
 ) -> None:
     mode = "compiled" if amqp_rt.COMPILED else "pure"
-    measures = ["recovery", "doors", "attacked", *([] if brief_run else ["seeds"])]
+    measures = ["recovery", "doors", "cores", "attacked", *([] if brief_run else ["seeds"])]
     program = f"""
 import sys
 from benchmarks.measures import attacked, doors, recovery
@@ -281,6 +281,7 @@ main([*{measures}, "--quick", "--seconds", "0.05", "--mode", "{mode}",
         ("recovery", "peak"),
         ("recovery", "slope"),
         ("doors", "over_tcp"),
+        ("cores", "two_cores"),
         ("attacked", "step_ms"),
     }
 

@@ -293,9 +293,14 @@ class Edges:
     def __init__(self) -> None:
         self.living: list[EdgeProcess] = []
 
-    def least_busy(self) -> EdgeProcess | None:
-        """Return the edge with the fewest connections; None if there is none."""
-        return min(self.living, key=_connections_of, default=None)
+    def next(self) -> EdgeProcess | None:
+        """Return the edge with the fewest connections, of several the one that waits for longest; None if there is none."""
+        found = min(self.living, key=_connections_of, default=None)
+        if found is not None:
+            # Connections that last for a moment go round, too.
+            self.living.remove(found)
+            self.living.append(found)
+        return found
 
     async def reload(self) -> None:
         """Let all edges read the certificates again."""

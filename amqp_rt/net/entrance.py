@@ -179,7 +179,7 @@ async def _at_an_edge(
     Raises:
         ConnectFailed: The edge has ended, refuses the connection, or does not answer.
     """
-    edge = None if entrance.edges is None else entrance.edges.least_busy()
+    edge = None if entrance.edges is None else entrance.edges.next()
     if edge is None or not isinstance(stream, trio.SocketStream):
         return None
     client = socket.socket(fileno=stream.socket.detach())

@@ -189,6 +189,20 @@ async def test_a_hub_that_cannot_reach_an_edge_refuses_one_client_only() -> None
             assert edge.connections == 2
 
 
+async def test_short_connections_go_round() -> None:
+    async with broker_behind("amqps://127.0.0.1:0") as (broker, (url,), edge):
+        edges = broker.container.entry.edges
+        assert edges is not None
+        async with an_edge(edges, broker.container.limits) as second:
+            used = []
+            for _ in range(4):
+                async with connect(url, tls=TLS, auth=Plain("ada", "pw"), reconnect=None):
+                    used.append((edge.connections, second.connections))
+                await until(edge, 0)
+                await until(second, 0)
+            assert used == [(1, 0), (0, 1)] * 2
+
+
 # --- relaying ------------------------------------------------------------------------------------
 
 

@@ -44,10 +44,14 @@ from .codec.sections import (
     walk_front,
     walk_head,
     write_annotations,
+    write_header,
+)
+from .codec.whole_messages import (
+    check_header,
+    data_octets,
     write_body_data,
     write_data,
     write_front,
-    write_header,
 )
 from .errors import DecodeError, EncodeError, LocalProtocolError
 from .limits import DEFAULT_LIMITS, Limits
@@ -595,6 +599,15 @@ class Message:
         """
         if not self._own:
             return self._payload
+        if self._own == _OWN_ALL and self._chunks is not None:
+            properties = self._properties
+            if (
+                (properties is not None and properties.content_type is None)
+                and not (self._header or self._footer or properties.content_encoding is not None)
+                and not (self._message_annotations or self._delivery_annotations)
+            ):
+                # As most applications' messages: nothing to check, and one call.
+                return data_octets(properties, self._application_properties, self._chunks)
         out = bytearray()
         self._write_front(out)
         if not self._own & _OWN_BODY:
@@ -637,7 +650,7 @@ class Message:
             if properties.content_type is not None or properties.content_encoding is not None:
                 self._check_content(properties)
         if own & _OWN_HEADER and self._header is not None:
-            _check_header(self._header)
+            check_header(self._header)
         if own & _OWN_DELIVERY_ANNOTATIONS and self._delivery_annotations:
             _check_rejected(self._delivery_annotations)
         if own == _OWN_ALL:
@@ -847,18 +860,6 @@ def _milliseconds(seconds: float) -> int:
     if not 0 <= seconds <= 0xFFFF_FFFF / 1000:
         raise ValueError(f"a time to live of {seconds} s is not between 0 and 49 days")
     return round(seconds * 1000)
-
-
-def _check_header(header: Header) -> None:
-    """Refuse values of the wrong type, which plain Python, unlike compiled code, would encode."""
-    for flag in (header.durable, header.first_acquirer):
-        if not isinstance(flag, bool):
-            raise refused("boolean", flag)
-    for number in (header.priority, header.delivery_count):
-        if not isinstance(number, int):
-            raise refused("uint", number)
-    if header.ttl is not None and not isinstance(header.ttl, int):
-        raise refused("uint", header.ttl)
 
 
 def _chunks_of(body: object) -> tuple[bytes, ...]:

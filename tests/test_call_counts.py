@@ -196,7 +196,7 @@ async def through_container(how: str, url: str = "memory://b") -> Calls:
 
 
 @pytest.mark.parametrize(
-    ("how", "at_most"), [("pipelined", 49), ("awaited", 155), ("rpc", 237), ("policies", 254)]
+    ("how", "at_most"), [("pipelined", 40), ("awaited", 155), ("rpc", 237), ("policies", 254)]
 )
 async def test_messages_through_a_container(how: str, at_most: int) -> None:
     for _ in range(5):

@@ -65,6 +65,7 @@ from .primitives import (
 from .section_types import MESSAGE_ID, SYMBOLIC, TEXT, Head, Header, Properties, Sections
 
 _U32: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
 
 # Numeric descriptors of the sections (§3.2).
 HEADER: Final = 0x70
@@ -652,6 +653,8 @@ _SIMPLE_WRITERS: Final[dict[type, Callable[[bytearray, object], None]]] = {
 }
 
 _PROPERTY_READERS: Final = tuple(field.type.read for field in fields_of(Properties))
+#: Values of the properties behind the message-id, if only that is set.
+_NO_OTHERS: Final = (None,) * 12
 _NULLS: Final = [b"\x40" * count for count in range(13)]
 _STRING8: Final = [bytes((0xA1, size)) for size in range(256)]
 _SYMBOL8: Final = [bytes((0xA3, size)) for size in range(256)]
@@ -747,12 +750,23 @@ def read_properties(payload: bytes, at: int, end: int, limits: Limits) -> Proper
 
 def write_properties(out: bytearray, properties: Properties) -> None:
     """Append a properties section, or nothing if no property is set (§3.2.4)."""
+    values = astuple(properties)
+    only = values[0]
+    if type(only) is int and 0 < only <= 0xFFFF_FFFF_FFFF_FFFF and values[1:] == _NO_OTHERS:
+        # Numbered messages are common, and this is half the work of encoding them.
+        if only <= 0xFF:
+            out += b"\x00\x53\x73\xc0\x03\x01\x53"
+            out.append(only)
+        else:
+            out += b"\x00\x53\x73\xc0\x0a\x01\x80"
+            out += _U64.pack(only)
+        return
     at = len(out)
     out += b"\x00\x53\x73\xc0\x00\x00"
     count = 0
     index = 0
     try:
-        for value in astuple(properties):
+        for value in values:
             index += 1
             if value is None:
                 continue
@@ -839,59 +853,3 @@ def _write_text(out: bytearray, text: str) -> None:
 def is_simple(value: object) -> bool:
     """Return whether *value* may be sent as an application property (§3.2.5)."""
     return amqp_kind(type(value)) in _SIMPLE_WRITERS
-
-
-def write_front(
-    out: bytearray,
-    header: Header | None,
-    delivery_annotations: Mapping[Any, object] | None,
-    message_annotations: Mapping[Any, object] | None,
-    properties: Properties | None,
-    application_properties: Mapping[Any, object] | None,
-) -> None:
-    """Append all sections before the body, without empty ones."""
-    if header is not None:
-        write_header(
-            out,
-            durable=header.durable,
-            priority=header.priority,
-            ttl_ms=header.ttl,
-            first_acquirer=header.first_acquirer,
-            delivery_count=header.delivery_count,
-        )
-    if delivery_annotations:
-        write_annotations(out, DELIVERY_ANNOTATIONS, delivery_annotations)
-    if message_annotations:
-        write_annotations(out, MESSAGE_ANNOTATIONS, message_annotations)
-    if properties is not None:
-        write_properties(out, properties)
-    if application_properties:
-        write_application_properties(out, application_properties)
-
-
-def write_body_data(out: bytearray, chunks: tuple[bytes, ...]) -> None:
-    """Append *chunks* as data sections (§3.2.6)."""
-    for chunk in chunks:
-        size = len(chunk)
-        if size <= 0xFF:
-            out += _DATA8[size]
-        else:
-            write_data(out, size)
-        out += chunk
-
-
-_DATA8: Final = [bytes((0x00, 0x53, 0x75, 0xA0, size)) for size in range(256)]
-
-
-def write_data(out: bytearray, size: int) -> None:
-    """Append the octets that precede the *size* octets of a data section (§3.2.6).
-
-    For callers that write the content themselves, such as a sender of a streamed body.
-    """
-    if size <= 0xFF:
-        out += _DATA8[size]
-    elif size <= 0xFFFF_FFFF:
-        out += b"\x00\x53\x75\xb0"
-        out += _U32.pack(size)
-    else:
-        raise EncodeError(f"a data section of {size} octets: a size has 32 bits")

@@ -24,7 +24,7 @@ from .failures import failed_outcome, only_cancelled, outcome_of_error
 from .home import Home
 from .raising import RaisedOutcome
 from .routes import Batch, Route
-from .serving import Inbox, Worker, Workers, count, read_message, settle_if_open
+from .serving import Inbox, Worker, Workers, conclude, read_message, settle_if_open
 
 
 class _Collected(Struct):
@@ -137,7 +137,7 @@ class BatchWorkers(Workers):
             value = self.route.element(delivery, read_message(delivery))
         except Exception as error:
             # Also what the codec of an application raises by mistake: this message has failed, not the batch.
-            _settle(inbox, delivery, outcome_of_error(inbox, delivery, error))
+            conclude(inbox, delivery, outcome_of_error(inbox, delivery, error))
             return False
         collected.append(_Collected(inbox, delivery, value))
         return True
@@ -169,14 +169,7 @@ class BatchWorkers(Workers):
         finally:
             CALLER.set(None)
         for each, outcome in zip(items, outcomes, strict=True):
-            _settle(each.inbox, each.delivery, outcome)
-
-
-def _settle(inbox: Inbox, delivery: IncomingDelivery, outcome: Outcome) -> None:
-    """Count and set *outcome*, now or after the pause that it requests."""
-    count(inbox.route.stats, outcome)
-    if outcome is ACCEPTED or not inbox.hold(delivery, outcome):
-        settle_if_open(delivery, outcome)
+            conclude(each.inbox, each.delivery, outcome)
 
 
 def _outcomes(result: Any, size: int) -> Sequence[Outcome]:

@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..codec.primitives import write_value
-from ..codec.sections import AMQP_VALUE, SECTION_OPENINGS, write_data
+from ..codec.sections import AMQP_VALUE, SECTION_OPENINGS
+from ..codec.whole_messages import write_data
 from ..errors import EncodeError
 from ..message import BodyKind, Message, MessageId, Moment
 from .compression import Compression, compressed

@@ -245,11 +245,11 @@ class Workers:
             inbox = ring[0]
             waiting = inbox.waiting
             delivery = waiting.popleft() if waiting else None
-            if waiting:
-                ring.rotate(-1)
-            else:
+            if not waiting:
                 ring.popleft()
                 inbox.queued = False
+            elif len(ring) > 1:
+                ring.rotate(-1)
             if delivery is not None:
                 return inbox, delivery
         return None
@@ -274,6 +274,8 @@ class Workers:
         scope = worker.scope
         count = 0
         since = perf_counter()
+        stats = self.route.stats
+        awaits = self.route.awaits
         inbox: Inbox | None
         delivery: IncomingDelivery | None
         while True:
@@ -296,7 +298,26 @@ class Workers:
                 self._wake()
             self.running += 1
             try:
-                await inbox.run(inbox, delivery, worker)
+                direct = inbox.direct
+                if direct is None or (octets := self._untraced_octets(delivery)) is None:
+                    await inbox.run(inbox, delivery, worker)
+                else:
+                    # What run_message() does, without a coroutine of ours for each message.
+                    try:
+                        result = direct(octets)
+                        if awaits or (result is not None and inspect.isawaitable(result)):
+                            result = await result
+                    except BaseException as error:
+                        outcome = _outcome_of(inbox, delivery, worker, error)
+                        if outcome is None:
+                            raise
+                        conclude(inbox, delivery, outcome)
+                    else:
+                        if result is None:
+                            stats.accepted += 1
+                            settle_if_open(delivery, ACCEPTED)
+                        else:
+                            conclude(inbox, delivery, _returned(result))
             except Exception:
                 # An error of this package, since run() turns errors of handlers into outcomes. It
                 # must not stop the worker.
@@ -315,6 +336,13 @@ class Workers:
                 await trio.lowlevel.checkpoint()
                 count = 0
                 since = perf_counter()
+
+    def _untraced_octets(self, delivery: IncomingDelivery) -> bytes | None:
+        """Return :func:`octets_of` a message without a trace context; None if it may have one."""
+        octets = octets_of(delivery)
+        if octets is None or delivery.payload.find(TRACE_OCTETS, 0, self.trace_within) >= 0:
+            return None
+        return octets
 
     def rotate_unused_credit(self) -> None:
         """Start asking links for unused credit, if a link has none while others hold some unused."""
@@ -390,6 +418,10 @@ class Inbox:
         observers = binding.container.observers
         #: Processes one message; with observers, it also tells them of it.
         self.run = workers.run if not observers else ObservedRun(binding, workers.run)
+        #: The handler, if it can be called with the octets of a message and nothing else.
+        self.direct: Callable[[bytes], Any] | None = None
+        if self.run is run_message and self.route.takes_octets:
+            self.direct = self.route.target
         self._open = True
         self._owns_credit = window is None
         if window is None and workers.shared is None:
@@ -599,43 +631,52 @@ def settle_if_open(delivery: IncomingDelivery, outcome: Outcome) -> None:
 async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
     """Pass one message to the handler of a node, and settle it with the outcome."""
     route = inbox.route
-    stats = route.stats
-    outcome: Outcome
+    outcome: Outcome | None
     try:
-        octets = None
-        if route.takes_octets and delivery.message_format == MESSAGE_FORMAT:
-            octets = read_data(delivery.payload)
-            if octets is not None and octets[:2] in MAGICS:
-                octets = None  # The content-encoding decides.
-        if octets is not None:
+        octets = octets_of(delivery) if route.takes_octets else None
+        message = None if octets is not None else read_message(delivery)
+        within = inbox.workers.trace_within
+        if delivery.payload.find(TRACE_OCTETS, 0, within) >= 0:
+            CALLER.set(caller_of(delivery.payload))
+        if message is None:
             # As in invoke(), without creating a message.
-            within = inbox.workers.trace_within
-            if delivery.payload.find(TRACE_OCTETS, 0, within) >= 0:
-                CALLER.set(caller_of(delivery.payload))
             result = route.target(octets)
         else:
-            message = read_message(delivery)
-            within = inbox.workers.trace_within
-            if delivery.payload.find(TRACE_OCTETS, 0, within) >= 0:
-                CALLER.set(caller_of(delivery.payload))
             result = route.invoke(inbox.binding, delivery, message)
         if route.awaits or (result is not None and inspect.isawaitable(result)):
             result = await result
         outcome = ACCEPTED if result is None else _returned(result)
-    except trio.Cancelled:
-        stats.released += 1
-        settle_if_open(delivery, RELEASED)
-        raise
-    except Exception as error:
-        worker.failure = name_of_failure(error)
-        outcome = outcome_of_error(inbox, delivery, error)
-    except BaseExceptionGroup as group:
-        stats.released += 1
-        settle_if_open(delivery, RELEASED)
-        raise only_cancelled(route, group) from None
+    except BaseException as error:
+        outcome = _outcome_of(inbox, delivery, worker, error)
+        if outcome is None:
+            raise
     finally:
         CALLER.set(None)
-    count(stats, outcome)
+    conclude(inbox, delivery, outcome)
+
+
+def _outcome_of(
+    inbox: Inbox, delivery: IncomingDelivery, worker: Worker, error: BaseException
+) -> Outcome | None:
+    """Return the outcome for *error* of a handler; None if *error* is to be raised further.
+
+    Raises:
+        BaseException: What is to be raised instead of a group.
+    """
+    if isinstance(error, Exception):
+        worker.failure = name_of_failure(error)
+        return outcome_of_error(inbox, delivery, error)
+    if isinstance(error, trio.Cancelled | BaseExceptionGroup):
+        inbox.route.stats.released += 1
+        settle_if_open(delivery, RELEASED)
+        if isinstance(error, BaseExceptionGroup):
+            raise only_cancelled(inbox.route, error) from None
+    return None
+
+
+def conclude(inbox: Inbox, delivery: IncomingDelivery, outcome: Outcome) -> None:
+    """Count *outcome* of a handler, and settle *delivery* with it unless it is held for a pause."""
+    count(inbox.route.stats, outcome)
     if outcome is ACCEPTED or not inbox.hold(delivery, outcome):
         settle_if_open(delivery, outcome)
 
@@ -679,6 +720,15 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
     count(stats, outcome)
     if outcome is ACCEPTED or not inbox.hold(delivery, outcome):
         settle_if_open(delivery, outcome)
+
+
+def octets_of(delivery: IncomingDelivery) -> bytes | None:
+    """Return the body of a message of data, if it is not compressed; else None."""
+    if delivery.message_format != MESSAGE_FORMAT:
+        return None
+    octets = read_data(delivery.payload)
+    # The content-encoding decides.
+    return None if octets is None or octets[:2] in MAGICS else octets
 
 
 def read_message(delivery: IncomingDelivery) -> Message:

@@ -26,9 +26,11 @@ from .frames import (
     WHOLE_FRAME_GROWTH,
     Fault,
     FrameBuffer,
+    above_channel_max,
     connection_fault,
     final_frame,
     link_fault,
+    no_session,
     performative_frame,
     read_disposition,
     whole_frame,
@@ -65,6 +67,7 @@ from .performatives import (
     Transfer,
     read_last,
 )
+from .receivers import ReceiverLink
 from .sasl import SaslLayer
 from .senders import SenderLink
 from .session import Session
@@ -135,6 +138,8 @@ class Engine:
         self._output: list[bytes] = []
         self._events: list[Event] = []
         self._touched: list[Link] = []
+        #: Link of the transfer that was read last, until the next frame is looked at.
+        self.run_link: ReceiverLink | None = None
         self._dirty: list[Session] = []
         self._queued: deque[Session] = _NO_SESSIONS
         self._waiting: dict[SenderLink, None] = {}
@@ -392,13 +397,15 @@ class Engine:
         """Queue a transfer frame; a large payload is not copied."""
         if self._growth:
             header = whole_frame(header)
-        if len(payload) <= 16_384:
+        size = len(payload)
+        if size <= 16_384:
             self._output.append(header + payload)
         else:
             self._output.append(header)
             self._output.append(payload)
-        self.output_size += len(header) + len(payload)
-        self.wake()
+        self.output_size += len(header) + size
+        if not self._signalled:
+            self.wake()
 
     def wake(self) -> None:
         """Notify the driver of output, once per take."""
@@ -499,6 +506,11 @@ class Engine:
                     return
                 left -= 1
                 self._on_frame(buffer)
+                if (link := self.run_link) is not None:
+                    # The transfer may begin a run of its link.
+                    self.run_link = None
+                    if buffer.at < len(buffer.data):
+                        left -= link.session.read_run(link, buffer, left - self.spent)
             elif self.layer == READS_SASL:
                 if not buffer.next_frame():
                     return
@@ -538,7 +550,7 @@ class Engine:
         if code == 0x14:
             session = self._remote.get(buffer.channel)
             if session is None or self.theirs.stage is not OPENED:
-                raise _no_session("transfer", buffer.channel, self.channel_max)
+                raise no_session("transfer", buffer.channel, self.channel_max)
             if session.ours.stage is MAPPED:
                 try:
                     session.on_transfer(data, at, end)
@@ -547,7 +559,7 @@ class Engine:
         elif code == 0x15 and self.theirs.stage is OPENED:
             session = self._remote.get(buffer.channel)
             if session is None:
-                raise _no_session("disposition", buffer.channel, self.channel_max)
+                raise no_session("disposition", buffer.channel, self.channel_max)
             if session.ours.stage is MAPPED:
                 session.on_disposition(read_disposition(data, at, end, self.limits))
         else:
@@ -580,7 +592,7 @@ class Engine:
             return
         session = self._remote.get(channel)
         if session is None:
-            raise _no_session(type(performative).__name__.lower(), channel, self.channel_max)
+            raise no_session(type(performative).__name__.lower(), channel, self.channel_max)
         if isinstance(performative, End):
             session.on_end(performative)
             return
@@ -728,7 +740,7 @@ class Engine:
 
     def _on_begin(self, begin: Begin, channel: int) -> None:
         if channel > self.channel_max:
-            raise _above_channel_max(channel, self.channel_max)
+            raise above_channel_max(channel, self.channel_max)
         if channel in self._remote:
             raise connection_fault("amqp:not-allowed", f"channel {channel} has a session already")
         if begin.remote_channel is not None:
@@ -878,19 +890,4 @@ def _note_peer(peer: Peer, performative: Open, *, client: bool) -> bool:
         peer.properties.get("product") == "RabbitMQ"
         and isinstance(version, str)
         and version.startswith("3.")
-    )
-
-
-def _above_channel_max(channel: int, channel_max: int) -> Fault:
-    return connection_fault(
-        "amqp:connection:framing-error",
-        f"channel {channel} is above the channel-max {channel_max}",
-    )
-
-
-def _no_session(name: str, channel: int, channel_max: int) -> Fault:
-    if channel > channel_max:
-        return _above_channel_max(channel, channel_max)
-    return connection_fault(
-        "amqp:not-allowed", f"{name} on channel {channel}, which has no session"
     )

@@ -66,6 +66,31 @@ def link_fault(condition: str, description: str) -> Fault:
     return Fault("link", condition, description)
 
 
+def above_channel_max(channel: int, channel_max: int) -> Fault:
+    """Create the fault for a *channel* above what we allow."""
+    return connection_fault(
+        "amqp:connection:framing-error",
+        f"channel {channel} is above the channel-max {channel_max}",
+    )
+
+
+def no_session(name: str, channel: int, channel_max: int) -> Fault:
+    """Create the fault for the performative *name* on a channel without a session."""
+    if channel > channel_max:
+        return above_channel_max(channel, channel_max)
+    return connection_fault(
+        "amqp:not-allowed", f"{name} on channel {channel}, which has no session"
+    )
+
+
+def misplaced_received() -> Fault:
+    """Create the fault for a sender's state that only a receiver may set."""
+    return link_fault(
+        "amqp:invalid-field",
+        "a sender may send *received* only when it resumes a delivery (§3.4.1)",
+    )
+
+
 class FrameBuffer:
     """Buffer that cuts a stream of arbitrary pieces into whole frames.
 
@@ -81,14 +106,15 @@ class FrameBuffer:
         self.end: int = 0
         self.kind: int = 0
         self.channel: int = 0
-        self._at: int = 0
+        #: Offset of the next frame.
+        self.at: int = 0
         self._pieces: list[bytes] = []
         self._pieces_size: int = 0
         self._wanted: int = 0
 
     def held(self) -> int:
         """Return the number of bytes whose frame is incomplete or has not been asked for."""
-        return len(self.data) - self._at + self._pieces_size
+        return len(self.data) - self.at + self._pieces_size
 
     def feed(self, data: bytes) -> None:
         """Append the next piece of the stream."""
@@ -97,22 +123,22 @@ class FrameBuffer:
             self._pieces_size += len(data)
             if self._pieces_size >= self._wanted:
                 self.data = b"".join(self._pieces)
-                self._at = 0
+                self.at = 0
                 self._pieces = []
                 self._pieces_size = 0
-        elif self._at < len(self.data):
-            self.data = self.data[self._at :] + data
-            self._at = 0
+        elif self.at < len(self.data):
+            self.data = self.data[self.at :] + data
+            self.at = 0
         else:
             self.data = data
-            self._at = 0
+            self.at = 0
 
     def take_header(self) -> bytes:
         """Take the eight octets of a protocol header; empty if they are incomplete (§2.2)."""
-        at = self._at
+        at = self.at
         if self._pieces or len(self.data) - at < 8:
             return b""
-        self._at = at + 8
+        self.at = at + 8
         return self.data[at : at + 8]
 
     def next_frame(self) -> bool:
@@ -124,13 +150,13 @@ class FrameBuffer:
         if self._pieces:
             return False
         data = self.data
-        at = self._at
+        at = self.at
         held = len(data) - at
         if held < 8:
             if held == 0 and at:
                 # An idle connection must not keep its last chunk in memory.
                 self.data = b""
-                self._at = 0
+                self.at = 0
             return False
         size = data[at] << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]
         if size < 8:
@@ -151,13 +177,13 @@ class FrameBuffer:
             self._pieces_size = held
             self._wanted = size
             self.data = b""
-            self._at = 0
+            self.at = 0
             return False
         self.kind = data[at + 5]
         self.channel = data[at + 6] << 8 | data[at + 7]
         self.body = at + body
         self.end = at + size
-        self._at = at + size
+        self.at = at + size
         return True
 
 
@@ -278,6 +304,11 @@ def final_frame(channel: int, performative: Any, size_max: int, *, whole: bool =
 #: First frame of a delivery with a tag of four octets, packed in one call:
 #: 00 53 14 C0 size count | 70 handle | 70 delivery-id | A0 04 tag | 43 | settled | more
 _FIRST: Final = Packer(">IHHIBBBIBIBB4sBBB")
+#: Octets of it before the payload, and those of its tag.
+PLAIN_SIZE: Final = 33
+PLAIN_TAG_SIZE: Final = 4
+#: What the first frames of a link have in common: the frame's octets 4 to 20, up to the delivery-id.
+_RUN_HEAD: Final = Packer(">HHIBBBIB")
 #: Later frames: 00 53 14 C0 size count | 70 handle | 40 40 40 40 | more
 _LATER: Final = Packer(">IHHIBBBIIB")
 #: 00 53 15 C0 size count | role | 70 first | 70 last | settled
@@ -312,6 +343,11 @@ def first_transfer(
         0x41 if settled else 0x42,
         0x41 if more else 0x42,
     )
+
+
+def run_head(channel: int, handle: int) -> bytes:
+    """Return octets 4 to 20 of the frames of :func:`first_transfer`, which are those of its link."""
+    return _RUN_HEAD.pack(0x0200, channel, 0x005314C0, 20, 6, 0x70, handle, 0x70)
 
 
 def later_transfer(channel: int, handle: int, more: bool, size: int) -> bytes:

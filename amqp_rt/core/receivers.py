@@ -12,7 +12,7 @@ from ..termini import Coordinator
 from ..transactions import DeliveryState, TransactionalState
 from ..unsettled import Unsettled, UnsettledMap
 from . import serial
-from .frames import Fault, link_fault
+from .frames import Fault, link_fault, misplaced_received
 from .lifecycle import DETACHED
 from .links import RCV_SECOND, SND_SETTLED, Link
 from .performatives import RECEIVER, Attach, Flow, Transfer
@@ -41,6 +41,22 @@ class Delivery:
     #: Handed out before it had arrived completely, because of its size: read it in chunks.
     streamed: bool = False
 
+    #: Settled by the sender, which expects no outcome.
+    settled: bool = False
+    #: Settled by us, or no longer possible to settle.
+    local_settled: bool = False
+    #: States set by the sender, and by us.
+    state: DeliveryState | None = None
+    local_state: DeliveryState | None = None
+    payload: bytes = b""
+    complete: bool = False
+    aborted: bool = False
+    second: bool = False
+    context: Any = None
+    _chunks: list[bytes] | None = None
+    _size: int = 0
+    _unread: int = 0
+
     def __init__(
         self, link: ReceiverLink, delivery_id: int, tag: bytes, message_format: int
     ) -> None:
@@ -48,22 +64,6 @@ class Delivery:
         self.delivery_id = delivery_id
         self.tag = tag
         self.message_format = message_format
-        #: Settled by the sender, which expects no outcome.
-        self.settled: bool = False
-        #: Settled by us, or no longer possible to settle.
-        self.local_settled: bool = False
-        #: State set by the sender.
-        self.state: DeliveryState | None = None
-        #: State set by us.
-        self.local_state: DeliveryState | None = None
-        self.payload: bytes = b""
-        self.complete: bool = False
-        self.aborted: bool = False
-        self.second: bool = False
-        self.context: Any = None
-        self._chunks: list[bytes] = []
-        self._size: int = 0
-        self._unread: int = 0
 
     @property
     def size(self) -> int:
@@ -92,12 +92,19 @@ class Delivery:
 
     def read_chunks(self) -> list[bytes]:
         """Return the chunks that arrived since the last call, and reopen the session window."""
-        chunks = self._chunks
+        chunks = self._chunks or []
         if chunks:
-            self._chunks = []
+            self._chunks = None
             self.link.session.release(self._unread)
             self._unread = 0
         return chunks
+
+    def keep(self, data: bytes) -> None:
+        """Keep *data*, the next chunk."""
+        if self._chunks is None:
+            self._chunks = [data]
+        else:
+            self._chunks.append(data)
 
     def settle(self, outcome: DeliveryState) -> None:
         """Set *outcome*: settled at once, or after the sender where the link settles second.
@@ -184,6 +191,7 @@ class ReceiverLink(Link):
         self._provisional: bool = False
         self._current: Delivery | None = None
         self._batch: list[Delivery] = []
+        self.run_head: bytes = b""  # what frames of a run have in common, once known
         self._progress: list[Delivery] = []
         self._settled: list[Delivery] = []
         self._flowed: bool = False
@@ -418,7 +426,7 @@ class ReceiverLink(Link):
                 if self._remembered or self.incomplete:
                     self._refuse_new(tag)
                 if type(transfer.state) is Received:
-                    raise _misplaced_received()
+                    raise misplaced_received()
                 if self.max_message_size and size > self.max_message_size and not transfer.aborted:
                     raise self._too_large()
                 self._use_credit()
@@ -447,7 +455,7 @@ class ReceiverLink(Link):
                     self._current = None
                 return
             if type(transfer.state) is Received:
-                raise _misplaced_received()
+                raise misplaced_received()
             if transfer.settled and not delivery.settled:
                 delivery.settled = True
                 session.forget_incoming(delivery.delivery_id)
@@ -487,12 +495,12 @@ class ReceiverLink(Link):
                 cost = size + _CHUNK_COST
                 delivery._unread += cost
                 session.assemble(cost)
-                delivery._chunks.append(data[at:end])
+                delivery.keep(data[at:end])
             return
-        if delivery._chunks:
-            delivery._chunks.append(data[at:end])
-            delivery.payload = b"".join(delivery._chunks)
-            delivery._chunks = []
+        if chunks := delivery._chunks:
+            chunks.append(data[at:end])
+            delivery.payload = b"".join(chunks)
+            delivery._chunks = None
             session.assemble(-delivery._unread)
             delivery._unread = 0
         else:
@@ -711,7 +719,7 @@ class ReceiverLink(Link):
             cost = len(data) + _CHUNK_COST
             self.session.hold(cost)
             delivery._unread += cost
-            delivery._chunks.append(data)
+            delivery.keep(data)
         delivery.complete = not more
         self._current = delivery if more else None
         self.session.touch(self)
@@ -766,7 +774,7 @@ class ReceiverLink(Link):
         else:
             self.session.assemble(-delivery._unread)
         delivery._unread = 0
-        delivery._chunks = []
+        delivery._chunks = None
 
     def on_flow(self, flow: Flow) -> None:
         """Handle the sender's flow: available messages, and credit given back."""
@@ -829,7 +837,7 @@ class ReceiverLink(Link):
                 return
             streamed = self.streaming or delivery.streamed
             if not streamed and not delivery.settled:
-                payload = b"".join(delivery._chunks)
+                payload = b"".join(delivery._chunks or ())
                 if payload:
                     # Not the delivery itself, which would keep the link in memory; no handler has
                     # seen it.
@@ -890,10 +898,3 @@ def _state_at_target(entry: Unsettled, limits: Limits) -> Any:
         # been read and dropped.
         return None
     return position_after(whole(payload), limits)
-
-
-def _misplaced_received() -> Fault:
-    return link_fault(
-        "amqp:invalid-field",
-        "a sender may send *received* only when it resumes a delivery (§3.4.1)",
-    )

@@ -42,22 +42,24 @@ class Sending:
     #: The receiver's outcome is known from its unsettled map, and ``settle`` confirms it.
     confirms: bool = False
 
+    #: Assigned when the first frame leaves; -1 before.
+    delivery_id: int = -1
+    remote_settled: bool = False
+    #: State set by the peer.
+    state: DeliveryState | None = None
+    #: State that we send with the first frame, for example a transactional state.
+    local_state: DeliveryState | None = None
+    complete: bool = False
+    aborted: bool = False
+    context: Any = None
+
     def __init__(self, link: SenderLink, tag: bytes, message_format: int, settled: bool) -> None:
+        # What most deliveries never change are attributes of the class: there is one of these per message.
         self.link = link
-        #: Assigned when the first frame leaves; -1 before.
-        self.delivery_id: int = -1
         self.tag = tag
         self.message_format = message_format
         #: Settled by us; no further notification follows.
         self.settled = settled
-        self.remote_settled: bool = False
-        #: State set by the peer.
-        self.state: DeliveryState | None = None
-        #: State that we send with the first frame, for example a transactional state.
-        self.local_state: DeliveryState | None = None
-        self.complete: bool = False
-        self.aborted: bool = False
-        self.context: Any = None
 
     def resume(self, link: SenderLink) -> None:
         """Continue as a delivery of *link*, which resumes the delivery's earlier link (§2.6.13)."""
@@ -285,14 +287,23 @@ class SenderLink(Link):
         if more:
             self._current = sending
             sending.size = len(data)
+        size = len(data)
         if (
             not self._queue
-            and len(data) <= room
+            and size <= room
             and session.remote_incoming_window > 0
             and not more
             and session.engine.output_size < session.engine.output_max
         ):
-            self._emit(sending, data, 0, len(data), False)
+            if len(tag) == 4 and not message_format and state is None and not self._in_order:
+                # As in _emit(), for most messages.
+                number = sending.delivery_id = session.add_outgoing(sending)
+                session.write_transfer(
+                    first_transfer(session.channel, self.handle, number, tag, settled, False, size),
+                    data,
+                )
+            else:
+                self._emit(sending, data, 0, size, False)
         else:
             self._unsent += 1
             self._enqueue(_Queued(sending, data, more))

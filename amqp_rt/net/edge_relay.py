@@ -105,7 +105,7 @@ class RelayEnd:
         if self._end_output is None:
             self.other.end()
         else:
-            # The hub reads no more: what is still to be sent there is in vain.
+            # The hub reads no more: what is still to be sent there is discarded.
             self._ended = True
             self.other.end()
         return []

@@ -85,7 +85,7 @@ class EdgeReady(Struct, frozen=True, tag=True):
 
 
 class Unwrapped(Struct, frozen=True, kw_only=True):
-    """What the handshakes of a connection revealed, the first octets on its pair after their length."""
+    """Facts that the handshakes of a connection revealed, the first octets on its pair after their length."""
 
     secure: bool
     certificate: Certificate | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import trio
 from far_end import FarEnd, connected
 from sql_shop import declare
 from sqlalchemy import create_engine, event
+from sqlalchemy.orm import Session, sessionmaker
 from test_sql_outbox import bodies, in_table, relaying, send, until, url_of
 
 from amqp_rt.outbox.sql import relays, working
@@ -131,6 +133,23 @@ async def test_a_session_that_was_left_is_closed_by_its_thread(gate: Gate) -> No
     assert pool.checkedout() == 1
     gate.open.set()
     await until(lambda: pool.checkedout() == 0)
+
+
+async def test_a_session_is_closed_although_no_thread_is_free(gate: Gate) -> None:
+    """It would hold the lock of SQLite otherwise, and nothing could be written."""
+    pool: Any = gate.engine.pool
+    open_now: list[int] = []
+    threads = trio.to_thread.current_default_thread_limiter()
+    async with AsyncExitStack() as taken, working.opened(sessionmaker(gate.engine)) as session:
+        await working.call_or_leave(session, Session.connection)
+        assert pool.checkedout() == 1
+        for _ in range(int(threads.available_tokens)):
+            holder = object()
+            await threads.acquire_on_behalf_of(holder)
+            taken.callback(threads.release_on_behalf_of, holder)
+        # Asked while the threads are taken still.
+        taken.callback(lambda: open_now.append(pool.checkedout()))
+    assert open_now == [0]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ...container.loops import in_asyncio
-from .working import STOP_S, in_thread
+from .working import close_in_thread, in_thread
 
 
 async def wait_for_notices(
@@ -81,8 +81,7 @@ async def _listen(engine: Engine, channel: str, wake: Callable[[], None]) -> Non
         raise
     finally:
         if not left:
-            with trio.move_on_after(STOP_S, shield=True):
-                await in_thread(close, leave=lambda: None, close=lambda: None)
+            await close_in_thread(close)
 
 
 def _reader(driver: Any) -> Callable[[], bool] | None:

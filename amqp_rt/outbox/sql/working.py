@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import anyio.to_thread
-from anyio import CancelScope, get_cancelled_exc_class, move_on_after
+from anyio import CancelScope, CapacityLimiter, get_cancelled_exc_class, move_on_after
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
@@ -127,6 +127,13 @@ async def in_thread(
     return call.result()
 
 
+async def close_in_thread(close: Callable[[], object]) -> None:
+    """Call *close* in a thread, in any case, and wait at most ``STOP_S`` seconds for its end."""
+    with move_on_after(STOP_S, shield=True):
+        # With a limiter of its own the thread starts at once, so that nothing can leave the call before it has begun.
+        await anyio.to_thread.run_sync(close, abandon_on_cancel=True, limiter=CapacityLimiter(1))
+
+
 async def call_or_leave(
     session: Session | AsyncSession,
     work: Callable[Concatenate[Session, P], T],
@@ -228,8 +235,7 @@ async def opened(factory: Factory) -> AsyncIterator[Any]:
             with CancelScope(shield=True):
                 await call(session, Session.close)
         elif not was_left(session):
-            with move_on_after(STOP_S, shield=True):
-                await call_or_leave(session, Session.close)
+            await close_in_thread(session.close)
 
 
 async def in_transaction(

@@ -20,7 +20,8 @@ from amqp_rt.fronts.anchors import Anchor
 from amqp_rt.fronts.base import Exchange, QueueDeclaration
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import Message
-from amqp_rt.stores.base import Store
+from amqp_rt.stores.base import ChangeSet, Store
+from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.values import Symbol
 
 SOURCE, REASON = Symbol("x-opt-deadletter-source"), Symbol("x-opt-dead-letter-reason")
@@ -62,6 +63,14 @@ async def until_gone(broker: Broker) -> None:
     with trio.fail_after(30):
         while not is_settled():  # noqa: ASYNC110 - nothing reports it
             await trio.sleep(0.01)
+
+
+def holds(store: MemoryStore, number: int) -> bool:
+    """Return whether *store*, which is not open, has messages of the node *number*."""
+    store.open()
+    count = store.summary(number)[0]
+    store.abandon()
+    return count > 0
 
 
 async def receive_all(link: Receiver) -> None:
@@ -198,6 +207,29 @@ async def test_the_rest_goes_after_a_restart(tmp_path: Path) -> None:
         annotations = Message.decode((await broker.peek("dead", 1))[0]).message_annotations
         assert annotations[SOURCE] == "q"
     async with Broker(store=store) as broker:
+        assert names(broker) == ["dead"]
+
+
+async def test_a_deleted_queue_without_messages_is_gone_after_a_crash() -> None:
+    disk = Photographed()
+    async with Broker(store=disk) as broker:
+        await broker.declare(leaving())
+        fill(broker, "q", 1)
+        number = broker.host.space().find("q").number
+        await broker.delete("q")
+        await until_gone(broker)
+    # As if the last message had left in a commit before that which deletes the queue.
+    crashed = [each for each in disk.copies if holds(each, number)][-1]
+    crashed.open()
+    batch = ChangeSet()
+    batch.remove(number, 0)
+    crashed.commit(batch)
+    crashed.abandon()
+    async with Broker(store=crashed) as broker:
+        assert any(name.startswith(LEAVING) for name in names(broker))
+        await until_gone(broker)
+        assert names(broker) == ["dead"]
+    async with Broker(store=crashed) as broker:
         assert names(broker) == ["dead"]
 
 

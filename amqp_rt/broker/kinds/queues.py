@@ -343,6 +343,8 @@ class QueueNode(Node):
     def restored(self) -> None:
         if self.declared.name.startswith(LEAVING):
             self._leave()
+            # The last message may have left in the last commit before a crash.
+            self._delete_if_drained()
 
     def stop(self, failure: AmqpError) -> None:
         super().stop(failure)

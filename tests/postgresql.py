@@ -47,6 +47,14 @@ def _free_port() -> int:
         return port
 
 
+def _runs(pid: int) -> bool:
+    """Return whether a process has not ended, reaped by its parent or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 class Cluster:
     """A server with its data in a temporary folder; it is created, and has to be started.
 
@@ -187,11 +195,16 @@ class Cluster:
         """Kill all processes of the server at once, as the end of its machine does."""
         assert self.process is not None
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in self._processes():
+            killed = self._processes()
+            for pid in killed:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
         self.process.wait(30)
         self.process = None
+        # Its shared memory is in use, so that no server starts in its folder, until the last of them has ended.
+        until = time.monotonic() + 30
+        while any(map(_runs, killed)) and time.monotonic() < until:
+            time.sleep(0.01)
 
     def pause(self) -> None:
         """Stop all processes of the server, whose sockets stay open: it is silent from now on."""

@@ -21,8 +21,8 @@ from .sections import (
 _U32: Final = struct.Struct(">I")
 
 
-def check_header(header: Header) -> None:
-    """Refuse values of the wrong type, which plain Python, unlike compiled code, would encode."""
+def check_header(header: Any) -> None:
+    """Refuse values of the wrong type in a header, of which nothing is known: compiled code would raise TypeError for a typed one."""
     for flag in (header.durable, header.first_acquirer):
         if not isinstance(flag, bool):
             raise refused("boolean", flag)

@@ -236,7 +236,7 @@ def test_a_run_from_end_to_end(tmp_path: Path, brief_run: bool) -> None:
     command = [
         *(sys.executable, "-m", "benchmarks", *sorted(measures)),
         *("--peers", "none", "--mode", mode, "--compiled-python", sys.executable),
-        *("--sizes", "100", "--rounds", "1", "--seconds", "0.2"),
+        *("--sizes", "100", "--rounds", "1", "--seconds", "0.5"),
         *("--json", str(tmp_path / "now.json"), "--markdown", str(tmp_path / "page.md")),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

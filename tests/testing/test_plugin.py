@@ -325,7 +325,7 @@ def test_who_does_not_use_it_does_not_pay(project: pytest.Pytester, statement: s
     )
     project.makepyfile(statement)
     # The other plug-ins bring event loops with them.
-    off = [word for name in ("anyio", "asyncio", "trio", "timeout", "hypothesispytest") for word in ("-p", f"no:{name}")]  # fmt: skip
+    off = [word for name in ("anyio", "asyncio", "trio", "timeout", "hypothesispytest", "schemathesis") for word in ("-p", f"no:{name}")]  # fmt: skip
     result = project.runpytest_subprocess("-s", *off, timeout=100)
     result.stdout.re_match_lines([r".*loaded:\s*$"])
 

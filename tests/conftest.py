@@ -77,10 +77,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _restored_logging() -> Iterator[None]:
     """Restore the root logger: commands such as ``serve`` set up the logging of their process, here that of the tests."""
     root = logging.getLogger()
-    handlers, level = [*root.handlers], root.level
+    # Also what a fixture of a whole module has set up.
+    root.setLevel(logging.WARNING)
+    handlers = [*root.handlers]
     yield
-    if root.level != level:
-        root.setLevel(level)
+    root.setLevel(logging.WARNING)
     for each in [each for each in root.handlers if each not in handlers]:
         root.removeHandler(each)
 

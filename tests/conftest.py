@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from postgresql import database, postgresql  # noqa: F401 (fixtures)
 from references import no_collector  # noqa: F401 (a fixture)
+from root_logging import restored_logging
 
 import amqp_rt
 from amqp_rt.net import carrier, preamble
@@ -75,15 +75,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def _restored_logging() -> Iterator[None]:
-    """Restore the root logger: commands such as ``serve`` set up the logging of their process, here that of the tests."""
-    root = logging.getLogger()
-    # Also what a fixture of a whole module has set up.
-    root.setLevel(logging.WARNING)
-    handlers = [*root.handlers]
-    yield
-    root.setLevel(logging.WARNING)
-    for each in [each for each in root.handlers if each not in handlers]:
-        root.removeHandler(each)
+    with restored_logging():
+        yield
 
 
 def is_brief(config: pytest.Config) -> bool:

@@ -338,7 +338,7 @@ RIGHTS_OF_EDGES: Final[dict[str, dict[str, str]]] = {
 
 # --- edge processes ----------------------------------------------------------------------------------
 
-#: What somebody tries at a broker with ``--edges`` → outcome. ``security/test_edge_identities.py`` proves these.
+#: Attempts at a broker with ``--edges`` → outcome. ``security/test_edge_identities.py`` proves these.
 AT_EDGES: Final[dict[str, str]] = {
     "connect to a socket between broker and edge": "none has a name",
     "say in clear what an edge would say of ada's certificate": REFUSED,

@@ -136,7 +136,7 @@ async def test_a_session_that_was_left_is_closed_by_its_thread(gate: Gate) -> No
 
 
 async def test_a_session_is_closed_although_no_thread_is_free(gate: Gate) -> None:
-    """It would hold the lock of SQLite otherwise, and nothing could be written."""
+    """A session that stays open would hold the lock of SQLite, and nothing could be written."""
     pool: Any = gate.engine.pool
     open_now: list[int] = []
     threads = trio.to_thread.current_default_thread_limiter()

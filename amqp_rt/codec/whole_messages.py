@@ -22,7 +22,10 @@ _U32: Final = struct.Struct(">I")
 
 
 def check_header(header: Any) -> None:
-    """Refuse values of the wrong type in a header, of which nothing is known: compiled code would raise TypeError for a typed one."""
+    """Refuse values of the wrong type.
+
+    The parameter is untyped: with a type, compiled code raises TypeError before a value can be checked.
+    """
     for flag in (header.durable, header.first_acquirer):
         if not isinstance(flag, bool):
             raise refused("boolean", flag)

@@ -78,7 +78,7 @@ EDGE_PROCESSES = """\
 
 ## Edge processes
 
-What somebody tries at a broker with `amqp-rt serve --edges` (`tests/security/test_edge_identities.py`). Logins and rights over
+Attempts at a broker with `amqp-rt serve --edges` (`tests/security/test_edge_identities.py`). Logins and rights over
 edges are those of the tables above, as the broker judges them.
 
 """

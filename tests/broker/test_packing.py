@@ -1,4 +1,4 @@
-"""Queues whose messages wait for long: their segments are packed, and nobody can tell."""
+"""Queues whose messages wait for long: packed segments behave like others."""
 
 from __future__ import annotations
 

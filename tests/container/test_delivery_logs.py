@@ -189,18 +189,7 @@ def test_handlers_of_asyncio(logs: DeliveryLogs, records: Records) -> None:
     assert records.found["handled"]["message_id"] == "a"
 
 
-@pytest.fixture
-def as_json() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
-async def test_lines_in_json_have_the_fields(
-    as_json: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_lines_in_json_have_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     @node("work")
     async def work(body: str) -> None:
         log.info("handled", extra={"order": body, "odd": {1}})
@@ -229,7 +218,7 @@ async def test_lines_in_json_have_the_fields(
     assert "extra" not in outside
 
 
-def test_lines_of_text_observe_nothing(as_json: None) -> None:
+def test_lines_of_text_observe_nothing() -> None:
     set_up_logs("info", "text")
     container = Container("shop")
     log_deliveries(container)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,6 +19,17 @@ from amqp_rt.net.tls import ClientTls, ServerTls
 KNOWN = certificates()
 
 
+async def exchange(peer: PeerPrograms, where: Mapping[str, Any]) -> None:
+    """Let the peer send and receive many messages at a queue, and one of many frames."""
+    sent = await peer.run("send", count=250, **where)
+    assert sent["settled"] == 250
+    received = await peer.run("receive", count=250, credit=10, **where)
+    assert numbers(received["messages"]) == list(range(250))
+    await peer.run("send", size=1_000_000, **where)
+    received = await peer.run("receive", count=1, **where)
+    assert received["messages"][0]["body"] == digest(filler(1_000_000))
+
+
 @pytest.mark.req("SE7", "L1")
 async def test_their_client_over_tls(peer: PeerPrograms) -> None:
     async with Broker(tls=ServerTls(KNOWN.server)) as broker:
@@ -28,13 +40,7 @@ async def test_their_client_over_tls(peer: PeerPrograms) -> None:
             "tls": {"ca": str(KNOWN.ca)},
             "address": "q",
         }
-        sent = await peer.run("send", count=250, **where)
-        assert sent["settled"] == 250
-        received = await peer.run("receive", count=250, credit=10, **where)
-        assert numbers(received["messages"]) == list(range(250))
-        await peer.run("send", size=1_000_000, **where)
-        received = await peer.run("receive", count=1, **where)
-        assert received["messages"][0]["body"] == digest(filler(1_000_000))
+        await exchange(peer, where)
 
 
 @pytest.mark.req("SE7")
@@ -96,13 +102,7 @@ async def test_their_client_over_websocket(rhea_programs: PeerPrograms, scheme: 
         }
         if scheme == "wss":
             where["tls"] = {"ca": str(KNOWN.ca)}
-        sent = await peer.run("send", count=250, **where)
-        assert sent["settled"] == 250
-        received = await peer.run("receive", count=250, credit=10, **where)
-        assert numbers(received["messages"]) == list(range(250))
-        await peer.run("send", size=1_000_000, **where)
-        received = await peer.run("receive", count=1, **where)
-        assert received["messages"][0]["body"] == digest(filler(1_000_000))
+        await exchange(peer, where)
 
 
 @pytest.mark.req("L2", "L5")
@@ -120,10 +120,4 @@ async def test_their_client_passes_an_edge(rhea_programs: PeerPrograms) -> None:
             }
             if url.startswith("wss"):
                 where["websocket"] = "/amqp"
-            sent = await peer.run("send", count=250, **where)
-            assert sent["settled"] == 250
-            received = await peer.run("receive", count=250, credit=10, **where)
-            assert numbers(received["messages"]) == list(range(250))
-            await peer.run("send", size=1_000_000, **where)
-            received = await peer.run("receive", count=1, **where)
-            assert received["messages"][0]["body"] == digest(filler(1_000_000))
+            await exchange(peer, where)

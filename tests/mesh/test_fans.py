@@ -488,7 +488,7 @@ def test_an_ordered_message_that_waits_takes_the_next_leg_after_the_last_outcome
 
 
 def test_ordered_senders_get_the_credit_of_the_next_leg_when_the_last_message_has_left() -> None:
-    """It waits at its link for the window of the session, and no outcome follows since it is settled."""
+    """A settled message waits at its link for the window of the session, and no outcome follows."""
     world = World(
         ordered=True,
         limits=Limits(frame_size_max=512, session_window=1, session_window_bytes=4 * KIB),

@@ -176,7 +176,7 @@ async def test_a_hub_that_cannot_reach_an_edge_refuses_one_client_only() -> None
         assert edges is not None
         ours, theirs = control_pair()
         theirs.close()
-        # It has died, and nobody has noticed yet.
+        # It has died, which has not been noticed yet.
         edge.connections = 1
         dead = EdgeProcess(ours, 1)
         edges.living.append(dead)

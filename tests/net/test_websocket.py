@@ -626,7 +626,7 @@ async def test_a_page_that_leaves_leaves_nothing(nursery: trio.Nursery) -> None:
 async def test_who_breaks_a_rule_while_sending_reads_why(
     scheme: str,
 ) -> None:
-    """What a faulty peer still sends is discarded, so that the close with its code is not lost."""
+    """Discard the rest of the input of a faulty peer, so that the close with its code is not lost."""
     async with serving(scheme=scheme, tls=ServerTls(KNOWN.server)) as url:
         stream: trio.abc.Stream = await trio.open_tcp_stream("127.0.0.1", parse_url(url).port)
         if scheme == "wss":

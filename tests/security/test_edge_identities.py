@@ -1,4 +1,4 @@
-"""Who a client of a broker with edge processes is taken for: the table of the security matrix."""
+"""Identities of clients of a broker with edge processes: the table of the security matrix."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_random_batches(name: str, tmp_path: Path, long_run: bool) -> None:
 
 
 def test_a_batch_takes_few_statements_and_pages(tmp_path: Path) -> None:
-    """What it costs does not depend on the machine, and grows by pages, not by messages."""
+    """Count statements and pages, which do not depend on the machine: they grow by pages, not by messages."""
     store = SQLiteStore(tmp_path / "store")
     store.open()
     file = store._file

@@ -22,6 +22,7 @@ from certificates import certificates
 from click.testing import CliRunner
 from commands import Served, amqp_rt
 from msgspec.structs import replace
+from root_logging import restored_logging
 
 from amqp_rt import Jwt, Limits, ServerTls
 from amqp_rt.cli.serve import serve
@@ -394,6 +395,7 @@ def test_serve_refuses_other_urls(url: str, why: str) -> None:
 
 def test_serve_names_the_plug_in_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amqp_rt.cli.serve.entry_points", lambda **_: ())
-    done = CliRunner().invoke(serve, ["--http", "http://127.0.0.1:0", "--listen", "memory://b"])
+    with restored_logging():
+        done = CliRunner().invoke(serve, ["--http", "http://127.0.0.1:0", "--listen", "memory://b"])
     assert done.exit_code == 2
     assert "--http needs a plug-in: pip install amqp-rt-console" in done.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ import pytest
 import trustme
 from amqp_rt_servicebus.cli import servicebus
 from click.testing import CliRunner, Result
+from root_logging import restored_logging
 
 #: As the quick start of the emulator has it, with one queue.
 EMULATOR = {
@@ -30,14 +30,8 @@ ANY_PORTS = ("--port", "0", "--admin-port", "0")
 
 
 def invoke(*arguments: str) -> Result:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
+    with restored_logging():
         return CliRunner().invoke(servicebus, list(arguments))
-    finally:
-        # The command sets up logging for its process.
-        root.handlers[:] = handlers
-        root.setLevel(level)
 
 
 @contextmanager

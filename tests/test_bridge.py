@@ -109,7 +109,8 @@ async def nodes_requests_and_streams(door: Any) -> None:
                 assert [(await messages.receive()).body for _ in range(3)] == [0, 1, 2]
             shop.remove("late")
             shop.remove(ticks)
-            with pytest.raises(AmqpError, match=r"no node|is gone"):
+            # The link may still be attached, without a handler.
+            with pytest.raises(AmqpError, match=r"no node|is gone|released"):
                 await peer.call("late", "x", reply=str)
             with pytest.raises(AmqpError, match="no node"):
                 await peer.call("never", reply=str)

@@ -171,6 +171,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         attacked,
         broker,
         codec,
+        cores,
         doors,
         durable,
         growth,
@@ -221,6 +222,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
                 servicebus,
                 mesh,
                 observed,
+                cores,
             ),
         ):
             known |= {(case.measure, case.name) for case in measure.cases(plan)}

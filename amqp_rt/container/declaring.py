@@ -265,7 +265,8 @@ def _names_around(function: Any, frame: types.FrameType | None) -> dict[str, Any
     space = getattr(target, "__globals__", None)
     found: dict[str, Any] = {}
     while frame is not None and frame.f_globals is space and frame.f_locals is not space:
-        for word in words & frame.f_locals.keys():
+        # Since Python 3.13 the keys of a frame's names are a list.
+        for word in words.intersection(frame.f_locals):
             found.setdefault(word, frame.f_locals[word])
         frame = frame.f_back
     return found

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import Column, Engine, MetaData, String, Table, insert, select
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -53,3 +55,11 @@ def nodes_of(shop: Shop) -> list[Callable[..., Any]]:
         shop.outbox.send(session, "invoices", f"invoice for {order}")
 
     return [place]
+
+
+def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """Return the URL of an empty database for SQLAlchemy."""
+    if kind == "sqlite":
+        return f"sqlite:///{folder / 'shop.db'}"
+    found: str = request.getfixturevalue("database")
+    return found.replace("postgresql://", "postgresql+psycopg://")

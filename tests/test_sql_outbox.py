@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import trio
 from far_end import FarEnd, connected
-from sql_shop import Shop, declare, nodes_of
+from sql_shop import Shop, declare, nodes_of, url_of
 from sqlalchemy import Engine, MetaData, create_engine, event, func, insert, select, text, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from amqp_rt import Batch, Broker, Container, Message, Modify, PerMessage, Release, node, sync
+from amqp_rt import Broker, Container, Message, Modify, PerMessage, Release, node, sync
 from amqp_rt.broker import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import DeliveryNotAccepted, DeliveryRejected, LocalProtocolError
@@ -32,14 +32,6 @@ from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Rejected
 pytestmark = [pytest.mark.req("R14"), pytest.mark.slow]
 
 WORKER = Path(__file__).with_name("sql_outbox_worker.py")
-
-
-def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
-    """Return the URL of an empty database for SQLAlchemy."""
-    if kind == "sqlite":
-        return f"sqlite:///{folder / 'shop.db'}"
-    found: str = request.getfixturevalue("database")
-    return found.replace("postgresql://", "postgresql+psycopg://")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -563,8 +555,6 @@ async def test_mistakes_are_told_in_sentences(
     with pytest.raises(LocalProtocolError, match="not in 'mysql'"):
         outbox.schema("mysql")
     outbox.send(scoped_session(sessions), "a" * NAME_MAX, "x")
-    with pytest.raises(ValueError, match="give batch or inbox, not both"):
-        node("a", batch=Batch(), inbox=SqlInbox(sessions))
     engine.dispose()
 
 

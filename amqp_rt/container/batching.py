@@ -8,7 +8,7 @@ rejected when it is collected, and takes no place in the batch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import trio
@@ -16,13 +16,16 @@ from msgspec import Struct
 
 from ..errors import DecodeError
 from ..fronts.base import IncomingDelivery
+from ..message import MessageId
 from ..observers import error_of
-from ..outcomes import ACCEPTED, RELEASED, Accepted, Modified, Outcome, Rejected, Released
+from ..outcomes import ACCEPTED, RELEASED, Outcome
+from .boxes import recorded_id
 from .callers import CALLER
 from .deliveries import readable
 from .failures import failed_outcome, only_cancelled, outcome_of_error
 from .home import Home
 from .raising import RaisedOutcome
+from .recording import BatchRecord, outcomes_of
 from .routes import Batch, Route
 from .serving import Inbox, Worker, Workers, conclude, read_message, settle_if_open
 
@@ -33,6 +36,8 @@ class _Collected(Struct):
     inbox: Inbox
     delivery: IncomingDelivery
     value: Any
+    #: Message-id by which the inbox of the node recognizes the message; None without an inbox.
+    message_id: MessageId | None
 
     @property
     def gone(self) -> bool:
@@ -133,13 +138,17 @@ class BatchWorkers(Workers):
         self, inbox: Inbox, delivery: IncomingDelivery, collected: list[_Collected]
     ) -> bool:
         """Add the payload of *delivery* to the batch, or reject it; return whether it was added."""
+        message_id = None
         try:
-            value = self.route.element(delivery, read_message(delivery))
+            message = read_message(delivery)
+            value = self.route.element(delivery, message)
+            if self.route.inbox is not None:
+                message_id = recorded_id(inbox.binding.address, message)
         except Exception as error:
             # Also what the codec of an application raises by mistake: this message has failed, not the batch.
             conclude(inbox, delivery, outcome_of_error(inbox, delivery, error))
             return False
-        collected.append(_Collected(inbox, delivery, value))
+        collected.append(_Collected(inbox, delivery, value, message_id))
         return True
 
     async def _handle(self, items: list[_Collected], worker: Worker) -> None:
@@ -151,16 +160,26 @@ class BatchWorkers(Workers):
             for each in items[1:]:
                 worker.operation.add(readable(each.delivery))
         outcomes: Sequence[Outcome]
+        record = None
+        if route.inbox is not None:
+            record = BatchRecord(
+                [
+                    (each.inbox.binding.address, each.message_id)
+                    for each in items
+                    if each.message_id is not None
+                ]
+            )
         try:
-            result = route.open(items[0].inbox.binding, [each.value for each in items])
+            values = [each.value for each in items]
+            result = route.open(items[0].inbox.binding, values, record=record)
             if inspect.isawaitable(result):
                 result = await result
-            outcomes = _outcomes(result, len(items))
+            outcomes = outcomes_of(result, len(items))
         except trio.Cancelled:
             raise
         except Exception as failure:
             worker.failure = error_of(failure)
-            outcomes = _failed(items, failure)
+            outcomes = _failed(items, failure, () if record is None else record.processed)
         except BaseExceptionGroup as group:
             route.stats.released += len(items)
             for each in items:
@@ -172,32 +191,22 @@ class BatchWorkers(Workers):
             conclude(each.inbox, each.delivery, outcome)
 
 
-def _outcomes(result: Any, size: int) -> Sequence[Outcome]:
-    """Return the outcomes of *size* messages for the *result* of their handler.
+def _failed(
+    items: Sequence[_Collected], error: Exception, processed: Collection[int]
+) -> list[Outcome]:
+    """Return the outcomes of *items*, whose handler ended with *error*: by the attempts of each.
 
-    Raises:
-        TypeError: *result* is neither None, an outcome, nor one for each message.
+    Those at the positions *processed* have been processed before, and are accepted: another attempt would
+    count as a failure of theirs.
     """
-    if isinstance(result, list | tuple):
-        if len(result) != size:
-            raise TypeError(f"a batch of {size} messages needs as many outcomes, got {len(result)}")
-        return [_outcome(each) for each in result]
-    return [_outcome(result)] * size
-
-
-def _outcome(result: Any) -> Outcome:
-    if result is None:
-        return ACCEPTED
-    if isinstance(result, Accepted | Rejected | Released | Modified):
-        return result
-    if isinstance(result, RaisedOutcome):
-        return result.outcome
-    raise TypeError(f"a batch returns None or outcomes such as Reject(...), not {result!r:.80}")
-
-
-def _failed(items: Sequence[_Collected], error: Exception) -> list[Outcome]:
-    """Return the outcomes of *items*, whose handler ended with *error*: by the attempts of each."""
-    first, *others = items
-    found = [outcome_of_error(first.inbox, first.delivery, error)]
-    say = outcome_of_error if isinstance(error, RaisedOutcome | DecodeError) else failed_outcome
-    return found + [say(each.inbox, each.delivery, error) for each in others]
+    # The error is logged once, outcomes and malformed messages for each of them.
+    say = outcome_of_error
+    found: list[Outcome] = []
+    for at, each in enumerate(items):
+        if at in processed:
+            found.append(ACCEPTED)
+            continue
+        found.append(say(each.inbox, each.delivery, error))
+        if not isinstance(error, RaisedOutcome | DecodeError):
+            say = failed_outcome
+    return found

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -111,7 +111,7 @@ class NodeInbox(Protocol):
         """Type of the resource in whose transaction messages are recorded; handlers request it too."""
 
     def session(self) -> AbstractAsyncContextManager[Any]:
-        """Open a transaction for one message; used where the container provides none of ``session_type``.
+        """Open a transaction for one message or batch; used where the container provides none of ``session_type``.
 
         The end of the block commits it, an exception rolls it back.
         """
@@ -123,6 +123,17 @@ class NodeInbox(Protocol):
 
         The block leaves the transaction open. If it raises or is cancelled, the transaction has to be rolled back.
         """
+
+    def recorded_batch(
+        self, session: Any, messages: Sequence[tuple[str, MessageId]]
+    ) -> AbstractAsyncContextManager[Sequence[bool]]:
+        """Record different messages, each an address and a message-id, in the transaction of *session*.
+
+        The block gets, for each of them, whether it is to be processed; otherwise as for :meth:`recorded`.
+        """
+
+    async def forget(self, session: Any, messages: Sequence[tuple[str, MessageId]]) -> None:
+        """Delete the records of *messages* in the transaction of *session*: they have not been processed."""
 
 
 class Unrecognizable(Reject):

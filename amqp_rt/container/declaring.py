@@ -62,8 +62,6 @@ def _declare(
         raise ValueError(f"{address!r}: give batch or streaming, not both")
     if batch is not None and not isinstance(batch, Batch):
         raise TypeError(f"{address!r}: batch= takes Batch(messages=100), not {batch!r}")
-    if batch is not None and inbox is not None:
-        raise ValueError(f"{address!r}: give batch or inbox, not both")
     if mode not in ("copy", "move"):
         raise ValueError(f"{address!r}: mode is 'copy' or 'move', not {mode!r}")
     Pattern(address)  # A malformed address is refused where it is written
@@ -139,7 +137,7 @@ class NodeDecorator(_Decorators):
                 None, one outcome for all, or a list with one for each; an exception fails all of them.
             inbox: Record of processed messages, such as :class:`amqp_rt.outbox.SqlInbox`, written by the transaction of
                 the handler: a message that was processed is accepted without calling it, and one without message-id
-                is rejected.
+                is rejected. With *batch*, the handler gets the messages that are left, and one transaction records them.
             middleware: Wrapped around the handler, the first outermost.
         """
         return self._decorator(

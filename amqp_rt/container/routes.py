@@ -57,6 +57,7 @@ from .deliveries import Delivery
 from .home import Home
 from .payloads import decode_payload, has_no_payload
 from .raising import OnError
+from .recording import BatchRecord
 from .resources import Resources
 from .scopes import Scope
 
@@ -179,7 +180,7 @@ class Context:
     :class:`~amqp_rt.container.feeding.SourceLink`, sender or receiver.
     """
 
-    __slots__ = ("binding", "deadline", "delivery", "made", "message", "payload")
+    __slots__ = ("binding", "deadline", "delivery", "made", "message", "payload", "record")
 
     def __init__(
         self,
@@ -188,6 +189,7 @@ class Context:
         message: Message | None,
         deadline: Deadline,
         payload: Any,
+        record: BatchRecord | None = None,
     ) -> None:
         self.binding = binding
         self.delivery = delivery
@@ -196,6 +198,8 @@ class Context:
         self.payload = payload
         #: Values made for this message alone.
         self.made: dict[Any, Any] = {}
+        #: Messages of a batch, for the inbox of the node; None for a single message, or without an inbox.
+        self.record = record
 
     @property
     def address(self) -> str:
@@ -441,10 +445,10 @@ class Route:
         self._by_type = _BY_TYPE if self.batch is None else {}
         self._scope = Scope(self.name, resources, self._by_type)
         #: Record of processed messages, and the session in which it writes; None without *inbox*.
-        self._inbox = declaration.inbox
+        self.inbox = declaration.inbox
         self._session: _Maker | None = None
-        if self._inbox is not None:
-            self._session = self._scope.provide(self._inbox.session_type, self._inbox.session)
+        if self.inbox is not None:
+            self._session = self._scope.provide(self.inbox.session_type, self.inbox.session)
         self._positional: list[_Maker] = []
         self._keyword: list[tuple[str, _Maker]] = []
         self._captured: dict[str, Any] = {}
@@ -460,7 +464,7 @@ class Route:
             self.payload is not None
             and not self.middleware
             and not self.streaming
-            and self._inbox is None
+            and self.inbox is None
             and self._positional == [_payload]
             and not self._keyword
         )
@@ -697,13 +701,14 @@ class Route:
         delivery: IncomingDelivery | None = None,
         message: Message | None = None,
         deadline: Deadline = NO_DEADLINE,
+        record: BatchRecord | None = None,
     ) -> Any:
         """Call the handler with a link, a batch, or messages or a body that are still arriving."""
-        return self._call(Context(binding, delivery, message, deadline, payload))
+        return self._call(Context(binding, delivery, message, deadline, payload, record))
 
     async def _called_in_scope(self, context: Context) -> Any:
-        if self._inbox is not None:
-            return await self._called_once(self._inbox, context)
+        if self.inbox is not None:
+            return await self._called_once(self.inbox, context)
         async with self._scope.entered(context):
             result = self._direct(context)
             return await result if inspect.isawaitable(result) else result
@@ -711,6 +716,11 @@ class Route:
     async def _called_once(self, inbox: NodeInbox, context: Context) -> Any:
         """Call the handler unless the message was processed before; record it in the handler's transaction."""
         assert self._session is not None
+        if context.record is not None:
+            async with self._scope.entered(context):
+                call = functools.partial(self._with_payload, context)
+                session = self._session(context)
+                return await context.record.process(inbox, session, context.payload, call)
         message_id = recorded_id(context.address, context.message)
         async with (
             self._scope.entered(context),
@@ -722,6 +732,14 @@ class Route:
             result = await result if inspect.isawaitable(result) else result
             refuse_unprocessed(result)
             return result
+
+    def _with_payload(self, context: Context, payload: Any) -> Any:
+        """Call the handler with *payload*; middleware that calls it again has the former one."""
+        former, context.payload = context.payload, payload
+        try:
+            return self._direct(context)
+        finally:
+            context.payload = former
 
     async def _streaming_in_scope(self, context: Context) -> AsyncGenerator[Any, Any]:
         async with self._scope.entered(context), aclosing(self._direct(context)) as items:

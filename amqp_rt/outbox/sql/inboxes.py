@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from sqlalchemy import MetaData, delete, event, select, tuple_
+from sqlalchemy import MetaData, bindparam, delete, event, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -28,6 +28,11 @@ PRUNED_MAX: Final = 1_000
 #: Seconds between two deletions, if there are no more than that, and if there are.
 _PRUNE_S: Final = 600.0
 _PRUNE_MORE_S: Final = 1.0
+
+
+def _key(address: str, message_id: MessageId) -> tuple[str, str]:
+    """Return the columns by which a message is recognized."""
+    return short(address), short(f"{type(message_id).__name__}:{message_id!r}")
 
 
 class _Record:
@@ -67,7 +72,7 @@ class _Record:
 
     def _error(self, what: str) -> RuntimeError:
         return RuntimeError(
-            f"{self._who} {what}, with which the record of the message ends: leave commit and rollback to the end of the"
+            f"{self._who} {what}, with which its record in the inbox ends: leave commit and rollback to the end of the"
             " handler, and use session.begin_nested() for parts that may fail"
         )
 
@@ -164,20 +169,46 @@ class SqlInbox:
             RuntimeError: The block has ended the transaction.
         """
         await self._prune_if_due()
-        record = await call(session, self._record, address, message_id)
+        async with self.recorded_batch(session, [(address, message_id)]) as are_new:
+            yield are_new[0]
+
+    @asynccontextmanager
+    async def recorded_batch(
+        self, session: Session | AsyncSession, messages: Sequence[tuple[str, MessageId]]
+    ) -> AsyncIterator[Sequence[bool]]:
+        """Record messages, each an address and a message-id, as :meth:`recorded` does one.
+
+        The block gets, for each of them, whether it is to be processed.
+
+        Raises:
+            RuntimeError: The block has ended the transaction.
+        """
+        await self._prune_if_due()
+        are_new, record = await call(session, self._record, messages)
         if record is None:
-            yield False
+            yield are_new
             return
         try:
-            yield True
+            yield are_new
             record.refuse_if_ended()
         finally:
             record.release()
 
-    def _record(self, session: Session, address: str, message_id: MessageId) -> _Record | None:
-        if not self.record_now(session, address, message_id):
-            return None
-        return _Record(session, f"inbox {self.name}: the handler of a message to {address!r}")
+    async def forget(
+        self, session: Session | AsyncSession, messages: Sequence[tuple[str, MessageId]]
+    ) -> None:
+        """Delete the records of *messages* in the transaction of *session*: they have not been processed."""
+        await call(session, self._forget, messages)
+
+    def _record(
+        self, session: Session, messages: Sequence[tuple[str, MessageId]]
+    ) -> tuple[list[bool], _Record | None]:
+        are_new = self.record_many_now(session, messages)
+        if True not in are_new:
+            return are_new, None
+        kind = "message" if len(messages) == 1 else "batch"
+        who = f"inbox {self.name}: the handler of a {kind} to {messages[0][0]!r}"
+        return are_new, _Record(session, who)
 
     def record_now(self, session: Session, address: str, message_id: MessageId) -> bool:
         """Record a message in the transaction of *session*; return False if it was processed before. This blocks.
@@ -185,17 +216,45 @@ class SqlInbox:
         For receivers without a node; ``await session.run_sync(inbox.record_now, address, message_id)`` with an
         ``AsyncSession``.
         """
-        row = {
-            "address": short(address),
-            "message": short(f"{type(message_id).__name__}:{message_id!r}"),
-            "at": time.time(),
-        }
+        return self.record_many_now(session, [(address, message_id)])[0]
+
+    def record_many_now(
+        self, session: Session, messages: Sequence[tuple[str, MessageId]]
+    ) -> list[bool]:
+        """Record messages, each an address and a message-id, as :meth:`record_now` does one. This blocks.
+
+        Of a message that *messages* has several times, the first one is recorded, and the others count as processed.
+        """
         connection = session.connection()
         dialect = connection.dialect.name
         refuse_unless_supported(dialect)
+        table = self._table
+        keys = [_key(*each) for each in messages]
+        now = time.time()
+        # In one order everywhere: two transactions that wait for each other's rows would be a deadlock.
+        rows = [
+            {"address": address, "message": message, "at": now}
+            for address, message in sorted(set(keys))
+        ]
         make: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
-        adding = make(self._table).values(row).on_conflict_do_nothing()
-        return connection.execute(adding.returning(self._table.c.at)).first() is not None
+        adding = make(table).on_conflict_do_nothing().returning(table.c.address, table.c.message)
+        new = {(address, message) for address, message in connection.execute(adding, rows)}
+        are_new = []
+        for key in keys:
+            are_new.append(key in new)
+            new.discard(key)
+        return are_new
+
+    def _forget(self, session: Session, messages: Sequence[tuple[str, MessageId]]) -> None:
+        table = self._table
+        removing = delete(table).where(
+            table.c.address == bindparam("of_address"), table.c.message == bindparam("of_message")
+        )
+        keys = [_key(*each) for each in messages]
+        session.connection().execute(
+            removing,
+            [{"of_address": address, "of_message": message} for address, message in keys],
+        )
 
     async def _prune_if_due(self) -> None:
         now = time.monotonic()

@@ -38,8 +38,9 @@ HIGH_PRIORITY: Final = 5
 #: Kinds of legs: for priorities 0 to 4, for 5 to 9, and for messages that are streamed; named like the uses of links in attaches.
 LOW, HIGH, STREAMS = "low", "high", "streams"
 KINDS: Final = (LOW, HIGH, STREAMS)
-#: Larger messages are streamed, on legs of their own: one that arrives slowly would hold up the others.
-STREAM_ABOVE: Final = 64 * KIB
+#: Larger messages are streamed, on legs of their own: one that arrives slowly would hold up the others. A body of 64 KiB,
+#: with other sections of up to 4 KiB, is none of them: bodies often have just this size.
+STREAM_ABOVE: Final = 68 * KIB
 #: Seconds that a message waits for a destination: after the last one has gone, or without credit of its own.
 WAIT_S: Final = 1.0
 #: Seconds that a link waits for the first destination.

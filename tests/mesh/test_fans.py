@@ -21,8 +21,8 @@ from amqp_rt.testing.pairs import Joined, Recorder
 
 pytestmark = pytest.mark.req("P2")
 Q = Target(address="q")
-#: Each message may take a frame and what is assembled, 65 KiB.
-SMALL = Limits(frame_size_max=KIB, splice_bytes_max=8 * 65 * KIB)
+#: Each message may take a frame and what is assembled.
+SMALL = Limits(frame_size_max=KIB, splice_bytes_max=8 * (KIB + STREAM_ABOVE))
 
 
 class World:
@@ -346,6 +346,22 @@ def pairs_of_legs(world: World, kind: str) -> tuple[Destination, Destination]:
     for each in found:
         each.leg.answers = world.leg().leg.answers
     return found
+
+
+def test_a_body_of_64_kib_takes_the_usual_leg() -> None:
+    kinds: list[str] = []
+    world = World(on_kind=kinds.append)
+    low, streams = world.leg(), world.leg(kind=STREAMS)
+    link, _ = world.sender(max_message_size=0)
+    for number in range(3):
+        link.send(Message(bytes(64 * KIB), message_id=number, subject="s").encode())
+        world.pump()
+    assert len(low.deliveries) == 3
+    assert not streams.deliveries
+    assert not kinds
+    link.send(Message(bytes(69 * KIB)).encode())
+    world.pump()
+    assert len(streams.deliveries) == 1
 
 
 def test_a_released_stream_waits_for_a_busy_destination() -> None:

@@ -83,9 +83,9 @@ async def _main(command: str) -> None:
             await tab.submit('form[action="/watch"]')
             await trio.sleep(STEP_S * SAMPLES)
             await tab.open(f"{url}/types/amqp_rt.node?sort=-available")
-            await _take(tab, "nodes", 460)
+            await _take(tab, "nodes", 560)
             await tab.open(f"{url}/types/amqp_rt.node/entity?name=orders")
-            await _take(tab, "node", 600)
+            await _take(tab, "node", 640)
             await tab.open(f"{url}/ladder")
             await tab.submit('form[action="/ladder"]')
             async with (
@@ -94,7 +94,7 @@ async def _main(command: str) -> None:
             ):
                 await out.send({"number": 41})
             await trio.sleep(1)
-            await _take(tab, "ladder", 430)
+            await _take(tab, "ladder", 470)
             nursery.cancel_scope.cancel()
 
 

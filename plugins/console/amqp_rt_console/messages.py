@@ -26,6 +26,8 @@ BODY_SHOWN_MAX: Final = 64 * 1024
 _INLINE_MAX: Final = 1024
 #: Application-properties of a message that is published.
 _PROPERTIES_MAX: Final = 100
+#: Highest priority of a message, a ubyte (Part 3 §3.2.1).
+_PRIORITY_MAX: Final = 255
 
 
 class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -55,6 +57,8 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise Problem(
                 400, f"a message has at most {_PROPERTIES_MAX} application-properties here"
             )
+        if not 0 <= self.priority <= _PRIORITY_MAX:
+            raise Problem(400, f"priority must be 0 to {_PRIORITY_MAX}, got {self.priority}")
         body, content_type = self.body, self.content_type
         try:
             if self.base64 is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from base64 import b64encode
 from html import unescape
@@ -15,6 +16,7 @@ from console_site import USERS, console
 
 from amqp_rt import Container, Message, Plain
 from amqp_rt.broker import Log, Queue, Topic
+from amqp_rt.errors import AmqpError
 from amqp_rt.transactions import XaStatus
 
 pytestmark = pytest.mark.req("G6")
@@ -109,6 +111,98 @@ async def test_a_branch_in_doubt_can_be_decided() -> None:
         form = {"name": name, "operation": "RESOLVE-BRANCH", "p.outcome": "commit"}
         assert (await act(ada, "amqp_rt.branch", **form)).status_code == 303
         assert broker.stats("to").available == before + 1
+
+
+async def test_open_transactions_are_told_from_those_in_doubt() -> None:
+    async with console(volatile=True) as (broker, url), client(url) as ada:
+        await broker.declare(Queue("orders"))
+        (amqp,) = await broker.listen("amqp://127.0.0.1:0")
+
+        async def send() -> None:
+            async with (
+                Container("c") as container,
+                container.connect(amqp, auth=Plain("ada", USERS["ada"])) as peer,
+                peer.transaction() as txn,
+                peer.sender("orders") as out,
+            ):
+                await out.send("x", transaction=txn)
+                page = (await ada.get("/types/amqp_rt.transaction")).text
+                assert "<h1>Open transactions</h1>" in page
+                titles = re.findall(r">([^<]*[Tt]ransactions?[^<]*)</a>", page)
+                assert titles == ["Open transactions", "Transactions in doubt"]
+                (name,) = await names(ada, "amqp_rt.transaction", "open")
+                form = {"name": name, "operation": "DELETE", "confirm": name}
+                assert (await act(ada, "amqp_rt.transaction", **form)).status_code == 303
+
+        with pytest.raises(AmqpError, match="an operator has rolled it back"):
+            await send()
+        assert broker.stats("orders").available == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "acts"),
+    [
+        ("queue", ["Publish a message", "Change", "Move", "Purge", "Delete"]),
+        ("topic", ["Publish a message", "Change", "Delete"]),
+        ("log", ["Publish a message", "Change", "Purge", "Delete"]),
+    ],
+)
+async def test_nodes_offer_acts_for_people_only(kind: str, acts: list[str]) -> None:
+    """Operations of programs, such as leases of Spark, take a body that no form here has."""
+    async with console() as (broker, url), client(url) as ada:
+        await broker.declare(Queue("queue"), Topic("topic"), Log("log"))
+        page = (await ada.get(f"/types/amqp_rt.{kind}/entity?name={kind}")).text
+        assert re.findall(r"<summary>([^<]*)…</summary>", page) == acts
+
+
+async def test_each_link_of_a_list_leads_to_a_page() -> None:
+    async with console() as (broker, url), client(url) as ada:
+        await broker.declare(Queue("orders"))
+        overview = (await ada.get("/")).text
+        lists = re.findall(r'href="(/types/[^"]*)"', overview)
+        assert len(lists) > 10
+        for path in dict.fromkeys(lists):
+            page = await ada.get(unescape(path))
+            assert page.status_code == 200, path
+            for link in re.findall(r'href="(/types/[^"]*/entity[^"]*)"', page.text):
+                assert (await ada.get(unescape(link))).status_code == 200, link
+
+
+async def test_times_of_messages_are_shown_as_times() -> None:
+    async with console(journal=True) as (broker, url), client(url) as ada:
+        await broker.declare(Log("clicks"), Queue("orders"))
+        broker.publish("orders", Message("x").encode())
+        created = dt.datetime(2026, 5, 4, 3, 2, 1, tzinfo=dt.UTC)
+        given = {"time": 1_777_863_721_000}
+        message = Message("x", creation_time=created, application_properties=given)
+        broker.publish("clicks", message.encode())
+        page = (await ada.get("/messages?name=clicks")).text
+        assert "<dt>creation_time</dt><dd>2026-05-04 03:02:01 UTC</dd>" in page
+        assert re.search(r"x-opt-enqueued-time</dt><dd>\d{4}-\d\d-\d\d [\d:]{8} UTC</dd>", page)
+        # Only the application knows what its own properties are.
+        assert "<dd>1,777,863,721,000</dd>" in page
+        with trio.fail_after(5):
+            while "Record 0" not in (page := (await ada.get("/journal")).text):  # noqa: ASYNC110 - over HTTP
+                await trio.sleep(0.05)
+        assert re.search(r"<dt>property time</dt><dd>\d{4}-\d\d-\d\d [\d:]{8} UTC</dd>", page)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "refusal"),
+    [
+        ("ttl_s", "soon", "time to live must be a number, got &#39;soon&#39;"),
+        ("priority", "256", "priority must be 0 to 255, got 256"),
+        ("priority", "-1", "priority must be 0 to 255, got -1"),
+        ("properties", "a: 1", "application properties: &#39;a: 1&#39; is not NAME=VALUE"),
+    ],
+)
+async def test_a_refused_publication_names_its_field(field: str, text: str, refusal: str) -> None:
+    async with console() as (broker, url), client(url) as ada:
+        await broker.declare(Queue("orders"))
+        answer = await ada.post("/publish", data={"name": "orders", "body": "x", field: text})
+        assert answer.status_code == 400
+        assert refusal in answer.text
+        assert broker.stats("orders").available == 0
 
 
 async def test_records_of_logs_and_the_journal_are_shown() -> None:

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from .kinds import NODE_KINDS, TypePage
+from ..reading import JOURNAL
+from .kinds import NODE, NODE_KINDS, TypePage
 from .texts import shown
 from .visits import url
 
@@ -53,11 +54,18 @@ def entity_path(type_name: str, name: str) -> str:
 def path_of_value(page: TypePage, attribute: str, value: object) -> str:
     """Return the address of the entity that *value* names, empty if it names none."""
     kind = page.links.get(attribute)
-    return entity_path(kind, value) if kind and isinstance(value, str) and value else ""
+    if not kind or not isinstance(value, str) or not value:
+        return ""
+    # Links to the broker's own services, such as $management, lead to no node.
+    if kind == NODE and value.startswith("$") and value != JOURNAL:
+        return ""
+    return entity_path(kind, value)
 
 
-def cells_of(page: TypePage, columns: Sequence[str], row: Mapping[str, Any]) -> list[Cell]:
-    """Return the cells of the entity *row* in *columns*, of which the first is its name."""
+def cells_of(
+    page: TypePage, columns: Sequence[str], row: Mapping[str, Any], *, has_page: bool = True
+) -> list[Cell]:
+    """Return the cells of the entity *row* in *columns*; its name leads to its page, if it *has_page*."""
     name = str(row.get("name", ""))
     # Nodes have a page by their kind, with the options of that.
     kind = row.get("type")
@@ -66,7 +74,8 @@ def cells_of(page: TypePage, columns: Sequence[str], row: Mapping[str, Any]) -> 
     for column in columns:
         value = row.get(column)
         if column == "name":
-            found.append(Cell(shown(name), path=entity_path(type_name, name)))
+            path = entity_path(type_name, name) if has_page else ""
+            found.append(Cell(shown(name), path=path))
             continue
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
         found.append(

@@ -88,7 +88,8 @@ async def _list(
         count=ROWS,
         attributes=["name", "type", *columns],
     )
-    return [cells_of(page, columns, row) for row in found.rows], columns, found
+    has_pages = "READ" in types.operations.get(type_name, {})
+    return [cells_of(page, columns, row, has_page=has_pages) for row in found.rows], columns, found
 
 
 async def list_numbers(visit: Visit) -> Mapping[str, str]:
@@ -102,7 +103,7 @@ def _creates(types: TypeDescriptions, type_name: str) -> list[tuple[str, str]]:
     """Return label and address of each form that makes an entity for the list of *type_name*."""
     kinds = NODE_KINDS if type_name == NODE else (type_name,)
     return [
-        (f"New {page_of(kind).title.removesuffix('s').lower()}", f"/types/{kind}/new")
+        (f"New {page_of(kind).one.lower()}", f"/types/{kind}/new")
         for kind in kinds
         if "CREATE" in types.operations.get(kind, {}) and _has_form(types, kind)
     ]
@@ -150,7 +151,7 @@ async def show_entity(
             plots.append((plot(title, lines, slots=SAMPLES, step_s=STEP_S), legend(lines)))
     return Page(
         "entity.html",
-        f"{page.title.removesuffix('s')} {printable(name) or '(default)'}",
+        f"{page.one} {printable(name) or '(default)'}",
         {
             "name": name,
             "title_name": printable(name),
@@ -264,11 +265,11 @@ async def create(visit: Visit, type_name: str) -> Page | Redirect:
         except AmqpError as error:
             refused = problem_of(error)
         else:
-            visit.tell(f"{page.title.removesuffix('s')} {printable(name)} was created.")
+            visit.tell(f"{page.one} {printable(name)} was created.")
             return Redirect(entity_path(type_name, name))
     return Page(
         "create.html",
-        f"New {page.title.removesuffix('s').lower()}",
+        f"New {page.one.lower()}",
         {"here": f"/types/{type_name}/new", "fields": fields, "given": visit.form},
         failure="" if refused is None else refused.detail,
         status=200 if refused is None else refused.status,
@@ -295,7 +296,7 @@ async def act(visit: Visit, watches: Watches, type_name: str) -> Page | Redirect
         except AmqpError:
             # It is gone, or was never there: the page of it cannot be shown.
             raise error from None
-    title = f"{page.title.removesuffix('s')} {printable(name)}"
+    title = f"{page.one} {printable(name)}"
     if operation == "DELETE":
         visit.tell(f"{title}: {page.ends.lower()} was done.")
         return Redirect(url(f"/types/{NODE if type_name in NODE_KINDS else type_name}"))

@@ -7,6 +7,16 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from amqp_rt.management.epochs import COMMIT_EPOCH, READ_EPOCH, READ_STAGE
+from amqp_rt.management.leases import (
+    ACCEPT_LEASE,
+    LEASE,
+    LEASE_STATE,
+    OPEN_LEASE,
+    RELEASE_LEASE,
+    RETURN_LEASE,
+)
+
 NODE: Final = "amqp_rt.node"
 CONTAINER: Final = "amqp_rt.container"
 #: Types whose entities are nodes, each with options of its own.
@@ -17,8 +27,13 @@ WITH_RECORDS: Final = ("log",)
 
 #: Operations that pages offer in a form of their own, or that only programs use.
 _ELSEWHERE: Final = frozenset(
-    ("CREATE", "READ", "UPDATE", "DELETE", "PEEK", "PURGE", "MOVE", "CURSOR", "SET-CURSOR", "HOLD")
-)
+    (
+        *("CREATE", "READ", "UPDATE", "DELETE", "PEEK", "PURGE", "MOVE", "CURSOR", "SET-CURSOR", "HOLD"),
+        # Programs send these with a body, to the management node of the queue or log itself.
+        *(COMMIT_EPOCH, READ_EPOCH, READ_STAGE),
+        *(OPEN_LEASE, LEASE_STATE, LEASE, ACCEPT_LEASE, RETURN_LEASE, RELEASE_LEASE),
+    )
+)  # fmt: skip
 
 #: Arguments of operations that have a few values only.
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"outcome": ("commit", "rollback")}
@@ -37,6 +52,13 @@ class TypePage(Struct, frozen=True):
     asks_name: bool = True
     #: Attributes of an entity that name others, each with the type of those.
     links: Mapping[str, str] = {}
+    #: Title of one entity, if that is not the title without its "s".
+    singular: str = ""
+
+    @property
+    def one(self) -> str:
+        """Title of one entity."""
+        return self.singular or self.title.removesuffix("s")
 
     def columns_of(self, attributes: Sequence[str]) -> list[str]:
         """Return the columns of the list for entities that have *attributes*."""
@@ -106,9 +128,21 @@ _PAGES: Final = (
         "amqp_rt.terminus",
         "Termini",
         ends="End",
+        singular="Terminus",
     ),
     TypePage(
-        "amqp_rt.branch", "Transactions", ("name", "state", "user", "prepared_at"), ends="Forget"
+        "amqp_rt.transaction",
+        "Open transactions",
+        ("name", "state", "user", "container_id", "connection", "posts", "deliveries", "age_s"),
+        ends="Roll back",
+        links={"connection": _CONNECTION, "user": "amqp_rt.user"},
+    ),
+    TypePage(
+        "amqp_rt.branch",
+        "Transactions in doubt",
+        ("name", "state", "user", "prepared_at"),
+        ends="Forget",
+        singular="Transaction in doubt",
     ),
     TypePage("amqp_rt.route", "Handlers", ("name", "kind", "handler", "slots", "running", "load", "received", "sent", "accepted", "failed")),
     TypePage("amqp_rt.user", "Users", ("name", "groups", "connections")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import count
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from .entities import show_entity
 from .history import Watches
 from .kinds import NODE
 from .rendering import Page, Redirect
-from .texts import body_text, pairs
+from .texts import TIMES, body_text, pairs
 from .visits import Visit
 
 #: Messages of one page, unless its user wants another number.
@@ -39,8 +39,16 @@ class ShownMessage(Struct, frozen=True):
     remark: str
 
 
-def shown_message(heading: str, row: Mapping[str, Any]) -> ShownMessage:
-    """Return a message as texts; *row* has it as the JSON API answers."""
+def shown_message(
+    heading: str, row: Mapping[str, Any], *, times: Container[str] = ()
+) -> ShownMessage:
+    """Return a message as texts.
+
+    Args:
+        heading: Text above it.
+        row: The message as the JSON API answers.
+        times: Application-properties that are milliseconds since 1970.
+    """
     header = dict(row.get("header", {}))
     if header.get("priority") == 4:
         # The default, which a message without a header has, too.
@@ -50,10 +58,10 @@ def shown_message(heading: str, row: Mapping[str, Any]) -> ShownMessage:
         heading,
         [
             *pairs({key: value for key, value in header.items() if value}),
-            *pairs(row.get("properties")),
+            *pairs(row.get("properties"), times=TIMES),
         ],
-        pairs(row.get("message_annotations")),
-        pairs(row.get("application_properties")),
+        pairs(row.get("message_annotations"), times=TIMES),
+        pairs(row.get("application_properties"), times=times),
         body,
         remark,
     )
@@ -86,7 +94,7 @@ async def show_journal(visit: Visit) -> Page:
             raise
         remark = "This broker keeps no journal: amqp-rt serve --journal makes it keep one."
         return _page(visit, "Journal", "", [], remark, False)
-    shown = await _latest(visit, JOURNAL, row)
+    shown = await _latest(visit, JOURNAL, row, times=("time",))
     remark = "Events in the life of messages, the latest first."
     return _page(visit, "Journal", "", shown[::-1], remark, True)
 
@@ -111,7 +119,9 @@ def _page(
     )
 
 
-async def _latest(visit: Visit, name: str, row: Mapping[str, Any]) -> list[ShownMessage]:
+async def _latest(
+    visit: Visit, name: str, row: Mapping[str, Any], *, times: Container[str] = ()
+) -> list[ShownMessage]:
     """Return the latest records of a log with one partition, or those from the offset of the request on.
 
     Raises:
@@ -127,7 +137,7 @@ async def _latest(visit: Visit, name: str, row: Mapping[str, Any]) -> list[Shown
         name,
         begin,
         number,
-        lambda each: shown_message(f"Record {next(offsets)}", each),
+        lambda each: shown_message(f"Record {next(offsets)}", each, times=times),
     )
     return shown
 
@@ -180,12 +190,12 @@ def _publication(form: Mapping[str, str]) -> Publication:
         given["body"] = body
         if kind != "text":
             given["content_type"] = kind
-    for key, convert in (("ttl_s", float), ("priority", int)):
+    for key, label, convert in (("ttl_s", "time to live", float), ("priority", "priority", int)):
         if text := form.get(key, "").strip():
             try:
                 given[key] = convert(text)
             except ValueError:
-                raise _refused(f"{key} must be a number, got {text!r:.50}") from None
+                raise _refused(f"{label} must be a number, got {text!r:.50}") from None
     return Publication(
         durable=form.get("durable") == "yes",
         application_properties=_properties(form.get("properties", "")),
@@ -198,7 +208,7 @@ def _properties(text: str) -> dict[str, str | int | float | bool | None]:
     for line in filter(None, map(str.strip, text.splitlines())):
         key, equals, value = line.partition("=")
         if not (equals and key):
-            raise _refused(f"{line!r:.50} is not NAME=VALUE")
+            raise _refused(f"application properties: {line!r:.50} is not NAME=VALUE")
         found[key] = value
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -16,6 +16,13 @@ CELL_MAX: Final = 200
 BODY_MAX: Final = 16_384
 #: Properties or annotations of one message.
 PAIRS_MAX: Final = 100
+#: Properties and annotations that are times: milliseconds since 1970 (Part 1 §1.6.17), which JSON has as numbers.
+TIMES: Final = frozenset(
+    (
+        *("absolute_expiry_time", "creation_time"),
+        *("x-opt-enqueued-time", "x-opt-delivery-time", "x-opt-scheduled-enqueue-time", "x-opt-locked-until"),
+    )
+)  # fmt: skip
 _INDENTED: Final = json.JSONEncoder(indent=2, ensure_ascii=False)
 
 
@@ -97,10 +104,24 @@ def _indented(value: object) -> str:
     return "".join(pieces)
 
 
-def pairs(values: Mapping[Any, Any] | None) -> list[tuple[str, str]]:
-    """Return names and values of properties or annotations as texts, of ``PAIRS_MAX`` at most."""
+def pairs(values: Mapping[Any, Any] | None, *, times: Container[str] = ()) -> list[tuple[str, str]]:
+    """Return names and values of properties or annotations as texts, of ``PAIRS_MAX`` at most.
+
+    Args:
+        values: The values by their names.
+        times: Names of those that are milliseconds since 1970.
+    """
     given = values or {}
-    found = [(shown(str(name)), shown(given[name])) for name in islice(given, PAIRS_MAX)]
+    found = [
+        (shown(str(name)), _time_or_text(given[name]) if name in times else shown(given[name]))
+        for name in islice(given, PAIRS_MAX)
+    ]
     if len(given) > PAIRS_MAX:
         found.append(("…", f"{len(given) - PAIRS_MAX:,} more are not shown"))
     return found
+
+
+def _time_or_text(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return moment(value / 1000)
+    return shown(value)

@@ -30,8 +30,9 @@ from .running import (
     tls_options,
 )
 from .running import run as run_trio
-from .supervising import WORKER, Supervisor, WorkerChannel, own_command, watch_files
+from .supervising import Supervisor, own_command, watch_files
 from .targets import Target, container_of, load_target
+from .worker_channels import WORKER, WorkerChannel
 
 if TYPE_CHECKING:
     from ..telemetry.probe import Probe
@@ -96,9 +97,10 @@ def run(
     for each in listen:
         _check("--listen", partial(parse_url, each, listening=True))
     if probe is not None:
-        from ..telemetry.probe import parse_probe_url
+        from ..telemetry.probe import parse_probe_url, require_library
 
         _check("--probe", partial(parse_probe_url, probe))
+        _check("--probe", require_library)
     manager = ServiceManager()
     channel = WorkerChannel(os.environ.pop(WORKER)) if WORKER in os.environ else None
     if channel is None and (workers > 1 or reloads):
@@ -107,11 +109,7 @@ def run(
             raise click.UsageError(
                 "--workers share the queues of a peer, but no port: give --url alone, or --listen with one worker"
             )
-        if workers > 1 and probe is not None:
-            raise click.UsageError(
-                "--probe has one port, and --workers are several processes: give each its own amqp-rt run"
-            )
-        supervisor = Supervisor(own_command(), workers, manager, watched)
+        supervisor = Supervisor(own_command(), workers, manager, watched, probe)
         raise click.exceptions.Exit(run_trio(supervisor.run))
     target = load_target(application, factory=factory)
     container = container_of(target)
@@ -156,9 +154,10 @@ async def _run(
     work = partial(target.run_async, urls or None, listen=listen, **options)
     async with trio.open_nursery() as beside:
         if channel is not None:
-            beside.start_soon(channel.stop_after_supervisor, target.stop)
+            # The supervisor has the port of the probe.
+            beside.start_soon(channel.run, target.stop, asked)
         more: dict[str, object] = {}
-        if asked is not None:
+        if asked is not None and channel is None:
             # Before the peer is there: until then the application is live, and not ready.
             more["probe"] = await beside.start(asked.serve, probe)
         async with trio.open_nursery() as nursery:
@@ -167,7 +166,7 @@ async def _run(
                 if channel is None:
                     report_ready(bound, **more)
                 else:
-                    channel.report(container.name, bound)
+                    await channel.report(container.name, bound)
                 manager.ready()
                 beside.start_soon(manager.show_life)
             with suppress(AmqpError):  # The other task raises it.

@@ -1,23 +1,21 @@
 """Worker processes of ``amqp-rt run``: their start, restarts after failures and changes, and their end.
 
-A worker is the same command with the variable :data:`WORKER`, which has its number and the descriptor of its end of a
-socket pair. Over it the worker reports, as a line of JSON, that it serves. When the supervisor ends, even by ``kill -9``, the
-worker reads the end of that stream and stops.
+A worker is the same command with the variable :data:`~amqp_rt.cli.worker_channels.WORKER`, which has its number and the
+descriptor of its end of a socket pair. Over it the worker reports that it serves, and answers requests of probes. When the
+supervisor ends, even by ``kill -9``, the worker reads the end of that stream and stops.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import trio
@@ -25,17 +23,21 @@ from msgspec import Struct
 
 from .notifying import ServiceManager
 from .running import report_ready
+from .worker_channels import WORKER, ProcessChannel, Report
+
+if TYPE_CHECKING:
+    from ..telemetry.workers import WorkerAnswer
 
 log = logging.getLogger("amqp_rt.cli")
 
-#: Environment variable of workers: number, colon, descriptor.
-WORKER: Final = "AMQP_RT_WORKER"
 #: Shortest and longest pause in seconds before a failed worker is started again. One that has lived for the
 #: longest pause begins with the shortest again.
 PAUSE_MIN_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
 #: Seconds between the second signal and the kill of workers.
 _LAST_WAIT_S: Final = 2.0
+#: Seconds for the last lines of a process that has ended. A process that it has started may keep the stream open.
+_LAST_LINES_S: Final = 1.0
 
 
 class _Worker(Struct, eq=False):
@@ -44,6 +46,8 @@ class _Worker(Struct, eq=False):
     number: int
     name: str = ""
     process: trio.Process | None = None
+    #: Channel to the process, while it serves.
+    channel: ProcessChannel | None = None
     #: Whether any of its processes has served.
     served: bool = False
     #: Whether it is being replaced: its end is no failure.
@@ -62,15 +66,22 @@ class Supervisor:
         count: Number of workers.
         manager: The service manager to report to.
         watched: Folders in which a change of a Python file replaces the workers; empty for none.
+        probe: URL at which to answer probes of all workers.
     """
 
     def __init__(
-        self, command: Sequence[str], count: int, manager: ServiceManager, watched: Sequence[Path]
+        self,
+        command: Sequence[str],
+        count: int,
+        manager: ServiceManager,
+        watched: Sequence[Path],
+        probe: str | None = None,
     ) -> None:
         self._command = list(command)
         self._workers = [_Worker(number) for number in range(1, count + 1)]
         self._manager = manager
         self._watched = watched
+        self._probe = probe
         self._stopping = False
         self._status = 0
         self._reported = False
@@ -87,6 +98,10 @@ class Supervisor:
             watching.start_soon(self._manager.show_life)
             if self._watched:
                 await watching.start(self._watch)
+            if self._probe is not None:
+                from ..telemetry.workers import WorkersProbe
+
+                self._probe = await watching.start(WorkersProbe(self.ask).serve, self._probe)
             async with trio.open_nursery() as nursery:
                 for worker in self._workers:
                     nursery.start_soon(self._keep, worker)
@@ -148,26 +163,61 @@ class Supervisor:
             try:
                 if self._stopping:
                     process.send_signal(signal.SIGTERM)
-                stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-                if (line := await _line(stream)) is not None:
-                    self._served(worker, json.loads(line))
-                return await process.wait()
+                async with trio.open_nursery() as nursery:
+                    channel = ProcessChannel(
+                        ours, lambda report: self._served(worker, channel, report)
+                    )
+                    nursery.start_soon(channel.run)
+                    status = await process.wait()
+                    nursery.cancel_scope.deadline = trio.current_time() + _LAST_LINES_S
+                return status
             finally:
-                worker.process = None
+                worker.process = worker.channel = None
 
-    def _served(self, worker: _Worker, report: dict[str, Any]) -> None:
-        worker.name, worker.listeners = report["name"], report["listeners"]
+    def _served(self, worker: _Worker, channel: ProcessChannel, report: Report) -> None:
+        worker.name, worker.listeners = report.name, report.listeners
         worker.served = True
-        log.info("%s serves: process %d", worker, report["pid"])
+        worker.channel = channel
+        log.info("%s serves: process %d", worker, report.pid)
         running = [each for each in self._workers if each.served]
         if len(running) == len(self._workers) and not self._stopping:
             if not self._reported:
                 self._reported = True
                 report_ready(
                     [url for each in running for url in each.listeners],
+                    **({} if self._probe is None else {"probe": self._probe}),
                     workers={each.name: each.process.pid for each in running if each.process},
                 )
             self._manager.ready(f"{len(running)} workers")
+
+    async def ask(self, path: str, node: str | None) -> list[WorkerAnswer]:
+        """Pass a request of a probe on to all workers, and return their answers."""
+        answers: dict[int, WorkerAnswer] = {}
+
+        async def ask(worker: _Worker) -> None:
+            answers[worker.number] = await self._ask(worker, path, node)
+
+        async with trio.open_nursery() as nursery:
+            for each in self._workers:
+                nursery.start_soon(ask, each)
+        return [answers[each.number] for each in self._workers]
+
+    async def _ask(self, worker: _Worker, path: str, node: str | None) -> WorkerAnswer:
+        from ..telemetry.workers import WorkerAnswer
+
+        name = worker.name or f"worker {worker.number}"
+        channel = worker.channel
+        if channel is not None:
+            answer = await channel.ask(path, node)
+            if answer is not None and (answer.status == 200 or not worker.replaced):
+                return WorkerAnswer(name, status=answer.status, body=answer.body)
+            if worker.channel is channel and not worker.replaced:
+                return WorkerAnswer(name)
+        if worker.replaced:
+            return WorkerAnswer(name, absent="it is being replaced")
+        return WorkerAnswer(
+            name, absent="it is not running" if worker.process is None else "it is starting"
+        )
 
     # --- signals and changes -------------------------------------------------------------
 
@@ -231,20 +281,6 @@ class Supervisor:
                 self._replace()
 
 
-async def _line(stream: trio.SocketStream) -> bytes | None:
-    """Return the line that a worker writes; None if it ends before."""
-    found = b""
-    while not found.endswith(b"\n"):
-        try:
-            more = await stream.receive_some(65_536)
-        except trio.BrokenResourceError:
-            return None
-        if not more:
-            return None
-        found += more
-    return found
-
-
 def watch_files(folders: Sequence[Path]) -> AsyncIterator[set[str]]:
     """Return an iterator of the Python files below *folders* that have changed.
 
@@ -263,40 +299,6 @@ def watch_files(folders: Sequence[Path]) -> AsyncIterator[set[str]]:
             yield {path for _, path in found}
 
     return changes()
-
-
-class WorkerChannel:
-    """End of a worker of the socket pair that joins it with its supervisor.
-
-    Args:
-        text: The value of :data:`WORKER`.
-    """
-
-    def __init__(self, text: str) -> None:
-        number, _, descriptor = text.partition(":")
-        self.number = int(number)
-        self._socket = socket.socket(fileno=int(descriptor))
-        # Processes that the application starts must not keep the supervisor waiting for our end.
-        self._socket.set_inheritable(False)
-
-    def report(self, name: str, listeners: list[str]) -> None:
-        """Report that the worker serves."""
-        report = {"name": name, "listeners": listeners, "pid": os.getpid()}
-        with suppress(
-            OSError
-        ):  # The supervisor has ended, which :meth:`stop_after_supervisor` notices.
-            self._socket.sendall(json.dumps(report).encode() + b"\n")
-
-    async def stop_after_supervisor(self, stop: Callable[[], None]) -> None:
-        """Call *stop* when the supervisor has ended."""
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(self._socket))
-        try:
-            while await stream.receive_some(1):
-                pass
-        except trio.BrokenResourceError:
-            pass
-        log.warning("the supervisor has ended; stopping")
-        stop()
 
 
 def own_command() -> list[str]:

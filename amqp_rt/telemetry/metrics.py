@@ -171,8 +171,13 @@ class Metrics:
 def _render(
     snapshot: Snapshot, times: Mapping[str, Distribution], accept: str, node: str | None
 ) -> tuple[bytes, str]:
+    return render_families(families(snapshot, times, detailed=node is not None), accept)
+
+
+def render_families(made: Iterable[Metric], accept: str) -> tuple[bytes, str]:
+    """Return a page with the families *made*, in the format that *accept* asks for, and its content-type."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(list(families(snapshot, times, detailed=node is not None))))
+    registry.register(_Families(list(made)))
     try:
         encode, content_type = choose_encoder(accept)
     except (TypeError, ValueError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from functools import partial
+from importlib import import_module
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -15,13 +16,18 @@ import trio
 
 from ..container.container import Container
 from ..errors import AmqpError, ConnectFailed
-from .probe_http import HttpResponder, ProbeRequest, ProbeResponse
+from .probe_http import HttpResponder, ProbeRequest, ProbeResponse, Responding
 
 #: Host and port of a URL that names none. There is no login: by default only this machine reaches the probe.
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 9_000
 #: Characters of a pattern of nodes: it is compiled for each request, and kept by nothing.
 PATTERN_MAX: Final = 256
+
+NOT_FOUND: Final = ProbeResponse(
+    404, b"there are /healthz, /readyz, /metrics and /metrics/detailed\n"
+)
+PATTERN_TOO_LONG: Final = ProbeResponse(400, b"node= has more than %d characters\n" % PATTERN_MAX)
 
 
 def parse_probe_url(text: str) -> tuple[str, int]:
@@ -43,6 +49,22 @@ def parse_probe_url(text: str) -> tuple[str, int]:
     return url.hostname or DEFAULT_HOST, port
 
 
+def require_library() -> None:
+    """Raise ``AmqpError`` if the library that writes metrics is not installed; the text says what to install."""
+    try:
+        import_module(".metrics", __package__)
+    except ImportError:
+        raise AmqpError(
+            "a probe needs prometheus-client: pip install 'amqp-rt[metrics]'",
+            condition="amqp:not-implemented",
+        ) from None
+
+
+def node_of(request: ProbeRequest) -> str | None:
+    """Return the pattern of nodes whose own metrics *request* wants; None if it wants the sums."""
+    return request.query.get("node", "*") if request.path == "/metrics/detailed" else None
+
+
 class Probe:
     """Answers to probes of *container*.
 
@@ -55,13 +77,9 @@ class Probe:
     """
 
     def __init__(self, container: Container) -> None:
-        try:
-            from .metrics import Metrics
-        except ImportError:
-            raise AmqpError(
-                "a probe needs prometheus-client: pip install 'amqp-rt[metrics]'",
-                condition="amqp:not-implemented",
-            ) from None
+        require_library()
+        from .metrics import Metrics
+
         self._container = container
         self._metrics = Metrics(container)
         #: One page at a time: a page of many nodes takes a thread for a while.
@@ -74,19 +92,24 @@ class Probe:
         match request.path:
             case "/healthz":
                 live = health.live or not self._was_live
-                return _of_health({"live": live}, good=live)
+                return of_health({"live": live}, good=live)
             case "/readyz":
                 content = {"ready": health.ready, "reasons": health.reasons}
-                return _of_health(content, good=health.ready)
-            case "/metrics":
-                return await self._page(request, None)
-            case "/metrics/detailed":
-                return await self._page(request, request.query.get("node", "*"))
-        return ProbeResponse(404, b"there are /healthz, /readyz, /metrics and /metrics/detailed\n")
+                return of_health(content, good=health.ready)
+            case "/metrics" | "/metrics/detailed":
+                return await self._page(request)
+        return NOT_FOUND
 
-    async def _page(self, request: ProbeRequest, node: str | None) -> ProbeResponse:
+    async def answer(self, path: str, node: str | None) -> tuple[int, str]:
+        """Return status and text of the response to a request that another process has received."""
+        query = {} if node is None else {"node": node}
+        response = await self._respond(ProbeRequest(path, query, ""))
+        return response.status, response.body.decode()
+
+    async def _page(self, request: ProbeRequest) -> ProbeResponse:
+        node = node_of(request)
         if node is not None and len(node) > PATTERN_MAX:
-            return ProbeResponse(400, b"node= has more than %d characters\n" % PATTERN_MAX)
+            return PATTERN_TOO_LONG
         async with self._rendering:
             return ProbeResponse(200, *await self._metrics.render(request.accept, node=node))
 
@@ -101,11 +124,23 @@ class Probe:
             AmqpError: *url* is no URL of a probe.
             ConnectFailed: *url* cannot be listened on.
         """
-        bound = await _bind(url, *parse_probe_url(url))
-        host, port = bound.getsockname()[:2]
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
-        task_status.started(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        await trio.serve_listeners(HttpResponder(self._respond).handle, [listener])
+        await serve_probe(url, self._respond, task_status=task_status)
+
+
+async def serve_probe(
+    url: str, respond: Responding, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Answer requests at *url* by *respond*, as :meth:`Probe.serve` does.
+
+    Raises:
+        AmqpError: *url* is no URL of a probe.
+        ConnectFailed: *url* cannot be listened on.
+    """
+    bound = await _bind(url, *parse_probe_url(url))
+    host, port = bound.getsockname()[:2]
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
+    task_status.started(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    await trio.serve_listeners(HttpResponder(respond).handle, [listener])
 
 
 async def _bind(url: str, host: str, port: int) -> socket.socket:
@@ -118,6 +153,7 @@ async def _bind(url: str, host: str, port: int) -> socket.socket:
         raise ConnectFailed(f"cannot listen on {url}: {error.strerror or error}") from None
 
 
-def _of_health(content: dict[str, object], *, good: bool) -> ProbeResponse:
+def of_health(content: dict[str, object], *, good: bool) -> ProbeResponse:
+    """Return the response of 200 or 503 with *content* as JSON."""
     body = msgspec.json.encode(content) + b"\n"
     return ProbeResponse(200 if good else 503, body, "application/json")

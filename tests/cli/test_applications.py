@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -199,6 +201,45 @@ def test_a_change_of_the_code_and_sighup_start_it_again(shop: Path, broker: Serv
     assert code == 0
 
 
+def probed(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+@pytest.mark.slow
+def test_the_supervisor_answers_probes_of_all_workers(shop: Path, broker: Served) -> None:
+    options = ("--url", broker.url, "--workers", "2", "--probe", "http://127.0.0.1:0")
+    running = Running(shop, "app.main:container", *options)
+    ready = running.ready()
+    probe, workers = ready["probe"], ready["workers"]
+    assert probed(f"{probe}/healthz") == (200, b'{"live":true}\n')
+    until(lambda: probed(f"{probe}/readyz") == (200, b'{"ready":true,"reasons":[]}\n'))
+    ok("send", "work", "one", url=broker.url)
+    first = running.line().split()[0]
+    _, page = probed(f"{probe}/metrics")
+    count = (
+        f'amqp_rt_handler_outcomes_total{{outcome="accepted",route="work",worker="{first}"}} 1.0'
+    )
+    assert count in page.decode()
+    assert all(f',worker="{name}"}} 1.0' in page.decode() for name in workers)
+    # One whose event loop does not run is not live, and is so again.
+    os.kill(workers["shop-1"], signal.SIGSTOP)
+    reasons = '"reasons":["shop-1: it does not answer"]'
+    assert probed(f"{probe}/healthz") == (503, f'{{"live":false,{reasons}}}\n'.encode())
+    assert probed(f"{probe}/readyz") == (503, f'{{"ready":false,{reasons}}}\n'.encode())
+    os.kill(workers["shop-1"], signal.SIGCONT)
+    until(lambda: probed(f"{probe}/readyz")[0] == 200)
+    # One that has ended is the business of its supervisor.
+    os.kill(workers["shop-2"], signal.SIGKILL)
+    until(lambda: b"shop-2: it is " in probed(f"{probe}/readyz")[1])
+    assert probed(f"{probe}/healthz")[0] == 200
+    until(lambda: probed(f"{probe}/readyz")[0] == 200)
+    assert running.stop()[0] == 0
+
+
 @pytest.mark.slow
 def test_workers_that_cannot_start_end_the_command(shop: Path) -> None:
     done = run_to_end(shop, "app.main:contains", "--url", "amqp://127.0.0.1:1", "--workers", "2")
@@ -276,10 +317,6 @@ def test_a_wrong_target_is_one_sentence(loadable: None, target: str, sentence: s
         (["--url", "http://x"], "there is no such scheme"),
         (["--listen", "amqp://127.0.0.1:99999"], "the port is no number up to 65535"),
         (["--url", "amqp://x", "--probe", "ftp://x"], "is no URL of a probe"),
-        (
-            ["--url", "amqp://x", "--workers", "2", "--probe", "http://127.0.0.1:0"],
-            "--probe has one port, and --workers are several processes",
-        ),
         (
             ["--listen", "amqp://127.0.0.1:0", "--workers", "2"],
             "share the queues of a peer, but no port",

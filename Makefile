@@ -37,7 +37,7 @@ passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
 .PHONY: help
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of these: lint types own unit compiled docs smoke'
+	@echo 'also: test-long pythons conformance mutations mutation-score peers format, and the parts of these: lint types own unit compiled docs smoke'
 
 # ---- set-up ------------------------------------------------------------------------------------
 
@@ -188,6 +188,23 @@ endef
 .PHONY: test-long
 test-long: .venv/fuzz $(SPARKS:%=.build/pyspark-%)
 	AMQP_RT_LONG=1 PYTEST_ADDOPTS=--timeout=1800 $(MAKE) test-all
+	$(MAKE) pythons
+
+# Other versions of Python, for long runs: those that are installed, or named, as in PYTHONS=/opt/python3.13/bin/python3.
+PYTHONS ?= $(foreach each,python3.12 python3.13 python3.14,$(if $(shell $(each) -c 'print(1)' 2>/dev/null),$(each)))
+
+.PHONY: pythons
+pythons: .venv/ready
+	$(call heading,Quick tests on other versions of Python)
+	$(if $(PYTHONS),,echo 'passed over: no other version of Python is installed')
+	for each in $(PYTHONS); do \
+	  at=.build/python-$$($$each -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	  test -x $$at/bin/python || $$each -m venv $$at; \
+	  $$at/bin/$(PIP) install $(BUILT_WITH); \
+	  $$at/bin/$(PIP) install --no-build-isolation --editable '.[dev]' $(addprefix --editable ./,$(filter-out $(SPARK),$(PLUGINS))); \
+	  $$at/bin/$(PIP) install --no-build-isolation --no-deps --editable ./$(SPARK); \
+	  AMQP_RT_EXPECT=pure $$at/bin/python -m pytest -n$(WORKERS) -m 'not slow and not foreign' tests $(wildcard plugins/*/tests); \
+	done
 
 .PHONY: format
 format: .venv/ready

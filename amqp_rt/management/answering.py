@@ -585,6 +585,11 @@ class EntityManagement:
             **{name: each.attributes for name, each in self._collections.items()},
         }
 
+    def has(self, type_name: str, name: str, virtual_host: str) -> bool:
+        """Return whether there is an entity other than a node. For the program itself: no rights are checked."""
+        collection = self._collections.get(type_name)
+        return collection is not None and collection.find(name, virtual_host) is not None
+
     def known_types(self) -> dict[str, KnownType]:
         """Return all types but those of add-ons, by their names."""
         return {

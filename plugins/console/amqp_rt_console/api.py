@@ -22,6 +22,7 @@ from amqp_rt.cli.tables import plain
 from amqp_rt.management.answering import KnownType
 
 from . import reading
+from .deleting import delete
 from .messages import Publication
 from .openapi import document
 from .pieces import InPieces
@@ -198,12 +199,13 @@ class Api:
         operation = methods.get("GET" if request.method == "HEAD" else request.method)
         if operation is None:
             raise _not_allowed([*methods])
+        if operation == "DELETE":
+            await delete(request.state.door.broker, session, resource.type_name, name)
+            return Response(status_code=204)
         body = await _object(request) if operation in ("CREATE", "UPDATE") else None
         reply = await session.management.request(
             operation, body, type=resource.type_name, name=name
         )
-        if operation == "DELETE":
-            return Response(status_code=204)
         row = self._filled(resource, plain(reply.body))
         return _json(row, 201 if operation == "CREATE" else 200)
 

@@ -325,8 +325,11 @@ async def _perform(
         case "DELETE" | "PURGE":
             if operation == "PURGE" or page_of(type_name).asks_name:
                 check_name(visit.form.get("confirm", ""), name)
+            if operation == "DELETE":
+                await visit.delete(type_name, name)
+                return "gone"
             body = await visit.operate(operation, type_name, name)
-            return f"{shown(body.get('messages', 0))} messages dropped" if operation == "PURGE" else "gone"  # fmt: skip
+            return f"{shown(body.get('messages', 0))} messages dropped"
     arguments: dict[str, Any] = {}
     for argument in types.operations[type_name][operation]:
         text = visit.form.get(f"p.{argument}", "").strip()

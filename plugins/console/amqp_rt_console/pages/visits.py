@@ -13,6 +13,7 @@ from starlette.requests import Request
 from amqp_rt.container.managing import ManagementClient
 from amqp_rt.errors import AmqpError
 
+from ..deleting import delete
 from ..sessions import WebSession
 from .kinds import CONTAINER
 
@@ -144,6 +145,14 @@ class Visit:
         """
         reply = await self.there.request(operation, body, type=type_name, name=name, **arguments)
         return reply.body
+
+    async def delete(self, type_name: str, name: str) -> Any:
+        """Delete an entity and return the body of the reply. The session may end with it.
+
+        Raises:
+            AmqpError: It was refused.
+        """
+        return await delete(self.request.state.door.broker, self.session, type_name, name)
 
     async def may_manage(self) -> bool:
         """Return whether the user has the right to manage ``$management``."""

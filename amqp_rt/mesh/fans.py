@@ -404,6 +404,7 @@ class Fan:
         self._random = random
         #: Messages that wait, by the kind of leg that they need; and those that were released once.
         self._waiting: dict[str, deque[Handover]] = {kind: deque() for kind in KINDS}
+        self._in_turn = tuple(self._waiting[kind] for kind in (HIGH, LOW, STREAMS))
         self._again: deque[Handover] = deque()
         self._held = 0
         self._room = Room(limits, stream_above=STREAM_ABOVE)
@@ -529,6 +530,9 @@ class Fan:
                 legs = [] if opens and not idle else idle or legs
         else:
             legs = [each for each in legs if each.kind == LOW]
+        if len(legs) == 1 and not self._ordered:
+            # There is nothing to choose from; the only leg is never left out.
+            return legs
         if self._closest:
             legs = balance.nearest(legs, _standing)
         if self._ordered:
@@ -670,9 +674,12 @@ class Fan:
             for leg in self.legs:
                 leg.pump()
                 leg.check_retired()
-            self._send_from(self._again)
-            for kind in (HIGH, LOW, STREAMS):
-                self._send_from(self._waiting[kind])
+            # Most have nothing. What is sent from one may fill another, so that each is looked at when it is its turn.
+            if self._again:
+                self._send_from(self._again)
+            for waiting in self._in_turn:
+                if waiting:
+                    self._send_from(waiting)
         finally:
             self._pumping = False
         self.share()
@@ -685,8 +692,6 @@ class Fan:
             self.share()
 
     def _send_from(self, waiting: deque[Handover]) -> None:
-        if not waiting:
-            return
         now = self.now()
         #: Legs for any of the messages; None if they have to be looked for again.
         ready: list[Leg] | None = None
@@ -758,7 +763,7 @@ class Fan:
         their destinations, and give the credit back only when it is asked for. Messages beyond that of their kind wait.
         """
         total = sum([each.link.credit for each in self._eligible(LOW)])
-        if self._has(HIGH):
+        if len(self.legs) > 1 and self._has(HIGH):
             total = max(total, sum([each.link.credit for each in self._eligible(HIGH)]))
         waiting = self.slots.held
         self.slots.resize(min(total, waiting + self._room.further(self.waiting, self._held)))

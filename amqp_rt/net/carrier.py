@@ -238,6 +238,8 @@ class Carrier:
         """Continue sending, since the channel has room again."""
         self.wants_write = False
         self._stalls_at = inf
+        # Otherwise each later step would look at timers that are not set.
+        self._bounded = self._leaves_at < inf or self._gives_up_at < inf
         self.flush()
 
     def hang_up(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from call_counts import Calls, plain_only
 
 from amqp_rt.fronts.base import RECEIVER
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, Limits
@@ -949,3 +950,23 @@ def test_a_stream_has_another_leg_while_none_takes_it() -> None:
         world.ticks(2)
         assert free.got[STREAMS] == len(free.served[STREAMS]) == count
     assert len(full.served[STREAMS]) == 1
+
+
+@plain_only
+@pytest.mark.parametrize("size", [100, 64 * KIB])
+def test_a_message_takes_few_calls_of_the_mesh(size: int) -> None:
+    """Messages come and are accepted one by one, so that nothing is done for several of them at once."""
+    world = World()
+    destination = world.leg(credit=1_000)
+    link, _ = world.sender(max_message_size=0)
+    payload = Message(bytes(size)).encode()
+    calls = Calls("amqp_rt.mesh")
+    for counted in (8, 64):
+        calls.counts.clear()
+        with calls:
+            for _ in range(counted):
+                link.send(payload)
+                world.pump()
+                destination.decide(ACCEPTED)
+    assert len(destination.deliveries) == 72
+    calls.check(64, 33)

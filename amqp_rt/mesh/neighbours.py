@@ -29,8 +29,8 @@ MESH: Final = "$mesh"
 #: Records that a neighbour may send ahead.
 _CREDIT: Final = 64
 #: Part of the room for frames of a connection that a session for links of a band may have: most messages are of low priority.
-#: The rest is for those who come later.
-_SHARES: Final = {LOW: 1 / 2, HIGH: 1 / 8, STREAMS: 1 / 16, PINNED: 1 / 16}
+#: The rest is for those who come later. What a stream has sent ahead is in front of all other messages on the connection.
+_SHARES: Final = {LOW: 1 / 2, HIGH: 1 / 8, STREAMS: 1 / 64, PINNED: 1 / 16}
 _FRAMES_MIN: Final = 8
 #: A message whose body is one value (Part 3 §3.2.8).
 _BODY: Final = b"\x00\x53\x77"

@@ -10,7 +10,7 @@ from chains import Chain
 
 from amqp_rt.events import ConnectionFailed
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, Limits
-from amqp_rt.mesh.hops import LOW
+from amqp_rt.mesh.hops import LOW, STREAMS
 from amqp_rt.mesh.loads import LOAD
 from amqp_rt.mesh.neighbours import Neighbour
 from amqp_rt.mesh.passing import SURGE, Room
@@ -622,7 +622,7 @@ def test_a_session_of_legs_has_most_of_the_window() -> None:
         if link.name == "records":
             neighbour.receive_from(link, Mock())
         else:
-            neighbour.narrow(link, LOW)
+            neighbour.narrow(link, STREAMS if link.name == "stream" else LOW)
             link.accept(Recorder())
 
     joined = Joined(on_attach=attach)
@@ -635,3 +635,8 @@ def test_a_session_of_legs_has_most_of_the_window() -> None:
     legs.attach_sender("leg", Recorder(), target=Target(address="q"))
     joined.pump()
     assert legs.remote_incoming_window == 512
+    # What is sent ahead of a stream is in front of all other messages on the connection.
+    streams = joined.client.begin(window=1)
+    streams.attach_sender("stream", Recorder(), target=Target(address="q"))
+    joined.pump()
+    assert streams.remote_incoming_window == 16

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Rejected
 pytestmark = [pytest.mark.req("R14"), pytest.mark.slow]
 
 WORKER = Path(__file__).with_name("sql_outbox_worker.py")
+PROJECT = Path(__file__).parent.parent / "pyproject.toml"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -571,9 +574,21 @@ def test_the_schema_is_sql_for_migrations(postgres: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ["SqlOutbox", "SqlInbox"])
-def test_without_sqlalchemy_the_import_tells_what_to_install(name: str) -> None:
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "sqlalchemy",
+        pytest.param(
+            "greenlet",
+            marks=pytest.mark.skipif(
+                version("sqlalchemy").startswith("2.0."), reason="2.0 imports greenlet later"
+            ),
+        ),
+    ],
+)
+def test_without_sqlalchemy_the_import_tells_what_to_install(name: str, missing: str) -> None:
     program = (
-        f"import sys; sys.modules['sqlalchemy'] = None; from amqp_rt.outbox import Outbox, {name}"
+        f"import sys; sys.modules[{missing!r}] = None; from amqp_rt.outbox import Outbox, {name}"
     )
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
@@ -581,6 +596,12 @@ def test_without_sqlalchemy_the_import_tells_what_to_install(name: str) -> None:
     assert (
         "SqlOutbox and SqlInbox need SQLAlchemy 2: pip install 'amqp-rt[sqlalchemy]'" in run.stderr
     )
+
+
+def test_the_extra_has_all_that_the_import_takes() -> None:
+    """The development extra names greenlet as well: only an empty environment shows that it is missing."""
+    given = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+    assert [each for each in given["sqlalchemy"] if each.startswith("sqlalchemy[asyncio]")]
 
 
 # --- the inbox ---

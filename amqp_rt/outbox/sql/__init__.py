@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 try:
-    import sqlalchemy as sqlalchemy
-except ModuleNotFoundError:
+    # Both kinds of sessions are taken. SQLAlchemy 2.1 has the asynchronous ones only beside greenlet.
+    import sqlalchemy.ext.asyncio as _asyncio  # noqa: F401 - checked here, used by the modules
+except ImportError:
     raise ImportError(
         "SqlOutbox and SqlInbox need SQLAlchemy 2: pip install 'amqp-rt[sqlalchemy]', and a driver of the database"
     ) from None

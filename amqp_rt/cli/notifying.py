@@ -57,11 +57,16 @@ class ServiceManager:
 
     async def show_standby(self, reason: Callable[[], str]) -> None:
         """Ask for more time while the start waits for another program, because of *reason*; it never returns."""
+        sent, due = "", 0.0
         while self._address:
-            if why := reason():
+            why, now = reason(), trio.current_time()
+            # The kernel holds few datagrams, ten on Linux, for a manager that is busy. A message each second would
+            # fill its queue, and READY, which is sent once, would be lost.
+            if why and (why != sent or now >= due):
                 self._send(
                     STATUS=f"standby: {why}", EXTEND_TIMEOUT_USEC=str(STANDBY_MORE_S * 1_000_000)
                 )
+                sent, due = why, now + STANDBY_MORE_S / 3
             await trio.sleep(1)
 
     async def show_life(self) -> None:

@@ -12,13 +12,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
+import trio
 from certificates import certificates
 from click.testing import CliRunner
 from commands import COMMAND, Served, amqp_rt, ok
+from trio.testing import MockClock
 
 from amqp_rt.cli import main
 from amqp_rt.cli.notifying import ServiceManager
@@ -427,6 +430,36 @@ def test_a_manager_that_cannot_be_told_does_no_harm(
         if path.startswith("/")
         else []
     )
+
+
+async def test_a_standby_leaves_room_for_ready_in_the_queue_of_its_manager(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Nobody reads meanwhile: Linux keeps ten datagrams."""
+    path = str(tmp_path / "notify")
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as received:
+        received.bind(path)
+        received.setblocking(False)
+        manager = ServiceManager({"NOTIFY_SOCKET": path})
+        reason = "in use by one"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(manager.show_standby, lambda: reason)
+            await trio.sleep(15.5)
+            reason = "in use by two"
+            await trio.sleep(45)
+            nursery.cancel_scope.cancel()
+        manager.ready()
+        found = []
+        with suppress(BlockingIOError):
+            while True:
+                found.append(received.recv(4096).decode())
+    # A new reason is sent at once, and the request for 30 more seconds is renewed in time.
+    assert [each.partition("\n")[0] for each in found] == [
+        *["STATUS=standby: in use by one"] * 2,
+        *["STATUS=standby: in use by two"] * 5,
+        "READY=1",
+    ]
+    assert all("EXTEND_TIMEOUT_USEC=30000000" in each for each in found[:-1])
 
 
 # --- AsyncAPI --------------------------------------------------------------------------------

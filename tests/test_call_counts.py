@@ -285,3 +285,29 @@ async def test_concurrent_requests_leave_in_one_write_and_a_request_alone_takes_
     assert many.counts["send"] + many.counts["sendmsg"] <= 8
     assert alone.counts["send"] == alone.counts["recv"] == 2 * MESSAGES
     assert alone.counts["poll"] <= 7 * MESSAGES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the reactor needs epoll")
+async def test_requests_in_flight_stay_together() -> None:
+    """Callers that call again and again: many requests, and many replies, in each read and each write."""
+    calls = 8 * MESSAGES
+
+    async def caller() -> None:
+        for _ in range(calls // MESSAGES):
+            await peer.call("double", 1)
+
+    async with Container("server", nodes=[double]) as server:
+        (listening,) = await server.listen("amqp://127.0.0.1:0")
+        async with (
+            Container("client") as container,
+            container.connect(listening, reconnect=None) as peer,
+        ):
+            await peer.call("double", 1, reply=int)
+            system = SystemCalls()
+            with system:
+                async with trio.open_nursery() as nursery:
+                    for _ in range(MESSAGES):
+                        nursery.start_soon(caller)
+    # At both ends. A worker that was busy for a millisecond sends what it has, and that is four replies or more.
+    assert system.counts["send"] + system.counts["sendmsg"] <= 2 * calls / 4, system.counts
+    assert system.counts["recv"] <= 2 * calls / 4, system.counts

@@ -11,11 +11,13 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--conformance", metavar="FILE", help="write which test proved which requirement, as JSON"
     )
+
+
+@pytest.fixture
+def sqlite_database() -> Iterator[sqlite3.Connection]:
+    """Yield a database in memory that commits each statement. Python complains of those that are not closed since 3.13."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        yield connection
 
 
 @pytest.fixture(autouse=True)

@@ -51,10 +51,9 @@ async def drained(peer: Connection, address: str) -> list[Any]:
 
 @pytest.mark.req("R14", "A13")
 async def test_a_link_that_ends_while_the_application_has_the_database(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: trio.testing.MockClock, sqlite_database: sqlite3.Connection
 ) -> None:
-    database = sqlite3.connect(":memory:", isolation_level=None)
-    outbox = SqliteOutbox(database, "shop")
+    outbox = SqliteOutbox(sqlite_database, "shop")
     far = FarEnd(credit=100, settle=ACCEPTED)
     async with connected(far) as peer, trio.open_nursery() as nursery:
         nursery.start_soon(outbox.run, peer)
@@ -71,7 +70,6 @@ async def test_a_link_that_ends_while_the_application_has_the_database(
         await outbox.flush()
         assert [Message.decode(each.payload).body for each in far.heard.deliveries] == ["second"]
         nursery.cancel_scope.cancel()
-    database.close()
 
 
 @pytest.mark.req("R14")
@@ -147,8 +145,11 @@ async def test_what_cannot_be_known_again_is_refused(database: Any) -> None:
 
 
 @pytest.mark.req("R14")
-async def test_what_is_not_accepted(autojump_clock: trio.testing.MockClock) -> None:
-    outbox = SqliteOutbox(sqlite3.connect(":memory:"), "shop")
+async def test_what_is_not_accepted(
+    autojump_clock: trio.testing.MockClock, sqlite_database: sqlite3.Connection
+) -> None:
+    sqlite_database.isolation_level = ""
+    outbox = SqliteOutbox(sqlite_database, "shop")
     async with Broker() as broker, broker.local() as peer:
         await broker.declare(Queue("q"))
         async with trio.open_nursery() as nursery:
@@ -179,8 +180,11 @@ async def test_what_is_not_accepted(autojump_clock: trio.testing.MockClock) -> N
 
 @pytest.mark.slow
 @pytest.mark.req("R14")
-async def test_many_messages_and_a_connection_that_is_lost_again_and_again(tmp_path: Path) -> None:
-    outbox = SqliteOutbox(sqlite3.connect(":memory:"), "shop")
+async def test_many_messages_and_a_connection_that_is_lost_again_and_again(
+    tmp_path: Path, sqlite_database: sqlite3.Connection
+) -> None:
+    sqlite_database.isolation_level = ""
+    outbox = SqliteOutbox(sqlite_database, "shop")
     async with (
         Broker(store=f"sqlite:{tmp_path / 'broker.db'}") as broker,
         Container("shop") as shop,

@@ -26,8 +26,9 @@ async def settle() -> None:
     await trio.testing.wait_all_tasks_blocked()
 
 
-def made() -> SqliteOutbox:
-    return SqliteOutbox(sqlite3.connect(":memory:", isolation_level=None), "shop")
+@pytest.fixture
+def outbox(sqlite_database: sqlite3.Connection) -> SqliteOutbox:
+    return SqliteOutbox(sqlite_database, "shop")
 
 
 def bodies(far: FarEnd) -> list[Any]:
@@ -42,8 +43,7 @@ async def roll_back(outbox: SqliteOutbox, meanwhile: Callable[[], None]) -> None
         raise ZeroDivisionError
 
 
-async def test_what_is_rolled_back_is_never_sent() -> None:
-    outbox = made()
+async def test_what_is_rolled_back_is_never_sent(outbox: SqliteOutbox) -> None:
     far = FarEnd(credit=100, settle=ACCEPTED)
     async with connected(far) as peer, trio.open_nursery() as nursery:
         nursery.start_soon(outbox.run, peer)
@@ -61,8 +61,7 @@ async def test_what_is_rolled_back_is_never_sent() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_flush_does_not_wait_for_what_is_rolled_back() -> None:
-    outbox = made()
+async def test_a_flush_does_not_wait_for_what_is_rolled_back(outbox: SqliteOutbox) -> None:
     async with trio.open_nursery() as nursery:
         with pytest.raises(ZeroDivisionError):
             await roll_back(outbox, partial(nursery.start_soon, outbox.flush))
@@ -71,9 +70,8 @@ async def test_a_flush_does_not_wait_for_what_is_rolled_back() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_an_outbox_that_was_cancelled_runs_again_at_once() -> None:
+async def test_an_outbox_that_was_cancelled_runs_again_at_once(outbox: SqliteOutbox) -> None:
     """The peer has not answered the detach of the first run, so that the name of the link is in use."""
-    outbox = made()
     async with Broker(volatile=True) as broker:
         await broker.declare(Queue("q"))
         async with broker.local() as peer:
@@ -105,9 +103,10 @@ class Redialled:
         self.links.append(link)
 
 
-async def test_a_link_that_is_made_during_a_redial_asks_the_peer_that_answers() -> None:
+async def test_a_link_that_is_made_during_a_redial_asks_the_peer_that_answers(
+    outbox: SqliteOutbox,
+) -> None:
     """Otherwise messages that the peer remembers would be sent again."""
-    outbox = made()
     async with outbox.transaction() as work:
         work.send("q", "a")
     outbox.database.execute("UPDATE amqp_outbox SET state = 1")
@@ -118,8 +117,7 @@ async def test_a_link_that_is_made_during_a_redial_asks_the_peer_that_answers() 
     assert link._to_resume(peer)
 
 
-async def test_messages_leave_although_a_delivery_cannot_be_accepted() -> None:
-    outbox = made()
+async def test_messages_leave_although_a_delivery_cannot_be_accepted(outbox: SqliteOutbox) -> None:
     async with Broker(volatile=True) as broker, broker.local() as peer:
         await broker.declare(Queue("in"), Queue("q"))
         async with (

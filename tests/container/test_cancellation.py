@@ -1127,9 +1127,10 @@ async def test_all_who_wait_for_handlers_to_end_hear_of_it() -> None:
 
 
 @leaves("Connection.relay")
-async def test_a_cancelled_relay_leaves_what_it_has_not_sent_in_the_outbox() -> None:
-    database = sqlite3.connect(":memory:", isolation_level=None)
-    outbox = SqliteOutbox(database, "shop")
+async def test_a_cancelled_relay_leaves_what_it_has_not_sent_in_the_outbox(
+    sqlite_database: sqlite3.Connection,
+) -> None:
+    outbox = SqliteOutbox(sqlite_database, "shop")
     async with Broker(volatile=True) as broker, broker.local() as peer:
         await broker.declare(Queue("q"))
         await cancel(lambda: peer.relay(outbox))
@@ -1141,4 +1142,3 @@ async def test_a_cancelled_relay_leaves_what_it_has_not_sent_in_the_outbox() -> 
             await outbox.flush()
             assert broker.stats("q").available == 1
             nursery.cancel_scope.cancel()
-    database.close()

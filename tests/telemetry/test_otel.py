@@ -326,7 +326,7 @@ async def test_a_handler_that_settles_its_message_itself_has_a_span_for_that() -
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "sqlalchemy"])
 async def test_messages_of_an_outbox_carry_the_context_of_their_creation(
-    kind: str, tmp_path: Path
+    kind: str, tmp_path: Path, sqlite_database: sqlite3.Connection
 ) -> None:
     sdk = Collected()
     tracer = sdk.tracing.get_tracer("test")
@@ -338,7 +338,7 @@ async def test_messages_of_an_outbox_carry_the_context_of_their_creation(
         outbox: Any
         async with broker.local() as peer, peer.receiver("invoices") as receiver:
             if kind == "sqlite":
-                outbox = SqliteOutbox(sqlite3.connect(":memory:"), "shop", observe=[sdk.otel()])
+                outbox = SqliteOutbox(sqlite_database, "shop", observe=[sdk.otel()])
                 with tracer.start_as_current_span("order"):
                     async with outbox.transaction() as work:
                         work.send("invoices", "one")

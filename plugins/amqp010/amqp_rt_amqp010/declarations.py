@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
 from typing import Final
 
 from amqp_rt.broker.bindings import LONG_NAME_MAX, is_exchange_name
@@ -99,7 +98,7 @@ class Declarations:
                 field="exchange",
             )
         if command.passive:
-            with _blaming(not_found="exchange"):
+            with _Blaming(not_found="exchange"):
                 found = self._topology.exchange(name)
             if wanted not in ("", found.type):
                 raise _not_allowed(f"exchange {name!r:.80} has the type {found.type!r}", "type")
@@ -121,7 +120,7 @@ class Declarations:
             arguments=arguments,
         )
         try:
-            with _blaming(not_found=_ALTERNATE_FIELD):
+            with _Blaming(not_found=_ALTERNATE_FIELD):
                 self._topology.declare_exchange(declared, sticky=True, name_max=LONG_NAME_MAX)
         except AmqpError as error:
             fault = CommandFault.of(error)
@@ -149,7 +148,7 @@ class Declarations:
         name = _required(command.exchange, "exchange")
         if name.startswith(_RESERVED):
             raise _not_allowed(f"exchange {name!r:.80} is the broker's", "exchange")
-        with _blaming(
+        with _Blaming(
             not_found="exchange", not_allowed="exchange", precondition_failed="if_unused"
         ):
             self._topology.delete_exchange(name, if_unused=command.if_unused, unless_alternate=True)
@@ -175,13 +174,13 @@ class Declarations:
         exchange = _required(command.exchange, "exchange")
         key = command.binding_key or ""
         arguments = BindingArguments(command.arguments)
-        with _blaming(not_found="exchange"):
+        with _Blaming(not_found="exchange"):
             arguments.check(self._topology.exchange(exchange).type)
         scoped = arguments.is_scoped
         if arguments.is_alone:
             steps = self._binding_alone(queue, exchange, key, arguments.known, scoped=scoped)
             return self._context.run(number, command, steps)
-        with _blaming(not_found="queue", resource_locked="queue"):
+        with _Blaming(not_found="queue", resource_locked="queue"):
             self._topology.bind_queue(
                 queue, exchange, key, arguments.known, once=True, scoped=scoped
             )
@@ -196,7 +195,7 @@ class Declarations:
         *,
         scoped: bool,
     ) -> Generator[int, None, Answer]:
-        with _blaming(not_found="queue", resource_locked="queue"):
+        with _Blaming(not_found="queue", resource_locked="queue"):
             yield from self._topology.bind_alone(queue, exchange, key, arguments, scoped=scoped)
         return None
 
@@ -209,7 +208,7 @@ class Declarations:
 
     def _unbinding(self, queue: str, exchange: str, key: str) -> Generator[int, None, Answer]:
         missing = "queue" if self._has_exchange(exchange) else "exchange"
-        with _blaming(not_found=missing, resource_locked="queue"):
+        with _Blaming(not_found=missing, resource_locked="queue"):
             found = yield from self._topology.unbind_key(queue, exchange, key)
         if not found:
             raise CommandFault(
@@ -274,7 +273,7 @@ class Declarations:
         name = _required(command.queue, "queue")
         alternate = command.alternate_exchange or ""
         if command.passive:
-            with _blaming(not_found="queue", resource_locked="queue"):
+            with _Blaming(not_found="queue", resource_locked="queue"):
                 declared = self._topology.declaration(name)
             before = "" if declared is None else declared.alternate
             if alternate not in ("", before):
@@ -295,7 +294,7 @@ class Declarations:
         auto_delete = command.auto_delete
         if arguments.auto_delete is not None:
             auto_delete = arguments.auto_delete
-        with _blaming(
+        with _Blaming(
             not_found=_ALTERNATE_FIELD, not_allowed=_ALTERNATE_FIELD, resource_locked="queue"
         ):
             self._topology.declare_queue(
@@ -323,7 +322,7 @@ class Declarations:
             condition = ""
             if command.if_unused != command.if_empty:
                 condition = "if_unused" if command.if_unused else "if_empty"
-            with _blaming(
+            with _Blaming(
                 not_found="queue", resource_locked="queue", precondition_failed=condition
             ):
                 self._topology.delete_queue(
@@ -343,7 +342,7 @@ class Declarations:
         storing = self._storing(name)
         if storing is not None:
             yield from storing
-        with _blaming(not_found="queue", resource_locked="queue"):
+        with _Blaming(not_found="queue", resource_locked="queue"):
             for _ in self._topology.purge_queue(name):
                 yield _PURGE_WORK
         return None
@@ -429,9 +428,10 @@ def _required(name: str | None, field: str) -> str:
     return name
 
 
-@contextmanager
-def _blaming(**fields: str) -> Iterator[None]:
-    """Name the faulty field in errors of the topology, by their conditions.
+class _Blaming:
+    """Block in which errors of the topology get the name of the faulty field, by their conditions.
+
+    Not a generator: since Python 3.13 a failed block of ``contextlib`` stays in memory until the collector runs.
 
     Args:
         fields: Name of a condition, such as ``not_found`` → name of the field.
@@ -439,13 +439,18 @@ def _blaming(**fields: str) -> Iterator[None]:
     Raises:
         CommandFault: The topology has refused something, for one of these conditions.
     """
-    try:
-        yield
-    except AmqpError as error:
-        field = fields.get(str(error.condition).removeprefix("amqp:").replace("-", "_"), "")
-        if not field:
-            raise
-        raise CommandFault.of(error, field=field) from error
+
+    def __init__(self, **fields: str) -> None:
+        self._fields = fields
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, AmqpError):
+            condition = str(error.condition).removeprefix("amqp:").replace("-", "_")
+            if field := self._fields.get(condition):
+                raise CommandFault.of(error, field=field) from error
 
 
 def _not_allowed(why: str, field: str) -> CommandFault:

@@ -39,7 +39,7 @@ from .measures import (
 )
 from .processes import RoleFailed, exit_on_signals
 from .results import Results, Target, judge
-from .rounds import Progress, run
+from .rounds import REPEATS, Progress, run
 
 MEASURES = {
     "codec": codec.cases,
@@ -110,6 +110,13 @@ def _list(context: click.Context, parameter: click.Parameter, value: str) -> tup
     type=click.FloatRange(0.05, 60),
     help="How long one contestant works in one round.",
 )
+@click.option(
+    "--repeats",
+    default=REPEATS,
+    show_default=True,
+    type=click.IntRange(0, 10),
+    help="How often a sample is repeated if the machine's speed changed during it.",
+)
 @click.option("--quick", is_flag=True, help="About a minute: no peers, one round, small sizes.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Save all samples.")
 @click.option(
@@ -155,6 +162,7 @@ def main(
     sizes: tuple[str, ...],
     rounds: int | None,
     seconds: float,
+    repeats: int,
     quick: bool,
     json_path: Path | None,
     compare: Path | None,
@@ -234,7 +242,7 @@ def main(
                 turns = min(rounds, STEADY_ROUNDS)
             progress = Progress(sum(len(case.runs) for case in found) * turns)
             for case in found:
-                run(case, results, turns, progress)
+                run(case, results, turns, progress, repeats)
             progress.end()
 
     verdicts = judge(results, targets)

@@ -14,7 +14,8 @@ from .results import METRICS, Results
 
 #: A sample is repeated if the machine's speed changed by more than this fraction during it.
 DRIFT_MAX = 0.25
-REDO_MAX = 2
+#: How often, unless the command says otherwise.
+REPEATS = 2
 
 Sample = Mapping[str, float]
 
@@ -62,18 +63,20 @@ class Progress:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
-def run(case: Case, results: Results, rounds: int, progress: Progress) -> None:
+def run(
+    case: Case, results: Results, rounds: int, progress: Progress, repeats: int = REPEATS
+) -> None:
     """Measure *case* in *rounds*: A B C, C B A. A contestant that fails is omitted from then on.
 
     Every other round runs in reverse order, so that a gradual slowdown of the machine favours no
-    contestant.
+    contestant. A sample is repeated up to *repeats* times.
     """
     runs = dict(case.runs)
     for number in range(rounds):
         for contestant in list(runs) if number % 2 == 0 else list(reversed(runs)):
             progress.say(f"{case.measure}: {case.name}, {contestant}, round {number + 1}")
             try:
-                sample = _steady(runs[contestant])
+                sample = _steady(runs[contestant], repeats)
             except (RoleFailed, OSError, TimeoutError) as error:
                 results.failures[f"{case.measure}: {case.name}, {contestant}"] = str(error)
                 progress.say(f"failed: {error}")
@@ -83,10 +86,10 @@ def run(case: Case, results: Results, rounds: int, progress: Progress) -> None:
             progress.done += 1
 
 
-def _steady(measure: Callable[[], Sample]) -> Sample:
+def _steady(measure: Callable[[], Sample], repeats: int) -> Sample:
     """Take a sample while the machine's speed is steady, or the last of a few attempts."""
     sample: Sample = {}
-    for _ in range(REDO_MAX + 1):
+    for _ in range(repeats + 1):
         before = calibrate()
         sample = measure()
         after = calibrate()

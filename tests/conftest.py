@@ -27,21 +27,13 @@ from hypothesis import HealthCheck, settings
 from postgresql import database, postgresql  # noqa: F401 (fixtures)
 from references import no_collector  # noqa: F401 (a fixture)
 from root_logging import restored_logging
+from runs import RUNS
 
 import amqp_rt
 from amqp_rt.net import carrier, preamble
 
 ROOT = Path(__file__).parent.parent
 IN_CI = os.environ.get("CI") == "true"
-#: Which runs these are: ``brief`` in ``make test``, ``long`` in ``make test-long``, otherwise ``quick``. The
-#: quick loop (``-m "not slow"``) is brief as well.
-RUNS = (
-    "long"
-    if os.environ.get("AMQP_RT_LONG") == "1"
-    else "brief"
-    if os.environ.get("AMQP_RT_BRIEF") == "1"
-    else "quick"
-)
 LONG = RUNS == "long"
 
 # Images of Python set PYTHONDONTWRITEBYTECODE. Each worker, and each program that a test starts, would rewrite

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 from brokers import Receiving
 from paged import in_memory, world_of
+from runs import of_this_run
 
 from amqp_rt.broker.durable import pager
 from amqp_rt.broker.nodes import Queue
@@ -314,7 +315,7 @@ async def test_what_the_store_has_lost_is_not_counted_for_ever() -> None:
 
 @pytest.mark.slow
 @pytest.mark.req("B24", "B5")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(of_this_run(brief=3, quick=8, long=48)))
 async def test_every_message_ends_once_and_comes_in_its_turn(seed: int) -> None:
     chance = random.Random(seed)
     limits = Limits(

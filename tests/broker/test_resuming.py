@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from typing import Any
@@ -31,6 +31,8 @@ STEADY = Reconnect(first_delay_s=1, factor=2, delay_max_s=5, jitter=0, give_up_a
 SMALL = Limits(frame_size_max=512, session_window=16)
 BODIES: list[Any] = [n if n % 3 else b"%d" % n * 1500 for n in range(6)]
 BODIES_SORTED = sorted(BODIES, key=repr)
+#: Frames between a cut and another one.
+AGAIN = (8, 10, 12)
 FIRST: Any = {
     Symbol("rabbitmq:stream-offset-spec"): Described(Symbol("rabbitmq:stream-offset-spec"), "first")
 }
@@ -141,19 +143,39 @@ async def send(cuts: tuple[int, ...], *, durable: int, second: bool, address: st
     return frames
 
 
+def places(frames: int, *, brief: bool, long: bool) -> Iterator[tuple[int, ...]]:
+    """Yield after which frames to cut: after every one, and then again while the links are resumed.
+
+    The second cut is at one of three distances, and in long runs at all of them: a resumed link continues in the
+    same way wherever the first cut was. Brief runs take every third place.
+    """
+    for at in range(1, frames, 3 if brief else 1):
+        yield (at,)
+        distances = AGAIN if long else (AGAIN[at // 3 % 3 if brief else at % 3],)
+        for again in distances:
+            yield (at, again)
+
+
+def test_usual_runs_cut_again_at_each_distance() -> None:
+    assert {cuts[1:] for cuts in places(11, brief=False, long=False)} == {(), (8,), (10,), (12,)}
+    assert {cuts[1:] for cuts in places(11, brief=True, long=False)} == {(), (8,), (10,), (12,)}
+    assert [cuts for cuts in places(3, brief=False, long=True) if cuts[0] == 2] == [
+        *((2,), (2, 8), (2, 10), (2, 12))
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.req("X24", "X25", "B13", "M38")
 @pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize("durable", [0, 2], ids=["cut", "killed"])
 async def test_what_is_sent_is_there_once(
-    durable: int, second: bool, autojump_clock: Clock
+    durable: int, second: bool, brief_run: bool, long_run: bool, autojump_clock: Clock
 ) -> None:
     """After every frame, and again while that is resumed."""
     frames = await send((), durable=durable, second=second)
     assert frames > 10
-    for at in range(1, frames):
-        for again in (0, 8, 10, 12):
-            await send((at, again) if again else (at,), durable=durable, second=second)
+    for cuts in places(frames, brief=brief_run, long=long_run):
+        await send(cuts, durable=durable, second=second)
 
 
 @pytest.mark.slow
@@ -206,10 +228,9 @@ async def receive(cuts: tuple[int, ...], *, durable: int, address: str) -> int:
 @pytest.mark.parametrize("address", ["q", "t"], ids=["queue", "topic"])
 @pytest.mark.parametrize("durable", [0, 2], ids=["cut", "killed"])
 async def test_what_is_received_comes_once(
-    durable: int, address: str, autojump_clock: Clock
+    durable: int, address: str, brief_run: bool, long_run: bool, autojump_clock: Clock
 ) -> None:
     frames = await receive((), durable=durable, address=address)
     assert frames > 10
-    for at in range(1, frames):
-        for again in (0, 8, 10, 12):
-            await receive((at, again) if again else (at,), durable=durable, address=address)
+    for cuts in places(frames, brief=brief_run, long=long_run):
+        await receive(cuts, durable=durable, address=address)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+from runs import of_this_run
 from worlds import KEPT, LOST, NAMED, PATIENT, SMALL, URL, Client, serving
 
 from amqp_rt.broker import Log, Queue
@@ -13,6 +14,12 @@ from amqp_rt.container.connections import Connection
 from amqp_rt.testing.faults import Cut
 from amqp_rt.testing.ledger import DeliveryLedger
 from amqp_rt.testing.simulation import Simulation, amqp_faults, simulate
+
+#: Frames after which connections are cut, and commits at which the broker is killed. The steps of brief runs are prime
+#: numbers: an exchange repeats after a few frames, and cuts then meet each frame of what is repeated.
+EACH_FRAME = range(1, 400, of_this_run(brief=5, quick=1, long=1))
+FRAMES = range(1, 400, of_this_run(brief=11, quick=3, long=1))
+COMMITS = range(1, 100, of_this_run(brief=3, quick=1, long=1))
 
 
 async def one_large_message(net: Simulation) -> None:
@@ -63,7 +70,7 @@ async def trading(net: Simulation, options: dict[str, Any], **kept: Any) -> Deli
 
 @pytest.mark.slow
 @pytest.mark.req("A23", "X24", "X25", "B13")
-@amqp_faults(cut_after_frames=range(1, 400), kill_at_commits=range(1, 100), seed=3)
+@amqp_faults(cut_after_frames=EACH_FRAME, kill_at_commits=COMMITS, seed=3)
 async def test_exactly_once(net: Simulation) -> None:
     """Over links that both sides keep, whatever becomes of connections and of the broker."""
     ledger = await trading(net, KEPT, duplicates="never")
@@ -72,7 +79,7 @@ async def test_exactly_once(net: Simulation) -> None:
 
 @pytest.mark.slow
 @pytest.mark.req("A23", "B7")
-@amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=4)
+@amqp_faults(cut_after_frames=FRAMES, kill_at_commits=COMMITS, seed=4)
 async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
     net: Simulation,
 ) -> None:
@@ -81,7 +88,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
 
 @pytest.mark.slow
 @pytest.mark.req("A23", "R1")
-@amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=5)
+@amqp_faults(cut_after_frames=FRAMES, kill_at_commits=COMMITS, seed=5)
 async def test_a_transaction_is_whole_or_nothing(net: Simulation) -> None:
     ledger = DeliveryLedger(ordered=False)
     net.start("broker", serving(net, Queue("from"), Queue("to")))
@@ -98,7 +105,7 @@ async def test_a_transaction_is_whole_or_nothing(net: Simulation) -> None:
 
 @pytest.mark.slow
 @pytest.mark.req("A23", "B27")
-@amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=6)
+@amqp_faults(cut_after_frames=FRAMES, kill_at_commits=COMMITS, seed=6)
 async def test_a_log_has_what_was_acknowledged_in_its_order(net: Simulation) -> None:
     ledger = DeliveryLedger()
     net.start("broker", serving(net, Log("log")))
@@ -110,7 +117,7 @@ async def test_a_log_has_what_was_acknowledged_in_its_order(net: Simulation) -> 
 
 @pytest.mark.slow
 @pytest.mark.req("A23", "B13", "Z11", "B7")
-@amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=7)
+@amqp_faults(cut_after_frames=FRAMES, kill_at_commits=COMMITS, seed=7)
 async def test_what_is_sent_again_under_its_id_is_there_once(net: Simulation) -> None:
     """Over links that nobody keeps: whoever does not hear of a message sends it again."""
     net.start("broker", serving(net, Queue("work", duplicate_window_s=36_000)))

@@ -9,6 +9,7 @@ from branching import XaSession, xid_of
 from brokers import World
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from runs import machine_settings
 
 from amqp_rt.broker.branches.endings import BranchEndings
 from amqp_rt.broker.branches.states import REPLIES, Operation, Reply, State
@@ -285,4 +286,5 @@ class BranchModel(RuleBasedStateMachine):
         self.world.check()
 
 
+BranchModel.TestCase.settings = machine_settings()
 TestBranchModel = pytest.mark.slow(pytest.mark.req("R13")(BranchModel.TestCase))

@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from runs import machine_settings
 
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.limits import Limits
@@ -397,6 +398,7 @@ class KindModel(RuleBasedStateMachine):
         assert self.world.host.memory.held == 0
 
 
+KindModel.TestCase.settings = machine_settings()
 TestKindModel = pytest.mark.slow(
     pytest.mark.req("B5", "B6", "B22", "B23", "B24", "B28", "M15", "M24")(KindModel.TestCase)
 )

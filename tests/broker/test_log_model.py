@@ -8,6 +8,7 @@ import pytest
 from brokers import Receiving, World
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from runs import machine_settings
 
 from amqp_rt.broker.log.log import MessageLog
 from amqp_rt.broker.nodes import Log
@@ -212,4 +213,5 @@ class LogModel(RuleBasedStateMachine):
                 assert old_blocks <= self.first(partition) <= old
 
 
+LogModel.TestCase.settings = machine_settings()
 TestLog = pytest.mark.slow(pytest.mark.req("K4", "B27")(LogModel.TestCase))

@@ -11,6 +11,7 @@ from call_counts import plain_only
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from runs import machine_settings
 
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.broker.queue import invariants, segments, shelf
@@ -268,6 +269,7 @@ class QueueModel(RuleBasedStateMachine):
         assert self.world.host.memory.held == 0
 
 
+QueueModel.TestCase.settings = machine_settings()
 TestQueueModel = pytest.mark.slow(
     pytest.mark.req("B5", "M19", "M21", "M22", "M23", "B20", "M30", "Z9")(QueueModel.TestCase)
 )

@@ -8,6 +8,7 @@ import pytest
 from brokers import Receiving, World
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from runs import machine_settings
 
 from amqp_rt.broker.nodes import Topic
 from amqp_rt.limits import Limits
@@ -177,4 +178,5 @@ def selecting(odd: int) -> Any:
     return {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), f"odd = {odd}")}
 
 
+SubscriptionModel.TestCase.settings = machine_settings()
 TestSubscriptions = pytest.mark.slow(pytest.mark.req("B19")(SubscriptionModel.TestCase))

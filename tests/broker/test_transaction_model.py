@@ -8,6 +8,7 @@ import pytest
 from brokers import Controller, Receiving, World
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from runs import machine_settings
 
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.limits import Limits
@@ -239,6 +240,7 @@ class TransactionModel(RuleBasedStateMachine):
         assert len(self.world.host.transactions) == 0
 
 
+TransactionModel.TestCase.settings = machine_settings()
 TestTransactionModel = pytest.mark.slow(
     pytest.mark.req("R2", "R3", "R4", "R5", "R7", "R8", "R9")(TransactionModel.TestCase)
 )

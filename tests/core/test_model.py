@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from runs import machine_settings
 from sanity import check
 
 from amqp_rt.core.engine import Engine
@@ -500,7 +501,7 @@ class JoinedEngines(RuleBasedStateMachine):
 @pytest.mark.req("X5", "X9", "X10", "X11", "X15", "X16", "X18", "X19", "X20", "X21", "X23", "X28")
 class TestJoinedEngines(JoinedEngines.TestCase):  # type: ignore[name-defined,misc]
     settings = settings(
-        settings.default,
+        machine_settings(),
         stateful_step_count=60,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )

@@ -223,13 +223,20 @@ BANNED = {
 }
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2_048)
 def parsed(source: str) -> ast.Module:
-    """Parse a module; several tests read all of them."""
+    """Parse a module; several tests read all of them, one after the other, so that all have to fit."""
     return ast.parse(source)
 
 
-@lru_cache(maxsize=512)
+@pytest.fixture(scope="module", autouse=True)
+def _parsed_modules_are_forgotten() -> Iterator[None]:
+    """Forget the trees when the last test here has ended: later tests of the process run the garbage collector."""
+    yield
+    parsed.cache_clear()
+
+
+@lru_cache(maxsize=2_048)
 def imports(source: str, module: str, *, package: bool) -> list[tuple[int, str]]:
     """Return each module that *module* imports, by its absolute name, with the line."""
     parts = module.split(".") if package else module.split(".")[:-1]
@@ -477,7 +484,7 @@ def sizes(source: str, module: str) -> Iterator[tuple[str, str]]:
     lines = source.count("\n")
     if lines > MODULE_LINES_MAX:
         yield module, f"{lines} lines, at most {MODULE_LINES_MAX}"
-    yield from _sizes(ast.parse(source), module)
+    yield from _sizes(parsed(source), module)
 
 
 def _sizes(parent: ast.AST, name: str) -> Iterator[tuple[str, str]]:
@@ -528,7 +535,7 @@ def class_names(paths: Iterable[Path]) -> dict[str, list[str]]:
     """Return the files that define a class, by the name of the class."""
     found: dict[str, list[str]] = {}
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parsed(path.read_text("utf-8"))):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(f"{path}:{node.lineno}")
     return found
@@ -557,7 +564,7 @@ def distinctions(source: str) -> Iterator[tuple[int, str]]:
     """Yield the kinds that *source* distinguishes with ``isinstance``, by line."""
     if not any(kind in source for kind in KINDS):
         return
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
             for name in ast.walk(node.args[1]):
                 if isinstance(name, (ast.Name, ast.Attribute)):
@@ -668,7 +675,7 @@ def test_compiled_modules_ask_nothing_that_mypyc_drops(folder: Path) -> None:
         for path in sorted((folder / listed["package"]).rglob("*.py"))
         if (name := path.relative_to(folder).as_posix()).startswith(compiled)
         and name not in interpreted
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(parsed(path.read_text("utf-8")))
         if isinstance(node, ast.ClassDef) and node.keywords
     ]
     assert not found, "\n" + "\n".join(found)

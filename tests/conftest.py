@@ -24,7 +24,12 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from postgresql import database, postgresql  # noqa: F401 (fixtures)
+from postgresql import (  # noqa: F401 (fixtures)
+    _cleared_database,
+    cleared_database,
+    database,
+    postgresql,
+)
 from references import no_collector  # noqa: F401 (a fixture)
 from root_logging import restored_logging
 from runs import RUNS

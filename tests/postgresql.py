@@ -295,3 +295,28 @@ def database(postgresql: Cluster) -> Iterator[str]:
     name = postgresql.create_database()
     yield postgresql.url(name)
     postgresql.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def _cleared_database(postgresql: Cluster) -> Iterator[str]:
+    name = postgresql.create_database()
+    yield postgresql.url(name)
+    postgresql.drop_database(name)
+
+
+@pytest.fixture
+def cleared_database(_cleared_database: str) -> str:
+    """The URL of a database without tables, which is created once: for tests that need many, and do not stop the server.
+
+    Its commits survive the end of a program, as it needs no flush of a disk, but not that of the server.
+    """
+    import psycopg
+
+    with psycopg.connect(_cleared_database, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    return f"{_cleared_database}?options=-csynchronous_commit%3Doff"

@@ -1,25 +1,28 @@
-"""Program with an inbox and an outbox on SQLAlchemy, which can be killed at a given statement of its database.
+"""Program with inboxes and outboxes on SQLAlchemy, which can be killed at a given statement of their database.
 
-``python sql_outbox_worker.py URL DATABASE STATEMENT`` kills itself before the statement, or after it if that is negative
-(-1 is after the first one); 0 for never. Without orders left, it ends by itself and prints the number of statements.
+It reads lines ``[URL, DATABASE, STATEMENT]`` of JSON. For each it forks a process, which kills itself before the statement, or after it
+if that is negative (-1 is after the first one), or ends by itself without orders left; and writes a line with its exit status.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import traceback
 from typing import Any
 
 import trio
-from sql_shop import declare, nodes_of
-from sqlalchemy import create_engine, event
+from sql_shop import declare, engine_of, nodes_of
+from sqlalchemy import event
 
 from amqp_rt import Container
 
 
 async def main(url: str, database: str, statement: int) -> None:
-    engine = create_engine(database)
+    """Work until the orders are done, or until *statement*."""
+    engine = engine_of(database)
     shop = declare(engine)
     count = 0
 
@@ -48,8 +51,21 @@ async def main(url: str, database: str, statement: int) -> None:
         while seen != count or await shop.outbox.pending():
             seen = count
             await trio.sleep(0.3)
-    print(count)
+
+
+def run(url: str, database: str, statement: int) -> int:
+    """Run :func:`main` in a process of its own, and return its exit status."""
+    process = os.fork()
+    if process:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    try:
+        trio.run(main, url, database, statement)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    for line in sys.stdin:
+        print(run(*json.loads(line)), flush=True)

@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, MetaData, String, Table, insert, select
+from sqlalchemy import (
+    Column,
+    Engine,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    delete,
+    event,
+    insert,
+    select,
+)
 from sqlalchemy.orm import Session, sessionmaker
 
 from amqp_rt import node
@@ -29,9 +40,23 @@ class Shop:
         with self.sessions() as session:
             return sorted(session.scalars(select(self.orders.c.body)))
 
+    def clear(self) -> None:
+        """Delete all rows."""
+        with self.sessions.begin() as session:
+            for table in self.outbox.metadata.sorted_tables:
+                session.execute(delete(table))
 
-def declare(engine: Engine, **options: Any) -> Shop:
-    """Declare the tables in the database of *engine*, and create them."""
+
+def engine_of(url: Any, **options: Any) -> Engine:
+    """Return an engine whose commits survive the end of the program, as tests need, but not that of the machine."""
+    made = create_engine(url, **options)
+    if made.dialect.name == "sqlite":
+        event.listen(made, "connect", lambda found, _: found.execute("PRAGMA synchronous=OFF"))
+    return made
+
+
+def declare(engine: Engine, *, create: bool = True, **options: Any) -> Shop:
+    """Declare the tables in the database of *engine*, and create them unless they are there."""
     metadata = MetaData()
     # No key: an order that is processed twice has two rows.
     orders = Table("orders", metadata, Column("body", String))
@@ -42,7 +67,8 @@ def declare(engine: Engine, **options: Any) -> Shop:
         SqlOutbox(sessions, metadata=metadata, **options),
         SqlInbox(sessions, metadata=metadata),
     )
-    metadata.create_all(engine)
+    if create:
+        metadata.create_all(engine)
     return shop
 
 
@@ -61,5 +87,5 @@ def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     """Return the URL of an empty database for SQLAlchemy."""
     if kind == "sqlite":
         return f"sqlite:///{folder / 'shop.db'}"
-    found: str = request.getfixturevalue("database")
+    found: str = request.getfixturevalue("cleared_database")
     return found.replace("postgresql://", "postgresql+psycopg://")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import trio
-from sql_shop import Shop, declare, url_of
-from sqlalchemy import create_engine, insert, select, text
+from sql_shop import Shop, declare, engine_of, url_of
+from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -33,7 +33,7 @@ BOTH = pytest.mark.parametrize(
 
 @pytest.fixture
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
-    engine = create_engine(url_of(getattr(request, "param", "sqlite"), request, tmp_path))
+    engine = engine_of(url_of(getattr(request, "param", "sqlite"), request, tmp_path))
     yield declare(engine)
     engine.dispose()
 
@@ -247,7 +247,7 @@ async def test_a_batch_of_deliveries_in_threads(shop: Shop) -> None:
 async def test_batches_at_once_wait_for_each_other_and_do_not_block_each_other(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    engine = create_engine(url_of("postgresql", request, tmp_path))
+    engine = engine_of(url_of("postgresql", request, tmp_path))
     shop = declare(engine)
     with engine.begin() as connection:
         # Two records in opposite orders would meet in the middle, which the server ends as a deadlock.

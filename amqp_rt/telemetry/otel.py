@@ -43,6 +43,9 @@ DESTINATIONS_MAX: Final = 1_000
 ERRORS_MAX: Final = 100
 #: Value of further ones, by the conventions.
 _OTHER: Final = "_OTHER"
+#: Octets of trace flags: as objects of the API, and in hexadecimal.
+_FLAGS: Final = tuple(trace.TraceFlags(value) for value in range(256))
+_HEXADECIMAL: Final = tuple(f"{value:02x}" for value in range(256))
 
 
 class Otel:
@@ -203,40 +206,47 @@ class _LinkSpans:
         self._anonymous = link.kind == "send" and not link.address
 
     def begin(self, message: Message | None) -> ObservedOperation | None:
-        found: trace.SpanContext | None = None
+        given = NO_TRACE if message is None or not self._reads else trace_of(message)
+        parent = given.get(TRACEPARENT)
+        sampled = parent is not None and _is_sampled(parent)
+        if self._relays and not sampled:
+            return None
         context: Context | None = None
         links: tuple[trace.Link, ...] = ()
-        if message is not None and self._reads:
-            found = _context_of(trace_of(message))
-        if self._relays and not (found is not None and found.trace_flags.sampled):
-            return None
-        if found is not None:
+        if parent is not None:
             if self._is_child:
-                context = trace.set_span_in_context(trace.NonRecordingSpan(found))
-            else:
-                links = (trace.Link(found),)
+                found = trace.NonRecordingSpan(_context_of(parent, given))
+                context = trace.set_span_in_context(found)
+            elif sampled:
+                # A sampler may decide by the links, of which one to a trace that is not recorded says nothing.
+                links = (trace.Link(_context_of(parent, given)),)
         name, attributes = self._name, self._attributes
         if self._anonymous and message is not None and message.to:
             name = f"{name} {message.to}"
             attributes = {**attributes, names.DESTINATION_NAME: message.to}
         span = self._tracer.start_span(name, context, self._span_kind, attributes, links)
         if message is not None and span.is_recording():
+            if parent is not None and not links and context is None:
+                span.add_link(_context_of(parent, given))
             span.set_attributes(_ids_of(message, calls=self.kind == "serve"))
         written = _written(span.get_span_context()) if self._writes else NO_TRACE
         return _SpanOperation(self, span, written)
 
 
-def _context_of(given: Mapping[str, str]) -> trace.SpanContext | None:
-    """Return the context that *given*, which is well-formed, stands for; None if it is empty."""
-    parent = given.get(TRACEPARENT)
-    if parent is None:
-        return None
+def _is_sampled(parent: str) -> bool:
+    """Return whether the flags of *parent*, a well-formed ``traceparent``, have *sampled*."""
+    # The lowest bit of a hexadecimal digit.
+    return parent[54] in "13579bdf"
+
+
+def _context_of(parent: str, given: Mapping[str, str]) -> trace.SpanContext:
+    """Return the context of *parent*, which is well-formed, and of the ``tracestate`` in *given*."""
     state = given.get(TRACESTATE)
     return trace.SpanContext(
         int(parent[3:35], 16),
         int(parent[36:52], 16),
         True,
-        trace.TraceFlags(int(parent[53:55], 16)),
+        _FLAGS[int(parent[53:55], 16)],
         None if state is None else trace.TraceState.from_header([state]),
     )
 
@@ -245,11 +255,12 @@ def _written(context: trace.SpanContext) -> Mapping[str, str]:
     """Return *context* as it is written into messages; nothing if there is none, as without an SDK."""
     if not context.is_valid:
         return NO_TRACE
-    written = {
-        TRACEPARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-    }
-    if context.trace_state:
-        written[TRACESTATE] = context.trace_state.to_header()
+    flags = _HEXADECIMAL[context.trace_flags]
+    written = {TRACEPARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags}"}
+    state = context.trace_state
+    # The usual one is empty; asking it takes a call.
+    if state is not trace.DEFAULT_TRACE_STATE and state:
+        written[TRACESTATE] = state.to_header()
     return written
 
 
@@ -292,9 +303,10 @@ class _SpanOperation:
         self._count += 1
         if self._span.is_recording():
             self._span.set_attribute(names.BATCH_COUNT, self._count)
-            found = None if message is None else _context_of(trace_of(message))
-            if found is not None:
-                self._span.add_link(found)
+            given = NO_TRACE if message is None else trace_of(message)
+            parent = given.get(TRACEPARENT)
+            if parent is not None:
+                self._span.add_link(_context_of(parent, given))
 
     def identify(self, message_id: object, conversation_id: object) -> None:
         if self._span.is_recording():

@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, Sampler, SamplingResult
 from peer_programs import PeerPrograms
 from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
@@ -41,6 +41,7 @@ from amqp_rt.broker.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.errors import CallFailed, DeliveryRejected
 from amqp_rt.events import Peer
+from amqp_rt.observers import ObservedLink
 from amqp_rt.outbox import SqliteOutbox, SqlOutbox
 from amqp_rt.telemetry import conventions as names
 from amqp_rt.telemetry import otel as otel_module
@@ -638,6 +639,59 @@ async def test_unsampled_messages_carry_their_context_and_are_not_relayed() -> N
     assert int(trace_of(message)["traceparent"][-2:], 16) & 1 == 0
     assert not message.message_annotations
     assert sdk.spans == []
+
+
+class ByLinks(Sampler):
+    """Sampler that records the spans with a link, and notes the links that it is given."""
+
+    def __init__(self, always: bool = False) -> None:
+        self.always = always
+        self.seen: list[tuple[trace.Link, ...]] = []
+
+    def should_sample(self, *args: Any, **given: Any) -> SamplingResult:
+        links = tuple(args[5] if len(args) > 5 else given.get("links") or ())
+        self.seen.append(links)
+        records = self.always or bool(links)
+        return SamplingResult(Decision.RECORD_AND_SAMPLE if records else Decision.DROP)
+
+    def get_description(self) -> str:
+        return "ByLinks"
+
+
+@pytest.mark.parametrize(("always", "sampled"), [(True, 0), (False, 0), (True, 1), (False, 1)])
+def test_a_link_to_a_trace_that_is_not_recorded_is_made_for_recorded_spans_only(
+    always: bool, sampled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    context_of = otel_module._context_of
+
+    def counted(parent: str, given: Any) -> trace.SpanContext:
+        made.append(parent)
+        return context_of(parent, given)
+
+    monkeypatch.setattr(otel_module, "_context_of", counted)
+    sampler = ByLinks(always)
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(sampler=sampler)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    parent = f"00-{'a1' * 16}-{'b2' * 8}-{sampled:02x}"
+    message = Message(b"x", application_properties={"traceparent": parent})
+    observer = Otel(tracer_provider=provider).observe(ObservedLink(kind="process", address="q"))
+    assert observer is not None
+    operation = observer.begin(message)
+    assert operation is not None
+    operation.end()
+    assert [len(each) for each in sampler.seen] == [sampled]
+    assert len(made) == (1 if always or sampled else 0)
+    spans = exporter.get_finished_spans()
+    assert len(spans) == len(made)
+    for span in spans:
+        (link,) = span.links
+        assert (link.context.trace_id, link.context.span_id) == (
+            int("a1" * 16, 16),
+            int("b2" * 8, 16),
+        )
+        assert link.context.trace_flags == sampled
 
 
 async def test_without_an_sdk_the_callers_context_is_passed_on() -> None:

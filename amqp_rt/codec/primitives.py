@@ -46,6 +46,9 @@ NESTING_CEILING: Final = 128
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
+#: The same after a constructor.
+_CODED_U16: Final = struct.Struct(">BH")
+_CODED_U32: Final = struct.Struct(">BI")
 _I16: Final = struct.Struct(">h")
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
@@ -674,9 +677,9 @@ def write_null(out: bytearray, value: object = None) -> None:
 def write_boolean(out: bytearray, value: object) -> None:
     """Append *value* as a ``boolean`` in one octet (§1.6.2)."""
     if value is True:
-        out.append(0x41)
+        out += b"\x41"
     elif value is False:
-        out.append(0x42)
+        out += b"\x42"
     else:
         raise refused("boolean", value)
 
@@ -692,8 +695,7 @@ def write_ushort(out: bytearray, value: object) -> None:
     """Append *value* as a ``ushort`` (§1.6.4)."""
     if not isinstance(value, int) or not 0 <= value <= 0xFFFF:
         raise refused("ushort", value)
-    out.append(0x60)
-    out += _U16.pack(value)
+    out += _CODED_U16.pack(0x60, value)
 
 
 def write_uint(out: bytearray, value: object) -> None:
@@ -701,12 +703,11 @@ def write_uint(out: bytearray, value: object) -> None:
     if not isinstance(value, int) or not 0 <= value <= 0xFFFF_FFFF:
         raise refused("uint", value)
     if value == 0:
-        out.append(0x43)
+        out += b"\x43"
     elif value <= 0xFF:
         out += _SMALLUINT[value]
     else:
-        out.append(0x70)
-        out += _U32.pack(value)
+        out += _CODED_U32.pack(0x70, value)
 
 
 def write_ulong(out: bytearray, value: object) -> None:
@@ -1004,11 +1005,14 @@ def deeper(depth: int) -> int:
     return depth + 1
 
 
+#: Narrow constructors of lists, maps and arrays, each with room for size and count.
+_OPENED: Final = {code: bytes((code, 0, 0)) for code in (0xC0, 0xC1, 0xE0)}
+
+
 def open_compound(out: bytearray, code8: int) -> int:
     """Begin a list, map or array with its narrow constructor; return its position."""
     at = len(out)
-    out.append(code8)
-    out += b"\x00\x00"
+    out += _OPENED[code8]
     return at
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any, Final
 
-from ..codec.composites import read_composite
-from ..codec.primitives import Reader
 from ..errors import AmqpError, LocalProtocolError
 from ..events import Closed, ConnectionFailed, Event, Opened, Peer
 from ..outcomes import Error
@@ -28,7 +26,6 @@ from .frames import (
     FrameBuffer,
     above_channel_max,
     connection_fault,
-    final_frame,
     link_fault,
     no_session,
     performative_frame,
@@ -55,7 +52,6 @@ from .lifecycle import (
 from .links import Link
 from .options import EngineOptions
 from .performatives import (
-    PERFORMATIVES,
     Attach,
     Begin,
     Close,
@@ -68,6 +64,7 @@ from .performatives import (
     read_last,
 )
 from .receivers import ReceiverLink
+from .repeated import final_frame, read_performative, repeated_frame
 from .sasl import SaslLayer
 from .senders import SenderLink
 from .session import Session
@@ -375,7 +372,8 @@ class Engine:
             LocalProtocolError: The frame is larger than the peer's limit (§2.7.1).
             EncodeError: A field has no encoding.
         """
-        data = performative_frame(channel, performative)
+        encoded = repeated_frame if isinstance(performative, Begin) else performative_frame
+        data = encoded(channel, performative)
         if len(data) > self.frame_size_out:
             raise LocalProtocolError(
                 f"the {type(performative).__name__.lower()} needs {len(data)} bytes, and the peer "
@@ -566,9 +564,7 @@ class Engine:
             self._on_performative(data, at, end, buffer.channel)
 
     def _on_performative(self, data: bytes, at: int, end: int, channel: int) -> None:
-        reader = Reader(data, at, end, self.limits)
-        performative = read_composite(reader, *PERFORMATIVES)
-        elements = self.limits.elements_max - reader.elements
+        performative, elements = read_performative(data, at, end, self.limits)
         self.spent += _PERFORMATIVE_WORK + elements // 2
         self.said = max(0, end - at + _ELEMENT_BYTES * elements - _SAID_FREE)
         if self.theirs.stage is not OPENED:
@@ -703,7 +699,7 @@ class Engine:
             desired_capabilities=options.desired_capabilities,
             properties=options.properties or None,
         )
-        self.write_raw(performative_frame(0, performative))
+        self.write_raw(repeated_frame(0, performative))
 
     def _on_open(self, performative: Open) -> None:
         self.theirs.take(Step.OPEN)
@@ -791,7 +787,7 @@ class Engine:
         if self.ours.stage is OPENED:
             self._flush_dirty()
             self.ours.take(Step.CLOSE)
-            self.write_raw(performative_frame(0, Close()))
+            self.write_raw(repeated_frame(0, Close()))
         self._lose_sessions(close.error)
         self._report_closed(close.error)
         self._finish()

@@ -5,7 +5,6 @@ Transfer and disposition have fast paths because they cross the wire once per me
 
 from __future__ import annotations
 
-import copy
 from struct import Struct as Packer
 from typing import Any, Final, cast
 
@@ -262,7 +261,7 @@ def whole_state(state: DeliveryState | None) -> DeliveryState | None:
     return state
 
 
-def _shortened(error: Error) -> Error:
+def shortened(error: Error) -> Error:
     """Return *error* without its info, and with a description that fits the smallest frames."""
     condition = error.condition
     if len(condition) > _CONDITION_MAX:
@@ -273,32 +272,11 @@ def _shortened(error: Error) -> Error:
 def short_state(state: DeliveryState | None) -> DeliveryState | None:
     """Return a delivery's *state* with a short error, if it has one; other states unchanged."""
     if type(state) is Rejected and state.error is not None:
-        return Rejected(_shortened(state.error))
+        return Rejected(shortened(state.error))
     if type(state) is TransactionalState:
         outcome = cast("Outcome | Described | None", short_state(state.outcome))
         return TransactionalState(state.txn_id, outcome)
     return state
-
-
-def final_frame(channel: int, performative: Any, size_max: int, *, whole: bool = False) -> bytes:
-    """Encode a detach, end or close, and shorten its error if it exceeds *size_max*.
-
-    With *whole* the error is written with all its fields.
-
-    An error's text may come from the peer or from a user, while the frame size is the peer's
-    choice.
-    """
-    if whole:
-        performative.error = whole_error(performative.error)
-    data = performative_frame(channel, performative)
-    error: Error | None = performative.error
-    if len(data) > size_max and error is not None:
-        performative = copy.copy(performative)
-        performative.error = _shortened(error)
-        if whole:
-            performative.error.info = {}
-        data = performative_frame(channel, performative)
-    return data
 
 
 #: First frame of a delivery with a tag of four octets, packed in one call:

@@ -16,6 +16,9 @@ from ..errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 class Stage(Enum):
     """Stage that one half of an endpoint has reached."""
 
+    # That of Enum is Python, and is called for each look-up in the tables below.
+    __hash__ = object.__hash__
+
     START = "start"
     HEADER = "header"
     OPENED = "opened"
@@ -50,6 +53,8 @@ READS_NOTHING: Final = 4  # nothing any more
 
 class Step(Enum):
     """Performatives and headers that change a stage."""
+
+    __hash__ = object.__hash__
 
     HEADER = "header"
     OPEN = "open"

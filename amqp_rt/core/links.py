@@ -15,9 +15,10 @@ from ..events import Peer
 from ..outcomes import Error
 from ..termini import Coordinator, Source, Target
 from ..unsettled import Unsettled, UnsettledMap
-from .frames import Fault, final_frame, link_fault
+from .frames import Fault, link_fault
 from .lifecycle import ATTACHED, CLOSED, DETACHED, LINK, Half, Step, link_state
 from .performatives import SENDER, Attach, Detach, Flow
+from .repeated import final_frame
 from .resume import fitting, read_unsettled
 
 if TYPE_CHECKING:

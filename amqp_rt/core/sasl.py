@@ -9,6 +9,7 @@ from ..codec.primitives import Reader
 from ..events import Event, LoginRequested
 from .frames import SASL_FRAME, SASL_HEADER, FrameBuffer, connection_fault, performative_frame
 from .lifecycle import AWAITS_LOGIN, READS_SASL
+from .repeated import repeated_frame
 from .sasl_frames import (
     AUTH,
     OK,
@@ -72,7 +73,7 @@ class SaslLayer:
         engine.write_raw(SASL_HEADER)
         if not engine.client:
             mechanisms = SaslMechanisms(engine.options.mechanisms)
-            engine.write_raw(performative_frame(0, mechanisms, SASL_FRAME))
+            engine.write_raw(repeated_frame(0, mechanisms, SASL_FRAME))
 
     def on_frame(self, buffer: FrameBuffer) -> None:
         """Handle a SASL frame of the peer.
@@ -149,7 +150,8 @@ class SaslLayer:
         engine.peer.user = user
         engine.peer.identity = identity
         engine.peer.mechanism = mechanism
-        engine.write_raw(performative_frame(0, SaslOutcome(OK, data), SASL_FRAME))
+        frame_of = repeated_frame if data is None else performative_frame
+        engine.write_raw(frame_of(0, SaslOutcome(OK, data), SASL_FRAME))
         engine.end_sasl()
         return engine.run()
 

@@ -21,7 +21,6 @@ from .frames import (
     connection_fault,
     encode_state,
     encoded_disposition,
-    final_frame,
     link_fault,
     read_transfer,
     run_head,
@@ -43,6 +42,7 @@ from .lifecycle import (
 from .links import RCV_SECOND, SND_SETTLED, Link
 from .performatives import RECEIVER, SENDER, Attach, Begin, Detach, Disposition, End, Flow
 from .receivers import Delivery, ReceiverLink
+from .repeated import final_frame
 from .senders import SenderLink, Sending
 from .states import is_outcome
 

@@ -23,7 +23,6 @@ from amqp_rt.core.frames import (
     connection_fault,
     disposition_frame,
     encode_state,
-    final_frame,
     first_transfer,
     later_transfer,
     read_disposition,
@@ -38,6 +37,7 @@ from amqp_rt.core.performatives import (
     End,
     Transfer,
 )
+from amqp_rt.core.repeated import final_frame
 from amqp_rt.errors import DecodeError
 from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.outcomes import (

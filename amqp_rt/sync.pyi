@@ -37,7 +37,7 @@ from amqp_rt.container.raising import OnError
 from amqp_rt.container.receiving import ReceiverOptions
 from amqp_rt.container.recovery import Reconnect
 from amqp_rt.container.routes import Middleware, Route
-from amqp_rt.container.sending import SenderOptions
+from amqp_rt.container.sender_options import SenderOptions
 from amqp_rt.container.timing import TimedFunction
 from amqp_rt.container.tokens import TokenProvider
 from amqp_rt.events import Peer

@@ -52,7 +52,8 @@ from .links import PASSING_CONDITIONS, LinkHandle, Member, fresh
 from .managing import ManagementClient, management_of
 from .receiving import Receiver, ReceiverOptions
 from .requests import ReplyStream, Requests, check_reply
-from .sending import Sender, SenderOptions
+from .sender_options import SenderOptions
+from .sending import Sender
 from .transactions import ControlLink, Transaction
 
 log = logging.getLogger("amqp_rt.connections")
@@ -667,7 +668,7 @@ class Connection:
 
         Args:
             address: Address to send to; None for the anonymous terminus, which routes by ``to``.
-            options: See :class:`~amqp_rt.container.sending.SenderOptions`.
+            options: See :class:`~amqp_rt.container.sender_options.SenderOptions`.
 
         Raises:
             ConnectionLost: The connection has ended permanently.

@@ -12,9 +12,9 @@ from ..message import Message
 from ..outcomes import Accepted, Outcome, Released
 from ..values import Symbol
 from .composing import build_message
-from .links import fresh
+from .links import fresh, refusal
 from .pending_calls import PendingCall
-from .sending import Receipt, Sender, refusal
+from .sending import Receipt, Sender
 
 if TYPE_CHECKING:
     from .codecs import Codecs

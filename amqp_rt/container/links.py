@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeVar
 
 import trio
 
-from ..errors import AmqpError, LinkDetached, LinkEnded, LinkRefused
+from ..errors import (
+    AmqpError,
+    DeliveryNotAccepted,
+    DeliveryRejected,
+    LinkDetached,
+    LinkEnded,
+    LinkRefused,
+)
 from ..events import Peer
 from ..limits import Limits
-from ..outcomes import Error
+from ..outcomes import Error, Modified, Outcome, Rejected
 from ..termini import outlives_connection
 from ..unsettled import UnsettledMap
 from ..values import Symbol
@@ -61,6 +68,25 @@ def fresh(error: E) -> E:
     copy = type(error)(error.description, condition=error.condition, info=error.info)
     copy.__cause__ = error.__cause__
     return copy
+
+
+def refusal(outcome: Outcome) -> AmqpError:
+    """Return the exception for an *outcome* other than *accepted*.
+
+    For released and modified messages ``info["outcome"]`` holds it.
+    """
+    if isinstance(outcome, Rejected):
+        if outcome.error is None:
+            return DeliveryRejected(
+                "the receiver rejected the message", condition="amqp:not-allowed"
+            )
+        return outcome.error.raised_as(DeliveryRejected)
+    how = "released"
+    if isinstance(outcome, Modified):
+        how = (
+            "gave back, as a failed attempt," if outcome.delivery_failed else "gave back, modified,"
+        )
+    return DeliveryNotAccepted(f"the receiver {how} the message", info={"outcome": outcome})
 
 
 def gone(kind: type[E], error: Error | None, address: object) -> E:

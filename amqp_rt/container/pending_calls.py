@@ -7,7 +7,8 @@ import trio
 from ..errors import AmqpError
 from ..message import Message
 from ..outcomes import Accepted, Outcome
-from .sending import Receipt, Sender, refusal
+from .links import refusal
+from .sending import Receipt, Sender
 
 
 class PendingCall(Receipt):

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 import trio
 
 from ..errors import (
     AmqpError,
     ConnectionLost,
-    DeliveryNotAccepted,
-    DeliveryRejected,
     LinkDetached,
     LocalProtocolError,
     TransactionRolledBack,
@@ -33,7 +31,7 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..message import Message
-from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Outcome, Received, Rejected
+from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Outcome, Received
 from ..termini import Coordinator, Source, Target
 from ..transactions import TransactionalState
 from ..values import Symbol
@@ -45,55 +43,18 @@ from .composing import (
     make_message,
 )
 from .engines import EngineSession
-from .links import DETACH_GRACE_S, LinkHandle, fresh
+from .links import DETACH_GRACE_S, LinkHandle, fresh, refusal
+from .sender_options import InDoubt
 from .writing import StreamedMessage
 
 if TYPE_CHECKING:
     from .links import Owner
     from .transactions import Transaction
 
-#: Treatment of messages whose outcome was lost with the connection: the caller gets
-#: ``ConnectionLost``, or they are sent again and may arrive twice.
-InDoubt = Literal["raise", "resend"]
-
 #: Default number of messages without an outcome that a sender holds.
 PENDING_MAX: Final = 1000
 #: Messages that a loop of sends may submit before other tasks run.
 _TURN_MESSAGES: Final = 64
-
-
-class SenderOptions(TypedDict, total=False):
-    """Options of ``peer.sender(address, …)``.
-
-    * ``name``: name of the link; generated if omitted.
-    * ``max_pending``: messages without an outcome that it holds, waiting for credit or sent.
-    * ``settled``: True sends all messages settled (at most once, no outcomes), False none.
-    * ``rcv_settle_mode``: 1 asks the receiver to wait for us to settle (Part 2 §2.8.3).
-    * ``in_doubt``: ``"resend"`` sends messages again that a lost connection left without an
-      outcome.
-    * ``dynamic``: the peer creates a node and its address.
-    * ``durable``: 1 or 2, see Part 3 §3.5.5.
-    * ``timeout``: seconds that the peer is asked to keep its side of the link while a lost
-      connection is dialled again (Part 3 §3.5.4). If it does, unsettled messages are resumed, and
-      none is in doubt.
-    * ``capabilities``: capabilities of the target, for example ``"queue"``.
-    * ``properties``: properties of the link.
-    * ``source``: our own address, for peers that use it.
-    * ``outcomes``: the outcomes that we support, such as ``"amqp:accepted:list"``; by default all.
-    """
-
-    name: str
-    max_pending: int
-    settled: bool | None
-    rcv_settle_mode: int
-    in_doubt: InDoubt
-    dynamic: bool
-    durable: int
-    timeout: int
-    capabilities: Sequence[str]
-    properties: Mapping[object, object] | None
-    source: str | None
-    outcomes: Sequence[str]
 
 
 class Receipt:
@@ -231,36 +192,20 @@ class Receipt:
             if error is None and type(self._outcome) is not Accepted:
                 error = refusal(cast("Outcome", self._outcome))
             transaction.done(self, error)
-        waiting = self._waiting
-        if waiting is not None:
-            self._waiting = None
-            for task in waiting:
-                trio.lowlevel.reschedule(task)
+        if self._waiting is not None:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the tasks that wait for the outcome."""
+        waiting, self._waiting = self._waiting, None
+        for task in waiting or ():
+            trio.lowlevel.reschedule(task)
 
     def __repr__(self) -> str:
         state: object = self.error or self._outcome
         if state is None:
             state = "waits for credit" if self.raw is None else "sent"
         return f"<Receipt: {state}>"
-
-
-def refusal(outcome: Outcome) -> AmqpError:
-    """Return the exception for an *outcome* other than *accepted*.
-
-    For released and modified messages ``info["outcome"]`` holds it.
-    """
-    if isinstance(outcome, Rejected):
-        if outcome.error is None:
-            return DeliveryRejected(
-                "the receiver rejected the message", condition="amqp:not-allowed"
-            )
-        return outcome.error.raised_as(DeliveryRejected)
-    how = "released"
-    if isinstance(outcome, Modified):
-        how = (
-            "gave back, as a failed attempt," if outcome.delivery_failed else "gave back, modified,"
-        )
-    return DeliveryNotAccepted(f"the receiver {how} the message", info={"outcome": outcome})
 
 
 class Sender(LinkHandle):
@@ -343,6 +288,9 @@ class Sender(LinkHandle):
         self._turn = 0
         #: Class of the receipts, which observed senders replace.
         self._receipts: type[Receipt] = Receipt
+        #: Whether messages are encoded, and receipts finished, by this class and not by one derived from it.
+        kind = type(self)
+        self._plain = kind.done is Sender.done and kind.encode is Sender.encode
 
     # --- state ---------------------------------------------------------------------------
 
@@ -500,24 +448,40 @@ class Sender(LinkHandle):
             ConnectionLost: The connection was lost; outcomes are in doubt.
         """
         receipts: deque[Receipt] = deque()
-        count = 0
+        new, encode, submit = self._receipts, self.encode, self.submit
+        plain = self._plain and not properties and not self._anonymous
+        #: Messages sent, and those that may follow before this task looks at outcomes again.
+        count = left = 0
         try:
             for message in messages:
-                while receipts and type(receipts[0]._outcome) is Accepted:
-                    receipts.popleft()
-                if receipts and receipts[0].done:
-                    break
-                if len(receipts) >= self.max_pending:
-                    # Outcomes may arrive out of order: this bounds the receipts behind the first
-                    # one as well.
-                    await receipts[0].accepted()
-                if len(self._queue) + len(self._unsettled) >= self.max_pending:
-                    await self._wait_for_room()
-                receipt = self._receipts(self, self.encode(message, properties))
-                self.submit(receipt)
+                if not left:
+                    # Outcomes arrive only while this task waits: it looks for them when it has waited,
+                    # or when there is no room.
+                    while receipts and type(receipts[0]._outcome) is Accepted:
+                        receipts.popleft()
+                    if receipts and receipts[0].done:
+                        break
+                    if len(receipts) >= self.max_pending:
+                        # Outcomes may arrive out of order: this bounds the receipts behind the first
+                        # one as well.
+                        await receipts[0].accepted()
+                    if len(self._queue) + len(self._unsettled) >= self.max_pending:
+                        await self._wait_for_room()
+                    room = self.max_pending - max(len(receipts), self.pending)
+                    left = max(1, min(room, _TURN_MESSAGES - count % _TURN_MESSAGES))
+                left -= 1
+                receipt = new(
+                    self,
+                    message.encode()
+                    if plain and type(message) is Message
+                    else encode(message, properties),
+                )
+                submit(receipt)
                 receipts.append(receipt)
                 count += 1
-                if not count % _TURN_MESSAGES:
+                if receipt.error is not None:
+                    left = 0
+                if not left and not count % _TURN_MESSAGES:
                     await trio.lowlevel.checkpoint()
             while receipts:
                 await receipts[0].accepted()
@@ -686,9 +650,13 @@ class Sender(LinkHandle):
         self._unsettled.pop(receipt, None)
         if self._dropped:
             self._dropped.pop(receipt, None)
+        self._give_room(1, receipt is self.open_stream)
+
+    def _give_room(self, count: int, streamed: bool = False) -> None:
+        """Wake the tasks that wait for the outcomes of *count* messages, or that of the stream being written."""
         if self._crowd:
-            self._room.unpark()
-        if self.changes and (receipt is self.open_stream or self.pending <= len(self._dropped)):
+            self._room.unpark(count=count)
+        if self.changes and (streamed or self.pending <= len(self._dropped)):
             # flush() waits for the last outcome, the writer of a stream for that of its message.
             self.changes.unpark_all()
 
@@ -812,8 +780,28 @@ class Sender(LinkHandle):
 
     def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """Handle states that the receiver has sent for these messages."""
+        plain, unsettled, freed = self._plain, self._unsettled, 0
         for each in deliveries:
             state = each.state
+            if plain and type(state) is Accepted and each.remote_settled:
+                receipt = each.context
+                if (
+                    type(receipt) is Receipt
+                    and receipt._outcome is None
+                    and receipt.error is None
+                    and receipt.transaction is None
+                    and not receipt.unfinished
+                ):
+                    # What finish() and done() do, without three calls for each message.
+                    receipt._outcome = state
+                    receipt.payload = b""
+                    unsettled.pop(receipt, None)
+                    if self._dropped:
+                        self._dropped.pop(receipt, None)
+                    if receipt._waiting is not None:
+                        receipt.wake()
+                    freed += 1
+                    continue
             if type(state) is TransactionalState:
                 # The outcome that the message will have when the transaction is committed.
                 state = state.outcome
@@ -824,6 +812,8 @@ class Sender(LinkHandle):
                 # The receiver settles second, after us (Part 2 §2.8.3).
                 each.settle()
                 each.context.finish(state)
+        if freed:
+            self._give_room(freed)
 
     def _interrupted(self, error: Error | None) -> None:
         """Handle a lost connection: messages that have left are resumed, in doubt, or resent."""

@@ -39,8 +39,8 @@ from ..container.boxes import Refused
 from ..container.composing import build_message
 from ..container.connections import Connection
 from ..container.deliveries import Delivery
-from ..container.links import Owner
-from ..container.sending import Receipt, Sender, refusal
+from ..container.links import Owner, refusal
+from ..container.sending import Receipt, Sender
 from ..errors import AmqpError, LocalProtocolError
 from ..fronts.base import RCV_SECOND, OutgoingDelivery, SendingLink
 from ..limits import check_seconds

@@ -18,7 +18,8 @@ import trio
 from sqlalchemy.orm import Session
 
 from ...container.connections import Connection
-from ...container.sending import Receipt, Sender, refusal
+from ...container.links import refusal
+from ...container.sending import Receipt, Sender
 from ...errors import AmqpError, ConnectionLost, LocalProtocolError
 from ...loglimit import LogLimiter
 from ...outcomes import Accepted, Error, Outcome, Rejected

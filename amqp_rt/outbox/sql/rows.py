@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session
 
 from ...container.boxes import Refused
-from ...container.sending import refusal
+from ...container.links import refusal
 from ...limits import MIB
 from ...outcomes import Accepted, Outcome, Rejected
 from .schema import REFUSED, WAITING, channel_of, refuse_if_missing, refuse_unless_supported

@@ -7,16 +7,6 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from amqp_rt.management.epochs import COMMIT_EPOCH, READ_EPOCH, READ_STAGE
-from amqp_rt.management.leases import (
-    ACCEPT_LEASE,
-    LEASE,
-    LEASE_STATE,
-    OPEN_LEASE,
-    RELEASE_LEASE,
-    RETURN_LEASE,
-)
-
 NODE: Final = "amqp_rt.node"
 CONTAINER: Final = "amqp_rt.container"
 #: Types whose entities are nodes, each with options of its own.
@@ -30,8 +20,8 @@ _ELSEWHERE: Final = frozenset(
     (
         *("CREATE", "READ", "UPDATE", "DELETE", "PEEK", "PURGE", "MOVE", "CURSOR", "SET-CURSOR", "HOLD"),
         # Programs send these with a body, to the management node of the queue or log itself.
-        *(COMMIT_EPOCH, READ_EPOCH, READ_STAGE),
-        *(OPEN_LEASE, LEASE_STATE, LEASE, ACCEPT_LEASE, RETURN_LEASE, RELEASE_LEASE),
+        *("COMMIT-EPOCH", "EPOCH", "STAGE"),
+        *("OPEN-LEASE", "LEASE-STATE", "LEASE", "ACCEPT-LEASE", "RETURN-LEASE", "RELEASE-LEASE"),
     )
 )  # fmt: skip
 

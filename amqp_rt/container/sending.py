@@ -193,9 +193,9 @@ class Receipt:
                 error = refusal(cast("Outcome", self._outcome))
             transaction.done(self, error)
         if self._waiting is not None:
-            self.wake()
+            self._wake()
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         """Wake the tasks that wait for the outcome."""
         waiting, self._waiting = self._waiting, None
         for task in waiting or ():
@@ -799,7 +799,7 @@ class Sender(LinkHandle):
                     if self._dropped:
                         self._dropped.pop(receipt, None)
                     if receipt._waiting is not None:
-                        receipt.wake()
+                        receipt._wake()
                     freed += 1
                     continue
             if type(state) is TransactionalState:

@@ -230,7 +230,11 @@ def in_worker(config: pytest.Config) -> bool:
 
 
 #: Files whose tests share no fixture and take long: each test goes to the next free worker.
-_SPREAD = ("tests/abuse/test_threats.py", "tests/testing/test_mutations.py")
+_SPREAD = (
+    "tests/abuse/test_threats.py",
+    "tests/mesh/test_mesh_chaos.py",
+    "tests/testing/test_mutations.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

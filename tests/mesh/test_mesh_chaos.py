@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import pytest
 from mesh_worlds import Drain, chaos, draw_mesh_faults
+from runs import of_this_run
 
 from amqp_rt.testing.simulation import check_seeds, simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
-#: Seeds of CI, and of a long run.
-SEEDS, SEEDS_LONG = 2, 1_000
+SEEDS = of_this_run(brief=1, quick=2, long=1_000)
+#: Seeds of one test, since the tests of a long run are shared by the processes of pytest.
+SEEDS_TOGETHER = 50
 
 
 @pytest.mark.req("P1", "P2", "P3", "P5", "A22", "A23")
-def test_seeds_of_a_mesh(brief_run: bool, long_run: bool) -> None:
-    seeds = SEEDS_LONG if long_run else 1 if brief_run else SEEDS
-    check_seeds(chaos, range(seeds), draw=draw_mesh_faults)
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_TOGETHER))
+def test_seeds_of_a_mesh(first: int) -> None:
+    seeds = range(first, min(first + SEEDS_TOGETHER, SEEDS))
+    check_seeds(chaos, seeds, draw=draw_mesh_faults)
 
 
 @pytest.mark.req("P1", "P3")

@@ -298,10 +298,9 @@ def database(postgresql: Cluster) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def _cleared_database(postgresql: Cluster) -> Iterator[str]:
-    name = postgresql.create_database()
-    yield postgresql.url(name)
-    postgresql.drop_database(name)
+def _cleared_database(postgresql: Cluster) -> str:
+    # It ends with the server, which the fixture of the other conftest module may remove first.
+    return postgresql.url(postgresql.create_database())
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ EXTRAS: dict[str, str] = {
     "amqp_rt.outbox.sql": "sqlalchemy",
     "amqp_rt.telemetry.metrics": "metrics",
     "amqp_rt.telemetry.otel": "otel",
+    "amqp_rt.telemetry.workers": "metrics",
 }
 #: A module that pytest alone imports.
 PYTEST_PLUGIN = "amqp_rt.testing.plugin"

@@ -29,6 +29,7 @@ try:
         Metric,
     )
     from prometheus_client.exposition import choose_encoder
+    from prometheus_client.parser import text_string_to_metric_families
     from prometheus_client.registry import CollectorRegistry
 except ImportError as error:  # pragma: no cover
     raise ImportError(
@@ -184,6 +185,24 @@ def render_families(made: Iterable[Metric], accept: str) -> tuple[bytes, str]:
         # It reads the version that the client accepts, which may be no version.
         encode, content_type = choose_encoder("")
     return encode(registry), content_type
+
+
+def join_pages(pages: Iterable[tuple[str, str]], accept: str) -> tuple[bytes, str]:
+    """Return one page with the samples of all *pages*, each labelled with its worker, and its content-type.
+
+    Args:
+        pages: Name of a worker, and its page.
+        accept: The formats that the client accepts.
+    """
+    found: dict[str, Metric] = {}
+    for worker, page in pages:
+        for family in text_string_to_metric_families(page):
+            into = found.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type, family.unit)
+            )
+            for sample in family.samples:
+                into.add_sample(sample.name, {**sample.labels, "worker": worker}, sample.value)
+    return render_families(found.values(), accept)
 
 
 class _Families:

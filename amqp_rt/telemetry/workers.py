@@ -1,18 +1,19 @@
-"""Probe of the workers of one application, which are processes of their own: healthy if all of them are."""
+"""Probe of the workers of one application, which are processes of their own: healthy if all of them are.
+
+Needs prometheus-client (``pip install amqp-rt[metrics]``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeAlias
 
 import msgspec
 import trio
 from msgspec import Struct
-from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
-from .metrics import render_families
+from .metrics import join_pages
 from .probe import NOT_FOUND, PATTERN_MAX, PATTERN_TOO_LONG, node_of, of_health, serve_probe
 from .probe_http import ProbeRequest, ProbeResponse
 
@@ -72,7 +73,7 @@ class WorkersProbe:
         answers = await self._ask(request.path, node)
         pages = [(each.worker, each.body) for each in answers if each.status == 200]
         async with self._rendering:
-            call = partial(_render, pages, request.accept)
+            call = partial(join_pages, pages, request.accept)
             return ProbeResponse(200, *await trio.to_thread.run_sync(call))
 
     async def serve(
@@ -101,16 +102,3 @@ def _against(answer: WorkerAnswer) -> list[str]:
         found = None
     reasons = found if isinstance(found, list) and found else [f"it answers {answer.status}"]
     return [f"{answer.worker}: {each}" for each in reasons]
-
-
-def _render(pages: Iterable[tuple[str, str]], accept: str) -> tuple[bytes, str]:
-    """Return one page with the samples of all *pages*, each labelled with its worker, and its content-type."""
-    families: dict[str, Metric] = {}
-    for worker, page in pages:
-        for family in text_string_to_metric_families(page):
-            into = families.setdefault(
-                family.name, Metric(family.name, family.documentation, family.type, family.unit)
-            )
-            for sample in family.samples:
-                into.add_sample(sample.name, {**sample.labels, "worker": worker}, sample.value)
-    return render_families(families.values(), accept)

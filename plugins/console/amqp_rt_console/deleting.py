@@ -27,24 +27,30 @@ async def delete(broker: Broker, session: WebSession, type_name: str, name: str)
     Raises:
         AmqpError: The broker refused, or the session has ended for another reason.
     """
+    host = session.virtual_host
+    may_carry = type_name in _CARRIERS and _exists(broker, host, type_name, name)
     try:
         reply = await session.management.request("DELETE", type=type_name, name=name)
     except (ConnectionLost, SessionEnded, LinkDetached) as error:
-        if type_name not in _CARRIERS or not await _ends(
-            broker, session.virtual_host, type_name, name
-        ):
+        refused = isinstance(error, LinkDetached) and error.condition == "amqp:unauthorized-access"
+        # Users without any right get no link to the management node.
+        if refused or not may_carry:
+            raise
+        if not await _ends(broker, host, type_name, name):
             raise error
         return {}
     return reply.body
 
 
+def _exists(broker: Broker, virtual_host: str, type_name: str, name: str) -> bool:
+    management = broker.management
+    return management is not None and management.has(type_name, name, virtual_host)
+
+
 async def _ends(broker: Broker, virtual_host: str, type_name: str, name: str) -> bool:
     """Return whether an entity is gone, or is within ``WITHIN_S`` seconds."""
-    management = broker.management
-    if management is None:
-        return False
     with trio.move_on_after(WITHIN_S):
-        while management.has(type_name, name, virtual_host):  # noqa: ASYNC110 (entities have no event)
+        while _exists(broker, virtual_host, type_name, name):  # noqa: ASYNC110 (entities have no event)
             await trio.sleep(_LOOK_S)
         return True
     return False

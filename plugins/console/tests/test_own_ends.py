@@ -77,3 +77,17 @@ async def test_a_session_that_ends_otherwise_is_a_failure(monkeypatch: pytest.Mo
         answer = await client.delete("/api/v1/users/shop")
         assert answer.status_code == 503
         assert "the session has ended" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+async def test_without_rights_nothing_is_taken_for_ended(exists: bool) -> None:
+    """A user without any right gets no link to the management node, and the request ends as if the session had ended."""
+    async with (
+        site(users={**USERS, "guest": "g-password"}) as web,
+        web.client("root") as root,
+        web.client(auth=("guest", "g-password")) as guest,
+    ):
+        name = await own(root, "connections") if exists else "1"
+        answer = await guest.delete(f"/api/v1/connections/{name}")
+        assert answer.status_code == 403
+        assert (await root.get("/api/v1/session")).status_code == 200

@@ -20,8 +20,8 @@ BATCH = 200
 
 
 def observers_of(how: str) -> list[Any]:
-    """Return the observers of *how*: none for ``off``, ``metrics`` and doors."""
-    if how in ("off", "metrics", "door", "page"):
+    """Return the observers of *how*: none for ``off`` and ``metrics``."""
+    if how in ("off", "metrics"):
         return []
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
@@ -41,13 +41,18 @@ def observers_of(how: str) -> list[Any]:
     return [Otel(tracer_provider=provider)]
 
 
+def broker_of(*nodes: Any) -> Broker:
+    """Return the broker of a door, with logins and rights."""
+    access = Access([Rule("*", Rights.SEND | Rights.MANAGE, users=("root",))])
+    return Broker("both", nodes=nodes, users={"root": "secret"}, access=access)
+
+
 @asynccontextmanager
 async def with_door(*nodes: Any, queues: int = 0) -> AsyncIterator[tuple[Container, str]]:
     """Run a broker with an HTTP door; yield its container and the URL of the door."""
     from amqp_rt_console import HttpDoor
 
-    access = Access([Rule("*", Rights.SEND | Rights.MANAGE, users=("root",))])
-    async with Broker("both", nodes=nodes, users={"root": "secret"}, access=access) as broker:
+    async with broker_of(*nodes) as broker:
         await broker.declare(*(Queue(f"queue-{number}") for number in range(queues)))
         async with HttpDoor(broker, "http://127.0.0.1:0").open() as url:
             yield broker.container, url
@@ -89,6 +94,9 @@ async def _open(how: str, *nodes: Any) -> AsyncIterator[Container]:
     if how == "door":
         async with with_door(*nodes) as (container, _):
             yield container
+    elif how == "broker":
+        async with broker_of(*nodes) as broker:
+            yield broker.container
     else:
         async with Container("both", nodes=nodes, observe=observers_of(how)) as container:
             yield container

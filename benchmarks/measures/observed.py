@@ -1,7 +1,8 @@
 """Costs of observers, and of an HTTP door: messages to a handler and calls within one process, both ends together.
 
 Each sample also measures the same without observers first, within the same minute: *over_off* is the ratio. That of the case
-*off* is the noise: both of its halves have none. A door is compared with its broker without the door. A page of the JSON API has a case of its own: 100 of 1,000 queues.
+*off* is the noise: both of its halves have none. A door is compared with its broker without the door.
+A page of the JSON API has a case of its own: 100 of 1,000 queues.
 """
 
 from __future__ import annotations

@@ -435,7 +435,7 @@ def test_a_manager_that_cannot_be_told_does_no_harm(
 async def test_a_standby_leaves_room_for_ready_in_the_queue_of_its_manager(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    """Nobody reads meanwhile: Linux keeps ten datagrams."""
+    """Send to a manager that does not read, for which Linux keeps ten datagrams."""
     path = str(tmp_path / "notify")
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as received:
         received.bind(path)

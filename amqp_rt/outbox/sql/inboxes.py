@@ -168,7 +168,6 @@ class SqlInbox:
         Raises:
             RuntimeError: The block has ended the transaction.
         """
-        await self._prune_if_due()
         async with self.recorded_batch(session, [(address, message_id)]) as are_new:
             yield are_new[0]
 

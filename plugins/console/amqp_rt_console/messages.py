@@ -14,6 +14,7 @@ from amqp_rt import Message
 from amqp_rt.cli.tables import JsonRoom, beginning, plain
 from amqp_rt.errors import AmqpError
 
+from .json_bodies import check_json, is_json
 from .problems import Problem
 
 log = logging.getLogger("amqp_rt.console")
@@ -67,8 +68,10 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 body = b64decode(self.base64, validate=True)
             elif isinstance(body, str):
                 body = body if content_type is None else body.encode()
-            elif body is not None:
+            elif body is not None or is_json(content_type):
                 body, content_type = msgspec.json.encode(body), content_type or "application/json"
+            if content_type is not None and is_json(content_type):
+                check_json(body, content_type)
             message = Message(
                 body,
                 durable=self.durable,

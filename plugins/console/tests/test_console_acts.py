@@ -205,6 +205,27 @@ async def test_a_refused_publication_names_its_field(field: str, text: str, refu
         assert broker.stats("orders").available == 0
 
 
+async def test_a_form_with_a_body_that_is_not_the_declared_json_stays_filled_in() -> None:
+    async with console() as (broker, url), client(url) as ada:
+        await broker.declare(Queue("orders"))
+        form = {
+            "name": "orders",
+            "body": '{"total": 12,\r\n "item": one}',
+            "content_type": "application/json",
+        }
+        answer = await ada.post("/publish", data=form)
+        assert answer.status_code == 400
+        refusal = "declared as application/json, but is not JSON: expecting value at line 2, column 10"
+        assert refusal in answer.text
+        assert "&#34;item&#34;: one}</textarea>" in answer.text
+        assert "<option selected>application/json</option>" in answer.text
+        assert broker.stats("orders").available == 0
+        form["body"] = form["body"].replace("one", '"one"')
+        assert (await ada.post("/publish", data=form)).status_code == 303
+        (payload,) = await broker.peek("orders")
+        assert Message.decode(payload).body == b'{"total": 12,\n "item": "one"}'
+
+
 async def test_records_of_logs_and_the_journal_are_shown() -> None:
     async with console(journal=True) as (broker, url), client(url) as ada:
         await broker.declare(Log("clicks"), Log("many", partitions=2), Queue("orders"))

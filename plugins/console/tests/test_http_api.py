@@ -122,6 +122,46 @@ async def test_messages_are_published_peeked_moved_and_purged() -> None:
         assert await status_of(root, "GET", "nodes/other/purge") == 405
 
 
+#: Bodies that are declared to be JSON, and the mistake in each; an empty text for those that are JSON.
+DECLARED_JSON = [
+    ({"body": "hello"}, "expecting value at line 1, column 1"),
+    ({"body": ""}, "at line 1, column 1"),
+    ({"body": '{"a": 1,\n "ä": x}'}, "expecting value at line 2, column 7"),
+    ({"body": '{"a": 1} {}'}, "extra data at line 1, column 10"),
+    ({"body": "[1,\n -Infinity]"}, "-Infinity is no value of JSON at line 2, column 3"),
+    ({"body": "[" * 5_000}, "nested too deeply"),
+    ({"body": "[" + "1,\n" * 30_000 + "x]"}, "invalid character at line 30,001, column 1"),
+    ({"base64": b64encode(b'["\xff"]').decode()}, "of UTF-8 at line 1, column 3"),
+    ({"base64": b64encode(b"[1").decode()}, "at line 1, column 3"),
+    ({"body": ' {"a": [1, 2.5e3, "\\u00e4", null]}\n'}, ""),
+    ({"base64": b64encode(b"7").decode()}, ""),
+    ({"body": {"a": 1}}, ""),
+    ({}, ""),
+]
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "Application/LD+JSON; a=b"])
+async def test_a_body_that_is_declared_as_json_is_json(content_type: str) -> None:
+    async with site() as web, web.client("root") as root:
+        for given, mistake in DECLARED_JSON:
+            body = {**given, "content_type": content_type}
+            answer = await root.post("/api/v1/nodes/other/publish", json=body)
+            if not mistake:
+                assert answer.status_code == 200, answer.text
+                continue
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.status_code == 400, given
+            detail = answer.json()["detail"]
+            assert detail.startswith(f"the body is declared as {content_type}, but is "), detail
+            assert detail.endswith(mistake)
+        rows = await items(root, "messages", node="other")
+        assert len(rows) == len([mistake for _, mistake in DECLARED_JSON if not mistake])
+        assert rows[-1]["body"] == "null"
+        # Other texts are as they are.
+        body = {"body": "{", "content_type": "text/plain"}
+        assert (await root.post("/api/v1/nodes/other/publish", json=body)).status_code == 200
+
+
 async def test_one_message_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async with site() as web, web.client("root") as root:
         for body in ("before", Array([1], of=UByte), Map([(1, "one")]), "after"):

@@ -473,7 +473,7 @@ class Broker(TrioBlock):
         Raises:
             AmqpError: There is no such schedule.
         """
-        return self.host.space(virtual_host).find_kind(name, ScheduleNode).schedule_stats()
+        return self.host.space(virtual_host).find_kind(name, ScheduleNode).kind_stats()
 
     def cursor(self, name: str, group: str, *, virtual_host: str = "") -> dict[int, int]:
         """Return the cursor of *group* in a log: an offset for each partition that it has set.

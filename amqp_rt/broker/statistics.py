@@ -16,6 +16,8 @@ class NodeStats(Struct, frozen=True, kw_only=True):
     acquired: int
     #: Messages not due yet; ``bytes`` includes them.
     delayed: int
+    #: Sum of the three: all messages that the node has.
+    messages: int
     bytes: int
     consumers: int
     producers: int

@@ -18,7 +18,7 @@ from ..broker.nodes import SCHEDULE, Schedule
 from ..broker.statistics import NodeStats, ScheduleStats
 from ..container.container import Container
 from ..container.managing import ManagementClient
-from ..errors import AmqpError, CallFailed
+from ..errors import AmqpError
 from ..management.branches import BranchEntity
 from ..management.entities import (
     ConnectionEntity,
@@ -51,8 +51,6 @@ class Listing(NamedTuple):
     columns: tuple[str, ...]
     #: Numbers of the columns of texts, which begin at their left edge.
     left: Collection[int] = (0, 1)
-    #: Whether each entity is read by itself, since rows of a query do not have all of the keys.
-    reads: bool = False
 
 
 #: Settings of schedules that the list has: all but the payload, which may be long.
@@ -115,7 +113,6 @@ LISTINGS: Final = {
         ),
         ("name", "to", "times", "sent", "next_at"),
         (0, 1, 2, 4),
-        reads=True,
     ),
     "user list": Listing(
         "amqp_rt.user", UserEntity.__struct_fields__, ("name", "groups", "connections")
@@ -248,8 +245,6 @@ def show_list(
         first = True
         while True:
             found = [dict(row) async for row in there.query(listing.type_name) if wanted(row)]
-            if listing.reads:
-                found = await _read_all(there, listing.type_name, found)
             found.sort(key=_order)
             rows = found if output.as_json else [shown(row) for row in found]
             output.write(rows, listing, first=first)
@@ -259,20 +254,6 @@ def show_list(
             await trio.sleep(output.watch_s)
 
     ask(where, work)
-
-
-async def _read_all(
-    there: ManagementClient, kind: str, rows: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return each entity of *rows* with all its attributes, without those that are gone meanwhile."""
-    found = []
-    for row in rows:
-        try:
-            found.append(dict(await there.read(kind, str(row["name"]))))
-        except CallFailed as error:
-            if error.condition not in ("amqp:not-found", "amqp:invalid-field"):
-                raise
-    return found
 
 
 def _order(row: Mapping[str, Any]) -> list[tuple[int, int, str]]:

@@ -8,6 +8,7 @@ application-properties ``operation``, ``type`` and ``name``, replies ``statusCod
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias
@@ -183,6 +184,10 @@ class KnownType(msgspec.Struct, frozen=True):
     attributes: type[msgspec.Struct] | None
     #: Operation → its arguments.
     operations: Mapping[str, Sequence[str]]
+    #: Structs of what entities have beside these attributes, and cannot be set.
+    statistics: tuple[type[msgspec.Struct], ...]
+    #: Attributes that may order a query.
+    orders: Sequence[str]
 
 
 _SELF_OPERATIONS: Final[Mapping[str, list[str]]] = {
@@ -197,6 +202,10 @@ _SELF_OPERATIONS: Final[Mapping[str, list[str]]] = {
     "DEREGISTER": ["address"],
 }
 _ENTITY_OPERATIONS: Final = ("CREATE", "READ", "UPDATE", "DELETE")
+
+
+#: Attributes of all entities.
+_COMMON: Final = frozenset(("name", "identity", "type"))
 
 
 class _WalkEnd:
@@ -470,6 +479,7 @@ class EntityManagement:
                 400, "an ordered query has no offset: after is the next of the page before"
             )
         else:
+            self._check_order(order, text_or(message, "entityType"))
             page, more = await self._ordered_page(entities, order, count, len(names))
         if not names:
             names = sorted({name for row in page for name in row})
@@ -593,13 +603,55 @@ class EntityManagement:
     def known_types(self) -> dict[str, KnownType]:
         """Return all types but those of add-ons, by their names."""
         return {
-            name: KnownType(name, kind, self._operations_of(name))
+            name: KnownType(
+                name,
+                kind,
+                self._operations_of(name),
+                self._statistics_of(name),
+                sorted(self._orders_of(name)),
+            )
             for name, kind in self._known_types().items()
         }
 
     def _bases_of(self, name: str) -> list[str]:
         """Return the types that a type extends."""
         return []
+
+    def _statistics_of(self, name: str) -> tuple[type[msgspec.Struct], ...]:
+        """Return the Structs of what rows of a type have beside its attributes."""
+        return ()
+
+    def _details_of(self, name: str) -> type[msgspec.Struct] | None:
+        """Return the Struct of what READ adds to a row, None if it adds nothing."""
+        return None
+
+    def _listed_attributes(self, name: str) -> frozenset[str]:
+        """Return the attributes of rows of a type."""
+        kinds = (self._known_types().get(name), *self._statistics_of(name))
+        return _COMMON.union(*(kind.__struct_fields__ for kind in kinds if kind is not None))
+
+    def _orders_of(self, wanted: str) -> frozenset[str]:
+        """Return the attributes that may order a query of a type or, if *wanted* is empty, of all types.
+
+        Rows of a type may be of types that extend it, and have their attributes.
+        """
+        return _COMMON.union(
+            *(
+                self._listed_attributes(name)
+                for name in self._known_types()
+                if wanted in ("", name, *self._bases_of(name))
+            )
+        )
+
+    def _check_order(self, order: Order, wanted: str) -> None:
+        """Check that rows have the attribute of *order*: without it the order would be that of the names, unnoticed."""
+        known = self._orders_of(wanted)
+        if order.attribute in known:
+            return
+        name = order.attribute[:50]
+        close = get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
+        raise Failed(400, f"sort: {wanted or 'entities'} have no attribute {name!r}; {hint}")
 
     def _types(self, asked: Asked) -> dict[str, type[msgspec.Struct] | None]:
         """Return the types that a request is about, with the Structs of their attributes."""
@@ -620,8 +672,12 @@ class EntityManagement:
 
     def _get_attributes(self, asked: Asked) -> tuple[int, Any]:
         return 200, {
-            name: sorted({"name", "identity", "type", *(kind.__struct_fields__ if kind else ())})
-            for name, kind in self._types(asked).items()
+            name: sorted(
+                self._listed_attributes(name).union(
+                    () if (details := self._details_of(name)) is None else details.__struct_fields__
+                )
+            )
+            for name in self._types(asked)
         }
 
     def _get_operations(self, asked: Asked) -> tuple[int, Any]:

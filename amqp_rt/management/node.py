@@ -12,8 +12,17 @@ import msgspec
 from ..broker.kinds.base import Node
 from ..broker.kinds.logs import LogNode
 from ..broker.kinds.queues import QueueNode
-from ..broker.nodes import KINDS, LOG, Declaration, declaration_of, passages_of, split_partition
+from ..broker.nodes import (
+    KINDS,
+    LOG,
+    SCHEDULE,
+    Declaration,
+    declaration_of,
+    passages_of,
+    split_partition,
+)
 from ..broker.spaces import VirtualHost
+from ..broker.statistics import LogStats, NodeStats, ScheduleStats
 from ..errors import AmqpError
 from ..events import Peer
 from ..limits import DEFAULT_LIMITS, Limits
@@ -64,6 +73,18 @@ MayDeclare: TypeAlias = Callable[[Peer, Sequence[Passage]], Awaitable[Error | No
 
 #: Types of nodes, each of which extends :data:`NODE_TYPE`.
 NODE_TYPES: Final = {f"amqp_rt.{kind}": kind for kind in KINDS}
+#: Statistics that nodes of one kind have beside :class:`~amqp_rt.broker.statistics.NodeStats`, in lists and alone.
+_KIND_STATS: Final = {f"amqp_rt.{SCHEDULE}": ScheduleStats}
+#: What READ adds to the attributes that lists have.
+_DETAILS: Final = {f"amqp_rt.{LOG}": LogStats}
+
+
+class VirtualHostEntity(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtual host."""
+
+    name: str
+    nodes: int
+
 
 _NODE_OPERATIONS: Final[Mapping[str, list[str]]] = {
     "CREATE": [],
@@ -279,7 +300,7 @@ class Management(EntityManagement):
     def _virtual_host_rows(self, own: str) -> list[Mapping[str, Any]]:
         """Return the row of the peer's *own* virtual host; those of all for the default one."""
         return [
-            {"name": name, "nodes": len(self._space(name).nodes)}
+            attributes(VirtualHostEntity(name=name, nodes=len(self._space(name).nodes)))
             for name in self._virtual_hosts()
             if name == own or not own
         ]
@@ -297,10 +318,19 @@ class Management(EntityManagement):
     def _known_types(self) -> dict[str, type[msgspec.Struct] | None]:
         return {
             NODE_TYPE: None,
-            VIRTUAL_HOST_TYPE: None,
+            VIRTUAL_HOST_TYPE: VirtualHostEntity,
             **{name: KINDS[kind] for name, kind in NODE_TYPES.items()},
             **super()._known_types(),
         }
+
+    def _statistics_of(self, name: str) -> tuple[type[msgspec.Struct], ...]:
+        if name == NODE_TYPE or name in NODE_TYPES:
+            own = _KIND_STATS.get(name)
+            return (NodeStats,) if own is None else (NodeStats, own)
+        return super()._statistics_of(name)
+
+    def _details_of(self, name: str) -> type[msgspec.Struct] | None:
+        return _DETAILS.get(name)
 
     def _bases_of(self, name: str) -> list[str]:
         return [NODE_TYPE] if name in NODE_TYPES else []
@@ -330,18 +360,22 @@ class _ListedNode:
         node = self._space.nodes.get(self.name)
         if node is None:
             return None
-        # Statistics win, as in rows.
-        found = getattr(node.stats(), attribute, _MISSING)
-        return getattr(node.declared, attribute, None) if found is _MISSING else found
-
-
-_MISSING: Final = object()
+        if attribute == "type":
+            return node.kind
+        # Only the struct that has the attribute is made: a walk may visit very many nodes.
+        if attribute in NodeStats.__struct_fields__:
+            return getattr(node.stats(), attribute)
+        own = node.kind_stats()
+        if own is not None and attribute in own.__struct_fields__:
+            return getattr(own, attribute)
+        return getattr(node.declared, attribute, None)
 
 
 def _node_row(node: Node) -> dict[str, Any]:
     """Return the declaration and the statistics of *node*."""
-    # Statistics come last and win, since some share their name with a setting.
     row = {**attributes(node.declared), **attributes(node.stats())}
+    if (own := node.kind_stats()) is not None:
+        row |= attributes(own)
     return described(row, f"amqp_rt.{node.kind}")
 
 
@@ -363,7 +397,9 @@ def _details(space: VirtualHost, name: str) -> dict[str, Any]:
             }
             return described(row, f"amqp_rt.{LOG}")
     node = space.get(name)
-    return {**_node_row(node), **attributes(node.details())}
+    row, details = _node_row(node), node.details()
+    # Details win: the partitions of a log have the name of a setting, their number.
+    return row if details is None else {**row, **attributes(details)}
 
 
 def _plan(space: VirtualHost, name: str, given: Mapping[str, Any], *, new: bool) -> Plan:

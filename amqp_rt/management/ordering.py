@@ -91,8 +91,10 @@ def order_of(message: Message) -> Order | None:
     if not given:
         return None
     sort = given.get("sort") or "name"
+    attribute = sort.removeprefix("-")
     return Order(
-        attribute=sort.removeprefix("-"),
+        # The identity of an entity is its name.
+        attribute="name" if attribute == "identity" else attribute,
         descending=sort.startswith("-"),
         text=given.get("q", "").lower(),
         after=_position(given["after"]) if given.get("after") else None,

@@ -197,13 +197,13 @@ def test_a_destination_that_takes_no_message_is_tried_again(
     assert said == [
         "schedule 'nightly': no message was sent to 'jobs': there is no such node; trying again"
     ]
-    stats = run.host.space().find("nightly").details()
+    stats = run.host.space().find("nightly").kind_stats()
     assert stats.error == "there is no such node"  # type: ignore[attr-defined]
     assert len(run.sent("full")) == 1
     run.host.space().declare(Queue("jobs"))
     run.pass_s(10)
     assert run.sent() == ["06-01 02:30:00 CEST"]
-    assert run.host.space().find("nightly").details().error is None  # type: ignore[attr-defined]
+    assert run.host.space().find("nightly").kind_stats().error is None  # type: ignore[attr-defined]
     trio.run(run.host.space().find("full").purge)
     run.pass_s(10)
     # The second of the missed times takes the only place.

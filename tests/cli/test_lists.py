@@ -80,6 +80,7 @@ class NodeObject(Struct, forbid_unknown_fields=True):
     available: int
     acquired: int
     delayed: int
+    messages: int
     bytes: int
     consumers: int
     producers: int

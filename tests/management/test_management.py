@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,7 +17,8 @@ from brokers import client_of
 from msgspec import Struct
 
 from amqp_rt.broker import Broker
-from amqp_rt.broker.nodes import Log, Queue, Topic
+from amqp_rt.broker.nodes import Log, Queue, Schedule, Topic
+from amqp_rt.broker.statistics import LogStats, NodeStats
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.errors import (
@@ -237,6 +239,9 @@ class _Row:
         self._space = space
         self.declared = _Named(name)
 
+    def kind_stats(self) -> None:
+        return None
+
     def stats(self) -> _Named:
         self._space.made += 1
         return self.declared
@@ -343,6 +348,13 @@ async def test_what_there_is_to_know_about_types() -> None:
         }
         _, attributes = await ask(peer, "GET-ATTRIBUTES")
         assert {"max_deliveries", "name", "type", "identity"} <= set(attributes["amqp_rt.queue"])
+        statistics = {*NodeStats.__struct_fields__}
+        for kind in ("node", "queue", "topic", "log", "schedule"):
+            assert statistics <= set(attributes[f"amqp_rt.{kind}"])
+        assert {"next_at", "sent"} <= set(attributes["amqp_rt.schedule"])
+        assert {"eras", "max_age_s"} <= set(attributes["amqp_rt.log"])
+        assert "next_at" not in attributes["amqp_rt.queue"]
+        assert "nodes" in attributes["amqp_rt.virtual-host"]
         assert "credit" in attributes["amqp_rt.link"]
         _, operations = await ask(peer, "GET-OPERATIONS")
         assert operations["amqp_rt.node"]["MOVE"] == ["to", "count"]
@@ -379,7 +391,7 @@ async def test_ordered_queries_are_not_shifted_by_what_comes_and_goes() -> None:
         assert [each["name"] for each in page.rows] == ["row-00", "row-1", "row-2", "row-4"]
         page = await there.page("amqp_rt.node", sort="dynamic", q="row-", count=4, after=page.next)
         assert [each["name"] for each in page.rows] == ["row-44", "row-5", "row-6", "row-7"]
-        # Texts and numbers of one attribute have an order, too.
+        # Attributes of any kind of node order the list of all.
         assert (await there.page("amqp_rt.node", sort="dead_letter")).total == 13
         for given in ({"after": "x"}, {"sort": "x" * 2_000}, {"q": 5}, {"sort": "a", "offset": 1}):
             assert (await ask(peer, "QUERY", entityType="amqp_rt.queue", **given))[0] == 400
@@ -388,7 +400,7 @@ async def test_ordered_queries_are_not_shifted_by_what_comes_and_goes() -> None:
 
 
 @pytest.mark.req("G2", "G6")
-@pytest.mark.parametrize("sort", ["name", "-available"])
+@pytest.mark.parametrize("sort", ["name", "-messages"])
 async def test_an_ordered_query_lets_others_work(sort: str) -> None:
     async with broker_with() as broker, as_user(broker, "root") as peer:
         await broker.declare(*(Queue(f"row-{each}") for each in range(2_000)))
@@ -407,6 +419,76 @@ async def test_an_ordered_query_lets_others_work(sort: str) -> None:
         assert page.total == 2_005
         # A step visits 200 nodes at most, and 23 if it has to read their statistics.
         assert passes >= (10 if sort == "name" else 85)
+
+
+@pytest.mark.req("G2")
+async def test_every_attribute_of_the_description_orders_a_query() -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        await broker.declare(Schedule("tick", to="other", every_s=60, payload="x"))
+        there = peer.management()
+        described = await there.attributes()
+        listed = {kind: {*names} for kind, names in described.items()}
+        # Only READ has these.
+        listed["amqp_rt.log"] -= {*LogStats.__struct_fields__} - {*Log.__struct_fields__}
+        kinds = [kind for kind, bases in (await there.types()).items() if "amqp_rt.node" in bases]
+        # Rows of all nodes have what their kinds have.
+        listed["amqp_rt.node"].update(*(listed[kind] for kind in kinds))
+        del listed["org.amqp.management"]
+        for kind, names in listed.items():
+            rows = [row async for row in there.query(kind)]
+            assert {key for row in rows for key in row} <= names
+            for name in names:
+                page = await there.page(kind, sort=f"-{name}")
+                assert len(page.rows) == len(rows), (kind, name)
+
+
+@pytest.mark.req("G2", "G6")
+async def test_nodes_are_ordered_by_their_statistics() -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        there = peer.management()
+        await broker.declare(
+            *(Queue(f"row-{each}") for each in range(3)),
+            Schedule("soon", to="row-0", every_s=60, payload="x"),
+            Schedule("later", to="row-0", every_s=600, payload="x"),
+        )
+        for number in range(6):
+            broker.publish(f"row-{number % 2}", Message(number).encode())
+        broker.publish("row-1", Message("later", delay_s=60).encode())
+        async with peer.receiver("row-1") as consumer, await consumer.receive():
+            page = await there.page("amqp_rt.node", q="row-", sort="-messages")
+            counts = [(each["name"], each["messages"], each["delayed"]) for each in page.rows]
+            assert counts == [("row-1", 4, 1), ("row-0", 3, 0), ("row-2", 0, 0)]
+            page = await there.page(Queue, q="row-", sort="-acquired", count=1)
+            assert page.rows[0]["name"] == "row-1"
+            page = await there.page(Queue, q="row-", sort="-acquired", after=page.next)
+            assert [each["name"] for each in page.rows] == ["row-2", "row-0"]
+        page = await there.page(Schedule, sort="next_at")
+        assert [each["name"] for each in page.rows] == ["soon", "later"]
+        assert page.rows[0]["next_at"] < page.rows[1]["next_at"]
+        page = await there.page("amqp_rt.node", sort="-type")
+        kinds = [each["kind"] for each in page.rows]
+        assert kinds == sorted(kinds, reverse=True)
+        assert {*kinds} == {"topic", "schedule", "queue", "log"}
+
+
+@pytest.mark.req("G2", "G6")
+@pytest.mark.parametrize(
+    ("kind", "sort", "said"),
+    [
+        ("amqp_rt.queue", "-mesages", "no attribute 'mesages'; did you mean 'messages'?"),
+        ("amqp_rt.queue", "next_at", "amqp_rt.queue have no attribute 'next_at'"),
+        ("amqp_rt.log", "eras", "amqp_rt.log have no attribute 'eras'"),
+        ("amqp_rt.link", "depth", "there are address, connection, credit, identity"),
+        ("", "x" * 1_000, "entities have no attribute 'xxx"),
+    ],
+)
+async def test_an_order_by_an_attribute_that_rows_do_not_have_is_refused(
+    kind: str, sort: str, said: str
+) -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        with pytest.raises(CallFailed, match=re.escape(said)) as failed:
+            await peer.management().page(kind, sort=sort)
+        assert failed.value.info["statusCode"] == 400
 
 
 @pytest.mark.req("G2")

@@ -549,13 +549,15 @@ class Node:
         """Return the statistics of the node."""
         held = self.held
         counts: Counted = held.counts
+        available, acquired, delayed = held.available, held.acquired, self.delayed
         return NodeStats(
             name=self.declared.name,
             kind=self.kind,
             dynamic=self.owner is not None,
-            available=held.available,
-            acquired=held.acquired,
-            delayed=self.delayed,
+            available=available,
+            acquired=acquired,
+            delayed=delayed,
+            messages=available + acquired + delayed,
             bytes=held.bytes,
             consumers=len(held.consumers),
             producers=len(self.intake.producers),
@@ -569,9 +571,13 @@ class Node:
             failure=None if self.failure is None else self.failure.description,
         )
 
-    def details(self) -> Struct:
-        """Return the statistics with all that this kind of node adds to them."""
-        return self.stats()
+    def kind_stats(self) -> Struct | None:
+        """Return the statistics that only nodes of this kind have; None if there are none."""
+        return None
+
+    def details(self) -> Struct | None:
+        """Return what one node shows beside its statistics, which is too much for lists; None if there is nothing."""
+        return None
 
     async def purge(self) -> int:
         """Drop the messages that wait; return how many there were.

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Any, Final, Self
 
-from msgspec import Struct
-
 from ...errors import AmqpError
 from ...fronts.base import LinkConnection
 from ...limits import Limits
@@ -329,10 +327,7 @@ class ScheduleNode(Node):
         super().delete_stored(unit)
         facts.SCHEDULES.remove(unit, facts.key_of(self.number))
 
-    def details(self) -> Struct:
-        return self.schedule_stats()
-
-    def schedule_stats(self) -> ScheduleStats:
+    def kind_stats(self) -> ScheduleStats:
         """Return the statistics of the schedule."""
         progress = self._progress
         return ScheduleStats(

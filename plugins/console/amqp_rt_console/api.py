@@ -165,8 +165,8 @@ class Api:
 
     def _filled(self, resource: Resource, row: dict[str, Any]) -> dict[str, Any]:
         """Return *row* with null for the attributes that management leaves out."""
-        structs = (self._types[resource.type_name].attributes, resource.statistics)
-        for struct in structs:
+        known = self._types[resource.type_name]
+        for struct in (known.attributes, *known.statistics):
             if struct is not None:
                 for name in struct.__struct_fields__:
                     row.setdefault(name, None)

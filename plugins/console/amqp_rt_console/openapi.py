@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -29,9 +29,8 @@ def document(resources: Mapping[str, Resource], types: Mapping[str, KnownType]) 
     """Return the document for *resources*, whose attributes and operations are those of *types*."""
     structs: list[type[Struct]] = [Publication, *_DECLARATIONS]
     for each in resources.values():
-        structs += [
-            kind for kind in (types[each.type_name].attributes, each.statistics) if kind is not None
-        ]
+        known = types[each.type_name]
+        structs += [kind for kind in (known.attributes, *known.statistics) if kind is not None]
     _, schemas = msgspec.json.schema_components([*dict.fromkeys(structs)], ref_template=_REF)
     paths: Schema = {}
     for each in resources.values():
@@ -65,7 +64,7 @@ def _paths_of(resource: Resource, types: Mapping[str, KnownType]) -> Schema:
             "get": _operation(
                 f"list_{resource.name}",
                 f"List {plural}.",
-                _query(),
+                _query(types[resource.type_name].orders),
                 answer=_page_of(row),
             )
         }
@@ -120,12 +119,15 @@ def _referred(kind: type[Struct]) -> Schema:
 
 
 def _row_of(resource: Resource, types: Mapping[str, KnownType]) -> Schema:
-    known = types[resource.type_name].attributes
-    parts = [_referred(each) for each in (known, resource.statistics) if each is not None]
-    if not parts:
-        return {"type": "object", "required": ["name"]}
-    # A schedule has its declaration and its statistics, which have different names but for that of the node.
-    return parts[-1] if len(parts) > 1 or resource.statistics else parts[0]
+    known = types[resource.type_name]
+    if known.statistics:
+        # Options of nodes are described where they are set.
+        return {"allOf": [_referred(each) for each in known.statistics]}
+    return (
+        _referred(known.attributes)
+        if known.attributes
+        else {"type": "object", "required": ["name"]}
+    )
 
 
 def _attributes_of(resource: Resource, method: str) -> Schema:
@@ -248,12 +250,11 @@ def _operation(
     return found
 
 
-def _query() -> list[Schema]:
+def _query(orders: Sequence[str]) -> list[Schema]:
+    sort = {"type": "string", "pattern": f"^-?({'|'.join(orders)})$"}
     return [
         _parameter("q", "query", {"type": "string"}, "Text that names contain."),
-        _parameter(
-            "sort", "query", {"type": "string"}, "Attribute, with - in front in descending order."
-        ),
+        _parameter("sort", "query", sort, "Attribute, with - in front in descending order."),
         _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 500}),
         _parameter(
             "after",

@@ -10,7 +10,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from amqp_rt.broker.statistics import NodeStats, ScheduleStats
 from amqp_rt.management.answering import KnownType
 
 #: Operation of management → method of HTTP on one entity.
@@ -37,8 +36,6 @@ class Resource(Struct, frozen=True, kw_only=True):
     type_name: str
     #: One entity, in words.
     what: str
-    #: What rows have beside the attributes of the type.
-    statistics: type[Struct] | None = None
     acts: tuple[Act, ...] = ()
     #: Whether one entity is read by itself for its row, since rows of a query do not have all attributes.
     listed_only: bool = False
@@ -63,7 +60,6 @@ RESOURCES: Final[dict[str, Resource]] = {
             name="nodes",
             type_name="amqp_rt.node",
             what="queue, topic, log or schedule",
-            statistics=NodeStats,
             acts=(
                 PUBLISH,
                 Act(
@@ -113,12 +109,7 @@ RESOURCES: Final[dict[str, Resource]] = {
             type_name="amqp_rt.transaction",
             what="transaction that a client has declared and not discharged",
         ),
-        Resource(
-            name="schedules",
-            type_name="amqp_rt.schedule",
-            what="schedule",
-            statistics=ScheduleStats,
-        ),
+        Resource(name="schedules", type_name="amqp_rt.schedule", what="schedule"),
         Resource(name="containers", type_name="amqp_rt.container", what="container"),
         Resource(name="routes", type_name="amqp_rt.route", what="handler of the application"),
     )

@@ -15,7 +15,7 @@ from branching import XaSession, xid_of
 from console_site import USERS, console
 
 from amqp_rt import Container, Message, Plain
-from amqp_rt.broker import Log, Queue, Topic
+from amqp_rt.broker import Log, Queue, Schedule, Topic
 from amqp_rt.errors import AmqpError
 from amqp_rt.transactions import XaStatus
 
@@ -155,6 +155,22 @@ async def test_nodes_offer_acts_for_people_only(kind: str, acts: list[str]) -> N
         assert re.findall(r"<summary>([^<]*)…</summary>", page) == acts
 
 
+async def test_lists_of_one_kind_of_nodes_show_its_statistics() -> None:
+    async with console() as (broker, url), client(url) as ada:
+        await broker.declare(Queue("few"), Queue("many"))
+        await broker.declare(Schedule("nightly", to="few", every_s=60, payload="x"))
+        for name in ("few", "many", "many"):
+            broker.publish(name, Message("x").encode())
+        page = (await ada.get("/types/amqp_rt.queue?sort=-available")).text
+        assert "sort=available" in page
+        rows = re.findall(r"<tr>.*?</tr>", page, re.DOTALL)
+        found = [re.findall(r">([^<>]+)</(?:a|td)>", row)[:2] for row in rows]
+        assert found[1:3] == [["many", "2"], ["few", "1"]]
+        page = (await ada.get("/types/amqp_rt.schedule?sort=next_at")).text
+        assert re.search(r"\d{4}-\d\d-\d\d [\d:]{8} UTC", page)
+        assert (await ada.get("/types/amqp_rt.queue?sort=next_at")).status_code == 400
+
+
 async def test_each_link_of_a_list_leads_to_a_page() -> None:
     async with console() as (broker, url), client(url) as ada:
         await broker.declare(Queue("orders"))
@@ -215,7 +231,9 @@ async def test_a_form_with_a_body_that_is_not_the_declared_json_stays_filled_in(
         }
         answer = await ada.post("/publish", data=form)
         assert answer.status_code == 400
-        refusal = "declared as application/json, but is not JSON: expecting value at line 2, column 10"
+        refusal = (
+            "declared as application/json, but is not JSON: expecting value at line 2, column 10"
+        )
         assert refusal in answer.text
         assert "&#34;item&#34;: one}</textarea>" in answer.text
         assert "<option selected>application/json</option>" in answer.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from typing import Any
 from urllib.parse import quote
@@ -369,7 +370,7 @@ async def test_pages_follow_each_other_in_an_order() -> None:
             assert found == names[:10]
             found = await pages_of(root, "nodes", q="row-", sort="-name", limit=limit)
             assert [each for each in found if each in names] == names[::-1]
-            found = await pages_of(root, "nodes", q="row-", sort="-available", limit=limit)
+            found = await pages_of(root, "nodes", q="row-", sort="-messages", limit=limit)
             depths = [int(each[4:]) % 7 for each in found if each in names]
             assert depths == sorted(depths, reverse=True)
             assert {*names} <= {*found}
@@ -378,6 +379,31 @@ async def test_pages_follow_each_other_in_an_order() -> None:
         for query in ({"after": "x"}, {"after": "é" * 5}, {"limit": "x"}, {"limit": 501}):
             assert await status_of(root, "GET", "nodes", params=query) == 400
         assert await items(root, "nodes", q="nowhere") == []
+
+
+async def test_an_order_by_an_unknown_attribute_is_refused() -> None:
+    async with site() as web, web.client("root") as root:
+        for resource in RESOURCES:
+            answer = await root.get(f"/api/v1/{resource}", params={"sort": "-depht"})
+            assert answer.status_code == 400, resource
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert "no attribute 'depht'" in answer.json()["detail"]
+
+
+async def test_the_document_names_the_orders_that_lists_have() -> None:
+    async with site() as web, web.client("root") as root:
+        await web.broker.declare(Schedule("nightly", to="other", every_s=3_600, payload="x"))
+        paths = (await root.get("/api/v1/openapi.json")).json()["paths"]
+        for resource in RESOURCES:
+            given = {each["name"]: each for each in paths[f"/{resource}"]["get"]["parameters"]}
+            orders = given["sort"]["schema"]["pattern"]
+            for row in await items(root, resource):
+                for name in row:
+                    assert re.match(orders, f"-{name}"), (resource, name)
+            assert not re.match(orders, "-depht")
+        [row] = await items(root, "schedules", sort="-next_at", fields="next_at,sent,messages")
+        assert row["next_at"] > 0
+        assert (row["sent"], row["messages"]) == (0, 0)
 
 
 async def test_rows_have_the_fields_asked_for() -> None:

@@ -77,9 +77,6 @@ async def _list(
     """Return the rows of the page that the request is about, their columns, and the answer that had them."""
     page = page_of(type_name)
     columns = page.columns_of(types.attributes[type_name])
-    if type_name == NODE:
-        # The type of all nodes does not describe the statistics that they share.
-        columns = list(page.columns or columns)
     found = await visit.there.page(
         type_name,
         q=visit.query("q"),

@@ -47,7 +47,7 @@ async def _deepest(visit: Visit) -> list[list[Cell]] | None:
     """Return the nodes with the most messages, None if the user may see no node."""
     try:
         found = await visit.there.page(
-            NODE, sort="-available", count=_NODES, attributes=["type", *_COLUMNS]
+            NODE, sort="-messages", count=_NODES, attributes=["type", "messages", *_COLUMNS]
         )
     except AmqpError as error:
         if error.condition != "amqp:unauthorized-access":
@@ -55,11 +55,7 @@ async def _deepest(visit: Visit) -> list[list[Cell]] | None:
         return None
     if not found.total:
         return None
-    return [
-        cells_of(page_of(NODE), _COLUMNS, row)
-        for row in found.rows
-        if row.get("available") or row.get("acquired") or row.get("delayed")
-    ]
+    return [cells_of(page_of(NODE), _COLUMNS, row) for row in found.rows if row.get("messages")]
 
 
 async def show_overview(visit: Visit, watches: Watches) -> Page:

@@ -73,6 +73,7 @@ EPILOG = """\b
 Examples:
   python -m benchmarks --quick                      a minute: ourselves only, for CI
   python -m benchmarks p2p rpc --sizes 100          two measures, one size
+  python -m benchmarks mesh --case streamed         one case of a measure
   python -m benchmarks all --check benchmarks/targets.toml
   python -m benchmarks broker --peers proton,rhea --json now.json --compare then.json
   python -m benchmarks codec p2p broker durable --against ../before
@@ -98,6 +99,7 @@ def _list(context: click.Context, parameter: click.Parameter, value: str) -> tup
     help="Which of our two forms.",
 )
 @click.option("--sizes", default="0,100,1024,65536", callback=_list, help="Bodies in bytes.")
+@click.option("--case", "part", default="", help="Only cases with this in their names.")
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
@@ -160,6 +162,7 @@ def main(
     peers: tuple[str, ...],
     mode: str,
     sizes: tuple[str, ...],
+    part: str,
     rounds: int | None,
     seconds: float,
     repeats: int,
@@ -229,14 +232,16 @@ def main(
     results.absent = field.absent
     for name, reason in field.absent.items():
         click.echo(f"absent: {name}: {reason}", err=True)
+    measured = 0
     for name in wanted:
         with ExitStack() as stack:
             plan = Plan(settings, field, stack)
             try:
-                found = MEASURES[name](plan)
+                found = [case for case in MEASURES[name](plan) if part in case.name]
             except RoleFailed as error:
                 results.failures[name] = str(error)
                 continue
+            measured += len(found)
             turns = rounds
             if name in STEADY and against is None:
                 turns = min(rounds, STEADY_ROUNDS)
@@ -245,6 +250,8 @@ def main(
                 run(case, results, turns, progress, repeats)
             progress.end()
 
+    if part and not measured and not results.failures:
+        raise click.BadParameter(f"no case has {part!r} in its name", param_hint="--case")
     verdicts = judge(results, targets)
     report.show(results, verdicts, old)
     changes = results.changes(BEFORE, within) if against else []

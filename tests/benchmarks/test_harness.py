@@ -446,3 +446,30 @@ def test_help_teaches() -> None:
     refused = subprocess.run(wrong, cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "no such peer: nobody" in refused.stderr
+    wrong = [sys.executable, "-m", "benchmarks", "rpc", "--peers", "none", "--case", "7 in flight"]
+    refused = subprocess.run(wrong, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "no case has '7 in flight' in its name" in refused.stderr
+
+
+@pytest.mark.slow
+def test_one_case_of_a_measure(tmp_path: Path) -> None:
+    mode = "compiled" if amqp_rt.COMPILED else "pure"
+    command = [
+        *(sys.executable, "-m", "benchmarks", "rpc", "codec", "--case", "1 in flight"),
+        *("--peers", "none", "--mode", mode, "--compiled-python", sys.executable),
+        *(
+            "--rounds",
+            "1",
+            "--repeats",
+            "0",
+            "--seconds",
+            "0.1",
+            "--json",
+            str(tmp_path / "now.json"),
+        ),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    saved = json.loads((tmp_path / "now.json").read_text())
+    assert {series["case"] for series in saved["series"]} == {"1 in flight"}

@@ -397,9 +397,11 @@ def _details(space: VirtualHost, name: str) -> dict[str, Any]:
             }
             return described(row, f"amqp_rt.{LOG}")
     node = space.get(name)
-    row, details = _node_row(node), node.details()
-    # Details win: the partitions of a log have the name of a setting, their number.
-    return row if details is None else {**row, **attributes(details)}
+    row = _node_row(node)
+    if isinstance(node, LogNode):
+        # They are too much for lists. The partitions have the name of a setting, their number, and win.
+        row |= attributes(node.log_stats())
+    return row
 
 
 def _plan(space: VirtualHost, name: str, given: Mapping[str, Any], *, new: bool) -> Plan:

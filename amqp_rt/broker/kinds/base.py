@@ -575,10 +575,6 @@ class Node:
         """Return the statistics that only nodes of this kind have; None if there are none."""
         return None
 
-    def details(self) -> Struct | None:
-        """Return what one node shows beside its statistics, which is too much for lists; None if there is nothing."""
-        return None
-
     async def purge(self) -> int:
         """Drop the messages that wait; return how many there were.
 

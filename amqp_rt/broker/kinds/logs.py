@@ -237,9 +237,6 @@ class LogNode(Node):
             eras=[EraStats(id=era.id, starts=era.starts) for era in log.eras],
         )
 
-    def details(self) -> LogStats:
-        return self.log_stats()
-
     def cursor(self, group: str) -> dict[int, int]:
         """Return the cursor of *group*: an offset for each partition that it has set."""
         return dict(self.held.cursors.get(group, {}))

@@ -19,6 +19,7 @@ from amqp_rt_spark.options import read_options
 from amqp_rt_spark.wire import Wire
 
 from amqp_rt import Message
+from amqp_rt.broker.kinds.logs import LogNode
 from amqp_rt.errors import AmqpError
 from amqp_rt.management.answering import attributes, reply_of
 from amqp_rt.management.node import Management
@@ -45,7 +46,7 @@ def nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         assert not entity, "an operation of ours was asked for"
         assert said["operation"] == "READ"
         assert message.reply_to
-        node = attributes(it._space(peer.virtual_host).get(said["name"]).details())
+        node = attributes(it._space(peer.virtual_host).find_kind(said["name"], LogNode).log_stats())
         if said["type"] == "com.microsoft:eventhub":
             ids = [str(part["partition"]) for part in node["partitions"]]
             body = {"name": said["name"], "created_at": Timestamp(BORN), "partition_ids": ids}

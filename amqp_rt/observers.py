@@ -8,15 +8,18 @@ there were none.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Final, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal, Protocol, TypeAlias, cast
 
 from msgspec import Struct
 
-from .errors import AmqpError
+from .codec.sections import read_properties, walk_front
+from .errors import AmqpError, DecodeError
 from .events import Peer
-from .message import Message
+from .limits import DEFAULT_LIMITS
+from .message import Message, MessageId
 from .outcomes import Modified, Rejected, Released
+from .trace_context import trace_in, trace_of
 
 log = logging.getLogger("amqp_rt.observers")
 
@@ -46,6 +49,53 @@ class ObservedLink(Struct, frozen=True, kw_only=True):
     peer: Peer | None = None
     #: Whether we opened the connection, so that the peer is a server.
     dialled: bool = False
+
+
+class UnreadMessage:
+    """Message that is decoded when an observer reads it: most observers need the trace context alone, or nothing.
+
+    Args:
+        payload: The encoded message; None if there is no message of format 0, or it has not arrived yet.
+        message: The message, if it has been decoded.
+    """
+
+    __slots__ = ("message", "payload")
+
+    def __init__(self, payload: bytes | None, message: Message | None = None) -> None:
+        self.payload = payload
+        #: The message, once it has been decoded; None before, and if it cannot be.
+        self.message = message
+
+    def read(self) -> Message | None:
+        """Return the message; None if it cannot be decoded, or is not there yet."""
+        if self.message is None and self.payload is not None:
+            try:
+                self.message = Message.decode(self.payload)
+            except DecodeError:
+                self.payload = None
+        return self.message
+
+    def trace(self) -> Mapping[str, str]:
+        """Return the trace context of the message, ``traceparent`` and ``tracestate``; empty if there is none."""
+        if self.message is not None:
+            return trace_of(self.message)
+        return NO_TRACE if self.payload is None else trace_in(self.payload)
+
+    def ids(self) -> tuple[MessageId | None, MessageId | None]:
+        """Return ``message-id`` and ``correlation-id``, each None if there is none, or it cannot be decoded."""
+        try:
+            if self.message is not None:
+                properties = self.message.properties
+            elif self.payload is not None:
+                _, _, start, end, _ = walk_front(self.payload)
+                if start == end:
+                    return None, None
+                properties = read_properties(self.payload, start, end, DEFAULT_LIMITS)
+            else:
+                return None, None
+        except DecodeError:
+            return None, None
+        return properties.message_id, properties.correlation_id
 
 
 class ObservedOperation(Protocol):
@@ -84,6 +134,17 @@ class LinkObserver(Protocol):
         """
 
 
+class UnreadObserver(LinkObserver, Protocol):
+    """Observer of a link that decodes messages itself if it needs to.
+
+    An observer without :meth:`begin_unread` gets the decoded message. One with an attribute ``guards_itself`` that is true,
+    whose operations then must not raise either, is called directly if it is the only one of its link.
+    """
+
+    def begin_unread(self, message: UnreadMessage) -> ObservedOperation | None:
+        """Begin an operation as :meth:`begin` does, on a message that may not have been decoded."""
+
+
 class Observer(Protocol):
     """Observer of the operations of a container, given to ``Container(observe=[...])``."""
 
@@ -91,7 +152,7 @@ class Observer(Protocol):
         """Return the observer of *link*, which is being attached; None to hear nothing of it."""
 
 
-def bind(observers: Iterable[Observer], link: ObservedLink) -> LinkObserver | None:
+def bind(observers: Iterable[Observer], link: ObservedLink) -> UnreadObserver | None:
     """Return one observer of *link* for all of *observers*; None if none of them wants to hear of it.
 
     An observer that fails is logged and not called again for the link: messages go on without it.
@@ -101,14 +162,15 @@ def bind(observers: Iterable[Observer], link: ObservedLink) -> LinkObserver | No
         try:
             watching = each.observe(link)
         except Exception as error:
-            _left_out(each, link, error)
+            log_left_out(each, link, error)
             continue
         if watching is not None:
             found = _Guarded(watching, link, found)
-    return found
+    return None if found is None else found.alone() or found
 
 
-def _left_out(observer: object, link: ObservedLink, error: Exception) -> None:
+def log_left_out(observer: object, link: ObservedLink, error: Exception) -> None:
+    """Log that *observer* of *link* has failed, and is not called for it again."""
     log.error(
         "observer left out: %r failed at %s %.200r",
         observer,
@@ -128,6 +190,8 @@ class _Guarded:
         self, observer: LinkObserver, link: ObservedLink, further: _Guarded | None
     ) -> None:
         self._observer: LinkObserver | None = observer
+        self._unread: Callable[[UnreadMessage], ObservedOperation | None] | None
+        self._unread = getattr(observer, "begin_unread", None)
         self._link = link
         self._further = further
 
@@ -137,10 +201,32 @@ class _Guarded:
             try:
                 operation = self._observer.begin(message)
             except Exception as error:
-                _left_out(self._observer, self._link, error)
-                self._observer = None
+                self._leave_out(error)
         further = None if self._further is None else self._further.begin(message)
         return further if operation is None else _GuardedOperation(operation, further)
+
+    def begin_unread(self, message: UnreadMessage) -> _GuardedOperation | None:
+        operation: ObservedOperation | None = None
+        try:
+            if self._unread is not None:
+                operation = self._unread(message)
+            elif self._observer is not None:
+                operation = self._observer.begin(message.read())
+        except Exception as error:
+            self._leave_out(error)
+        further = None if self._further is None else self._further.begin_unread(message)
+        return further if operation is None else _GuardedOperation(operation, further)
+
+    def alone(self) -> UnreadObserver | None:
+        """Return the observer itself, if it is the only one and needs no guard."""
+        guards_itself = getattr(self._observer, "guards_itself", False)
+        return (
+            cast("UnreadObserver", self._observer) if guards_itself and not self._further else None
+        )
+
+    def _leave_out(self, error: Exception) -> None:
+        log_left_out(self._observer, self._link, error)
+        self._observer = self._unread = None
 
 
 class _GuardedOperation:
@@ -161,7 +247,7 @@ class _GuardedOperation:
         try:
             self._operation.identify(message_id, conversation_id)
         except Exception as error:
-            _failed("identify", self._operation, error)
+            log_failed("identify", self._operation, error)
         if self._further is not None:
             self._further.identify(message_id, conversation_id)
 
@@ -169,7 +255,7 @@ class _GuardedOperation:
         try:
             self._operation.add(message)
         except Exception as error:
-            _failed("add", self._operation, error)
+            log_failed("add", self._operation, error)
         if self._further is not None:
             self._further.add(message)
 
@@ -177,7 +263,7 @@ class _GuardedOperation:
         try:
             self._operation.enter()
         except Exception as error:
-            _failed("enter", self._operation, error)
+            log_failed("enter", self._operation, error)
         if self._further is not None:
             self._further.enter()
 
@@ -188,7 +274,7 @@ class _GuardedOperation:
         try:
             self._operation.leave()
         except Exception as error:
-            _failed("leave", self._operation, error)
+            log_failed("leave", self._operation, error)
 
     def end(self, error: str | None = None) -> None:
         if self._ended:
@@ -197,12 +283,13 @@ class _GuardedOperation:
         try:
             self._operation.end(error)
         except Exception as failure:
-            _failed("end", self._operation, failure)
+            log_failed("end", self._operation, failure)
         if self._further is not None:
             self._further.end(error)
 
 
-def _failed(name: str, operation: ObservedOperation, error: Exception) -> None:
+def log_failed(name: str, operation: object, error: Exception) -> None:
+    """Log that the method *name* of *operation* has failed."""
     log.error("observer failed: %s of %r", name, operation, exc_info=error)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from .codec.sections import walk_front
 from .errors import DecodeError
 from .message import Message
 
@@ -38,14 +39,37 @@ def trace_of(message: Message) -> dict[str, str]:
     A malformed trace context is left out, since Trace Context §3.2.2 requires that.
     """
     encoded = message.encoded_maps()
-    if encoded is not None:
-        octets, annotations, end, properties, body = encoded
+    found = None if encoded is None else _trace_within(*encoded)
+    return _decoded_trace(message) if found is None else found
+
+
+def trace_in(payload: bytes) -> dict[str, str]:
+    """Return the trace context of an encoded message as :func:`trace_of` does, without creating the message.
+
+    A payload that begins like no message has none. Its body is not read.
+    """
+    try:
+        _, annotations, end, properties, body = walk_front(payload)
+        if payload.find(TRACE_OCTETS, annotations, body) < 0:
+            return {}
+        found = _trace_within(payload, annotations, end, properties, body)
+        return _decoded_trace(Message.decode(payload[:body])) if found is None else found
+    except DecodeError:
+        return {}
+
+
+def _trace_within(
+    octets: bytes, annotations: int, end: int, properties: int, body: int
+) -> dict[str, str] | None:
+    """Return the trace context in the annotations of *octets*, else in the application-properties.
+
+    None if one of the sections has to be decoded to find out.
+    """
+    if annotations < end:
         found = _encoded_trace(octets, annotations, end, _ENCODED_ANNOTATION)
-        if found is not None and not found:
-            found = _encoded_trace(octets, properties, body, _ENCODED_PROPERTY)
-        if found is not None:
+        if found is None or found:
             return found
-    return _decoded_trace(message)
+    return _encoded_trace(octets, properties, body, _ENCODED_PROPERTY)
 
 
 def _encoded_trace(octets: bytes, start: int, end: int, key: bytes) -> dict[str, str] | None:

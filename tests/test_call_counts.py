@@ -16,6 +16,9 @@ import pytest
 import trio
 from brokers import Client, Receiving, Sending, World, commit_epoch
 from call_counts import Calls, plain_only
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 from paged import world_of
 
 from amqp_rt import Breaker, Container, Retry, node, rpc
@@ -26,6 +29,8 @@ from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED
 from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.telemetry.metrics import HandlerTimes
+from amqp_rt.telemetry.otel import Otel
 
 pytestmark = plain_only
 
@@ -202,6 +207,41 @@ async def test_messages_through_a_container(how: str, at_most: int) -> None:
     for _ in range(5):
         # The order in which trio runs tasks is random, which changes the number of wake-ups a little.
         calls = await through_container(how)
+        if calls.counts.total() <= at_most * MESSAGES:
+            return
+    calls.check(MESSAGES, at_most)
+
+
+async def observed(observer: Any) -> Calls:
+    """Count calls of both ends for messages to a node, where *observer* is told of them."""
+    calls = Calls()
+    async with (
+        Container("all", nodes=[take], observe=[observer]) as all_,
+        all_.local() as peer,
+        peer.sender("bench") as sender,
+    ):
+        for counted in (WARM, MESSAGES):
+            calls.counts.clear()
+            with calls:
+                await sender.send_many([b"x" * 100] * counted)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("how", "at_most"), [("times", 54), ("api", 56), ("unsampled", 76), ("sampled", 86)]
+)
+async def test_messages_through_a_container_with_observers(how: str, at_most: int) -> None:
+    """Those of the SDK are not counted. A message has two spans."""
+    for _ in range(5):
+        observer: Any
+        if how == "times":
+            observer = HandlerTimes(10)
+        elif how == "api":
+            observer = Otel(tracer_provider=trace.NoOpTracerProvider())
+        else:
+            sampler = ALWAYS_ON if how == "sampled" else ALWAYS_OFF
+            observer = Otel(tracer_provider=TracerProvider(sampler=sampler))
+        calls = await observed(observer)
         if calls.counts.total() <= at_most * MESSAGES:
             return
     calls.check(MESSAGES, at_most)

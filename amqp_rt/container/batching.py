@@ -21,7 +21,7 @@ from ..observers import error_of
 from ..outcomes import ACCEPTED, RELEASED, Outcome
 from .boxes import recorded_id
 from .callers import CALLER
-from .deliveries import readable
+from .deliveries import unread
 from .failures import failed_outcome, only_cancelled, outcome_of_error
 from .home import Home
 from .raising import RaisedOutcome
@@ -158,7 +158,7 @@ class BatchWorkers(Workers):
         route = self.route
         if worker.operation is not None:
             for each in items[1:]:
-                worker.operation.add(readable(each.delivery))
+                worker.operation.add(unread(each.delivery).read())
         outcomes: Sequence[Outcome]
         record = None
         if route.inbox is not None:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..codec.primitives import write_value
-from ..codec.sections import AMQP_VALUE, SECTION_OPENINGS
+from ..codec.sections import AMQP_VALUE, SECTION_OPENINGS, write_application_properties
 from ..codec.whole_messages import write_data
 from ..errors import EncodeError
 from ..message import BodyKind, Message, MessageId, Moment
@@ -96,6 +96,27 @@ def encode_plain(payload: object, codecs: Codecs | None = None) -> bytes:
     if kind == "value" and content_type is None:
         return value_section(body)
     return Message(body, body_kind=kind, content_type=content_type).encode()
+
+
+def encode_traced(payload: object, trace: Mapping[str, str], codecs: Codecs | None = None) -> bytes:
+    """Encode a message of *payload* alone, with the trace context *trace* in its application-properties.
+
+    Raises:
+        EncodeError: The payload has no encoding.
+    """
+    content_type, body, kind = encode_payload(payload, None, codecs)
+    if kind != "data":
+        made = Message(
+            body, body_kind=kind, content_type=content_type, application_properties=trace
+        )
+        return made.encode()
+    out = bytearray()
+    if content_type is not None:
+        out += _front_of(content_type)
+    write_application_properties(out, trace)
+    write_data(out, len(body))
+    out += body
+    return bytes(out)
 
 
 def value_section(value: object) -> bytes:

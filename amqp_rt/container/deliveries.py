@@ -12,7 +12,7 @@ from ..errors import DecodeError, LocalProtocolError
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..limits import Limits
 from ..message import MESSAGE_FORMAT, Message
-from ..observers import LinkObserver, error_of
+from ..observers import UnreadMessage, UnreadObserver, error_of
 from ..outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, Modified, Outcome, Rejected
 from ..transactions import TransactionalState
 from ..values import Symbol
@@ -61,9 +61,13 @@ class Delivery:
         self._message: Message | None = None
         self._codecs = codecs
 
-    def observed_by(self, observer: LinkObserver) -> ObservedDelivery:
+    def observed_by(self, observer: UnreadObserver) -> ObservedDelivery:
         """Return the delivery with an observer of its outcomes."""
-        return ObservedDelivery(self.raw, observer, self._codecs)
+        return ObservedDelivery(self.raw, observer, self._codecs, self._message)
+
+    def keep(self, message: Message) -> None:
+        """Keep *message*, the one of the delivery, which has been decoded already."""
+        self._message = message
 
     # --- the message ---------------------------------------------------------------------
 
@@ -325,14 +329,19 @@ class ObservedDelivery(Delivery):
     __slots__ = ("_observer",)
 
     def __init__(
-        self, raw: IncomingDelivery, observer: LinkObserver, codecs: Codecs | None = None
+        self,
+        raw: IncomingDelivery,
+        observer: UnreadObserver,
+        codecs: Codecs | None = None,
+        message: Message | None = None,
     ) -> None:
         super().__init__(raw, codecs)
         self._observer = observer
+        self._message = message
 
     def settle(self, outcome: Outcome, *, transaction: Transaction | None = None) -> None:
         """Set *outcome*; see :meth:`Delivery.settle`."""
-        operation = self._observer.begin(readable(self.raw))
+        operation = self._observer.begin_unread(unread(self.raw, self._message))
         error: str | None = None
         try:
             super().settle(outcome, transaction=transaction)
@@ -344,14 +353,11 @@ class ObservedDelivery(Delivery):
                 operation.end(error)
 
 
-def readable(delivery: IncomingDelivery) -> Message | None:
-    """Return the message of *delivery*; None if it is none, or has not arrived yet."""
+def unread(delivery: IncomingDelivery, message: Message | None = None) -> UnreadMessage:
+    """Return the message of *delivery* for observers; *message* is the one that has been decoded already."""
     if delivery.message_format != MESSAGE_FORMAT or not delivery.complete:
-        return None
-    try:
-        return Message.decode(delivery.payload)
-    except DecodeError:
-        return None
+        return UnreadMessage(None)
+    return UnreadMessage(delivery.payload, message)
 
 
 class StreamedBody:

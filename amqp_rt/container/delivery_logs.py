@@ -13,7 +13,13 @@ from typing import Final
 
 from ..errors import DecodeError, printable
 from ..message import Message
-from ..observers import NO_TRACE, LinkObserver, ObservedLink, ObservedOperation
+from ..observers import (
+    NO_TRACE,
+    LinkObserver,
+    ObservedLink,
+    ObservedOperation,
+    UnreadMessage,
+)
 from ..trace_context import TRACEPARENT, trace_of
 from .callers import HANDLED
 
@@ -56,10 +62,16 @@ class DeliveryLogs(logging.Filter):
 class _HandledLink:
     """Observer of a link whose messages have a handler."""
 
+    #: Nothing here raises.
+    guards_itself = True
+
     def __init__(self, link: ObservedLink) -> None:
         self._link = link
 
     def begin(self, message: Message | None) -> ObservedOperation | None:
+        return _Handled(self._link, UnreadMessage(None, message))
+
+    def begin_unread(self, message: UnreadMessage) -> ObservedOperation | None:
         return _Handled(self._link, message)
 
 
@@ -68,9 +80,10 @@ class _Handled:
 
     __slots__ = ("_fields", "_link", "_message", "_token")
 
-    def __init__(self, link: ObservedLink, message: Message | None) -> None:
+    def __init__(self, link: ObservedLink, message: UnreadMessage) -> None:
         self._link = link
-        self._message = message
+        #: The message, which is decoded for the first record; None for a batch.
+        self._message: UnreadMessage | None = message
         self._fields: dict[str, str] | None = None
         self._token: Token[object] | None = None
 
@@ -86,7 +99,7 @@ class _Handled:
                 "address": link.address,
                 "link": link.name,
                 "peer": "" if link.peer is None else link.peer.container_id,
-                **_fields_of(self._message),
+                **_fields_of(None if self._message is None else self._message.read()),
             }
             self._fields = {
                 name: printable(text, _TEXT_MAX) for name, text in found.items() if text

@@ -14,20 +14,23 @@ from ..events import Peer
 from ..fronts.base import Payload
 from ..message import Message
 from ..observers import (
+    NO_TRACE,
     Kind,
-    LinkObserver,
     ObservedLink,
     ObservedOperation,
     Observer,
+    UnreadMessage,
+    UnreadObserver,
     bind,
     error_of,
     error_of_outcome,
 )
-from ..outcomes import Outcome
+from ..outcomes import Accepted, Outcome
 from ..trace_context import TRACEPARENT, with_trace
-from .composing import MessageProperties, build_message
+from .codecs import Codecs
+from .composing import MessageProperties, build_message, encode_plain, encode_traced, make_message
 from .connections import Connection, LinkClasses, Session
-from .deliveries import Delivery, readable
+from .deliveries import Delivery, unread
 from .pending_calls import PendingCall
 from .receiving import Receiver
 from .requests import Outgoing, Requests, StreamedReply, StreamLink
@@ -48,7 +51,7 @@ def _peer_of(connection: Connection) -> Peer | None:
         return None
 
 
-def observers_of(connection: Connection, kind: Kind, address: str | None) -> LinkObserver | None:
+def observers_of(connection: Connection, kind: Kind, address: str | None) -> UnreadObserver | None:
     """Bind the observers of *connection*'s container to a link of *kind* that we open on it."""
     observers: Sequence[Observer] = connection.container.observers
     peer = _peer_of(connection)
@@ -78,19 +81,55 @@ class ObservedReceipt(Receipt):
 
     def _settle(self) -> None:
         super()._settle()
-        if self.operation is not None:
-            error = error_of_outcome(self._outcome) if self.error is None else error_of(self.error)
-            self.operation.end(error)
+        if self.operation is None:
+            return
+        if self.error is not None:
+            self.operation.end(error_of(self.error))
+        elif type(self._outcome) is Accepted:
+            self.operation.end()
+        else:
+            self.operation.end(error_of_outcome(self._outcome))
+
+
+class _BarePayload(UnreadMessage):
+    """Payload that is sent without properties; a message is made of it if an observer reads it."""
+
+    __slots__ = ("_codecs", "_content")
+
+    def __init__(self, content: object, codecs: Codecs | None) -> None:
+        self.payload = self.message = None
+        self._content = content
+        self._codecs = codecs
+
+    def read(self) -> Message | None:
+        """Return the message, without the trace context that it will have; None if the payload has no encoding."""
+        if self.message is None:
+            try:
+                self.message = make_message(self._content, {}, self._codecs)
+            except Exception:
+                # Encoding it for sending raises the same, to the sender.
+                return None
+        return self.message
+
+    def trace(self) -> Mapping[str, str]:
+        """Return that there is none yet."""
+        return NO_TRACE
+
+    def ids(self) -> tuple[None, None]:
+        """Return that there are none."""
+        return None, None
 
 
 class ObservedSending(Sender):
     """Sender whose observers hear of each message: the operation begins when it is encoded, and ends with its outcome."""
 
-    _observer: LinkObserver | None = None
+    _observer: UnreadObserver | None = None
     _bound = False
     _begun: ObservedOperation | None = None
+    #: Whether the message encoded last has no receipt yet, so that its operation waits in ``_begun``.
+    _encoded = False
 
-    def _bind_observer(self) -> LinkObserver | None:
+    def _bind_observer(self) -> UnreadObserver | None:
         """Bind the observers of the container to the link, whose address and peer may have become known."""
         raise NotImplementedError
 
@@ -99,16 +138,23 @@ class ObservedSending(Sender):
         self._bound = False
         super()._begin(link)
 
-    def _begin_operation(self, message: Message | None) -> ObservedOperation | None:
+    def _bind(self) -> UnreadObserver | None:
         if not self._bound:
             self._bound = self._stage == "attached"
             self._observer = self._bind_observer()
-        return None if self._observer is None else self._observer.begin(message)
+        return self._observer
+
+    def _begin_operation(self, message: Message | None) -> ObservedOperation | None:
+        observer = self._bind()
+        return None if observer is None else observer.begin(message)
 
     def take_begun(self) -> ObservedOperation | None:
-        """Return the operation of the message encoded last; one without trace context for a payload."""
+        """Return the operation of the message encoded last; one without trace context for an encoded message."""
+        if not self._encoded:
+            return self._begin_operation(None)
+        self._encoded = False
         begun, self._begun = self._begun, None
-        return self._begin_operation(None) if begun is None else begun
+        return begun
 
     def encode(self, message: object, properties: MessageProperties | Mapping[str, Any]) -> Payload:
         """Begin the operation, write its trace context, and encode the message.
@@ -119,17 +165,31 @@ class ObservedSending(Sender):
             EncodeError: A value has no encoding.
             LocalProtocolError: The message is for the anonymous terminus and has no ``to``.
         """
-        built = build_message(message, properties, self._codecs)
-        operation = self._begin_operation(built)
+        observer = self._observer if self._bound else self._bind()
+        self._encoded = False
+        operation: ObservedOperation | None = None
         try:
-            if operation is not None:
-                built = with_trace(built, operation.trace, in_place=built is not message)
-            payload = super().encode(built, {})
+            if observer is None:
+                payload = super().encode(message, properties)
+            elif properties or isinstance(message, Message) or self._anonymous:
+                built = build_message(message, properties, self._codecs)
+                operation = observer.begin(built)
+                if operation is not None:
+                    built = with_trace(built, operation.trace, in_place=built is not message)
+                payload = super().encode(built, {})
+            else:
+                operation = observer.begin_unread(_BarePayload(message, self._codecs))
+                trace = NO_TRACE if operation is None else operation.trace
+                if trace:
+                    payload = encode_traced(message, trace, self._codecs)
+                else:
+                    payload = encode_plain(message, self._codecs)
         except BaseException as error:
             if operation is not None:
                 operation.end(error_of(error))
             raise
         self._begun = operation
+        self._encoded = True
         return payload
 
     async def send(
@@ -166,6 +226,7 @@ class ObservedSending(Sender):
             ConnectionLost: The connection has ended permanently.
         """
         self._begun = operation = self._begin_operation(front)
+        self._encoded = True
         return super().begin_stream(
             front if operation is None else with_trace(front, operation.trace)
         )
@@ -179,20 +240,23 @@ class ObservedSender(ObservedSending):
         self._receipts = ObservedReceipt
         self._connection = session.connection
 
-    def _bind_observer(self) -> LinkObserver | None:
+    def _bind_observer(self) -> UnreadObserver | None:
         return observers_of(self._connection, "send", self.address)
 
 
 class ObservedReceiving(Receiver):
     """Receiver whose observers hear of each delivery that is taken, and of its outcome."""
 
-    _observer: LinkObserver | None = None
-    _settling: LinkObserver | None = None
+    _observer: UnreadObserver | None = None
+    _settling: UnreadObserver | None = None
 
     def _take(self) -> Delivery:
         delivery = super()._take()
         if self._observer is not None:
-            operation = self._observer.begin(readable(delivery.raw))
+            found = unread(delivery.raw)
+            operation = self._observer.begin_unread(found)
+            if found.message is not None:
+                delivery.keep(found.message)
             if operation is not None:
                 operation.end()
         if self._settling is None:
@@ -225,7 +289,7 @@ class ObservedRequests(Requests):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         #: Address → its observer. An application calls few addresses, or chooses them itself.
-        self._observers: dict[str, LinkObserver | None] = {}
+        self._observers: dict[str, UnreadObserver | None] = {}
         self._streams: dict[PendingCall, ObservedOperation] = {}
 
     def _begin_call(self, address: str) -> ObservedOperation | None:

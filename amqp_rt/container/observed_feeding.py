@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..observers import LinkObserver
+from ..observers import UnreadObserver
 from .feeding import LinkHandler, ServedReceiver, ServedSender
 from .observed import ObservedReceipt, ObservedReceiving, ObservedSending
 from .routes import RouteBinding
@@ -17,7 +17,7 @@ class ObservedServedSender(ObservedSending, ServedSender):
         ServedSender.__init__(self, handler, binding)
         self._receipts = ObservedReceipt
 
-    def _bind_observer(self) -> LinkObserver | None:
+    def _bind_observer(self) -> UnreadObserver | None:
         return self.binding.observe("send")
 
 

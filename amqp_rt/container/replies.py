@@ -543,7 +543,7 @@ class Replies:
         permissions = self.home.permissions
         stats = inbox.route.stats
         try:
-            message = read_message(delivery)
+            message = worker.message or read_message(delivery)
             reply_to = message.properties.reply_to
             ttl_ms = message.header.ttl
         except (DecodeError, Reject) as error:

@@ -46,7 +46,7 @@ from ..fronts.base import IncomingDelivery, ReceivingLink, SendingLink
 from ..limits import MIB, check_seconds
 from ..message import Message
 from ..observers import Kind as ObservedKind
-from ..observers import LinkObserver, ObservedLink, bind
+from ..observers import ObservedLink, UnreadObserver, bind
 from ..outcomes import MODIFIED_FAILED, Outcome
 from ..policies import Retry
 from ..termini import Source, Target
@@ -149,9 +149,9 @@ class RouteBinding:
         self.address = address
         self.captures = captures
         #: Observer of outcomes that handlers set themselves; None until there is one.
-        self.settling: LinkObserver | None = None
+        self.settling: UnreadObserver | None = None
 
-    def observe(self, kind: ObservedKind) -> LinkObserver | None:
+    def observe(self, kind: ObservedKind) -> UnreadObserver | None:
         """Bind the container's observers to operations of *kind* on the link."""
         return bind(
             self.container.observers,
@@ -325,6 +325,8 @@ def _delivery(context: Context) -> Any:
         return None
     binding = context.binding
     delivery = Delivery(context.delivery, binding.container.codecs)
+    if context.message is not None and not binding.route.streaming:
+        delivery.keep(context.message)
     if binding.container.observers and binding.settling is None:
         binding.settling = binding.observe("settle")
     return delivery if binding.settling is None else delivery.observed_by(binding.settling)

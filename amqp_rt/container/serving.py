@@ -31,8 +31,9 @@ from ..fronts.base import (
 )
 from ..message import MESSAGE_FORMAT, Message, read_data
 from ..observers import (
-    LinkObserver,
     ObservedOperation,
+    UnreadMessage,
+    UnreadObserver,
     error_of_outcome,
 )
 from ..outcomes import (
@@ -51,7 +52,6 @@ from ..transactions import TransactionalState
 from .callers import CALLER, caller_of
 from .compression import MAGICS
 from .credit import CreditWindow, SharedSlots
-from .deliveries import readable
 from .failures import (
     keeps_paused,
     name_of_failure,
@@ -95,31 +95,42 @@ class ObservedRun:
         self._binding = binding
         self._run = run
         self._link: ReceivingLink | None = None
-        self._observer: LinkObserver | None = None
+        self._observer: UnreadObserver | None = None
 
-    def _bound(self) -> LinkObserver | None:
+    def _bound(self) -> UnreadObserver | None:
         binding = self._binding
-        if self._link is not binding.link:
-            self._link = binding.link
-            self._observer = binding.observe("serve" if binding.route.kind == "rpc" else "process")
+        self._link = binding.link
+        self._observer = binding.observe("serve" if binding.route.kind == "rpc" else "process")
         return self._observer
 
     async def __call__(self, inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
         """Process one message. Cancelling is passed on, and ends the operation."""
-        observer = self._bound()
-        operation = None if observer is None else observer.begin(readable(delivery))
-        if operation is None:
+        observer = self._observer if self._link is self._binding.link else self._bound()
+        if observer is None:
             await self._run(inbox, delivery, worker)
             return
-        worker.take_failure()
+        readable = delivery.complete and delivery.message_format == MESSAGE_FORMAT
+        found = UnreadMessage(delivery.payload if readable else None)
+        operation = observer.begin_unread(found)
+        # What an observer has decoded is not decoded again for the handler.
+        worker.message = found.message
+        if operation is None:
+            try:
+                await self._run(inbox, delivery, worker)
+            finally:
+                worker.message = None
+            return
+        worker.failure = None
         worker.operation = operation
         error: str | None = "cancelled"
         operation.enter()
         try:
             await self._run(inbox, delivery, worker)
-            error = worker.take_failure() or error_of_outcome(delivery.local_state)
+            error = worker.take_failure()
+            if error is None and delivery.local_state is not ACCEPTED:
+                error = error_of_outcome(delivery.local_state)
         finally:
-            worker.operation = None
+            worker.operation = worker.message = None
             operation.leave()
             operation.end(error)
 
@@ -127,7 +138,16 @@ class ObservedRun:
 class Worker:
     """Task of a route, with the state of the message that it processes."""
 
-    __slots__ = ("_parked", "cancelled", "failure", "operation", "scope", "task", "timed")
+    __slots__ = (
+        "_parked",
+        "cancelled",
+        "failure",
+        "message",
+        "operation",
+        "scope",
+        "task",
+        "timed",
+    )
 
     def __init__(self, parked: list[Worker]) -> None:
         self._parked = parked
@@ -144,6 +164,8 @@ class Worker:
         self.failure: str | None = None
         #: The operation of observers on the present message, to which the others of a batch are added.
         self.operation: ObservedOperation | None = None
+        #: The present message, if an observer has decoded it.
+        self.message: Message | None = None
 
     def delivery(self) -> IncomingDelivery | None:
         """Return the delivery that the task processes; None if it waits for one.
@@ -635,11 +657,13 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
     """Pass one message to the handler of a node, and settle it with the outcome."""
     route = inbox.route
     outcome: Outcome | None
+    traced = False
     try:
         octets = octets_of(delivery) if route.takes_octets else None
-        message = None if octets is not None else read_message(delivery)
+        message = None if octets is not None else worker.message or read_message(delivery)
         within = inbox.workers.trace_within
         if delivery.payload.find(TRACE_OCTETS, 0, within) >= 0:
+            traced = True
             CALLER.set(caller_of(delivery.payload))
         if message is None:
             # As in invoke(), without creating a message.
@@ -654,8 +678,13 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
         if outcome is None:
             raise
     finally:
-        CALLER.set(None)
-    conclude(inbox, delivery, outcome)
+        if traced:
+            CALLER.set(None)
+    if outcome is ACCEPTED:
+        route.stats.accepted += 1
+        settle_if_open(delivery, outcome)
+    else:
+        conclude(inbox, delivery, outcome)
 
 
 def _outcome_of(

@@ -17,7 +17,7 @@ from .. import COMPILED, __version__
 from ..broker.host import BrokerHost
 from ..container.container import Container
 from ..message import Message
-from ..observers import NO_TRACE, LinkObserver, ObservedLink, ObservedOperation
+from ..observers import NO_TRACE, LinkObserver, ObservedLink, ObservedOperation, UnreadMessage
 from ..tallies import OTHER, Distribution
 from .snapshots import STATES, TOTALS, Snapshot, take_snapshot
 
@@ -90,7 +90,7 @@ class _Timed:
     trace = NO_TRACE
 
     def __init__(self, into: Distribution) -> None:
-        self._into = into
+        self._into: Distribution | None = into
         self._began = perf_counter()
 
     def identify(self, message_id: object, conversation_id: object) -> None:
@@ -106,10 +106,12 @@ class _Timed:
         """Do nothing."""
 
     def end(self, error: str | None = None) -> None:
-        self._into.add(perf_counter() - self._began)
+        if self._into is not None:
+            self._into.add(perf_counter() - self._began)
+            self._into = None
 
 
-class _HandlerTimes:
+class HandlerTimes:
     """Observer of the time that handlers take, by the pattern of their addresses."""
 
     def __init__(self, most: int) -> None:
@@ -126,10 +128,16 @@ class _HandlerTimes:
 
 
 class _TimesOfLink:
+    #: Nothing here raises.
+    guards_itself = True
+
     def __init__(self, into: Distribution) -> None:
         self._into = into
 
     def begin(self, message: Message | None) -> ObservedOperation | None:
+        return _Timed(self._into)
+
+    def begin_unread(self, message: UnreadMessage) -> ObservedOperation | None:
         return _Timed(self._into)
 
 
@@ -147,7 +155,7 @@ class Metrics:
 
     def __init__(self, container: Container) -> None:
         self._container = container
-        self._times = _HandlerTimes(container.limits.metrics_nodes_max)
+        self._times = HandlerTimes(container.limits.metrics_nodes_max)
         container.observe(self._times)
 
     @property

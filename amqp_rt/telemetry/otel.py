@@ -11,15 +11,24 @@ than all else that an unsampled span costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
 from ..addresses import parse_url
-from ..errors import AmqpError, DecodeError
+from ..errors import AmqpError
 from ..message import Message
-from ..observers import NO_TRACE, Kind, LinkObserver, ObservedLink, ObservedOperation
+from ..observers import (
+    NO_TRACE,
+    Kind,
+    LinkObserver,
+    ObservedLink,
+    ObservedOperation,
+    UnreadMessage,
+    log_failed,
+    log_left_out,
+)
 from ..trace_context import TRACEPARENT, TRACESTATE, trace_of
 from . import conventions as names
 
@@ -175,9 +184,15 @@ class _Count:
     def begin(self, message: Message | None) -> None:
         self._counter.add(1, self._attributes)
 
+    def begin_unread(self, message: UnreadMessage) -> None:
+        self._counter.add(1, self._attributes)
+
 
 class _LinkSpans:
     """Spans of one link."""
+
+    #: What the SDK raises is logged here.
+    guards_itself = True
 
     def __init__(
         self,
@@ -188,12 +203,15 @@ class _LinkSpans:
         of_metrics: Mapping[str, str | bool],
     ) -> None:
         named = names.OPERATIONS[link.kind]
+        self._otel = otel
+        self._link = link
         self.kind: Kind = link.kind
         self.counter = counter
         self.histogram = histogram
         self.of_metrics = of_metrics
         self.error_of_metrics = otel.error_of_metrics
-        self._tracer = otel.tracer
+        self._measured = counter is not None or histogram is not None
+        self._start_span: Callable[..., Span] = otel.tracer.start_span
         self._attributes: dict[str, Any] = {**attributes_of(link), **_server_of(link)}
         destination = "(temporary)" if link.temporary else link.template or link.address
         self._name = f"{named.name} {destination}" if destination else named.name
@@ -203,34 +221,73 @@ class _LinkSpans:
         self._writes = link.kind in ("send", "call", "serve", "create", "relay")
         self._reads = link.kind != "call"
         self._relays = link.kind == "relay"
+        #: Whether the tracer makes no spans, as where the SDK is switched off, and there is no context to pass on either. A
+        #: tracer whose provider is set later is none of these.
+        self._silent = False
+        if isinstance(otel.tracer, trace.NoOpTracer):
+            # Links are for spans of ours.
+            self._reads = self._is_child
+            self._silent = not (self._reads or self._writes)
         self._anonymous = link.kind == "send" and not link.address
 
     def begin(self, message: Message | None) -> ObservedOperation | None:
-        given = NO_TRACE if message is None or not self._reads else trace_of(message)
-        parent = given.get(TRACEPARENT)
-        sampled = parent is not None and _is_sampled(parent)
-        if self._relays and not sampled:
+        return self.begin_unread(UnreadMessage(None, message))
+
+    def begin_unread(self, message: UnreadMessage) -> ObservedOperation | None:
+        if self._silent:
+            return _Measured(self) if self._measured else None
+        try:
+            given = message.trace() if self._reads else NO_TRACE
+            context: Context | None = None
+            links: tuple[trace.Link, ...] = ()
+            parent: str | None = None
+            if given:
+                parent = given[TRACEPARENT]
+                sampled = _is_sampled(parent)
+                if self._relays and not sampled:
+                    return None
+                if self._is_child:
+                    found = trace.NonRecordingSpan(_context_of(parent, given))
+                    context = trace.set_span_in_context(found)
+                elif sampled:
+                    # A sampler may decide by the links, of which one to a trace that is not recorded says nothing.
+                    links = (trace.Link(_context_of(parent, given)),)
+            elif self._relays:
+                return None
+            name, attributes = self._name, self._attributes
+            if self._anonymous and message.message is not None and message.message.to:
+                to = message.message.to
+                name = f"{name} {to}"
+                attributes = {**attributes, names.DESTINATION_NAME: to}
+            span = self._start_span(name, context, self._span_kind, attributes, links)
+            if span is trace.INVALID_SPAN:
+                # There is no SDK, and no context to pass on.
+                return _Measured(self) if self._measured else None
+            # The usual class of spans that are not recorded is not asked, which takes a call.
+            if type(span) is not trace.NonRecordingSpan and span.is_recording():
+                if parent is not None and not links and context is None:
+                    span.add_link(_context_of(parent, given))
+                ids = self._ids_of(message)
+                if ids:
+                    span.set_attributes(ids)
+            written = _written(span.get_span_context()) if self._writes else NO_TRACE
+            return _SpanOperation(self, span, written)
+        except Exception as error:
+            log_left_out(self._otel, self._link, error)
+            self._silent, self._measured = True, False
             return None
-        context: Context | None = None
-        links: tuple[trace.Link, ...] = ()
-        if parent is not None:
-            if self._is_child:
-                found = trace.NonRecordingSpan(_context_of(parent, given))
-                context = trace.set_span_in_context(found)
-            elif sampled:
-                # A sampler may decide by the links, of which one to a trace that is not recorded says nothing.
-                links = (trace.Link(_context_of(parent, given)),)
-        name, attributes = self._name, self._attributes
-        if self._anonymous and message is not None and message.to:
-            name = f"{name} {message.to}"
-            attributes = {**attributes, names.DESTINATION_NAME: message.to}
-        span = self._tracer.start_span(name, context, self._span_kind, attributes, links)
-        if message is not None and span.is_recording():
-            if parent is not None and not links and context is None:
-                span.add_link(_context_of(parent, given))
-            span.set_attributes(_ids_of(message, calls=self.kind == "serve"))
-        written = _written(span.get_span_context()) if self._writes else NO_TRACE
-        return _SpanOperation(self, span, written)
+
+    def _ids_of(self, message: UnreadMessage) -> dict[str, str]:
+        """Return the attributes with the ids of *message*."""
+        found: dict[str, str] = {}
+        own, conversation = message.ids()
+        if conversation is None and self.kind == "serve":
+            conversation = own
+        if own is not None:
+            found[names.MESSAGE_ID] = _text(own)
+        if conversation is not None:
+            found[names.CONVERSATION_ID] = _text(conversation)
+        return found
 
 
 def _is_sampled(parent: str) -> bool:
@@ -264,73 +321,119 @@ def _written(context: trace.SpanContext) -> Mapping[str, str]:
     return written
 
 
-def _ids_of(message: Message, *, calls: bool) -> dict[str, str]:
-    try:
-        properties = message.properties
-    except DecodeError:
-        return {}
-    found: dict[str, str] = {}
-    own = properties.message_id
-    conversation = properties.correlation_id
-    if calls and conversation is None:
-        conversation = own
-    if own is not None:
-        found[names.MESSAGE_ID] = _text(own)
-    if conversation is not None:
-        found[names.CONVERSATION_ID] = _text(conversation)
-    return found
-
-
 def _text(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-class _SpanOperation:
-    """Operation with a span, from its beginning to its end."""
+class _Measured:
+    """Operation without a span, of which there are metrics."""
 
-    __slots__ = ("_began", "_count", "_over", "_span", "_spans", "_token", "trace")
+    __slots__ = ("_began", "_count", "_over", "_spans")
 
-    def __init__(self, spans: _LinkSpans, span: Span, written: Mapping[str, str]) -> None:
-        self.trace = written
+    #: There is nothing to pass on.
+    trace = NO_TRACE
+
+    def __init__(self, spans: _LinkSpans) -> None:
         self._spans = spans
-        self._span = span
-        self._began = perf_counter()
-        self._over = False
         self._count = 1
-        self._token: Any = None
+        self._over = False
+        self._began = perf_counter()
 
     def add(self, message: Message | None) -> None:
         self._count += 1
-        if self._span.is_recording():
-            self._span.set_attribute(names.BATCH_COUNT, self._count)
-            given = NO_TRACE if message is None else trace_of(message)
-            parent = given.get(TRACEPARENT)
-            if parent is not None:
-                self._span.add_link(_context_of(parent, given))
 
     def identify(self, message_id: object, conversation_id: object) -> None:
-        if self._span.is_recording():
-            self._span.set_attribute(names.MESSAGE_ID, _text(message_id))
-            self._span.set_attribute(names.CONVERSATION_ID, _text(conversation_id))
+        """Do nothing: metrics are not those of single messages."""
 
     def enter(self) -> None:
-        self._token = contexts.attach(trace.set_span_in_context(self._span))
+        """Do nothing: there is no span."""
 
     def leave(self) -> None:
-        contexts.detach(self._token)
+        """Do nothing: there is no span."""
 
     def end(self, error: str | None = None) -> None:
         if self._over:
             return
         self._over = True
         spans = self._spans
+        attributes = spans.of_metrics
+        try:
+            if error is not None:
+                attributes = {**attributes, names.ERROR_TYPE: spans.error_of_metrics(error)}
+            if spans.counter is not None:
+                spans.counter.add(self._count, attributes)
+            if spans.histogram is not None:
+                spans.histogram.record(perf_counter() - self._began, attributes)
+        except Exception as failure:
+            log_failed("end", self, failure)
+
+
+class _SpanOperation(_Measured):
+    """Operation with a span, from its beginning to its end."""
+
+    __slots__ = ("_span", "_token", "trace")
+
+    def __init__(self, spans: _LinkSpans, span: Span, written: Mapping[str, str]) -> None:
+        # As in the class above, without another call for each message.
+        self._spans = spans
+        self._count = 1
+        self._over = False
+        self._began = perf_counter()
+        self.trace = written
+        self._span = span
+        self._token: Any = None
+
+    def add(self, message: Message | None) -> None:
+        self._count += 1
+        try:
+            if self._span.is_recording():
+                self._span.set_attribute(names.BATCH_COUNT, self._count)
+                given = NO_TRACE if message is None else trace_of(message)
+                parent = given.get(TRACEPARENT)
+                if parent is not None:
+                    self._span.add_link(_context_of(parent, given))
+        except Exception as failure:
+            log_failed("add", self, failure)
+
+    def identify(self, message_id: object, conversation_id: object) -> None:
+        # The usual class of spans that are not recorded takes no attributes.
+        if type(self._span) is trace.NonRecordingSpan:
+            return
+        try:
+            self._span.set_attribute(names.MESSAGE_ID, _text(message_id))
+            self._span.set_attribute(names.CONVERSATION_ID, _text(conversation_id))
+        except Exception as failure:
+            log_failed("identify", self, failure)
+
+    def enter(self) -> None:
+        try:
+            self._token = contexts.attach(trace.set_span_in_context(self._span))
+        except Exception as failure:
+            log_failed("enter", self, failure)
+
+    def leave(self) -> None:
+        # What is raised is logged there.
+        if self._token is not None:
+            contexts.detach(self._token)
+
+    def end(self, error: str | None = None) -> None:
+        if self._over:
+            return
+        self._over = True
+        spans, span = self._spans, self._span
+        recorded = type(span) is not trace.NonRecordingSpan
         attributes: Mapping[str, str | bool] = spans.of_metrics
-        if error is not None:
-            attributes = {**attributes, names.ERROR_TYPE: spans.error_of_metrics(error)}
-            self._span.set_attribute(names.ERROR_TYPE, error)
-            self._span.set_status(trace.StatusCode.ERROR)
-        if spans.counter is not None:
-            spans.counter.add(self._count, attributes)
-        if spans.histogram is not None:
-            spans.histogram.record(perf_counter() - self._began, attributes)
-        self._span.end()
+        try:
+            if error is not None:
+                attributes = {**attributes, names.ERROR_TYPE: spans.error_of_metrics(error)}
+                if recorded:
+                    span.set_attribute(names.ERROR_TYPE, error)
+                    span.set_status(trace.StatusCode.ERROR)
+            if spans.counter is not None:
+                spans.counter.add(self._count, attributes)
+            if spans.histogram is not None:
+                spans.histogram.record(perf_counter() - self._began, attributes)
+            if recorded:
+                span.end()
+        except Exception as failure:
+            log_failed("end", self, failure)

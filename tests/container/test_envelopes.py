@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from amqp_rt import Message
-from amqp_rt.container.composing import encode_plain, make_message
+from amqp_rt.container.composing import encode_plain, encode_traced, make_message
 from amqp_rt.container.envelopes import Envelopes
 from amqp_rt.errors import EncodeError
 from amqp_rt.message import JOIN_MAX, Sequence
@@ -67,6 +67,12 @@ def test_many_addresses_do_not_pile_up() -> None:
 )
 def test_a_plain_payload_is_encoded_as_the_message_is(payload: Any) -> None:
     assert encode_plain(payload) == make_message(payload, {}).encode()
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    for written in (trace, {**trace, "tracestate": "a=1"}):
+        assert (
+            encode_traced(payload, written)
+            == make_message(payload, {"application_properties": written}).encode()
+        )
 
 
 def test_a_plain_payload_without_an_encoding_is_refused_as_that_of_a_message() -> None:

@@ -10,12 +10,13 @@ import pytest
 import trio
 from call_counts import Calls, plain_only
 
-from amqp_rt import Container, Message, Reject, Retry, node, rpc
+from amqp_rt import Container, Delivery, Message, Reject, Retry, node, rpc
 from amqp_rt.broker.broker import Broker
 from amqp_rt.broker.nodes import Queue
+from amqp_rt.container.composing import make_message
 from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.sending import Sender
-from amqp_rt.errors import DeliveryRejected
+from amqp_rt.errors import DeliveryRejected, EncodeError
 from amqp_rt.observers import LinkObserver, ObservedLink, ObservedOperation
 
 pytestmark = pytest.mark.req("O2")
@@ -206,6 +207,131 @@ async def test_an_observer_that_fails_is_left_out(caplog: pytest.LogCaptureFixtu
     lines = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
     # Once for each link: the sender, the calls (twice), and the two links to nodes.
     assert len(lines) == 5, lines
+
+
+class Reads(Notes):
+    """Observer that keeps the messages that it gets; of others it only notes the ends."""
+
+    def __init__(self, *kinds: str) -> None:
+        super().__init__(*kinds)
+        self.messages: list[Message | None] = []
+
+    def observe(self, link: ObservedLink) -> LinkObserver | None:
+        if super().observe(link) is None:
+            return None
+        return _ReadsOfLink(self, link)
+
+
+class _ReadsOfLink(_NotesOfLink):
+    notes: Reads
+
+    def begin(self, message: Message | None) -> ObservedOperation | None:
+        self.notes.messages.append(message)
+        return super().begin(message)
+
+
+async def test_the_message_that_an_observer_has_decoded_is_that_of_the_handler() -> None:
+    handled: list[Message] = []
+
+    @node("whole")
+    async def whole(message: Message) -> None:
+        handled.append(message)
+
+    @node("delivered")
+    async def delivered(delivery: Delivery) -> None:
+        handled.append(delivery.message)
+
+    @rpc("asked")
+    async def asked(message: Message) -> None:
+        handled.append(message)
+
+    read = Reads("process", "serve")
+    async with (
+        Container("all", nodes=[whole, delivered, asked], observe=[read]) as all_,
+        all_.local() as peer,
+    ):
+        for address in ("whole", "delivered"):
+            async with peer.sender(address) as sender:
+                await sender.send(b"x")
+        await peer.call("asked", b"x")
+    assert len(handled) == 3
+    assert [id(each) for each in read.messages] == [id(each) for each in handled]
+
+
+async def test_the_message_that_the_observer_of_a_receiver_has_decoded_is_that_of_the_delivery() -> (
+    None
+):
+    read = Reads("receive", "settle")
+    async with Broker("broker", observe=[read]) as broker:
+        await broker.declare(Queue("q"))
+        async with (
+            broker.local() as peer,
+            peer.sender("q") as sender,
+            peer.receiver("q") as receiver,
+        ):
+            await sender.send(b"one")
+            delivery = await receiver.receive()
+            message = delivery.message
+            delivery.accept()
+    assert read.messages[0] is read.messages[1] is message
+
+
+@pytest.mark.parametrize("content", [b"octets", "text", {"a": 1}, [1, 2], None])
+async def test_observers_of_a_sender_get_its_payloads_as_messages(content: object) -> None:
+    read = Reads("send")
+    async with (
+        Container("all", nodes=[Application()], observe=[read]) as all_,
+        all_.local() as peer,
+        peer.sender("orders/ada") as sender,
+    ):
+        await sender.send(content)
+    (message,) = read.messages
+    assert message is not None
+    assert message.encode() == make_message(content, {}).encode()
+    assert read.ended == [("send orders/ada", "ok")]
+
+
+@pytest.mark.parametrize(("content", "made"), [(2**70, True), ({"a": object()}, False)])
+async def test_a_payload_without_an_encoding_ends_its_operation_and_keeps_the_observer(
+    content: object, made: bool
+) -> None:
+    read = Reads("send")
+    async with (
+        Container("all", nodes=[Application()], observe=[read]) as all_,
+        all_.local() as peer,
+        peer.sender("orders/ada") as sender,
+    ):
+        with pytest.raises(EncodeError):
+            await sender.send(content)
+        await sender.send(b"good")
+    assert [each is not None for each in read.messages] == [made, True]
+    assert read.ended == [
+        ("send orders/ada", EncodeError.default_condition),
+        ("send orders/ada", "ok"),
+    ]
+
+
+async def test_each_message_is_begun_once_where_no_operation_follows() -> None:
+    class Silent(Notes):
+        begun = 0
+
+        def observe(self, link: ObservedLink) -> LinkObserver | None:
+            return self if link.kind == "send" else None  # type: ignore[return-value]
+
+        def begin(self, message: Message | None) -> ObservedOperation | None:
+            self.begun += 1
+            return None
+
+    silent = Silent()
+    async with (
+        Container("all", nodes=[Application()], observe=[silent]) as all_,
+        all_.local() as peer,
+        peer.sender("orders/ada") as sender,
+    ):
+        await sender.send(b"good")
+        await sender.send(Message(b"good", message_id="m"))
+        await sender.send_payload(Message(b"good").encode())
+    assert silent.begun == 3
 
 
 async def test_an_observer_added_later_hears_of_later_links() -> None:

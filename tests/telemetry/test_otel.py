@@ -18,7 +18,13 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, Sampler, SamplingResult
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    Decision,
+    Sampler,
+    SamplingResult,
+)
 from peer_programs import PeerPrograms
 from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
@@ -692,6 +698,107 @@ def test_a_link_to_a_trace_that_is_not_recorded_is_made_for_recorded_spans_only(
             int("b2" * 8, 16),
         )
         assert link.context.trace_flags == sampled
+
+
+class Failing(SimpleSpanProcessor):
+    """Processor of spans that cannot take them."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        raise RuntimeError("the exporter is gone")
+
+
+class FailingSampler(ByLinks):
+    def should_sample(self, *args: Any, **given: Any) -> SamplingResult:
+        raise RuntimeError("no decision")
+
+
+@pytest.mark.parametrize("what", ["processor", "sampler"])
+async def test_what_the_sdk_raises_is_logged_and_messages_go_on(
+    what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider = TracerProvider(sampler=FailingSampler() if what == "sampler" else ALWAYS_ON)
+    provider.add_span_processor(Failing(InMemorySpanExporter()))
+    arrived: list[bytes] = []
+
+    @node("q")
+    async def take(body: bytes) -> None:
+        arrived.append(body)
+
+    async with (
+        Container("all", nodes=[take], observe=[Otel(tracer_provider=provider)]) as all_,
+        all_.local() as peer,
+        peer.sender("q") as sender,
+    ):
+        await sender.send(b"one")
+        await sender.send(b"two")
+    assert arrived == [b"one", b"two"]
+    lines = [each.getMessage() for each in caplog.records if each.name == "amqp_rt.observers"]
+    if what == "sampler":
+        # Once for each link: the sender, and that of the node.
+        assert [each.partition(":")[0] for each in lines] == ["observer left out"] * 2
+    else:
+        assert [each.partition(":")[0] for each in lines] == ["observer failed"] * 4
+
+
+async def test_an_sdk_that_is_set_up_later_gets_the_spans_of_links_that_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sdk = Collected()
+    real: list[trace.Tracer] = []
+
+    class Later(trace.Tracer):
+        """Tracer as the API has it until there is a provider."""
+
+        def start_span(self, *args: Any, **given: Any) -> trace.Span:
+            tracer = real[0] if real else trace.NoOpTracer()
+            return tracer.start_span(*args, **given)
+
+        def start_as_current_span(self, *args: Any, **given: Any) -> Any:
+            raise NotImplementedError
+
+    class Provider(trace.TracerProvider):
+        def get_tracer(self, *args: Any, **given: Any) -> trace.Tracer:
+            return Later()
+
+    @node("q")
+    async def take(body: bytes) -> None:
+        pass
+
+    async with (
+        Container("all", nodes=[take], observe=[Otel(tracer_provider=Provider())]) as all_,
+        all_.local() as peer,
+        peer.sender("q") as sender,
+    ):
+        await sender.send(b"one")
+        real.append(sdk.tracing.get_tracer("test"))
+        await sender.send(b"two")
+    assert sdk.rows() == [
+        ("send q", "PRODUCER", None, [], None),
+        ("process q", "CONSUMER", None, ["send q"], None),
+    ]
+
+
+@pytest.mark.parametrize("parent", [False, True])
+async def test_without_an_sdk_a_context_that_is_current_goes_with_messages(parent: bool) -> None:
+    inside: list[trace.SpanContext] = []
+    current = trace.NonRecordingSpan(trace.SpanContext(0xA1, 0xB2, True, trace.TraceFlags(1)))
+    arrived: list[Message] = []
+
+    @node("q")
+    async def take(message: Message) -> None:
+        arrived.append(message)
+        inside.append(trace.get_current_span().get_span_context())
+
+    observer = Otel(parent=parent, tracer_provider=trace.NoOpTracerProvider())
+    async with (
+        Container("all", nodes=[take], observe=[observer]) as all_,
+        all_.local() as peer,
+        peer.sender("q") as sender,
+    ):
+        with trace.use_span(current):
+            await sender.send(b"one")
+    assert trace_of(arrived[0])["traceparent"] == f"00-{0xA1:032x}-{0xB2:016x}-01"
+    assert (inside[0].span_id == 0xB2) == parent
 
 
 async def test_without_an_sdk_the_callers_context_is_passed_on() -> None:

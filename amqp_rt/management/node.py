@@ -398,9 +398,9 @@ def _details(space: VirtualHost, name: str) -> dict[str, Any]:
             return described(row, f"amqp_rt.{LOG}")
     node = space.get(name)
     row = _node_row(node)
-    if isinstance(node, LogNode):
-        # They are too much for lists. The partitions have the name of a setting, their number, and win.
-        row |= attributes(node.log_stats())
+    if (own := node.kind_stats(alone=True)) is not None:
+        # The partitions of a log have the name of a setting, their number, and win.
+        row |= attributes(own)
     return row
 
 

@@ -239,7 +239,7 @@ class _Row:
         self._space = space
         self.declared = _Named(name)
 
-    def kind_stats(self) -> None:
+    def kind_stats(self, *, alone: bool = False) -> None:
         return None
 
     def stats(self) -> _Named:

@@ -571,8 +571,11 @@ class Node:
             failure=None if self.failure is None else self.failure.description,
         )
 
-    def kind_stats(self) -> Struct | None:
-        """Return the statistics that only nodes of this kind have; None if there are none."""
+    def kind_stats(self, *, alone: bool = False) -> Struct | None:
+        """Return the statistics that only nodes of this kind have; None if there are none.
+
+        Those of a node that is shown *alone* may be more than fits into lists.
+        """
         return None
 
     async def purge(self) -> int:

@@ -217,6 +217,9 @@ class LogNode(Node):
         """
         return await self.held.purge()
 
+    def kind_stats(self, *, alone: bool = False) -> LogStats | None:
+        return self.log_stats() if alone else None
+
     def log_stats(self) -> LogStats:
         """Return the statistics of the log."""
         log = self.held

@@ -327,7 +327,7 @@ class ScheduleNode(Node):
         super().delete_stored(unit)
         facts.SCHEDULES.remove(unit, facts.key_of(self.number))
 
-    def kind_stats(self) -> ScheduleStats:
+    def kind_stats(self, *, alone: bool = False) -> ScheduleStats:
         """Return the statistics of the schedule."""
         progress = self._progress
         return ScheduleStats(

@@ -34,6 +34,7 @@ NEUTRAL = {
         "annotations",
         "bodies",
         "clock",
+        "compiling",
         "config_files",
         "durations",
         "loglimit",
@@ -126,8 +127,8 @@ FORBIDDEN_IN_PURE = {
     *("trio", "anyio", "asyncio", "socket", "ssl", "select", "selectors", "socketserver"),
     *("threading", "multiprocessing", "concurrent", "subprocess", "queue", "sched", "time"),
 }
-#: Parts of pure layers that wait for others, or need a library.
-NOT_PURE = {"security.jwts", "timetables"}
+#: Parts of pure layers that wait for others, or need a library; mypy alone imports that of "compiling".
+NOT_PURE = {"compiling", "security.jwts", "timetables"}
 #: Layers that wait for a disk, in a worker thread, and do not use an event loop.
 BLOCKING = {"stores"}
 #: The only pure module that reads the clock.

@@ -42,12 +42,15 @@ WISH = os.environ.get("AMQP_RT_COMPILE", "")
 
 #: Configuration of mypyc's own type check. The environment of the build has neither our dependencies nor
 #: their stubs, and other environments have old ones: foreign packages are Any, except those that ship
-#: their own types (msgspec, which is a build requirement). ``make types`` checks the types.
+#: their own types (msgspec, which is a build requirement), and mypyc's decorators, whose types mypy ships.
+#: ``make types`` checks the types.
 TYPES = f"""\
 [mypy]
 follow_imports = skip
 ignore_missing_imports = True
 [mypy-{PACKAGE}.*]
+follow_imports = silent
+[mypy-mypy_extensions]
 follow_imports = silent
 """
 

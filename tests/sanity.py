@@ -79,7 +79,7 @@ def check_quiet(*engines: Engine) -> None:
     for engine in engines:
         if engine.finished or engine.over:
             return
-        assert not engine._output
+        assert not engine.output
         assert not engine._queued
         assert not engine._dirty
         for link in engine._waiting:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 import trio
@@ -26,14 +27,11 @@ from ..fronts.base import (
     SND_MIXED,
     SND_SETTLED,
     SND_UNSETTLED,
-    OutgoingDelivery,
     Payload,
-    SendingLink,
 )
 from ..message import Message
-from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Outcome, Received
+from ..outcomes import Accepted, Error, Outcome
 from ..termini import Coordinator, Source, Target
-from ..transactions import TransactionalState
 from ..values import Symbol
 from .composing import (
     MessageFields,
@@ -45,6 +43,7 @@ from .composing import (
 from .engines import EngineSession
 from .links import DETACH_GRACE_S, LinkHandle, fresh, refusal
 from .sender_options import InDoubt
+from .submitting import ReceiptSteps, SenderSteps
 from .writing import StreamedMessage
 
 if TYPE_CHECKING:
@@ -57,49 +56,10 @@ PENDING_MAX: Final = 1000
 _TURN_MESSAGES: Final = 64
 
 
-class Receipt:
+class Receipt(ReceiptSteps):
     """Receipt of a message that was sent or is queued, which gets its outcome."""
 
-    __slots__ = (
-        "_outcome",
-        "_sender",
-        "_waiting",
-        "error",
-        "message_format",
-        "payload",
-        "raw",
-        "transaction",
-        "unfinished",
-    )
-
-    def __init__(
-        self,
-        sender: Sender,
-        payload: Payload,
-        message_format: int = 0,
-        *,
-        unfinished: bool = False,
-        transaction: Transaction | None = None,
-    ) -> None:
-        self._sender = sender
-        #: Encoded message to send; dropped when it cannot be needed any more.
-        self.payload = payload
-        self.message_format = message_format
-        #: The delivery; None until the message has left.
-        self.raw: OutgoingDelivery | None = None
-        #: Whether the payload is only the beginning of the message.
-        self.unfinished = unfinished
-        #: Transaction of the message, until it has an outcome.
-        self.transaction = transaction
-        self._outcome: Outcome | None = None
-        #: Cause why the outcome will never be known.
-        self.error: AmqpError | None = None
-        self._waiting: list[trio.lowlevel.Task] | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the outcome, or the cause of its absence, is known."""
-        return self._outcome is not None or self.error is not None
+    __slots__ = ()
 
     @property
     def known_outcome(self) -> Outcome | None:
@@ -155,52 +115,6 @@ class Receipt:
         self._waiting = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    def withdraw(self) -> bool:
-        """Withdraw the message if it has not left yet; return whether it was withdrawn."""
-        return self._sender.withdraw(self)
-
-    def give_up(self) -> None:
-        """Withdraw the message, or if it has left, settle it without waiting for its outcome.
-
-        Settling makes the receiver of a request cancel its handler.
-        """
-        if self.done or self._sender.withdraw(self):
-            return
-        if self.raw is not None:
-            self.raw.settle()
-        self.fail(LinkDetached("the sender gave up the message", condition="amqp:not-allowed"))
-
-    def finish(self, outcome: Outcome) -> None:
-        """Set the outcome."""
-        if self._outcome is None and self.error is None:
-            self._outcome = outcome
-            self._settle()
-
-    def fail(self, error: AmqpError) -> None:
-        """Set the error for which the outcome will never be known."""
-        if self._outcome is None and self.error is None:
-            self.error = error
-            self._settle()
-
-    def _settle(self) -> None:
-        self.payload = b""
-        self._sender.done(self)
-        transaction = self.transaction
-        if transaction is not None:
-            self.transaction = None
-            error = self.error
-            if error is None and type(self._outcome) is not Accepted:
-                error = refusal(cast("Outcome", self._outcome))
-            transaction.done(self, error)
-        if self._waiting is not None:
-            self._wake()
-
-    def _wake(self) -> None:
-        """Wake the tasks that wait for the outcome."""
-        waiting, self._waiting = self._waiting, None
-        for task in waiting or ():
-            trio.lowlevel.reschedule(task)
-
     def __repr__(self) -> str:
         state: object = self.error or self._outcome
         if state is None:
@@ -208,7 +122,7 @@ class Receipt:
         return f"<Receipt: {state}>"
 
 
-class Sender(LinkHandle):
+class Sender(LinkHandle, SenderSteps):
     """Link on which we send; created by ``peer.sender(...)``, used in ``async with``.
 
     Several tasks may send at once; messages leave in the order of the calls. Leaving the block
@@ -252,7 +166,19 @@ class Sender(LinkHandle):
         self.named = True
         #: What encodes payloads before msgspec does; None for most applications.
         self._codecs = session.codecs.encoding
-        self.max_pending = max_pending
+        kind = type(self)
+        SenderSteps.__init__(
+            self,
+            Receipt,
+            max_pending=max_pending,
+            settled=settled,
+            resends=in_doubt == "resend",
+            anonymous=address is None and not dynamic,
+            plain=kind.encode is Sender.encode
+            and kind.submit is Sender.submit
+            and kind._transfer is Sender._transfer
+            and kind.done is Sender.done,
+        )
         self._asked: Target | Coordinator = Target(
             address=None if dynamic else address,
             dynamic=dynamic,
@@ -263,34 +189,14 @@ class Sender(LinkHandle):
         #: The target in the peer's attach.
         self._answered: Target | None = None
         self._source = Source(address=source, outcomes=tuple(Symbol(each) for each in outcomes))
-        self._settled = settled
         self._modes = (
             SND_MIXED if settled is None else SND_SETTLED if settled else SND_UNSETTLED,
             rcv_settle_mode,
         )
-        self._resends = in_doubt == "resend"
         #: Whether messages that had not left when the connection was lost are sent on the next one.
         self._keep_waiting = keep_waiting
         self._properties = properties
-        #: Whether messages are routed by their ``to``.
-        self._anonymous = address is None and not dynamic
-        #: Messages that wait for credit.
-        self._queue: deque[Receipt] = deque()
-        #: Messages that have left and have no outcome, in the order in which they left.
-        self._unsettled: dict[Receipt, None] = {}
-        #: Those of them whose outcome no task awaits, since their sending was cancelled.
-        self._dropped: dict[Receipt, None] = {}
-        #: The streamed message that is being written: no other message can leave meanwhile.
-        self.open_stream: Receipt | None = None
-        #: Tasks that wait to submit a message, and their number.
-        self._room = trio.lowlevel.ParkingLot()
-        self._crowd = 0
         self._turn = 0
-        #: Class of the receipts, which observed senders replace.
-        self._receipts: type[Receipt] = Receipt
-        #: Whether messages are encoded, and receipts finished, by this class and not by one derived from it.
-        kind = type(self)
-        self._plain = kind.done is Sender.done and kind.encode is Sender.encode
 
     # --- state ---------------------------------------------------------------------------
 
@@ -316,11 +222,6 @@ class Sender(LinkHandle):
         """First message that waits because the peer grants no credit; None if none does."""
         waits = self._queue and self._stage == "attached" and self._raw.credit <= 0
         return self._queue[0] if waits else None
-
-    @property
-    def pending(self) -> int:
-        """Number of messages without an outcome, waiting for credit or sent."""
-        return len(self._queue) + len(self._unsettled)
 
     # --- sending -------------------------------------------------------------------------
 
@@ -362,7 +263,7 @@ class Sender(LinkHandle):
     ) -> Outcome:
         if len(self._queue) + len(self._unsettled) >= self.max_pending:
             await self._wait_for_room()
-        receipt = self._receipts(self, payload, message_format, transaction=transaction)
+        receipt: Receipt = self._receipts(self, payload, message_format, transaction=transaction)
         if transaction is not None:
             try:
                 transaction.add(receipt, self.link)
@@ -423,7 +324,7 @@ class Sender(LinkHandle):
         self._refuse_if_over()
         if self.pending >= self.max_pending:
             raise WouldBlock(f"{self.pending} messages to {self.address!r} have no outcome yet")
-        receipt = self._receipts(self, payload, message_format, transaction=transaction)
+        receipt: Receipt = self._receipts(self, payload, message_format, transaction=transaction)
         if transaction is not None:
             transaction.add(receipt, self.link)
         self.submit(receipt)
@@ -448,40 +349,30 @@ class Sender(LinkHandle):
             ConnectionLost: The connection was lost; outcomes are in doubt.
         """
         receipts: deque[Receipt] = deque()
-        new, encode, submit = self._receipts, self.encode, self.submit
-        plain = self._plain and not properties and not self._anonymous
-        #: Messages sent, and those that may follow before this task looks at outcomes again.
-        count = left = 0
+        remaining = iter(messages)
+        encode = partial(self.encode, properties=properties)
+        as_they_are = self._plain and not properties and not self._anonymous
+        count = 0
+        over = False
         try:
-            for message in messages:
-                if not left:
-                    # Outcomes arrive only while this task waits: it looks for them when it has waited,
-                    # or when there is no room.
-                    while receipts and type(receipts[0]._outcome) is Accepted:
-                        receipts.popleft()
-                    if receipts and receipts[0].done:
-                        break
-                    if len(receipts) >= self.max_pending:
-                        # Outcomes may arrive out of order: this bounds the receipts behind the first
-                        # one as well.
-                        await receipts[0].accepted()
-                    if len(self._queue) + len(self._unsettled) >= self.max_pending:
-                        await self._wait_for_room()
-                    room = self.max_pending - max(len(receipts), self.pending)
-                    left = max(1, min(room, _TURN_MESSAGES - count % _TURN_MESSAGES))
-                left -= 1
-                receipt = new(
-                    self,
-                    message.encode()
-                    if plain and type(message) is Message
-                    else encode(message, properties),
-                )
-                submit(receipt)
-                receipts.append(receipt)
-                count += 1
-                if receipt.error is not None:
-                    left = 0
-                if not left and not count % _TURN_MESSAGES:
+            while not over:
+                # Outcomes arrive only while this task waits: it looks for them when it has waited, or when there
+                # is no room.
+                while receipts and type(receipts[0]._outcome) is Accepted:
+                    receipts.popleft()
+                if receipts and receipts[0].done:
+                    break
+                if len(receipts) >= self.max_pending:
+                    # Outcomes may arrive out of order: this bounds the receipts behind the first
+                    # one as well.
+                    await receipts[0].accepted()
+                if len(self._queue) + len(self._unsettled) >= self.max_pending:
+                    await self._wait_for_room()
+                room = self.max_pending - max(len(receipts), self.pending)
+                most = max(1, min(room, _TURN_MESSAGES - count % _TURN_MESSAGES))
+                submitted, over = self.submit_run(remaining, most, receipts, encode, as_they_are)
+                count += submitted
+                if submitted and not count % _TURN_MESSAGES:
                     await trio.lowlevel.checkpoint()
             while receipts:
                 await receipts[0].accepted()
@@ -575,91 +466,6 @@ class Sender(LinkHandle):
             self._turn = 0
             await trio.lowlevel.checkpoint()
 
-    def submit(self, receipt: Receipt) -> None:
-        """Send a message, or queue it.
-
-        Raises:
-            LinkDetached: The sender is closed, or its link has ended permanently.
-            ConnectionLost: The connection has ended permanently.
-        """
-        if self._stage != "attached":
-            self._refuse_if_over()
-            self._queue.append(receipt)
-            return
-        link = self._raw
-        if (
-            not self._queue
-            and self.open_stream is None
-            and link.credit > 0
-            and link.attached
-            and link.writable
-        ):
-            self._transfer(link, receipt)
-        else:
-            self._queue.append(receipt)
-            link.offer(len(self._queue))
-
-    def _transfer(self, link: SendingLink, receipt: Receipt) -> None:
-        try:
-            raw = link.send(
-                receipt.payload,
-                receipt,
-                settled=self._settled,
-                message_format=receipt.message_format,
-                state=None if receipt.transaction is None else receipt.transaction.state(),
-                more=receipt.unfinished,
-            )
-        except LocalProtocolError as error:
-            receipt.fail(error)
-            return
-        receipt.raw = raw
-        if receipt.unfinished:
-            self.open_stream = receipt
-            self.changes.unpark_all()
-        elif raw.settled:
-            receipt.finish(ACCEPTED)
-            return
-        self._unsettled[receipt] = None
-        if not self._resends and self._keeper is None and raw.delivery_id >= 0:
-            # The payload is not sent again, unless it still waits for the session's window.
-            receipt.payload = b""
-
-    def _pump(self, link: SendingLink) -> None:
-        """Send as much as credit and room allow; return the credit if the peer drains."""
-        queue = self._queue
-        while queue and self.open_stream is None and link.credit > 0 and link.writable:
-            self._transfer(link, queue.popleft())
-        link.offer(len(queue))
-        if link.draining and (link.credit <= 0 or not (queue or self.open_stream)):
-            # Also if there is no credit left to return: the peer waits for the answer.
-            link.drained()
-
-    def withdraw(self, receipt: Receipt) -> bool:
-        """Withdraw a message that waits for credit; return whether it was still queued."""
-        if receipt.raw is not None or receipt.done:
-            return False
-        try:
-            self._queue.remove(receipt)
-        except ValueError:
-            return False
-        receipt.fail(LinkDetached("withdrawn before it was sent", condition="amqp:not-allowed"))
-        return True
-
-    def done(self, receipt: Receipt) -> None:
-        """Free the room of a receipt that is done."""
-        self._unsettled.pop(receipt, None)
-        if self._dropped:
-            self._dropped.pop(receipt, None)
-        self._give_room(1, receipt is self.open_stream)
-
-    def _give_room(self, count: int, streamed: bool = False) -> None:
-        """Wake the tasks that wait for the outcomes of *count* messages, or that of the stream being written."""
-        if self._crowd:
-            self._room.unpark(count=count)
-        if self.changes and (streamed or self.pending <= len(self._dropped)):
-            # flush() waits for the last outcome, the writer of a stream for that of its message.
-            self.changes.unpark_all()
-
     def begin_stream(self, front: Message) -> Receipt:
         """Send or queue the beginning of *front*, up to its body.
 
@@ -667,7 +473,7 @@ class Sender(LinkHandle):
             LinkDetached: The sender is closed, or its link has ended permanently.
             ConnectionLost: The connection has ended permanently.
         """
-        receipt = self._receipts(self, front.encode_front(), unfinished=True)
+        receipt: Receipt = self._receipts(self, front.encode_front(), unfinished=True)
         self.submit(receipt)
         return receipt
 
@@ -771,49 +577,6 @@ class Sender(LinkHandle):
             else:
                 # The message was rolled back with its transaction.
                 del memory[tag]
-
-    def on_credit(self, link: SendingLink) -> None:
-        """Send more, after new credit or room, or when the peer drains."""
-        self._pump(link)
-        if self.changes:
-            self.changes.unpark_all()
-
-    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
-        """Handle states that the receiver has sent for these messages."""
-        plain, unsettled, freed = self._plain, self._unsettled, 0
-        for each in deliveries:
-            state = each.state
-            if plain and type(state) is Accepted and each.remote_settled:
-                receipt = each.context
-                if (
-                    type(receipt) is Receipt
-                    and receipt._outcome is None
-                    and receipt.error is None
-                    and receipt.transaction is None
-                    and not receipt.unfinished
-                ):
-                    # What finish() and done() do, without three calls for each message.
-                    receipt._outcome = state
-                    receipt.payload = b""
-                    unsettled.pop(receipt, None)
-                    if self._dropped:
-                        self._dropped.pop(receipt, None)
-                    if receipt._waiting is not None:
-                        receipt._wake()
-                    freed += 1
-                    continue
-            if type(state) is TransactionalState:
-                # The outcome that the message will have when the transaction is committed.
-                state = state.outcome
-            if each.remote_settled:
-                # Settled without a state: the default outcome applies (Part 3 §3.5.3).
-                each.context.finish(RELEASED if state is None else state)
-            elif state is not None and not isinstance(state, Received):
-                # The receiver settles second, after us (Part 2 §2.8.3).
-                each.settle()
-                each.context.finish(state)
-        if freed:
-            self._give_room(freed)
 
     def _interrupted(self, error: Error | None) -> None:
         """Handle a lost connection: messages that have left are resumed, in doubt, or resent."""

@@ -132,7 +132,8 @@ class Engine:
         self.sasl_done: bool = False
         #: Present from the first SASL header to the end of the login.
         self._sasl: SaslLayer | None = None
-        self._output: list[bytes] = []
+        #: Buffers that the next take returns.
+        self.output: list[bytes] = []
         self._events: list[Event] = []
         self._touched: list[Link] = []
         #: Link of the transfer that was read last, until the next frame is looked at.
@@ -223,7 +224,7 @@ class Engine:
             self._receiving = False
         if self._room:
             self._give_room()
-        if self._dirty or self._output or self._queued or self.finished:
+        if self._dirty or self.output or self._queued or self.finished:
             self._signalled = False
             self.wake()
         events, self._events = self._events, []
@@ -271,7 +272,7 @@ class Engine:
             )
         elif now >= self._next_send:
             self._next_send = now + self._send_interval
-            if not self._sent and not self._output and self.ours.stage is OPENED:
+            if not self._sent and not self.output and self.ours.stage is OPENED:
                 self.write_raw(EMPTY_FRAME)
             self._sent = False
         events, self._events = self._events, []
@@ -287,9 +288,9 @@ class Engine:
             if self._dirty:
                 # A link has sent all that it may, and answers a drain. No other take may follow for long.
                 self._flush_dirty()
-        output = self._output
+        output = self.output
         if output:
-            self._output = []
+            self.output = []
             self._sent = True
             self.output_size = 0
             if self._queued:
@@ -397,10 +398,10 @@ class Engine:
             header = whole_frame(header)
         size = len(payload)
         if size <= 16_384:
-            self._output.append(header + payload)
+            self.output.append(header + payload)
         else:
-            self._output.append(header)
-            self._output.append(payload)
+            self.output.append(header)
+            self.output.append(payload)
         self.output_size += len(header) + size
         if not self._signalled:
             self.wake()
@@ -464,7 +465,7 @@ class Engine:
         """Queue *data*, in whichever state the connection is."""
         if self._growth:
             data = whole_frame(data)
-        self._output.append(data)
+        self.output.append(data)
         self.output_size += len(data)
         self.wake()
 

@@ -287,6 +287,9 @@ PLAIN_SIZE: Final = 33
 PLAIN_TAG_SIZE: Final = 4
 #: What the first frames of a link have in common: the frame's octets 4 to 20, up to the delivery-id.
 _RUN_HEAD: Final = Packer(">HHIBBBIB")
+#: The same frame in its variable parts: size | octets 4 to 20 | delivery-id | A0 04 | tag | 43, settled, more
+PLAIN_FRAME: Final = Packer(">I16sIH4s3s")
+PLAIN_TAG: Final = 0xA004
 #: Later frames: 00 53 14 C0 size count | 70 handle | 40 40 40 40 | more
 _LATER: Final = Packer(">IHHIBBBIIB")
 #: 00 53 15 C0 size count | role | 70 first | 70 last | settled

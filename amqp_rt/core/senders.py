@@ -135,6 +135,8 @@ class _Queued:
         self.more = more
 
 
+#: Octets of a message that ``send_run`` sends at most: it copies them.
+_RUN_PAYLOAD_MAX: Final = 16_384
 #: Shared by links with nothing queued: an empty deque takes more memory than the rest of a link.
 _NOTHING: Final[deque[_Queued]] = deque()
 
@@ -150,7 +152,8 @@ class SenderLink(Link):
         self._reported: Mapping[object, object] | None = None
         self.idle: bool = False
         self.requeues: bool = False
-        self._tags: int = 0
+        #: Number of the last delivery-tag.
+        self.tags: int = 0
         self._current: Sending | None = None
         self._queue: deque[_Queued] = _NOTHING
         #: Number of deliveries counted in delivery_count whose first frame has not left.
@@ -260,8 +263,8 @@ class SenderLink(Link):
                 condition="amqp:link:message-size-exceeded",
             )
         if tag is None:
-            self._tags = (self._tags + 1) & 0xFFFFFFFF
-            tag = self._tags.to_bytes(4, "big")
+            self.tags = (self.tags + 1) & 0xFFFFFFFF
+            tag = self.tags.to_bytes(4, "big")
         elif len(tag) > 32:
             raise LocalProtocolError("a delivery-tag has at most 32 octets")
         if message_format < 0 or message_format > 0xFFFFFFFF:
@@ -309,6 +312,37 @@ class SenderLink(Link):
             self._enqueue(_Queued(sending, data, more))
             session.queue_link(self)
         return sending
+
+    def send_run(
+        self, payloads: list[Any], contexts: list[Any], settled: bool | None = None
+    ) -> list[Sending]:
+        """Send the first of *payloads*, with *contexts*, as ``send`` does; return their deliveries.
+
+        Stops before a message that could not leave at once in one frame, or that ``send`` would refuse.
+        """
+        mode = self.snd_settle_mode
+        if (
+            not self.attached
+            or self._current is not None
+            or self.incomplete
+            or self._queue
+            or self._in_order
+            or (settled is False and mode == SND_SETTLED)
+            or (settled is True and mode == SND_UNSETTLED)
+            or self.session.engine.options.whole_frames
+        ):
+            return []
+        size_max = min(self.session.payload_max, _RUN_PAYLOAD_MAX)
+        if self.max_message_size:
+            size_max = min(size_max, self.max_message_size)
+        return self.session.send_run(
+            self,
+            payloads,
+            contexts,
+            settled is True or mode == SND_SETTLED,
+            min(self.credit, len(payloads)),
+            size_max,
+        )
 
     def send_resumed(
         self,
@@ -406,7 +440,7 @@ class SenderLink(Link):
         # Generated tags continue after those that are in use (§2.8.7).
         for tag in self._remembered:
             if len(tag) == 4:
-                self._tags = max(self._tags, int.from_bytes(tag, "big"))
+                self.tags = max(self.tags, int.from_bytes(tag, "big"))
 
     def states(self) -> list[tuple[bytes, Any]]:
         """Return the entries of our unsettled map."""

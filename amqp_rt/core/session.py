@@ -14,7 +14,9 @@ from ..transactions import DeliveryState, TransactionalState
 from ..unsettled import UnsettledMap
 from . import serial
 from .frames import (
+    PLAIN_FRAME,
     PLAIN_SIZE,
+    PLAIN_TAG,
     PLAIN_TAG_SIZE,
     Fault,
     FrameBuffer,
@@ -334,6 +336,63 @@ class Session:
         if not sending.settled:
             self._outgoing[delivery_id] = sending
         return delivery_id
+
+    def send_run(
+        self,
+        link: SenderLink,
+        payloads: list[Any],
+        contexts: list[Any],
+        settled: bool,
+        most: int,
+        size_max: int,
+    ) -> list[Sending]:
+        """Send the first *most* of *payloads* on *link*, a frame each; see :meth:`SenderLink.send_run`.
+
+        Fewer if the windows or the output have no room for more, or a payload is larger than *size_max*.
+        """
+        engine, outgoing = self.engine, self._outgoing
+        most = min(most, self.remote_incoming_window, self.limits.unsettled_max - len(outgoing))
+        room = engine.output_max - engine.output_size
+        head = run_head(self.channel, link.handle)
+        end = b"\x43\x41\x42" if settled else b"\x43\x42\x42"
+        tags, number = link.tags, self._delivery_id
+        sent: list[Sending] = []
+        frames: list[bytes] = []
+        written = 0
+        for at in range(most):
+            payload = payloads[at]
+            if type(payload) is not bytes or written >= room:
+                break
+            size = len(payload)
+            if size > size_max:
+                break
+            tags = (tags + 1) & 0xFFFFFFFF
+            tag = tags.to_bytes(4, "big")
+            sending = Sending(link, tag, 0, settled)
+            sending.context = contexts[at]
+            sending.complete = True
+            sending.delivery_id = number
+            if not settled:
+                outgoing[number] = sending
+            sent.append(sending)
+            frames.append(
+                PLAIN_FRAME.pack(size + PLAIN_SIZE, head, number, PLAIN_TAG, tag, end) + payload
+            )
+            number = (number + 1) & 0xFFFFFFFF
+            written += size + PLAIN_SIZE
+        if sent:
+            count = len(sent)
+            link.tags = tags
+            link.credit -= count
+            link.delivery_count = (link.delivery_count + count) & 0xFFFFFFFF
+            link.available = max(0, link.available - count)
+            self._delivery_id = number
+            self.next_outgoing_id = (self.next_outgoing_id + count) & 0xFFFFFFFF
+            self.remote_incoming_window -= count
+            engine.output += frames
+            engine.output_size += written
+            engine.wake()
+        return sent
 
     @property
     def sent_unsettled(self) -> dict[int, Sending]:

@@ -17,6 +17,7 @@ from amqp_rt.errors import (
     ConnectionLost,
     DeliveryNotAccepted,
     DeliveryRejected,
+    EncodeError,
     LinkDetached,
     LinkRefused,
     LocalProtocolError,
@@ -409,6 +410,45 @@ async def test_the_first_refusal_ends_many() -> None:
         assert out.pending == 0
     assert len(taken) < 10
     assert bodies(far) == list(range(len(far.heard.deliveries)))
+
+
+@pytest.mark.parametrize("credit", [0, 50])
+async def test_messages_before_one_that_cannot_be_encoded_are_sent(credit: int) -> None:
+    far = FarEnd(settle=ACCEPTED, credit=credit)
+    async with connected(far) as peer, peer.sender("q") as out:
+        with pytest.raises(EncodeError):
+            await out.send_many([0, 1, object(), 3])
+        if not credit:
+            # They waited, and are withdrawn with the task that waited for them.
+            assert out.pending == 0
+    assert bodies(far) == ([0, 1] if credit else [])
+
+
+async def test_messages_behind_one_that_is_too_large_are_not_sent() -> None:
+    far = FarEnd(settle=ACCEPTED, credit=50)
+    far.on_attach = lambda link: far.accept(link, max_message_size=100) and None
+    async with connected(far) as peer, peer.sender("q") as out:
+        with pytest.raises(LocalProtocolError):
+            await out.send_many([0, 1, bytes(200), 3])
+        assert await out.send_many([4, 5]) == 2
+    assert bodies(far) == [0, 1, 4, 5]
+
+
+async def test_messages_that_wait_for_credit_leave_in_order_with_those_that_are_not_plain() -> None:
+    far = FarEnd(settle=ACCEPTED)
+    async with connected(far) as peer, peer.sender("q") as out:
+        receipts = [out.send_nowait(number) for number in range(3)]
+        receipts.append(out.send_payload_nowait(Message(3).encode(), message_format=7))
+        receipts += [out.send_nowait(number) for number in range(4, 7)]
+        assert out.pending == 7
+        for credit in (2, 3, 2):
+            left = out.pending - credit
+            far.link.grant(credit)
+            await far.until(lambda: out.pending == left)  # noqa: B023
+        for receipt in receipts:
+            await receipt.accepted()
+    assert bodies(far) == list(range(7))
+    assert [each.message_format for each in far.heard.deliveries] == [0, 0, 0, 7, 0, 0, 0]
 
 
 async def test_a_loop_of_sends_that_never_wait_lets_others_run() -> None:

@@ -239,7 +239,7 @@ def test_ids_wrap(start: int) -> None:
     session.next_outgoing_id = start
     session._delivery_id = start
     session.ours.stage = type(session.ours.stage).UNMAPPED
-    joined.client._output.clear()
+    joined.client.output.clear()
     session.send_begin()
     link, _far, endpoint = sending(joined, session=session)
     for number in range(20):

@@ -863,7 +863,7 @@ class Conversation:
 
     def pending(self) -> bool:
         return not self.begun or any(
-            engine._dirty or engine._queued or engine._output
+            engine._dirty or engine._queued or engine.output
             for engine in (self.joined.client, self.joined.server)
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from ..events import Closed, ConnectionFailed, Event
 from ..fronts.amqp10 import client
 from ..net.dial import dial, open_stream
 from ..net.driver import run_connection
+from ..net.proxies import proxy_for
 from ..outcomes import Error
 from .listing import json_option
 from .running import Seconds, Where, client_options, run
@@ -99,7 +101,7 @@ def ping(given: str | None, where: Where, count: int, timeout: float, as_json: b
     open     until the open of the peer
     echo     one round trip on the open connection: a session begins, and the peer answers
 
-    Exit code 1: a step failed, or did not end in time; the error names it.
+    Exit code 1: a step failed, or took too long; the error names it.
     """  # noqa: D301
     try:
         place = parse_url(where.url if given is None else given)
@@ -112,7 +114,7 @@ def ping(given: str | None, where: Where, count: int, timeout: float, as_json: b
         with trio.move_on_after(timeout) as scope:
             await _ping(place, where, steps, count)
         if scope.cancelled_caught:
-            raise click.ClickException(f"{place}: {steps.now} did not end within {timeout:g} s")
+            raise click.ClickException(f"{place}: {steps.now} took longer than {timeout:g} s")
 
     run(main)
     if as_json:
@@ -134,7 +136,10 @@ async def _ping(place: Url, where: Where, steps: _Steps, count: int) -> None:
         # Loaded now, not within the step that is measured.
         from ..net import websocket  # noqa: F401
     async with Container("amqp-rt ping") as container:
-        async with steps.step("connect", "the connection"):
+        proxy = None if where.proxy is None else proxy_for(place, where.proxy, os.environ)
+        # A proxy that does not answer is mistaken for a host that does not, unless it is named.
+        way = "" if proxy is None else f" through {proxy}"
+        async with steps.step("connect", f"the connection{way}"):
             dialled = await open_stream(place, proxy=where.proxy)
         stream, local = dialled.stream, dialled.local
         if place.tls or place.scheme in ("ws", "wss"):

@@ -84,7 +84,14 @@ def test_a_failed_step_is_named(broker: Served) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         done = run("ping", f"amqp://127.0.0.1:{port}", "--timeout", "300ms")
-        assert "the login did not end within 0.3 s" in done.stderr
+        assert "the login took longer than 0.3 s" in done.stderr
+        # The proxy is what does not answer, and its password is not shown.
+        proxy = f"http://ada:secret@127.0.0.1:{port}"
+        far = ("ping", "amqp://broker.example", "--proxy", proxy, "--timeout", "300ms")
+        said = f"the connection through http://ada@127.0.0.1:{port} took longer than 0.3 s"
+        done = run(*far)
+        assert said in done.stderr
+        assert "secret" not in done.stderr
         done = run("health", "--url", f"amqp://ada:secret@127.0.0.1:{port}", "--timeout", "300ms")
         assert "no answer within 0.3 s" in done.stderr
         assert "secret" not in done.stderr

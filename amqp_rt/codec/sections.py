@@ -211,6 +211,32 @@ def walk(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Sections:
     )
 
 
+def reach_of(payload: bytes, at: int) -> int:
+    """Return where the section that begins at *at* ends; -1 if its encoding is unusual or octets are missing."""
+    after = at + 4
+    known = _PREFIXES.get(payload[at:after], 0)
+    if not known:
+        return -1
+    reach = known & 0xFF
+    end = len(payload)
+    if reach == _SIZE8:
+        if after >= end:
+            return -1
+        after += 1 + payload[after]
+    elif reach == _SIZE32:
+        if after + 3 >= end:
+            return -1
+        after += 4 + (
+            payload[after] << 24
+            | payload[after + 1] << 16
+            | payload[after + 2] << 8
+            | payload[after + 3]
+        )
+    else:
+        after += reach
+    return after if after <= end else -1
+
+
 def read_data(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
     """Return the octets of a body that is one data section in the usual encoding, else None.
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..errors import EncodeError
-from .primitives import refused
+from .primitives import refused, write_value
 from .section_types import Header, Properties
 from .sections import (
+    AMQP_VALUE,
     DELIVERY_ANNOTATIONS,
     MESSAGE_ANNOTATIONS,
+    SECTION_OPENINGS,
     write_annotations,
     write_application_properties,
     write_header,
@@ -89,7 +91,30 @@ def data_octets(
     return bytes(out)
 
 
+def value_section(value: object) -> bytes:
+    """Encode *value* as an amqp-value section (§3.2.8).
+
+    Raises:
+        EncodeError: It has no encoding.
+    """
+    out = bytearray(SECTION_OPENINGS[AMQP_VALUE])
+    try:
+        write_value(out, value)
+    except EncodeError as error:
+        raise EncodeError(f"the body: {error.description}") from None
+    return bytes(out)
+
+
 _DATA8: Final = [bytes((0x00, 0x53, 0x75, 0xA0, size)) for size in range(256)]
+
+
+def data_opening(size: int) -> bytes:
+    """Return the octets that precede the *size* octets of a data section (§3.2.6)."""
+    if size <= 0xFF:
+        return _DATA8[size]
+    if size <= 0xFFFF_FFFF:
+        return b"\x00\x53\x75\xb0" + _U32.pack(size)
+    raise EncodeError(f"a data section of {size} octets: a size has 32 bits")
 
 
 def write_data(out: bytearray, size: int) -> None:
@@ -99,8 +124,5 @@ def write_data(out: bytearray, size: int) -> None:
     """
     if size <= 0xFF:
         out += _DATA8[size]
-    elif size <= 0xFFFF_FFFF:
-        out += b"\x00\x53\x75\xb0"
-        out += _U32.pack(size)
     else:
-        raise EncodeError(f"a data section of {size} octets: a size has 32 bits")
+        out += data_opening(size)

@@ -460,7 +460,6 @@ class Attaching:
         """
         for anchor in self._anchors_on.pop(engine, ()):
             del self._engine_of[anchor]
-        self._replies.forget_connection(engine)
         for identity in self._links_of.pop(engine, ()):
             # Another connection may have taken the link over.
             if (link := self._links.get(identity)) and link.connection is engine:

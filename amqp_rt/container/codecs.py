@@ -23,6 +23,7 @@ from .payloads import (
     AMQP_VALUE,
     JSON,
     Encoded,
+    Readable,
     brief,
     check_payload_type,
     decode_payload,
@@ -38,7 +39,7 @@ _KNOWN_MAX: Final = 1_024
 _MEDIA_TYPES_MAX: Final = 16
 
 #: Decodes the body of a message as a type.
-Decode: TypeAlias = Callable[[Message, Any], Any]
+Decode: TypeAlias = Callable[[Readable, Any], Any]
 
 
 @runtime_checkable
@@ -99,6 +100,8 @@ class Codecs:
         self.encoding: Codecs | None = self if own else None
         self._codecs: list[Codec] = [*own, PydanticCodec()]
         self._known: dict[Any, Decode] = {}
+        #: What replies of a type are decoded as, where that was checked.
+        self.replies: dict[Any, Any] = {}
         #: Whether compressed bodies have the limits that decode_payload() has by itself.
         self._usual = all(
             getattr(limits, name) == getattr(DEFAULT_LIMITS, name)
@@ -127,6 +130,15 @@ class Codecs:
                 self._known.clear()
             self._known[kind] = found
         return found
+
+    def remember_reply(self, kind: Any, checked: Any) -> None:
+        """Remember that replies of the type *kind*, unless it has no hash, are decoded as *checked*."""
+        if len(self.replies) >= _KNOWN_MAX:
+            self.replies.clear()
+        try:
+            self.replies[kind] = checked
+        except TypeError:
+            pass
 
     def _made(self, kind: Any) -> Decode:
         codec = self.claiming(kind)
@@ -171,7 +183,7 @@ class Limited:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
-    def __call__(self, message: Message, kind: Any) -> Any:
+    def __call__(self, message: Readable, kind: Any) -> Any:
         """Decode the body of *message*, as :func:`decode_payload` does."""
         return decode_payload(message, kind, self._limits)
 
@@ -195,7 +207,7 @@ class Claimed:
         if decoder is not None:
             self._decoders[JSON] = decoder
 
-    def __call__(self, message: Message, kind: Any) -> Any:
+    def __call__(self, message: Readable, kind: Any) -> Any:
         """Decode the body of *message*.
 
         Raises:
@@ -220,7 +232,7 @@ class Claimed:
         return found
 
 
-def _octets_of(message: Message, limits: Limits) -> tuple[str, bytes]:
+def _octets_of(message: Readable, limits: Limits) -> tuple[str, bytes]:
     """Return media type and octets of the body of *message*.
 
     Raises:
@@ -252,7 +264,7 @@ class _Parts:
         # A type for each argument: the right number is checked with it.
         self._raw = tuple[(msgspec.Raw,) * len(kinds)]  # type: ignore[misc]
 
-    def __call__(self, message: Message, kind: Any) -> Any:
+    def __call__(self, message: Readable, kind: Any) -> Any:
         if message.body_kind != "data" and isinstance(message.body, list):
             items = [Message(each, body_kind="value") for each in message.body]
             if len(items) != len(self._parts):

@@ -7,10 +7,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ..codec.primitives import write_value
-from ..codec.sections import AMQP_VALUE, SECTION_OPENINGS, write_application_properties
-from ..codec.whole_messages import write_data
-from ..errors import EncodeError
+from ..codec.sections import write_application_properties
+from ..codec.whole_messages import value_section, write_data
 from ..message import BodyKind, Message, MessageId, Moment
 from .compression import Compression, compressed
 from .payloads import encode_payload
@@ -116,20 +114,6 @@ def encode_traced(payload: object, trace: Mapping[str, str], codecs: Codecs | No
     write_application_properties(out, trace)
     write_data(out, len(body))
     out += body
-    return bytes(out)
-
-
-def value_section(value: object) -> bytes:
-    """Encode *value* as an amqp-value section (§3.2.8).
-
-    Raises:
-        EncodeError: It has no encoding.
-    """
-    out = bytearray(SECTION_OPENINGS[AMQP_VALUE])
-    try:
-        write_value(out, value)
-    except EncodeError as error:
-        raise EncodeError(f"the body: {error.description}") from None
     return bytes(out)
 
 

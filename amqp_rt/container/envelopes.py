@@ -1,11 +1,18 @@
-"""Sections before the body of requests and replies, which are encoded once where only a key differs."""
+"""Sections before the body of requests and replies, which are encoded once where only a key differs.
+
+mypyc compiles this module: each request passes through it at both ends.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ..message import JOIN_MAX, BodyKind, Message, write_data
-from .composing import value_section
+from ..codec.whole_messages import data_opening, value_section
+from ..message import BodyKind, Message
+from .payloads import AS_THEY_ARE, encode_payload
+
+if TYPE_CHECKING:
+    from .codecs import Codecs
 
 #: Fronts that are kept: those of so many addresses and content-types.
 _KNOWN_MAX: Final = 1_024
@@ -23,6 +30,8 @@ class Envelopes:
         address: Property that holds the address.
     """
 
+    __slots__ = ("_address", "_key", "_known")
+
     def __init__(
         self, key: Literal["message_id", "correlation_id"], address: Literal["to", "reply_to"]
     ) -> None:
@@ -31,35 +40,35 @@ class Envelopes:
         #: Octets before and after the key, by address, content-type, and length of the key.
         self._known: dict[tuple[str | None, str | None, int], tuple[bytes, bytes]] = {}
 
-    def buffers(
-        self,
-        key: object,
-        address: str | None,
-        content_type: str | None,
-        body: Any,
-        kind: BodyKind | None,
-    ) -> list[bytes]:
-        """Return the encoded message as buffers, of which a large body is one.
+    def encode(
+        self, key: object, address: str | None, payload: object, codecs: Codecs | None
+    ) -> bytes:
+        """Return the encoded message of *payload*, whose type determines body and content-type.
 
         Raises:
-            EncodeError: The body has no encoding.
+            EncodeError: The payload has no encoding.
         """
+        content_type: str | None = None
+        body: Any = payload
+        kind: BodyKind | None
+        # As encode_payload() encodes most payloads.
+        if codecs is None and type(payload) is bytes:
+            kind = "data"
+        elif codecs is None and type(payload) in AS_THEY_ARE:
+            kind = "value"
+        else:
+            content_type, body, kind = encode_payload(payload, None, codecs)
         if type(key) is str and kind != "sequence":
             known = self._known.get((address, content_type, len(key)))
             if known is None and len(key) <= _KEY_MAX:
                 known = self._remembered(address, content_type, len(key))
             if known is not None and key.isascii():
-                front = known[0] + key.encode() + known[1]
                 if kind != "data":
-                    return [front + value_section(body)]
-                out = bytearray(front)
-                write_data(out, len(body))
-                if len(body) >= JOIN_MAX:
-                    return [bytes(out), body]
-                out += body
-                return [bytes(out)]
+                    return b"".join((known[0], key.encode(), known[1], value_section(body)))
+                # One copy of the body, however large it is.
+                return b"".join((known[0], key.encode(), known[1], data_opening(len(body)), body))
         named: dict[str, Any] = {self._key: key, self._address: address}
-        return Message(body, body_kind=kind, content_type=content_type, **named).buffers()
+        return Message(body, body_kind=kind, content_type=content_type, **named).encode()
 
     def _remembered(
         self, address: str | None, content_type: str | None, size: int
@@ -67,16 +76,17 @@ class Envelopes:
         """Encode the front for keys of *size* characters; None if it is not kept."""
         if not size or max(len(address or ""), len(content_type or "")) > _NAME_MAX:
             return None
-        one, other = (
-            Message(
-                b"",
-                content_type=content_type,
-                **{self._key: each * size, self._address: address},  # type: ignore[arg-type]
-            ).encode_front()
-            for each in "ab"
-        )
-        at = next(index for index, octet in enumerate(one) if octet != other[index])
+        one = self._front("a" * size, address, content_type)
+        other = self._front("b" * size, address, content_type)
+        at = 0
+        while one[at] == other[at]:
+            at += 1
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
-        found = self._known[address, content_type, size] = (one[:at], one[at + size :])
+        found = (one[:at], one[at + size :])
+        self._known[address, content_type, size] = found
         return found
+
+    def _front(self, key: str, address: str | None, content_type: str | None) -> bytes:
+        named: dict[str, Any] = {self._key: key, self._address: address}
+        return Message(b"", content_type=content_type, **named).encode_front()

@@ -13,6 +13,7 @@ from ..outcomes import Accepted, Outcome, Released
 from ..values import Symbol
 from .composing import build_message
 from .links import fresh, refusal
+from .payloads import Readable
 from .pending_calls import PendingCall
 from .sending import Receipt, Sender
 
@@ -109,7 +110,7 @@ class SendingItems:
         self._sent = 0
         self._error: Exception | None = None
 
-    async def run(self) -> Message:
+    async def run(self) -> Readable:
         """Send the items and return the reply. If cancelled, the request is abandoned by the caller.
 
         Raises:

@@ -17,7 +17,8 @@ from ..message import MESSAGE_FORMAT, Message, MessageId
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Outcome, Rejected
 from ..transactions import TransactionalState
 from .item_sending import STREAM_END
-from .routes import Route, RouteBinding
+from .payloads import Readable
+from .routes import Deadline, Route, RouteBinding
 from .serving import TURN_MESSAGES, Inbox, Workers, settle_if_open
 
 
@@ -179,6 +180,17 @@ class StreamInbox(Inbox):
         self.workers.load += 1
         if self._window is not None:
             self._window.took(1, len(delivery.payload))
+
+    def open(self, delivery: IncomingDelivery, message: Readable, deadline: Deadline) -> Any:
+        """Call the handler with the items of the stream that began with *delivery*, whose message is *message*."""
+        whole = message if isinstance(message, Message) else Message.decode(message.payload)
+        return self.route.open(
+            self.binding,
+            self.stream_of(delivery),
+            delivery=delivery,
+            message=whole,
+            deadline=deadline,
+        )
 
     def freed(self, delivery: IncomingDelivery) -> None:
         """Give back the room of a message that the handler has taken, or that is dropped."""

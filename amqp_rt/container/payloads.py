@@ -17,6 +17,7 @@ from uuid import UUID
 import msgspec
 
 from ..codec.composites import from_described
+from ..codec.plain_messages import PlainMessage
 from ..errors import DecodeError, EncodeError
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import BodyKind, Message, Sequence
@@ -36,6 +37,9 @@ AMQP_VALUE: Final = "amqp-value"
 
 #: Content-type, body and kind of body for :class:`~amqp_rt.message.Message`.
 Encoded: TypeAlias = tuple[str | None, Any, BodyKind | None]
+
+#: Message whose body is decoded.
+Readable: TypeAlias = Message | PlainMessage
 
 #: Supported character sets of text. Python knows others that are slow, or are not character sets.
 _CHARSETS: Final = {
@@ -79,7 +83,7 @@ def encode_payload(
         if claimed is not None:
             return claimed
     if content_type is None:
-        if type(value) in _AS_THEY_ARE:
+        if type(value) in AS_THEY_ARE:
             return None, value, "value"
         if isinstance(value, bytes | bytearray | memoryview):
             return None, bytes(value), "data"
@@ -114,7 +118,7 @@ def encode_payload(
 
 
 #: Types of most unstructured payloads, which need no further tests.
-_AS_THEY_ARE: Final = frozenset({str, int, float, bool, type(None), UUID})
+AS_THEY_ARE: Final = frozenset({str, int, float, bool, type(None), UUID})
 
 
 def _is_structured(value: object) -> bool:
@@ -188,7 +192,7 @@ def _as_value(value: Any) -> Any:
 # --- Receiving ---------------------------------------------------------------------------------
 
 
-def decode_payload(message: Message, kind: Any, limits: Limits = DEFAULT_LIMITS) -> Any:
+def decode_payload(message: Readable, kind: Any, limits: Limits = DEFAULT_LIMITS) -> Any:
     """Decode the body of *message* as *kind*, according to its content-type.
 
     *kind* is any type that msgspec can validate, a class declared with ``@composite``, or ``Any``
@@ -228,7 +232,7 @@ def decode_payload(message: Message, kind: Any, limits: Limits = DEFAULT_LIMITS)
     raise DecodeError(f"{name_of(kind)} cannot be made of {content_type[:80]!r}")
 
 
-def has_no_payload(message: Message) -> bool:
+def has_no_payload(message: Readable) -> bool:
     """Whether *message* has no body, or an empty one, which clients send for no payload."""
     body = message.body
     return body is None or (
@@ -260,7 +264,7 @@ def _fault(error: Exception, decoder: _Decoders, body: bytes | str, kind: Any) -
     return DecodeError(brief(error), info=info_of(find_faults(value, kind)))
 
 
-def _from_encoded_value(message: Message, body: str | bytes, content_type: str, kind: Any) -> Any:
+def _from_encoded_value(message: Readable, body: str | bytes, content_type: str, kind: Any) -> Any:
     """Decode a string or binary amqp-value that has a content-type.
 
     Several clients (rhea, Proton, JMS) send JSON in this form, so the content-type decides, as for
@@ -308,7 +312,7 @@ def _from_text(text: str, kind: Any) -> Any:
 
 
 def _from_value(value: Any, kind: Any) -> Any:
-    if kind is Any or kind is object:
+    if kind is Any or kind is object or (type(value) is kind and kind not in _PLAIN):
         return value
     members = members_of(kind)
     if type(value) in members and type(value) not in _PLAIN:

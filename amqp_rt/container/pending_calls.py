@@ -5,9 +5,9 @@ from __future__ import annotations
 import trio
 
 from ..errors import AmqpError
-from ..message import Message
 from ..outcomes import Accepted, Outcome
 from .links import refusal
+from .payloads import Readable
 from .sending import Receipt, Sender
 
 
@@ -21,19 +21,15 @@ class PendingCall(Receipt):
         self._sender = sender
         self.payload = b""
         self.message_format = 0
-        self.raw = None
         self.unfinished = False
         self.transaction = None
-        self._outcome = None
-        self.error = None
-        self._waiting = None
         self.key = key
-        self.reply: Message | None = None
+        self.reply: Readable | None = None
         self.failure: AmqpError | None = None
         #: The task that waits for the reply.
         self.caller: trio.lowlevel.Task | None = None
 
-    def answer(self, reply: Message) -> None:
+    def answer(self, reply: Readable) -> None:
         """Store the reply, which may arrive before the outcome of the request.
 
         Of one chunk of input the outcome may be handled first, if it comes on another link: the reply that

@@ -14,10 +14,11 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from secrets import token_urlsafe
 from typing import Any, Final, Protocol, cast
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -32,16 +33,15 @@ from ..fronts.base import (
     ReceivingLink,
     SendingLink,
 )
-from ..message import MESSAGE_FORMAT, Message, MessageId
+from ..message import MESSAGE_FORMAT, Message, MessageId, Properties
 from ..observers import NO_TRACE
-from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Outcome, Received, Rejected
+from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected
 from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
 from ..trace_context import TRACE_OCTETS, with_trace
 from ..transactions import DeliveryState
 from ..values import Int, Symbol
 from .callers import CALLER, caller_of
-from .codecs import Codecs
 from .composing import make_message
 from .credit import CreditWindow
 from .envelopes import Envelopes
@@ -49,16 +49,17 @@ from .failures import log_failure, name_of_failure, only_cancelled
 from .home import Home
 from .item_sending import STREAM_END
 from .item_streams import StreamInbox
-from .payloads import encode_payload
+from .payloads import Readable
 from .permissions import Permissions
 from .profiles import address_for
 from .raising import RaisedOutcome, Reject
-from .routes import NO_DEADLINE, Deadline, ReplyPath, RouteBinding
+from .routes import NO_DEADLINE, Deadline, ReplyPath, Route, RouteBinding
 from .serving import (
     ABANDONED,
     TURN_MESSAGES,
     TURN_S,
     Inbox,
+    RunningRequests,
     Worker,
     count,
     read_message,
@@ -74,8 +75,6 @@ PAIRED_REPLY: Final = "$me"
 LINK_PAIR_CAPABILITY: Final = "LINK_PAIR_V1_0"
 #: Least ``statusCode`` of failures that are none of the caller, and that of conditions without another.
 _FAILURE_STATUS: Final = 500
-#: *accepted*, for a request that was answered with such a failure.
-_FAILED: Final = Accepted()
 #: ``statusCode`` of a failure reply by its condition; 500 for any other.
 STATUS: Final = {
     "amqp:decode-error": 400,
@@ -395,8 +394,9 @@ class Replies:
         self._by_address: dict[object, dict[str, list[ReplyLink]]] = {}
         #: Links by connection and name.
         self._by_name: dict[tuple[object, str], ReplyLink] = {}
-        #: Number of running requests by connection.
-        self._running: dict[object, int] = {}
+        #: Running requests by connection, for as long as it has links of requests.
+        self._running: WeakValueDictionary[object, RunningRequests] = WeakValueDictionary()
+        self._running_max = home.limits.requests_running_max
 
     def attach_dynamic(self, link: SendingLink) -> None:
         """Create an address for *link*, hard to guess, that exists as long as the link."""
@@ -530,114 +530,158 @@ class Replies:
     # --- requests -----------------------------------------------------------------------
 
     async def answer(self, inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
-        """Pass one request to its handler and send the reply.
+        """Pass one request to its handler, and settle it when the reply has been passed to the reply link.
 
-        The request is settled when the reply has been passed to the reply link, and rejected if it
-        cannot be decoded. A request that its caller abandoned is not settled, since the caller has
-        settled it.
+        It is rejected if it cannot be decoded. If its caller abandons it, the caller has settled it.
         """
-        arrived = delivery.context
-        if arrived is ABANDONED:
+        if delivery.context is ABANDONED:
             return
         binding = inbox.binding
-        permissions = self.home.permissions
-        stats = inbox.route.stats
-        try:
-            message = worker.message or read_message(delivery)
-            reply_to = message.properties.reply_to
-            ttl_ms = message.header.ttl
-        except (DecodeError, Reject) as error:
-            worker.failure = name_of_failure(error)
-            stats.rejected += 1
-            settle_if_open(delivery, Rejected(Error.of(error)))
-            return
+        route = inbox.route
         deadline = NO_DEADLINE
-        if ttl_ms is not None:
-            deadline = Deadline(arrived + ttl_ms / 1000)
-            worker.timed = True
-            worker.scope.deadline = deadline.at
+        message: Readable
+        key: MessageId | None
+        plain = None
+        if not (delivery.message_format or worker.message):
+            plain = inbox.reader.read(delivery.payload)
+        if plain is not None:
+            # Without a header it has no deadline, and without other sections no trace context.
+            message, key, reply_to = plain, plain.key, plain.properties.reply_to
+            has_context = False
+        else:
+            try:
+                message = worker.message or read_message(delivery)
+                reply_to, key = message.properties.reply_to, key_of(message.properties)
+                deadline = _deadline_of(delivery, message, worker)
+            except (DecodeError, Reject) as error:
+                _reject(inbox, delivery, worker, error)
+                return
+            within = inbox.workers.trace_within
+            has_context = (
+                deadline is not NO_DEADLINE or delivery.payload.find(TRACE_OCTETS, 0, within) >= 0
+            )
         # Here a caller that gives up finds the worker, even while the worker waits.
         delivery.context = worker
         inbox.calls.add(worker)
-        admitted = False
-        request: Request | None = None
+        running: RunningRequests | None = None
+        path: ReplyPath | None = None
         try:
-            # A reply is sent in the caller's name: only to addresses to which the caller may send.
-            hosts = (
-                not permissions.guarded
-                or reply_to is None
-                or reply_to == PAIRED_REPLY
-                or await permissions.may_send(binding.link.peer, reply_to) is None
-            )
+            if binding.relay is None and not self.home.permissions.guarded:
+                path = self.dynamic.get(reply_to or "")  # as in path()
+            if path is None:
+                try:
+                    path = await self._find_path(binding, reply_to)
+                except Reject as error:
+                    _reject(inbox, delivery, worker, error)
+                    return
             try:
-                path: ReplyPath | None = None
-                if binding.relay is None:
-                    path = self.dynamic.get(reply_to or "")  # as in path()
-                if path is None:
-                    path = self.path(binding, reply_to, hosts=hosts)
-                request = Request(message, path, self.home.codecs, self.envelopes)
-            except Reject as error:
-                worker.failure = name_of_failure(error)
-                stats.rejected += 1
-                settle_if_open(delivery, Rejected(Error.of(error)))
-                return
-            if worker.operation is not None:
-                request.trace = worker.operation.trace
-            try:
-                connection = binding.link.connection
-                admitted = self._request_begins(connection)
-                if not admitted:
+                requests = inbox.running or self._running_of(inbox)
+                if requests.count >= self._running_max:
                     raise _TooMany("the connection has too many requests running")
-                if ttl_ms is not None and deadline.passed:
-                    raise DeadlineExceeded("the deadline passed before the request could start")
-                within = inbox.workers.trace_within
-                if ttl_ms is not None or delivery.payload.find(TRACE_OCTETS, 0, within) >= 0:
+                requests.count += 1
+                running = requests
+                if has_context:
+                    if deadline.passed:
+                        raise DeadlineExceeded("the deadline passed before the request could start")
                     CALLER.set(caller_of(delivery.payload, deadline.at))
-                await _answer(inbox, delivery, message, request, deadline)
+                octets = plain.octets if plain is not None and route.takes_octets else None
+                if octets is not None:
+                    result = route.target(octets)
+                elif isinstance(inbox, StreamInbox):
+                    result = inbox.open(delivery, message, deadline)
+                else:
+                    result = route.invoke(binding, delivery, message, deadline)
+                if route.awaits or inspect.isawaitable(result):
+                    result = await result
+                # *accepted* is the whole answer.
+                if route.streams or hasattr(type(result), "__anext__"):
+                    await _stream(route, Request(self, key, reply_to, path, worker), result)
+                elif result is not ACCEPTED:
+                    if worker.operation is None and not isinstance(result, Message):
+                        codecs = self.home.codecs.encoding
+                        payload = [self.envelopes.encode(key, reply_to, result, codecs)]
+                    else:
+                        payload = Request(self, key, reply_to, path, worker).reply(result)
+                    if not path.send_nowait(payload):
+                        await _send(path, payload)
+                    route.stats.sent += 1
                 outcome: Outcome = ACCEPTED
-            except trio.Cancelled:
-                raise
             except Exception as error:
                 worker.failure = name_of_failure(error)
-                outcome = await _fail(inbox, request, error)
-                if outcome is _FAILED:
-                    outcome = ACCEPTED
-                    settle_if_open(delivery, self.failed_outcome(binding.link))
-        except trio.Cancelled:
-            _cancelled(inbox, delivery, worker, request)
-            raise
-        except BaseExceptionGroup as group:
-            _cancelled(inbox, delivery, worker, request)
-            raise only_cancelled(inbox.route, group) from None
+                request = Request(self, key, reply_to, path, worker)
+                outcome = await self._fail(inbox, delivery, request, error)
+        except (trio.Cancelled, BaseExceptionGroup) as error:
+            started = None if path is None else Request(self, key, reply_to, path, worker)
+            _cancelled(inbox, delivery, worker, started)
+            if isinstance(error, trio.Cancelled):
+                raise
+            raise only_cancelled(route, error) from None
         finally:
-            CALLER.set(None)
             delivery.context = None
             inbox.calls.discard(worker)
-            if ttl_ms is not None:
+            if has_context:
+                CALLER.set(None)
                 worker.scope.deadline = inf
-            if admitted:
-                running = self._running.get(connection, 0) - 1
-                if running > 0:
-                    self._running[connection] = running
-                else:
-                    self._running.pop(connection, None)
+            if running is not None:
+                running.count -= 1
         if outcome is ACCEPTED:
-            stats.accepted += 1
+            route.stats.accepted += 1
         else:
-            count(stats, outcome)
+            count(route.stats, outcome)
         settle_if_open(delivery, outcome)
 
-    def _request_begins(self, connection: object) -> bool:
-        """Count one more running request of *connection*; return False if it has too many."""
-        running = self._running.get(connection, 0)
-        if running >= self.home.limits.requests_running_max:
-            return False
-        self._running[connection] = running + 1
-        return True
+    async def _find_path(self, binding: RouteBinding, reply_to: str | None) -> ReplyPath:
+        """Return the path of replies; see :meth:`path`.
 
-    def forget_connection(self, connection: object) -> None:
-        """Drop the count of running requests of *connection*, which has ended."""
-        self._running.pop(connection, None)
+        Raises:
+            Reject: See :meth:`path`.
+        """
+        # A reply is sent in the caller's name: only to addresses to which the caller may send.
+        permissions = self.home.permissions
+        hosts = (
+            not permissions.guarded
+            or reply_to is None
+            or reply_to == PAIRED_REPLY
+            or await permissions.may_send(binding.link.peer, reply_to) is None
+        )
+        return self.path(binding, reply_to, hosts=hosts)
+
+    async def _fail(
+        self, inbox: Inbox, delivery: IncomingDelivery, request: Request, error: Exception
+    ) -> Outcome:
+        """Send *error* to the caller, and return the outcome of the request."""
+        if isinstance(error, _CallerGone):
+            return RELEASED
+        if isinstance(error, RaisedOutcome) and not isinstance(error, Reject):
+            return error.outcome  # Another receiver may answer: the request itself is released
+        outcome: Outcome = ACCEPTED
+        if isinstance(error, AmqpError):
+            told = Error.of(error)
+            if isinstance(error, DecodeError):
+                outcome = Rejected(told)
+        else:
+            route = inbox.route
+            route.stats.failed += 1
+            where = f"on a request to {inbox.binding.address!r}"
+            log_failure(inbox.binding.container, route, where, error)
+            told = Error("amqp:internal-error", f"{inbox.binding.address!r} failed")
+        try:
+            await request.path.send(request.failure(told))
+        except (LinkDetached, LocalProtocolError):
+            pass  # The caller has detached
+        if outcome is ACCEPTED and STATUS.get(told.condition, _FAILURE_STATUS) >= _FAILURE_STATUS:
+            # A failure of ours, which the request's own outcome may report, too.
+            settle_if_open(delivery, self.failed_outcome(inbox.binding.link))
+        return outcome
+
+    def _running_of(self, inbox: Inbox) -> RunningRequests:
+        """Return the count of the running requests of the connection of *inbox*."""
+        connection = inbox.binding.link.connection
+        running = self._running.get(connection)
+        if running is None:
+            running = self._running[connection] = RunningRequests()
+        inbox.running = running
+        return running
 
 
 def is_paired(link: ReceivingLink | SendingLink) -> bool:
@@ -664,23 +708,22 @@ class Request:
     )
 
     def __init__(
-        self, message: Message, path: ReplyPath, codecs: Codecs, envelopes: Envelopes
+        self,
+        replies: Replies,
+        key: MessageId | None,
+        reply_to: str | None,
+        path: ReplyPath,
+        worker: Worker,
     ) -> None:
-        self._codecs = codecs.encoding
-        self._envelopes = envelopes
-        properties = message.properties
-        # The type is kept: ulong, uuid, binary and string are separate key spaces (§3.2.11).
-        self.correlation_id: MessageId | None = (
-            properties.message_id
-            if properties.correlation_id is None
-            else properties.correlation_id
-        )
-        self.reply_to = properties.reply_to
+        self._codecs = replies.home.codecs.encoding
+        self._envelopes = replies.envelopes
+        self.correlation_id = key
+        self.reply_to = reply_to
         #: Number of messages sent of a streamed reply; None if the reply is one message.
         self.sequence: int | None = None
         self.path = path
         #: Trace context that the replies carry, that of the operation of observers; usually there is none.
-        self.trace: Mapping[str, str] = NO_TRACE
+        self.trace = NO_TRACE if worker.operation is None else worker.operation.trace
 
     def reply(self, value: Any) -> list[bytes]:
         """Return the encoded reply with *value*, or the next message of a streamed one.
@@ -694,10 +737,7 @@ class Request:
             made = make_message(value, self._address(), self._codecs)
             return with_trace(made, self.trace).buffers()
         if self.sequence is None:
-            content_type, body, kind = encode_payload(value, None, self._codecs)
-            return self._envelopes.buffers(
-                self.correlation_id, self.reply_to, content_type, body, kind
-            )
+            return [self._envelopes.encode(self.correlation_id, self.reply_to, value, self._codecs)]
         return make_message(value, self._address(), self._codecs).buffers()
 
     def stream_end(self) -> list[bytes]:
@@ -730,37 +770,46 @@ class Request:
         }
 
 
-async def _answer(
-    inbox: Inbox,
-    delivery: IncomingDelivery,
-    message: Message,
-    request: Request,
-    deadline: Deadline,
-) -> None:
-    route = inbox.route
-    if isinstance(inbox, StreamInbox):
-        items = inbox.stream_of(delivery)
-        result = route.open(
-            inbox.binding, items, delivery=delivery, message=message, deadline=deadline
-        )
-    else:
-        result = route.invoke(inbox.binding, delivery, message, deadline)
-    if route.awaits or inspect.isawaitable(result):
-        result = await result
-    if result is ACCEPTED:
-        return  # The outcome is the whole answer
-    if not (route.streams or hasattr(type(result), "__anext__")):
-        payload = request.reply(result)
-        if not request.path.send_nowait(payload):
-            await _send(request, payload)
-        route.stats.sent += 1
-        return
+def key_of(properties: Properties) -> MessageId | None:
+    """Return the correlation-id of the reply to a request with *properties*.
+
+    The type is kept: ulong, uuid, binary and string are separate key spaces (§3.2.11).
+    """
+    if properties.correlation_id is None:
+        return properties.message_id
+    return properties.correlation_id
+
+
+def _deadline_of(delivery: IncomingDelivery, message: Message, worker: Worker) -> Deadline:
+    """Return the deadline of a request, at which *worker* is cancelled.
+
+    Raises:
+        DecodeError: The header is malformed.
+    """
+    ttl_ms = message.header.ttl
+    if ttl_ms is None:
+        return NO_DEADLINE
+    deadline = Deadline(delivery.context + ttl_ms / 1000)
+    worker.timed = True
+    worker.scope.deadline = deadline.at
+    return deadline
+
+
+def _reject(inbox: Inbox, delivery: IncomingDelivery, worker: Worker, error: AmqpError) -> None:
+    """Reject a request for which no handler was started."""
+    worker.failure = name_of_failure(error)
+    inbox.route.stats.rejected += 1
+    settle_if_open(delivery, Rejected(Error.of(error)))
+
+
+async def _stream(route: Route, request: Request, result: Any) -> None:
+    """Send the items of *result* as a streamed reply."""
     request.sequence = 0
     sent = 0
     since = trio.current_time()
     try:
         async for value in result:
-            await _send(request, request.reply(value))
+            await _send(request.path, request.reply(value))
             request.sequence += 1
             sent += 1
             route.stats.sent += 1
@@ -771,12 +820,12 @@ async def _answer(
     finally:
         if hasattr(result, "aclose"):
             await result.aclose()
-    await _send(request, request.stream_end())
+    await _send(request.path, request.stream_end())
 
 
-async def _send(request: Request, payload: list[bytes]) -> None:
+async def _send(path: ReplyPath, payload: list[bytes]) -> None:
     try:
-        await request.path.send(payload)
+        await path.send(payload)
     except LinkDetached as error:
         raise _CallerGone(error.description) from None
 
@@ -787,32 +836,6 @@ class _CallerGone(AmqpError):
 
 class _TooMany(AmqpError):
     default_condition = "amqp:resource-limit-exceeded"
-
-
-async def _fail(inbox: Inbox, request: Request, error: Exception) -> Outcome:
-    """Send *error* to the caller, and return the outcome of the request; ``_FAILED`` for *accepted* after a failure of ours."""
-    if isinstance(error, _CallerGone):
-        return RELEASED
-    if isinstance(error, RaisedOutcome) and not isinstance(error, Reject):
-        return error.outcome  # Another receiver may answer: the request itself is released
-    outcome: Outcome = ACCEPTED
-    if isinstance(error, AmqpError):
-        told = Error.of(error)
-        if isinstance(error, DecodeError):
-            outcome = Rejected(told)
-    else:
-        route = inbox.route
-        route.stats.failed += 1
-        where = f"on a request to {inbox.binding.address!r}"
-        log_failure(inbox.binding.container, route, where, error)
-        told = Error("amqp:internal-error", f"{inbox.binding.address!r} failed")
-    if outcome is ACCEPTED and STATUS.get(told.condition, _FAILURE_STATUS) >= _FAILURE_STATUS:
-        outcome = _FAILED
-    try:
-        await request.path.send(request.failure(told))
-    except (LinkDetached, LocalProtocolError):
-        pass  # The caller has detached
-    return outcome
 
 
 def _cancelled(

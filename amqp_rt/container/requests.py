@@ -21,6 +21,7 @@ from uuid import uuid4
 
 import trio
 
+from ..codec.plain_messages import PlainMessage, PlainReader
 from ..errors import (
     AmqpError,
     CallFailed,
@@ -41,7 +42,7 @@ from .engines import EngineSession
 from .envelopes import Envelopes
 from .item_sending import ITEMS_PENDING_MAX, STREAM_END, SendingItems, StreamedItems
 from .links import LinkHandle, fresh
-from .payloads import decode_payload, encode_payload
+from .payloads import Readable, decode_payload
 from .pending_calls import PendingCall
 from .sending import Sender
 
@@ -135,20 +136,36 @@ class _Replies(_ReplyLink):
     def __init__(self, session: Session, name: str) -> None:
         super().__init__(session, name, _REPLY_CREDIT)
         self.calls: dict[str, PendingCall] = {}
+        self._reader = PlainReader()
 
     def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         """Pass arrived replies to their calls, and drop those without one."""
-        window = self._window
+        window, calls, read = self._window, self.calls, self._reader.read
         for each in deliveries:
             if not each.settled:
                 each.settle(ACCEPTED)
             if each.message_format == MESSAGE_FORMAT:
+                plain = read(each.payload)
+                if plain is not None:
+                    call = calls.get(plain.key)
+                    if (
+                        call is not None
+                        and call.reply is None
+                        and plain.properties.correlation_id is not None
+                    ):
+                        # As PendingCall.answer() does, without another call for each reply.
+                        call.reply = plain
+                        caller = call.caller
+                        if caller is not None:
+                            call.caller = None
+                            trio.lowlevel.reschedule(caller)
+                    continue
                 try:
                     message = Message.decode(each.payload)
                     key = message.properties.correlation_id
                 except DecodeError:
                     key = None
-                if isinstance(key, str) and (call := self.calls.get(key)) is not None:
+                if isinstance(key, str) and (call := calls.get(key)) is not None:
                     call.answer(message)
         if window is not None:
             window.passed(len(deliveries), sum([len(each.payload) for each in deliveries]))
@@ -265,7 +282,7 @@ class Requests:
             properties = caller.traced(args, properties)
         if within is None:
             return result(await self._call(address, args, inf, properties), kind)
-        reply: Message | None = None
+        reply: Readable | None = None
         deadline = trio.current_time() + within
         with trio.CancelScope(deadline=deadline):
             reply = await self._call(address, args, deadline, properties)
@@ -284,20 +301,18 @@ class Requests:
         Raises:
             AmqpError: As :meth:`Connection.call`, except for replies that cannot be decoded.
         """
-        reply: Message | None = None
+        reply: Readable | None = None
         address, deadline = outgoing.address, outgoing.deadline
         if deadline == inf:
             reply = await self._call(address, outgoing.args, inf, outgoing.properties, outgoing)
-            check_answer(reply)
-            return reply
+            return answer_of(reply)
         with trio.CancelScope(deadline=deadline):
             reply = await self._call(
                 address, outgoing.args, deadline, outgoing.properties, outgoing
             )
         if reply is None:
             raise DeadlineExceeded(f"{address!r} did not answer in time")
-        check_answer(reply)
-        return reply
+        return answer_of(reply)
 
     async def _call(
         self,
@@ -306,7 +321,7 @@ class Requests:
         deadline: float,
         properties: Mapping[str, Any],
         outgoing: Outgoing | None = None,
-    ) -> Message:
+    ) -> Readable:
         if args and type(args[0]) is StreamedItems:
             if outgoing is not None or len(args) > 1:
                 raise TypeError(
@@ -353,7 +368,7 @@ class Requests:
 
     async def _call_with_items(
         self, address: str, items: StreamedItems, deadline: float, properties: Mapping[str, Any]
-    ) -> Message:
+    ) -> Readable:
         """Send *items* on a link of their own, and return the reply."""
         sender = self._new_sender(address, ITEMS_PENDING_MAX)
         call = PendingCall(sender, self._new_key())
@@ -418,13 +433,12 @@ class Requests:
             ttl_ms = max(1, round((deadline - trio.current_time()) * 1000))
         payload = None if not args else args[0] if len(args) == 1 else list(args)
         if not properties and not isinstance(payload, Message):
-            content_type, body, kind = encode_payload(payload, None, self.codecs.encoding)
-            buffers = self._envelopes.buffers(call.key, reply_to, content_type, body, kind)
+            encoded = self._envelopes.encode(call.key, reply_to, payload, self.codecs.encoding)
             if ttl_ms is not None:
                 header = bytearray()
                 write_header(header, ttl_ms=ttl_ms)
-                buffers.insert(0, bytes(header))
-            call.payload = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+                encoded = b"".join((header, encoded))
+            call.payload = encoded
             return call
         message = build_message(
             payload,
@@ -453,6 +467,8 @@ class Requests:
             max_pending=max_pending,
             keep_waiting=False,
         )
+        # An accepted request only notes that, like a message: the reply follows.
+        sender._own_receipts = PendingCall
         session.add(sender)
         return sender
 
@@ -735,16 +751,22 @@ def check_reply(kind: Any, codecs: Codecs) -> Any:
     Raises:
         TypeError: Replies cannot; the error names the part of *kind* that is not supported.
     """
+    try:
+        return codecs.replies[kind]
+    except (KeyError, TypeError):
+        pass  # Used for the first time; or an annotation that is not hashable.
     if kind is Message:
         return kind
     try:
         decode = codecs.decoding(kind)
     except TypeError as error:
         raise TypeError(f"reply=: {error}") from None
-    return kind if decode is decode_payload else _Decoded(decode, kind)
+    checked = kind if decode is decode_payload else _Decoded(decode, kind)
+    codecs.remember_reply(kind, checked)
+    return checked
 
 
-def result(message: Message, kind: Any) -> Any:
+def result(message: Readable, kind: Any) -> Any:
     """Return the content of a reply as *kind*.
 
     Raises:
@@ -752,10 +774,15 @@ def result(message: Message, kind: Any) -> Any:
         DeadlineExceeded: The reply reports that the node's deadline passed.
         DecodeError: The reply cannot be decoded as *kind*.
     """
-    if message.application_properties:
-        check_answer(message)
-    if kind is Message:
-        return message
+    # A plain message has no application-properties, so it reports no failure.
+    if type(message) is not PlainMessage:
+        message = answer_of(message)
+        if kind is Message:
+            return message
+    elif kind is bytes and (octets := message.octets) is not None:
+        return octets
+    elif kind is Message:
+        return Message.decode(message.payload)
     if type(kind) is _Decoded:
         return kind.decode(message, kind.kind)
     return decode_payload(message, kind)
@@ -774,16 +801,19 @@ def decode_reply(message: Message, kind: Any) -> Any:
     return decode_payload(message, kind)
 
 
-def check_answer(message: Message) -> None:
-    """Check that the reply *message* reports no failure.
+def answer_of(reply: Readable) -> Message:
+    """Return *reply* as a message that reports no failure.
 
     Raises:
         CallFailed: The reply reports that the request failed.
         DeadlineExceeded: The reply reports that the node's deadline passed.
     """
+    if isinstance(reply, PlainMessage):
+        return Message.decode(reply.payload)
+    message = reply
     properties = message.application_properties
     if not properties:
-        return
+        return message
     status = properties.get("statusCode")
     condition = properties.get("errorCondition")
     if condition is not None or (isinstance(status, int) and status >= 300):
@@ -797,3 +827,4 @@ def check_answer(message: Message) -> None:
         raise CallFailed(
             description, condition=None if condition is None else str(condition), info=info
         )
+    return message

@@ -55,7 +55,7 @@ from .codecs import Codecs, Decode, default_codecs
 from .connections import Connection
 from .deliveries import Delivery
 from .home import Home
-from .payloads import decode_payload, has_no_payload
+from .payloads import Readable, decode_payload, has_no_payload
 from .raising import OnError
 from .recording import BatchRecord
 from .resources import Resources
@@ -680,7 +680,7 @@ class Route:
         self,
         binding: RouteBinding,
         delivery: IncomingDelivery,
-        message: Message,
+        message: Readable,
         deadline: Deadline = NO_DEADLINE,
     ) -> Any:
         """Call the handler with one message; the result may have to be awaited or iterated over.
@@ -693,7 +693,8 @@ class Route:
         payload = None if self.payload is None else self._decode(message, self.payload)
         if self.takes_nothing and payload is None and not has_no_payload(message):
             raise DecodeError(f"{self.address!r} takes no argument, and the request has one")
-        return self._call(Context(binding, delivery, message, deadline, payload))
+        whole = message if isinstance(message, Message) else Message.decode(message.payload)
+        return self._call(Context(binding, delivery, whole, deadline, payload))
 
     def open(
         self,

@@ -23,6 +23,7 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
+from ..codec.plain_messages import PlainReader
 from ..codec.sections import PROPERTIES, SECTION_OPENINGS
 from ..errors import LocalProtocolError
 from ..fronts.base import (
@@ -299,10 +300,19 @@ class Workers:
         stats = self.route.stats
         awaits = self.route.awaits
         within = self.trace_within
+        ring = self._ring
         inbox: Inbox | None
         delivery: IncomingDelivery | None
         while True:
-            taken = self._next() if self._ring else None
+            taken = None
+            if ring:
+                # What _next() does, without another call where one link has several messages.
+                inbox = ring[0]
+                waiting = inbox.waiting
+                if len(ring) == 1 and len(waiting) > 1:
+                    taken = inbox, waiting.popleft()
+                else:
+                    taken = self._next()
             if taken is None:
                 # A worker may wait for long, and must not keep its last connection in memory
                 # meanwhile.
@@ -413,6 +423,15 @@ class Workers:
 _PROCESSING: Final = Workers._work_until_cancelled.__code__
 
 
+class RunningRequests:
+    """Number of requests of one connection that are being processed."""
+
+    __slots__ = ("__weakref__", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Inbox:
     """Messages of one link that have not been started; endpoint of the link.
 
@@ -438,6 +457,10 @@ class Inbox:
         self.calls: set[Worker] = set()
         #: Failed messages that are held for the pause before their outcome.
         self.held: dict[IncomingDelivery, Outcome] = {}
+        #: Reads requests that differ in a key and the body only.
+        self.reader = PlainReader()
+        #: Requests of the link's connection that run; None before the first one.
+        self.running: RunningRequests | None = None
         #: Set when the messages that were held have their outcomes, because no more are taken.
         self._unheld: trio.Event | None = None
         observers = binding.container.observers
@@ -458,6 +481,8 @@ class Inbox:
         self.route.stats.links += 1
 
     def on_attached(self, link: ReceivingLink) -> None:
+        # The link may be on another connection than before.
+        self.running = None
         if self._window is not None:
             self._window.opened()
         elif self.workers.shared is not None:
@@ -465,17 +490,19 @@ class Inbox:
             self.workers.rotate_unused_credit()
 
     def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
+        size = 0
         for each in deliveries:
             if type(each.state) is TransactionalState:
                 # The effects of a handler cannot be rolled back, and it must not run before the
                 # discharge.
                 link.detach(Error("amqp:not-implemented", "nodes take part in no transactions"))
                 return
+            size += len(each.payload)
         stats = self.route.stats
         stats.received += len(deliveries)
         self.workers.load += len(deliveries)
         if self._window is not None:
-            self._window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
+            self._window.took(len(deliveries), size)
         elif self.workers.shared is not None:
             self.workers.shared.took(link, len(deliveries))
             self.workers.rotate_unused_credit()

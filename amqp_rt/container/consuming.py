@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..errors import AmqpError, LinkDetached, LinkRefused
-from ..fronts.base import ReceivingLink, SendingLink
+from ..fronts.base import SND_UNSETTLED, ReceivingLink, SendingLink
 from ..outcomes import Error
 from ..termini import Source, Target
 from .engines import EngineSession
@@ -201,7 +201,15 @@ class _Relay:
         self.reply_link = _RelayLink(self)
         for binding in self.bindings.values():
             binding.relay = self.reply_link
-        core.attach_sender(self.name, self.reply_link, source=Source(), target=Target())
+        # Unsettled, so that the peer can reject a reply to an address that does not exist: of a settled one it could
+        # only tell by detaching the link (Anonymous Terminus 1.0 §2.2.2), on which all replies leave.
+        core.attach_sender(
+            self.name,
+            self.reply_link,
+            source=Source(),
+            target=Target(),
+            snd_settle_mode=SND_UNSETTLED,
+        )
 
     def lost(self, error: AmqpError) -> None:
         """Handle the permanent loss of the session or the link."""

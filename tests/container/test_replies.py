@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 import trio
+from brokers import client_of
 from transports import Reach
 
 from amqp_rt.broker import Broker
@@ -912,3 +913,21 @@ async def test_nodes_serve_the_addresses_of_a_peer() -> None:
     assert seen == [0, 1, 2]
     assert [type(each).__name__ for each in outcomes] == ["Accepted", "Rejected", "Accepted"]
     assert (answers[0].body, answers[0].correlation_id, answers[0].to) == (42, 5, "answers")
+
+
+@pytest.mark.req("M41", "A12")
+async def test_a_reply_to_an_unknown_address_holds_up_no_others() -> None:
+    async with Broker("b", volatile=True) as broker:
+        await broker.declare(Queue("echo"))
+        await broker.listen("memory://b")
+        async with (
+            Container("worker", network=broker.container.network) as worker,
+            worker.connect("memory://b", reconnect=None) as served,
+            client_of(broker) as peer,
+            peer.sender("echo") as out,
+        ):
+            await worker.consume(served, [echo])
+            for number in range(3):
+                await out.send(number, reply_to="nowhere", correlation_id=number)
+                assert await peer.call("echo", number, within=5) == number
+            assert broker.stats("echo").accepted == 6

@@ -156,7 +156,10 @@ class Origination:
     def _claim_above(self, epoch: int) -> None:
         if epoch + 1 >= NUMBER_MAX:
             raise NameLost(f"no epoch is left for {self.node!r}: another node used the last one")
-        self.epoch = max(self.epoch, epoch + 1)
+        self.links_changed = self.addresses_changed = True
+        if epoch < self.epoch:
+            # Numbers of this epoch may have been announced already: used again, nobody would take them for news.
+            return
+        self.epoch = epoch + 1
         self._links_seq = self._addresses_seq = 0
         self._announced = {}
-        self.links_changed = self.addresses_changed = True

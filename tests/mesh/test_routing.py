@@ -432,6 +432,32 @@ def test_an_origin_wins_over_what_is_forged_in_its_name(what: str, step: int) ->
     mesh.check_quiet()
 
 
+@pytest.mark.req("P1")
+def test_an_epoch_is_claimed_once_however_often_its_end_is_heard() -> None:
+    """A second record of an earlier start, heard before the links of the new epoch, lets no number be used twice."""
+    mesh = chain("a", "b")
+    mesh.start("c")
+    mesh.offer("a", "before")
+    mesh.run(1)
+    epoch = mesh.engines["a"].own.epoch
+    # The line changes the links of a, which are not announced again so soon; addresses are.
+    mesh.link("a", "c")
+    while "c" not in mesh.engines["a"].database.claims["a"]:
+        mesh.run(0.001)
+    for seq in (100, 101):
+        stale = forged(mesh, "a", epoch=epoch, seq=seq, incarnation=5)
+        mesh.inject("b", "a", encode_record(stale))
+        assert mesh.engines["a"].own.epoch == epoch + 1
+    mesh.offer("a", "after")
+    mesh.run(1)
+    assert mesh.engines["a"].own.epoch == epoch + 1
+    for node in ("a", "b", "c"):
+        for address in ("before", "after"):
+            assert path(mesh, node, address), (node, address)
+    mesh.run(3)
+    mesh.check_quiet()
+
+
 def test_a_node_whose_epochs_are_exhausted_leaves() -> None:
     mesh = chain("a", "b")
     mesh.inject("b", "a", encode_record(forged(mesh, "a", epoch=NUMBER_MAX - 1)))

@@ -232,6 +232,8 @@ class MeshWorld:
         self.meshes: dict[str, Mesh] = {}
         #: Edges that run.
         self.edges: dict[str, Mesh] = {}
+        #: Nodes that have been told to leave, until they are there again.
+        self.leaving: set[str] = set()
         self.stopping = False
         #: Whether nodes say where they listen, so that they dial each other beside their seeds.
         self.dials = self.luck.random() < 0.3
@@ -273,6 +275,7 @@ class MeshWorld:
                     clock=host.clock,
                 ) as mesh:
                     self.boxes[name], self.meshes[name] = box, mesh
+                    self.leaving.discard(name)
                     self._watch(mesh)
                     try:
                         await box.serve()
@@ -374,6 +377,7 @@ class MeshWorld:
             return
         if fault.host in self.boxes:
             self.net.trace.add(f"{fault.host} is to leave")
+            self.leaving.add(fault.host)
             self.boxes[fault.host].stop()
 
     # --- clients -----------------------------------------------------------------------------
@@ -425,9 +429,9 @@ class MeshWorld:
 
     async def caller(self, peer: Connection, luck: Random) -> None:
         """Call, and read streams."""
-        await self._call(peer, luck, peer.new_name("call"))
+        await self._call(peer, luck, peer.new_name("call"), self.books.unhappy)
 
-    async def _call(self, peer: Connection, luck: Random, name: str) -> None:
+    async def _call(self, peer: Connection, luck: Random, name: str, unhappy: list[str]) -> None:
         books = self.books
         address = luck.choice(["price", "price", "far-price"])
         body = books.body(name, address, 0, settled=False)
@@ -437,7 +441,7 @@ class MeshWorld:
             if answer != f"price of {sku}":
                 books.fail(f"{sku!r} was answered with {answer!r}")
         except AmqpError as error:
-            books.unhappy.append(f"call {sku}: {error!r}")
+            unhappy.append(f"call {sku}: {error!r}")
         if luck.random() < 0.3:
             got: list[int] = []
             try:
@@ -447,7 +451,7 @@ class MeshWorld:
                 if got != list(range(40)):
                     books.fail(f"a stream ended without an error after {got}")
             except AmqpError as error:
-                books.unhappy.append(f"stream: {error!r}")
+                unhappy.append(f"stream: {error!r}")
             if got != list(range(len(got))):
                 books.fail(f"rows of a stream are missing or doubled: {got}")
         await trio.sleep(luck.uniform(0.1, 0.6))
@@ -460,11 +464,15 @@ class MeshWorld:
             if member is None or (name in NODES and name not in self.boxes):
                 await trio.sleep(0.1)
                 continue
+            unhappy: list[str] = []
             try:
                 async with member._container.local() as peer:
-                    await self._call(peer, luck, "member")
+                    await self._call(peer, luck, "member", unhappy)
             except AmqpError as error:
-                self.books.unhappy.append(f"member: {error!r}")
+                unhappy.append(f"member: {error!r}")
+            if name not in self.leaving:
+                # A program that stops its container cannot begin anything new with it.
+                self.books.unhappy += unhappy
 
     async def reader(self, peer: Connection, luck: Random) -> None:
         """Read ticks, whose numbers have no gaps while the link stands."""

@@ -76,19 +76,22 @@ class ObservedReceipt(Receipt):
         super().__init__(
             sender, payload, message_format, unfinished=unfinished, transaction=transaction
         )
-        #: The operation that was begun when the message was encoded, just before.
+        #: The operation that was begun when the message was encoded, just before; None once it has ended.
         self.operation = sender.take_begun()
 
     def _settle(self) -> None:
         super()._settle()
-        if self.operation is None:
+        operation = self.operation
+        if operation is None:
             return
+        # Applications may keep receipts for long, and a span is many objects.
+        self.operation = None
         if self.error is not None:
-            self.operation.end(error_of(self.error))
+            operation.end(error_of(self.error))
         elif type(self._outcome) is Accepted:
-            self.operation.end()
+            operation.end()
         else:
-            self.operation.end(error_of_outcome(self._outcome))
+            operation.end(error_of_outcome(self._outcome))
 
 
 class _BarePayload(UnreadMessage):

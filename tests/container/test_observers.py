@@ -14,6 +14,7 @@ from amqp_rt import Container, Delivery, Message, Reject, Retry, node, rpc
 from amqp_rt.broker.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.composing import make_message
+from amqp_rt.container.observed import ObservedReceipt
 from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.sending import Sender
 from amqp_rt.errors import DeliveryRejected, EncodeError
@@ -309,6 +310,21 @@ async def test_a_payload_without_an_encoding_ends_its_operation_and_keeps_the_ob
         ("send orders/ada", EncodeError.default_condition),
         ("send orders/ada", "ok"),
     ]
+
+
+async def test_a_receipt_does_not_keep_the_operation_that_has_ended() -> None:
+    notes = Notes("send")
+    async with (
+        Container("all", nodes=[Application()], observe=[notes]) as all_,
+        all_.local() as peer,
+        peer.sender("orders/ada") as sender,
+    ):
+        receipt = sender.send_nowait(b"good")
+        assert isinstance(receipt, ObservedReceipt)
+        assert receipt.operation is not None
+        await receipt.accepted()
+        assert receipt.operation is None
+    assert notes.ended == [("send orders/ada", "ok")]
 
 
 async def test_each_message_is_begun_once_where_no_operation_follows() -> None:

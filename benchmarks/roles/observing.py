@@ -19,26 +19,82 @@ from amqp_rt.security.access import Access, Rights, Rule
 BATCH = 200
 
 
-def observers_of(how: str) -> list[Any]:
-    """Return the observers of *how*: none for ``off`` and ``metrics``."""
-    if how in ("off", "metrics"):
-        return []
+def provider_of(how: str) -> Any:
+    """Return the provider of tracers of *how*: ``api``, ``unsampled`` or ``sampled``."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
     from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
-
-    from amqp_rt.telemetry.otel import Otel
 
     class Dropping(SpanExporter):
         def export(self, spans: Sequence[Any]) -> SpanExportResult:
             return SpanExportResult.SUCCESS
 
     if how == "api":
-        return [Otel(tracer_provider=trace.NoOpTracerProvider())]
+        return trace.NoOpTracerProvider()
     provider = TracerProvider(sampler=ALWAYS_ON if how == "sampled" else ALWAYS_OFF)
     provider.add_span_processor(SimpleSpanProcessor(Dropping()))
-    return [Otel(tracer_provider=provider)]
+    return provider
+
+
+def observers_of(how: str) -> list[Any]:
+    """Return the observers of *how*: none for ``off`` and ``metrics``."""
+    if how in ("off", "metrics"):
+        return []
+    from amqp_rt.telemetry.otel import Otel
+
+    return [Otel(tracer_provider=provider_of(how))]
+
+
+def spans_by_hand(options: dict[str, Any], say: Any) -> None:
+    """Make the two spans of a message, and record their metrics, by the API of OpenTelemetry alone.
+
+    They have the attributes and the links that :class:`~amqp_rt.telemetry.otel.Otel` gives them. As many of them are open at a
+    time as messages are sent, since the garbage collector looks at all that is. No context is written or read, and nothing is
+    sent.
+    """
+    from opentelemetry import context, metrics, trace
+
+    from amqp_rt.observers import ObservedLink
+    from amqp_rt.telemetry.otel import attributes_of
+
+    tracer = provider_of(options["how"]).get_tracer("by hand")
+    meter = metrics.get_meter("by hand")
+    counter = meter.create_counter("count")
+    histogram = meter.create_histogram("duration")
+    sending = dict(attributes_of(ObservedLink(kind="send", address="bench")))
+    processing = dict(attributes_of(ObservedLink(kind="process", address="bench")))
+    producer, consumer = trace.SpanKind.PRODUCER, trace.SpanKind.CONSUMER
+    say(ready=1)
+    count = 0
+    warm = time.monotonic() + options["warmup"]
+    began = time.process_time()
+    started = None
+    while started is None or time.process_time() - began < options["seconds"]:
+        spans = []
+        for _ in range(BATCH):
+            sent = tracer.start_span("send bench", kind=producer, attributes=sending)
+            spans.append((sent, time.perf_counter()))
+        for sent, _ in spans:
+            written = sent.get_span_context()
+            links = (trace.Link(written),) if written.trace_flags.sampled else ()
+            taken = tracer.start_span(
+                "process bench", kind=consumer, attributes=processing, links=links
+            )
+            since = time.perf_counter()
+            token = context.attach(trace.set_span_in_context(taken))
+            context.detach(token)
+            counter.add(1, processing)
+            histogram.record(time.perf_counter() - since, processing)
+            taken.end()
+        for sent, since in spans:
+            counter.add(1, sending)
+            histogram.record(time.perf_counter() - since, sending)
+            sent.end()
+        count += BATCH
+        if started is None and time.monotonic() >= warm:
+            started, count, began = 1, 0, time.process_time()
+    say(n=count, cpu=time.process_time() - began)
 
 
 def broker_of(*nodes: Any) -> Broker:
@@ -116,6 +172,9 @@ async def observed(options: dict[str, Any], say: Any) -> None:
     body = b"x" * 100
     if options["how"] == "page":
         await pages(options, say)
+        return
+    if options.get("by_hand"):
+        spans_by_hand(options, say)
         return
     async with _open(options["how"], take, double) as both:
         if options["how"] == "metrics":

@@ -334,6 +334,8 @@ main(["observed", "--rounds", "1", "--repeats", "0", "--seconds", "0.2", "--mode
     assert saved["failures"] == {}
     found = {one["metric"]: one["values"] for one in saved["series"]}
     assert found["over_off"][0] > 1
+    assert found["hand_us"][0] > 0
+    assert found["own_us"][0] == pytest.approx(found["span_us"][0] - found["hand_us"][0])
 
 
 @pytest.mark.slow

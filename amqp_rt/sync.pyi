@@ -25,7 +25,6 @@ from amqp_rt.container.composing import MessageFields, MessageProperties
 from amqp_rt.container.connections import State, T
 from amqp_rt.container.container import Hook
 from amqp_rt.container.declaring import NodeDecorator, RpcDecorator, SourceDecorator
-from amqp_rt.container.deliveries import ObservedDelivery
 from amqp_rt.container.doors import DoorArrival
 from amqp_rt.container.entry import SaslPolicy
 from amqp_rt.container.health import ContainerHealth
@@ -56,7 +55,7 @@ from amqp_rt.net.dial import Transport
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.net.proxy_headers import ProxyProtocol
 from amqp_rt.net.tls import ClientTls, ServerTls
-from amqp_rt.observers import LinkObserver, Observer
+from amqp_rt.observers import Observer
 from amqp_rt.outcomes import Error, Outcome
 from amqp_rt.policies import Policy, Retry
 from amqp_rt.security.access import Access
@@ -245,21 +244,21 @@ class LinkHandle:
 class Receipt:
     @property
     def done(self) -> bool: ...
+    def withdraw(self) -> bool: ...
     @property
     def known_outcome(self) -> Outcome | None: ...
     def outcome(self) -> Outcome: ...
     def accepted(self) -> Outcome: ...
-    def withdraw(self) -> bool: ...
 
 class Sender(LinkHandle):
+    @property
+    def pending(self) -> int: ...
     @property
     def target(self) -> Target: ...
     @property
     def credit(self) -> int: ...
     @property
     def starving(self) -> Receipt | None: ...
-    @property
-    def pending(self) -> int: ...
     def send(
         self,
         message: object,
@@ -322,7 +321,6 @@ class Receiver(LinkHandle):
     def suspend(self) -> None: ...
 
 class Delivery:
-    def observed_by(self, observer: LinkObserver) -> ObservedDelivery: ...
     @property
     def message(self) -> Message: ...
     @property

@@ -158,7 +158,7 @@ class Origination:
             raise NameLost(f"no epoch is left for {self.node!r}: another node used the last one")
         self.links_changed = self.addresses_changed = True
         if epoch < self.epoch:
-            # Numbers of this epoch may have been announced already: used again, nobody would take them for news.
+            # Numbers of this epoch may have been announced already: used again, they would be no news to others.
             return
         self.epoch = epoch + 1
         self._links_seq = self._addresses_seq = 0

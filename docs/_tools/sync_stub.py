@@ -33,17 +33,22 @@ CLASSES = {
     "broker.broker": ["Broker"],
     "mesh.mesh": ["Mesh"],
 }
+#: Class → the module and the class of its compiled steps, a base whose public members are shown as its own.
+STEPS = {
+    "Receipt": ("container.submitting", "ReceiptSteps"),
+    "Sender": ("container.submitting", "SenderSteps"),
+}
 #: Names for use between the modules only, which the stub omits.
 # fmt: off
 INSIDE = frozenset({
     "abandon", "accept", "add", "add_host", "admitted", "attach", "begin", "begin_stream",
     "closing", "connection_nursery", "consume", "default_session", "deliver", "done", "encode",
     "end", "end_pause", "end_stream", "engine", "engine_over", "fail", "finish", "follow",
-    "forget_session", "freed", "give_up", "going", "handle", "link", "listener_nursery", "lose",
-    "lost", "lost_error", "may_be_replaced", "move", "new_name", "on_attached", "on_credit",
+    "forget_session", "freed", "give_up", "going", "handle", "keep", "link", "listener_nursery", "lose",
+    "lost", "lost_error", "may_be_replaced", "move", "new_name", "observed_by", "on_attached", "on_credit",
     "on_data", "on_detached", "on_flow", "on_outcomes", "on_settled", "refuse_if_closed", "remove",
     "restart", "retire", "retract_outcome", "returns", "run", "run_async", "say", "session_for_tokens", "start",
-    "start_connection", "start_handler", "state", "submit", "wait_settled", "withdraw",
+    "start_connection", "start_handler", "state", "submit", "submit_run", "wait_settled", "withdraw",
 })
 # fmt: on
 #: Class → names that are public in it although they are in INSIDE, or special methods to include.
@@ -103,11 +108,24 @@ def is_public(owner: str, name: str) -> bool:
     ) and name not in INSIDE
 
 
+def steps_of(name: str) -> list[ast.stmt]:
+    """Return the members of the compiled base of a class."""
+    if name not in STEPS:
+        return []
+    module, base = STEPS[name]
+    text = (ROOT / "amqp_rt" / f"{module.replace('.', '/')}.py").read_text("utf-8")
+    return next(
+        each.body
+        for each in ast.parse(text).body
+        if isinstance(each, ast.ClassDef) and each.name == base
+    )
+
+
 def reduced(node: ast.ClassDef) -> ast.ClassDef:
     """Return the public part of a class; its constructor only if users call it."""
     body: list[ast.stmt] = []
     names = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
-    for each in node.body:
+    for each in [*steps_of(node.name), *node.body]:
         if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if not is_public(node.name, each.name):

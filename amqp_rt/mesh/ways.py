@@ -67,14 +67,14 @@ class Ways:
             for each in found
         ]
 
-    def at(self, node: str) -> list[MeshRoute]:
-        """Return the way to *node*, for an address there that no record lists."""
+    def at(self, node: str, *, back: bool = False) -> list[MeshRoute]:
+        """Return the way to *node*, *back* of replies, for an address there that no record lists."""
         paths = self.engine.paths()
         path = paths.path(node)
         if path is None:
             # An edge is reached by its uplinks, which lead on to it.
             return self.engine.lookup(f"{MESH}/{node}")
-        if self._is_direct(node):
+        if self._is_direct(node, back=back):
             path = (node,)
         return [MeshRoute(node, Offer(TAKES, "closest"), paths.costs[node], path, "")]
 
@@ -98,7 +98,7 @@ class Ways:
         """Return the ids to pass with replies to *node*, an edge or not; None if it is out of reach."""
         if self._is_direct(node, back=True):
             return (node,)
-        found = self._over_uplink() if self.engine.edge else self.at(node)
+        found = self._over_uplink() if self.engine.edge else self.at(node, back=True)
         return (found[0].path or (self.node,)) if found else None
 
     def urls_of(self, node: str) -> tuple[str, ...]:

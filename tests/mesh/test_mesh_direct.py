@@ -230,6 +230,29 @@ async def test_two_that_dial_each_other_have_a_connection_each(autojump_clock: M
                     assert not through(made)
 
 
+async def test_replies_do_not_take_the_connection_for_requests_the_other_way(
+    autojump_clock: MockClock,
+) -> None:
+    async with three() as made:
+        for name in "AC":
+            serve(made, name, f"price-{name}")
+        await made.meshes["A"].reachable("price-C")
+        await made.meshes["C"].reachable("price-A")
+        async with (
+            client(made.urls["A"], "a", network=made.network) as one,
+            client(made.urls["C"], "c", network=made.network) as other,
+        ):
+            while direct(made) != ["C"]:
+                await one.call("price-C", "x", reply=str, within=1)
+                await trio.sleep(0.1)
+            # A has this connection for its own links; the one from C, which would lead back, is not there.
+            assert returns(made, "A") == []
+            for number in range(3):
+                answer = await other.call("price-A", f"{number}", reply=str, within=1)
+                assert answer == f"{number}: A"
+            assert returns(made, "A") == []
+
+
 async def test_another_member_at_the_url_keeps_its_connection(autojump_clock: MockClock) -> None:
     """D announces a URL at which C answers, such as one of a balancer; A connects with C alone."""
     async with three() as made:

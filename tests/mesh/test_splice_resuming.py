@@ -179,7 +179,7 @@ class Talk:
     def busy(self) -> bool:
         """Return whether anything is on its way."""
         return any(self._queues.values()) or any(
-            engine._dirty or engine._queued or engine._output
+            engine._dirty or engine._queued or engine.output
             for joint in self.chain.joints
             for engine in (joint.client, joint.server)
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import trio
 from trio.lowlevel import reschedule
@@ -21,6 +21,9 @@ from ..message import Message
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Outcome, Received
 from ..transactions import TransactionalState
 from .links import Stage, refusal
+
+#: Messages that are gathered for one run: what a link has no room for is gathered again when it has.
+_RUN_MESSAGES: Final = 64
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -267,17 +270,19 @@ class SenderSteps:
         run = getattr(self._raw, "send_run", None)
         if run is None:
             return
-        receipts: list[ReceiptSteps] = []
-        payloads: list[Payload] = []
-        for receipt in islice(queue, self._raw.credit):
-            if receipt.message_format or receipt.unfinished or receipt.transaction is not None:
-                break
-            receipts.append(receipt)
-            payloads.append(receipt.payload)
-        raws = run(payloads, receipts, self._settled)
-        for _ in raws:
-            queue.popleft()
-        self._have_left(receipts, raws)
+        left = _RUN_MESSAGES
+        while left == _RUN_MESSAGES:
+            receipts: list[ReceiptSteps] = []
+            payloads: list[Payload] = []
+            for receipt in islice(queue, min(self._raw.credit, _RUN_MESSAGES)):
+                if receipt.message_format or receipt.unfinished or receipt.transaction is not None:
+                    break
+                receipts.append(receipt)
+                payloads.append(receipt.payload)
+            raws = run(payloads, receipts, self._settled)
+            for _ in raws:
+                queue.popleft()
+            left = self._have_left(receipts, raws)
 
     def _have_left(self, receipts: list[ReceiptSteps], raws: list[Any]) -> int:
         """Note that the first of *receipts* have left as *raws*; return how many."""

@@ -434,6 +434,18 @@ async def test_messages_behind_one_that_is_too_large_are_not_sent() -> None:
     assert bodies(far) == [0, 1, 4, 5]
 
 
+async def test_many_that_wait_for_credit_leave_in_order_at_once() -> None:
+    far = FarEnd(settle=ACCEPTED)
+    async with connected(far) as peer, peer.sender("q") as out:
+        receipts = [out.send_nowait(number) for number in range(200)]
+        for left in (70, 0):
+            far.link.grant(out.pending - left)
+            await far.until(lambda: out.pending == left)  # noqa: B023
+        for receipt in receipts:
+            await receipt.accepted()
+    assert bodies(far) == list(range(200))
+
+
 async def test_messages_that_wait_for_credit_leave_in_order_with_those_that_are_not_plain() -> None:
     far = FarEnd(settle=ACCEPTED)
     async with connected(far) as peer, peer.sender("q") as out:

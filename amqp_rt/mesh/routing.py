@@ -599,7 +599,11 @@ class RoutingEngine:
         return mark_of(self.node, Version(known.epoch, 0, known.addresses))
 
     def _send_versions(self, line: Adjacency, now: float) -> None:
-        versions = self.database.versions(line.node)
+        # Our lines as they are, not as announced, and no reach of before: a record that came just before this line was up is
+        # not flooded to it, and would be missing there until the digests are compared.
+        ours = {each.node: each.cost for each in self._neighbours()}
+        reach = within_reach({**self.database.claims, self.node: ours}, self.node)
+        versions = self.database.versions(line.node, *reach)
         for names in portions(versions, self._limits):
             digest = Digest({name: versions[name] for name in names})
             self._send(line, encode_record(digest), now)

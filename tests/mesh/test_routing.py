@@ -458,6 +458,30 @@ def test_an_epoch_is_claimed_once_however_often_its_end_is_heard() -> None:
     mesh.check_quiet()
 
 
+@pytest.mark.req("P1")
+def test_a_line_that_comes_up_is_told_of_links_that_came_just_before() -> None:
+    """They are not flooded to it any more, and what is within reach is computed, and our own links are announced, later."""
+    engine = routing.RoutingEngine("d", 1, wall_s=1, now=0)
+    engine.connect("c", 2, now=0)
+    engine.connect("a", 3, now=0)
+
+    def hello(node: str, incarnation: int, *, heard: int) -> bytes:
+        return encode_record(Hello(node, incarnation, heard, 250, 0, 0, False))
+
+    engine.receive("a", hello("a", 3, heard=0), now=0.01)
+    engine.receive("c", hello("c", 2, heard=1), now=0.01)
+    links = Links("c", 1, 2, 7, "", False, (), {"d": 1})
+    engine.receive("c", encode_record(links), now=0.02)
+    told = [
+        record.versions
+        for each in engine.receive("a", hello("a", 3, heard=1), now=0.02)
+        if isinstance(each, routing.Send)
+        and each.peer == "a"
+        and isinstance(record := decode_record(each.data, Limits()), Digest)
+    ]
+    assert [versions["c"].links for versions in told] == [7]
+
+
 def test_a_node_whose_epochs_are_exhausted_leaves() -> None:
     mesh = chain("a", "b")
     mesh.inject("b", "a", encode_record(forged(mesh, "a", epoch=NUMBER_MAX - 1)))

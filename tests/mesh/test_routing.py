@@ -77,7 +77,14 @@ def test_the_lowest_id_decides_about_the_distribution() -> None:
 
 
 @pytest.mark.req("P1")
-@pytest.mark.parametrize("count", [50, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count",
+    [
+        50,
+        pytest.param(100, marks=pytest.mark.slow),
+        pytest.param(200, marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
+)
 def test_a_mesh_converges_after_failures_and_restarts(count: int) -> None:
     mesh = Mesh(count)
     names = mesh.graph(count, 8 if count == 50 else 4)

@@ -355,7 +355,7 @@ def seeds_of(brief_run: bool, long_run: bool) -> Callable[[int, int], range]:
 @pytest.mark.req("A22", "A23", "B7", "B13", "R1")
 def test_seeds(seeds_of: Callable[[int, int], range]) -> None:
     """Queues, transactions, logs and links that are resumed."""
-    check_seeds(trade, seeds_of(120, 10_000))
+    check_seeds(trade, seeds_of(60, 10_000))
 
 
 @pytest.mark.slow

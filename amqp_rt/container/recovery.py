@@ -603,6 +603,11 @@ class Dialler:
             return
         self._redirects = 0
         if connection.stood:
+            silent = error is not None and error.condition == "amqp:resource-limit-exceeded"
+            if silent and url is self._urls[0]:
+                # A peer whose process or machine has stopped may still accept connections, and answers none of them:
+                # the other URLs come first. A peer that has closed for this condition takes no more of this client.
+                self._urls.rotate(-1)
             return
         if error is None:
             raise ConnectFailed(f"{url} closed the connection at once")

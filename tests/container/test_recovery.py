@@ -531,6 +531,21 @@ async def test_a_peer_that_falls_silent_is_lost(
     assert far.dialled == ["far", "far"]
 
 
+@pytest.mark.req("X25")
+async def test_after_a_silent_peer_the_next_url_is_tried_first(
+    nursery: trio.Nursery, autojump_clock: Clock
+) -> None:
+    far = FarEnd()
+    for name in ("a", "b"):
+        await nursery.start(far.listen, name)
+    async with client(far, "a", "b", limits=Limits(idle_timeout_s=10)) as peer:
+        far.mute()
+        await until(peer, "recovering")
+        await peer.wait_open()
+    # A stopped process still accepts connections, so that dialling "a" would take all of *within*.
+    assert far.dialled == ["a", "b"]
+
+
 # --- deliveries in flight --------------------------------------------------------------------
 
 

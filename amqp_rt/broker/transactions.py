@@ -122,6 +122,11 @@ class Transaction:
         self._after_return: list[Callable[[], None]] = []
 
     @property
+    def name(self) -> str:
+        """Number of the transaction, by which operators find it."""
+        return str(int.from_bytes(self.id, "big"))
+
+    @property
     def posts(self) -> int:
         """Number of messages posted."""
         return len(self._posts) + self._held_messages
@@ -780,9 +785,10 @@ class Transactions:
         """Return the transactions that are open, each after its control link, the oldest first."""
         return [(cast("ControlEndpoint", each.control).link, each) for each in self._open.values()]
 
-    def oldest(self) -> Transaction | None:
-        """Return the transaction that has been open for the longest time; None if none is open."""
-        return next(iter(self._open.values()), None)
+    def oldest(self) -> tuple[ReceivingLink, Transaction] | None:
+        """Return the transaction that has been open for the longest time, after its control link; None if none is open."""
+        found = next(iter(self._open.values()), None)
+        return None if found is None else (cast("ControlEndpoint", found.control).link, found)
 
     def overdue(self) -> list[Callable[[], None]]:
         """Return a function for each overdue transaction that rolls it back.

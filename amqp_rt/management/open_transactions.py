@@ -90,7 +90,7 @@ class TransactionCollection(UnchangeableEntities):
 
     def _find(self, name: str, virtual_host: str) -> tuple[ReceivingLink, Transaction] | None:
         for link, each in self._transactions.all_open():
-            if _name_of(each) == name and link.peer.virtual_host == virtual_host:
+            if each.name == name and link.peer.virtual_host == virtual_host:
                 return link, each
         return None
 
@@ -102,7 +102,7 @@ class TransactionCollection(UnchangeableEntities):
             state = "rolled back"
         left = transaction.deadline - self._transactions.monotonic()
         return TransactionEntity(
-            name=_name_of(transaction),
+            name=transaction.name,
             connection=connection,
             container_id=link.peer.container_id,
             user=link.peer.user,
@@ -112,7 +112,3 @@ class TransactionCollection(UnchangeableEntities):
             age_s=round(self._transactions.limits.transaction_s - left, 3),
             error=None if transaction.error is None else transaction.error.description,
         )
-
-
-def _name_of(transaction: Transaction) -> str:
-    return str(int.from_bytes(transaction.id, "big"))

@@ -196,10 +196,14 @@ class StuckWatch:
             yield _Lasting("commit", journal, journal.commit_began, COMMIT_S, "commit of the store")
         limit_s = services.limits.transaction_s
         behind_s = now - services.clock.monotonic()
-        transaction = services.transactions.oldest()
-        if transaction is not None:
+        oldest = services.transactions.oldest()
+        if oldest is not None:
+            link, transaction = oldest
             began = transaction.deadline - limit_s + behind_s
-            text = f"transaction {transaction.id.hex()}, rolled back after {limit_s:g} s"
+            text = (
+                f"transaction {transaction.name} of {link.peer.container_id!r:.100} at {link.peer.address}, "
+                f"rolled back after {limit_s:g} s"
+            )
             yield _Lasting("transaction", transaction, began, limit_s / 2, text)
         # Prepared branches outlive the process, so that their age is one of the wall clock.
         ahead_s = services.clock.wall() - now

@@ -262,10 +262,14 @@ async def test_an_old_transaction(autojump_clock: Any, caplog: pytest.LogCapture
                 assert found.lines == []
                 await trio.sleep(25)
                 assert found.count("transaction") == 1
+                asked = [each async for each in peer.management().query("amqp_rt.transaction")]
             await trio.sleep(20)
             assert found.count("transaction") == 0
     (line,) = found.of("transaction")
     assert "rolled back after 60 s" in line
+    # Operators find the transaction by its name, and its client.
+    (entity,) = asked
+    assert f"transaction {entity['name']} of {entity['container_id']!r} at " in line
 
 
 async def test_a_handler_and_the_line_where_it_waits(

@@ -208,7 +208,7 @@ class Broker(TrioBlock):
         self.host = BrokerHost(
             limits=self.container.limits,
             clock=clock,
-            auto_create=_creator(auto_create),
+            auto_create=self._creator(auto_create),
             journal=None if kept is None else Journal(kept, executor),
             volatile=volatile,
             virtual_hosts=virtual_hosts,
@@ -302,6 +302,22 @@ class Broker(TrioBlock):
             if (route := self.container.nodes.handler_at(address, sends=sends)) is not None:
                 return route
         return None
+
+    def _creator(self, patterns: Collection[str]) -> Callable[[str], Declaration | None] | None:
+        """Return the function that declares nodes on first use, None without patterns.
+
+        Raises:
+            AmqpError: A pattern is not KIND:PATTERN with a known kind.
+        """
+        create = _creator(patterns)
+        if create is None:
+            return None
+
+        def create_without_handler(address: str) -> Declaration | None:
+            # Messages of protocols without links reach the broker first, and would wait in a queue unread.
+            return None if self._handler_at(address) is not None else create(address)
+
+        return create_without_handler
 
     def _check_route(self, route: Route) -> None:
         """Refuse the handler of *route* if it would receive the messages sent to a node of the broker.

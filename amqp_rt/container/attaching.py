@@ -10,6 +10,7 @@ from typing import Final, TypeAlias, cast
 
 import trio
 
+from ..addresses import REPLY_TO, is_direct_reply
 from ..errors import AmqpError
 from ..fronts.base import RCV_FIRST, SENDER, Host, LinkConnection, ReceivingLink, SendingLink
 from ..loglimit import log_refusal
@@ -332,11 +333,19 @@ class Attaching:
         terminus: Source | Target,
     ) -> None:
         link.asked = None if terminus.dynamic else terminus.address
+        if _sends(link) and terminus.dynamic and REPLY_TO in terminus.capabilities:
+            # Before all hosts: a broker would create a queue.
+            self._replies.attach_direct(cast("SendingLink", link))
+            return
         profile: Profile | None = link.peer.profile
         address = terminus.address = address_for(link.peer, terminus.address or "") or None
         if profile is not None and any(host.attach(link) for host in profile.hosts):
             return
         if any(host.attach(link) for host in self.first_hosts):
+            return
+        if address and is_direct_reply(address):
+            # Before the nodes: the pattern of one may match any address.
+            self._place_at_created(link, address)
             return
         if address:
             try:
@@ -360,13 +369,9 @@ class Attaching:
                     terminus,
                 )
                 return
-            made = self._replies.dynamic.get(address)
-            if made is not None and isinstance(terminus, Target):
+            if address in self._replies.dynamic and isinstance(terminus, Target):
                 # Before the other hosts: a broker may create a queue at whatever address it is asked for.
-                receiving = cast("ReceivingLink", link)
-                receiving.accept(
-                    Forward(self._home, made, receiving), target=Target(address=address)
-                )
+                self._place_at_created(link, address)
                 return
         if any(host.attach(link) for host in self._home.hosts if host not in self.first_hosts):
             return
@@ -376,6 +381,15 @@ class Attaching:
             self._replies.attach_dynamic(cast("SendingLink", link))
         else:
             self._refuse(link, self._no_such(address))
+
+    def _place_at_created(self, link: ReceivingLink | SendingLink, address: str) -> None:
+        """Accept or refuse a link to *address*, at which there can only be a link for which we created it."""
+        made = self._replies.dynamic.get(address)
+        if made is None or _sends(link):
+            self._refuse(link, self._no_such(address))
+            return
+        receiving = cast("ReceivingLink", link)
+        receiving.accept(Forward(self._home, made, receiving), target=Target(address=address))
 
     def _serve_link(
         self, binding: RouteBinding, workers: Workers, terminus: Source | Target

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeAlias
 
+from ..addresses import is_direct_reply
 from ..events import Peer
 from ..fronts.base import SENDER, Host, ReceivingLink, SendingLink
 from ..outcomes import Error
@@ -103,8 +104,12 @@ class Permissions:
         return self.management_open or (profile is not None and profile.management_open)
 
     def _is_dynamic(self, peer: Peer, address: str) -> bool:
-        return address in self._created or any(
-            host.is_dynamic(address, peer.virtual_host) for host in self._hosts
+        # An address of direct replies is still one after its link has ended, or if another member of a mesh has it:
+        # nothing else can be there, and a service that answers too late does not lose its channel for that.
+        return (
+            address in self._created
+            or is_direct_reply(address)
+            or any(host.is_dynamic(address, peer.virtual_host) for host in self._hosts)
         )
 
     def decide_link(
@@ -149,7 +154,11 @@ class Permissions:
         if self.authorize is None:
             return True
         try:
-            return bool(await self.authorize(peer, self.own_name(peer, address), role))
+            name = self.own_name(peer, address)
+            if role == "sender" and is_direct_reply(name):
+                # A peer that knows such an address received it in order to answer.
+                return True
+            return bool(await self.authorize(peer, name, role))
         except Exception:
             log.exception("authorize failed for %r", address)
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
+from ..addresses import is_direct_reply
 from ..errors import DecodeError
 from ..fronts.base import Host, IncomingDelivery, LinkConnection, ReceivingEndpoint, ReceivingLink
 from ..outcomes import Error, Rejected
@@ -211,6 +212,9 @@ class Relay:
             endpoint = host.relay(address, self._link)
             if endpoint is not None:
                 return endpoint
+        if is_direct_reply(address):
+            # Before the nodes: the pattern of one may match any address.
+            return self._created.get(address) or Error("amqp:not-found", f"{address!r} is gone")
         try:
             found = self._nodes.find(address)
         except ValueError as error:

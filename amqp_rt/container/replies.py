@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
+from ..addresses import REPLY_TO
 from ..errors import AmqpError, DeadlineExceeded, DecodeError, LinkDetached, LocalProtocolError
 from ..fronts.base import (
     SND_MIXED,
@@ -33,9 +34,10 @@ from ..fronts.base import (
     ReceivingLink,
     SendingLink,
 )
+from ..fronts.links import FrontReceivingLink
 from ..message import MESSAGE_FORMAT, Message, MessageId, Properties
 from ..observers import NO_TRACE
-from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected
+from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected, rejected
 from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
 from ..trace_context import TRACE_OCTETS, with_trace
@@ -206,7 +208,32 @@ class ReplyLink:
             relayed.send(link)
 
     def __repr__(self) -> str:
-        return f"<ReplyLink {self.address!r}, {len(self._pending)} waiting>"
+        return f"<{type(self).__name__} {self.address!r}, {len(self._pending)} waiting>"
+
+
+class DirectReplyLink(ReplyLink):
+    """Reply link with an address of RabbitMQ's direct replies.
+
+    Its receiver has unlimited credit: while it takes no message, it does not read. Publishers of protocols without
+    credit cannot be held back, and their confirms and commits would wait for such a receiver; their messages are
+    refused instead of waiting here.
+    """
+
+    def forward(self, delivery: IncomingDelivery, window: CreditWindow) -> None:
+        link = self.link
+        if (
+            isinstance(delivery.link, FrontReceivingLink)
+            and link is not None
+            and not (link.credit and link.writable)
+        ):
+            # The address leads nowhere at present: protocols with exchanges return or drop such a message.
+            settle_if_open(
+                delivery,
+                rejected("amqp:not-found", f"the receiver at {self.address!r} does not read"),
+            )
+            window.freed(1, len(delivery.payload))
+        else:
+            super().forward(delivery, window)
 
 
 class _Follower(Protocol):
@@ -400,11 +427,20 @@ class Replies:
 
     def attach_dynamic(self, link: SendingLink) -> None:
         """Create an address for *link*, hard to guess, that exists as long as the link."""
-        asked = link.source or Source()
         address = self.prefix + "/".join(
             (link.peer.container_id[:64], link.name[:64], token_urlsafe(16)),
         )
-        reply_link = ReplyLink(self, address)
+        self._attach_created(link, ReplyLink(self, address))
+
+    def attach_direct(self, link: SendingLink) -> None:
+        """Create an address as clients of RabbitMQ know them for *link*, which exists as long as the link."""
+        # Such an address has no more than 255 octets in other protocols.
+        address = f"{REPLY_TO}.{self.prefix}{token_urlsafe(24)}"
+        self._attach_created(link, DirectReplyLink(self, address))
+
+    def _attach_created(self, link: SendingLink, reply_link: ReplyLink) -> None:
+        asked = link.source or Source()
+        address = reply_link.address
         self.links.add(reply_link)
         self.dynamic[address] = reply_link
         link.accept(

@@ -13,7 +13,7 @@ from ..errors import LinkDetached, LocalProtocolError
 from ..termini import Source, Target
 from .fans import ABSENT_S
 from .hops import LegUse
-from .ways import Ways
+from .ways import Ways, node_of
 
 #: Seconds between two attempts to open a link.
 _RETRY_S: Final = 0.1
@@ -50,7 +50,8 @@ class RemoteReplies:
                 self._links[address] = known
                 return known[0]
             self._replace(known[0])
-        path = ways.path_back(address.split("/", 2)[1])
+        node = node_of(address)
+        path = None if node is None else ways.path_back(node)
         if path is None:
             return None
         link = ReplyLink(self._replies, address)

@@ -16,7 +16,15 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from ..addresses import EXCHANGES, LEAVING, address_of, wild_match, wild_parts
+from ..addresses import (
+    EXCHANGES,
+    LEAVING,
+    REPLY_TO,
+    address_of,
+    is_direct_reply,
+    wild_match,
+    wild_parts,
+)
 from ..config_files import SettingsError, mistake, read_settings, suggestion
 from ..events import Peer
 from ..outcomes import Error
@@ -364,6 +372,8 @@ def reserved(address: str) -> str:
         return f"{address!r} is the broker's own"
     if address.startswith(EXCHANGES):
         return f"{address!r} is the address of an exchange"
+    if address == REPLY_TO or is_direct_reply(address):
+        return f"{address!r} is for replies to requests"
     if address.startswith(LEAVING):
         return f"{address!r} is that of a queue that was deleted"
     if address_of(address) != address:

@@ -14,6 +14,7 @@ import trio
 from brokers import client_of
 from transports import Reach
 
+from amqp_rt.addresses import REPLY_TO
 from amqp_rt.broker import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.connections import Connection
@@ -105,6 +106,44 @@ async def test_reply_addresses_are_hard_to_guess_and_the_owners() -> None:
         await receivers[0].close()
         with pytest.raises(LinkRefused):
             await peer.sender(address).wait_attached()
+
+
+async def test_direct_replies_have_addresses_of_the_container_also_beside_a_broker() -> None:
+    """The address that fronts ask for, whose form clients of RabbitMQ know: nothing else can be there."""
+    async with Broker(auto_create=["queue:*"]) as broker:
+        await broker.listen("memory://b")
+        broker.container.rpc("echo")(echo)
+        async with client_of(broker) as peer, client_of(broker, "other") as other:
+            direct = peer.receiver(dynamic=True, capabilities=(Symbol(REPLY_TO),))
+            await direct.wait_attached()
+            address = str(direct.address)
+            assert address.startswith(f"{REPLY_TO}.")
+            assert direct.source.dynamic
+            async with peer.sender("echo") as out:
+                await out.send(Message("a", reply_to=address, message_id="1"))
+            assert (await direct.receive()).body == "a"
+            # Messages of 1.0 wait for the credit of the receiver.
+            async with other.sender(address) as out, other.sender() as relay:
+                for number in range(20):
+                    out.send_nowait(number)
+                relay.send_nowait(Message("b", to=address))
+                bodies = []
+                for _ in range(21):
+                    delivery = await direct.receive()
+                    bodies.append(delivery.body)
+                    delivery.accept()
+            assert set(bodies) == {*range(20), "b"}
+            await direct.close()
+            for attach in (other.sender, other.receiver):
+                for each in (address, REPLY_TO):
+                    with pytest.raises(LinkRefused, match="not-found"):
+                        await attach(each).wait_attached()
+            async with other.sender() as relay:
+                with pytest.raises(DeliveryRejected, match="not-found"):
+                    await relay.send(Message("c", to=address))
+            with pytest.raises(AmqpError, match="is for replies to requests"):
+                await broker.declare(Queue(address))
+            assert [each.name for each in broker.nodes()] == []
 
 
 @pytest.mark.req("G1")

@@ -67,7 +67,7 @@ class Channel(BaseChannel):
         window = DeliveryWindow()
         writer = DeliveryWriter(session, window)
         routes = Routes(session, execution)
-        replies = DirectReplies(session, window)
+        replies = DirectReplies(session, execution, window, writer)
         confirms = Confirms(session)
         declarations = Declarations(session, execution, routes)
         consumers = Consumers(session, execution, window, writer, declarations, replies)

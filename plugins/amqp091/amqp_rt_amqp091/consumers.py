@@ -6,6 +6,7 @@ import secrets
 from functools import partial
 from typing import Final
 
+from amqp_rt.addresses import REPLY_TO
 from amqp_rt.fronts import AmqpError, Error, Source, Symbol, Timestamp, Topology
 from amqp_rt.fronts.links import REQUEUED
 
@@ -16,7 +17,7 @@ from .deliveries import DeliveryWriter
 from .execution import Execution
 from .faults import Fault
 from .links import SendingLink
-from .replies import REPLY_TO, DirectReplies
+from .replies import DirectReplies
 from .sessions import Session
 from .values import Seconds
 from .window import DeliveryWindow
@@ -35,7 +36,7 @@ class Consumers:
         window: The bounds that the consumers share.
         writer: Writes their messages.
         declarations: Has the queue declared last.
-        replies: The consumer of replies to requests, which has no link.
+        replies: The consumer of replies to requests.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Consumers:
         """Offer every consumer of the channel the credit it has now."""
         for link in list(self._by_tag.values()):
             link.offer_credit()
+        self.replies.offer_credit()
 
     def after_settling(self, link: SendingLink) -> None:
         """Offer *link* the credit that became free, or end it if it was cancelled and is done."""

@@ -9,14 +9,15 @@ from collections.abc import Generator
 from functools import partial
 from typing import Final
 
-from amqp_rt.fronts import AmqpError, Exchange, QueueDeclaration, Topology
+from amqp_rt.addresses import REPLY_TO, is_direct_reply
+from amqp_rt.fronts import AmqpError, Error, Exchange, QueueDeclaration, Target, Topology
+from amqp_rt.fronts.links import FrontReceivingLink
 
 from . import faults
 from . import methods as m
 from .execution import Execution
 from .faults import Fault
 from .messages import to_arguments
-from .replies import REPLY_TO
 from .routes import Routes
 from .sessions import Session
 
@@ -120,16 +121,48 @@ class Declarations:
 
     def declare_queue(self, method: m.QueueDeclare) -> None:
         """Create a queue, or check that there is one like it, and answer with its counts."""
-        if method.queue == REPLY_TO or method.queue.startswith(f"{REPLY_TO}."):
-            # A client checks whether the address of a requester still accepts replies.
-            replies = self.session.engine.replies
-            if method.queue != REPLY_TO and method.queue not in replies:
-                raise Fault(faults.NOT_FOUND, "the consumer of that reply address has gone")
-            if not method.no_wait:
-                self.session.write(m.QueueDeclareOk(queue=method.queue, consumer_count=1))
+        if method.queue == REPLY_TO:
+            self._answer_for_replies(method)
+            return
+        if is_direct_reply(method.queue):
+            self._find_replies(method)
             return
         name = self.queue_named(method.queue) if method.passive else method.queue
         self.routes.when_stored(name, method, partial(self._declare_queue, name, method))
+
+    def _answer_for_replies(self, method: m.QueueDeclare) -> None:
+        if not method.no_wait:
+            self.session.write(m.QueueDeclareOk(queue=method.queue, consumer_count=1))
+
+    def _find_replies(self, method: m.QueueDeclare) -> None:
+        """Check for a client whether a requester still accepts replies, which may be at another member of a mesh.
+
+        A link can be attached to its address as long as it does.
+        """
+        session = self.session
+        link = FrontReceivingLink(
+            session,
+            session.engine,
+            session.link_name("declare-replies"),
+            Target(address=method.queue),
+        )
+        link.on_answer = partial(self._found_replies, method, link)
+        self.execution.held_up = True
+        session.request(link)
+
+    def _found_replies(
+        self, method: m.QueueDeclare, link: FrontReceivingLink, refused: Error | None
+    ) -> None:
+        session = self.session
+        if session.ended:
+            return
+        session.drop(link)
+        if refused is not None:
+            fault = Fault(faults.NOT_FOUND, "the consumer of that reply address has gone")
+            session.fail(fault, method)
+            return
+        self._answer_for_replies(method)
+        self.execution.resume()
 
     def _declare_queue(self, name: str, method: m.QueueDeclare) -> None:
         if method.passive:

@@ -36,7 +36,6 @@ from .frames import FRAME_MIN_SIZE, METHOD, PROTOCOL_HEADER, Frame
 from .lifecycle import TRANSITIONS, Stage, Transitions
 from .links import OutgoingDelivery, SendingLink
 from .recent import Recents
-from .sessions import Reply
 
 _CAPABILITIES: Final = {
     "publisher_confirms": True,
@@ -56,15 +55,11 @@ class Engine(Connection, GatheringEngine[SendingLink, OutgoingDelivery]):
 
     transitions: ClassVar[Transitions] = TRANSITIONS
 
-    def __init__(
-        self, options: ServerOptions, replies: dict[str, Reply], recents: Recents, now: float
-    ) -> None:
+    def __init__(self, options: ServerOptions, recents: Recents, now: float) -> None:
         peer = Peer(address=options.address, protocol="amqp0-9-1")
         super().__init__(options.limits, peer, Stage.HEADER, now)
         self.options = options
         self.topology: Topology | None = None
-        #: Consumers of direct replies, by address; shared by all connections of the front.
-        self.replies = replies
         self.recents = recents
         #: Consumers that have credit but no room in the output, or in this turn.
         self.thirsty: dict[SendingLink, None] = {}

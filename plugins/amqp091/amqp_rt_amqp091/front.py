@@ -8,7 +8,6 @@ from amqp_rt.fronts.tracing import ClientSecretsTracing
 from .engine import Engine
 from .frames import PROTOCOL_HEADER
 from .recent import Recents
-from .sessions import Reply
 from .tracing import ClientMask, FrameNames
 
 TRACINGS[PROTOCOL_HEADER] = ClientSecretsTracing(ClientMask, FrameNames)
@@ -27,10 +26,8 @@ class Front:
     preferred_header = PROTOCOL_HEADER
 
     def __init__(self) -> None:
-        #: Consumers of direct replies, by address, of all connections.
-        self._replies: dict[str, Reply] = {}
         self._recents = Recents()
 
     def server(self, options: ServerOptions, now: float) -> Engine:
         """Create the engine for a connection that a client opened."""
-        return Engine(options, self._replies, self._recents, now)
+        return Engine(options, self._recents, now)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from amqp_rt.addresses import REPLY_TO
 from amqp_rt.fronts import Accepted, AmqpError, Error, Rejected, Topology, TransactionalState
 from amqp_rt.fronts.links import FrontDelivery
 from amqp_rt.fronts.recent import OCTETS_MAX
@@ -20,7 +21,7 @@ from .execution import Execution
 from .faults import Fault
 from .links import Way
 from .messages import Invalid, front_of, to_arguments, to_message
-from .replies import REPLY_TO, DirectReplies
+from .replies import DirectReplies
 from .routes import Routes, keys_of
 from .sessions import Session
 from .transactions import Transactions
@@ -161,13 +162,6 @@ class Publisher:
             self.header_octets = b""
         number = self.confirms.next_number() if self.confirms.selected else 0
         exchange = method.exchange
-        if not exchange and method.routing_key.startswith(f"{REPLY_TO}."):
-            reply = engine.replies.get(method.routing_key)
-            if reply is None or not reply(method.routing_key, properties, body):
-                self._nowhere(method, properties, body, number)
-            elif number:
-                self.confirms.confirm(number, acknowledged=True)
-            return
         # Routes are found once for the messages of one chunk with equal method and properties: no
         # other method runs between them.
         key = (self.session.number, self.method_octets, self.header_octets)

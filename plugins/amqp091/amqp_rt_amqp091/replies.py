@@ -1,37 +1,85 @@
-"""Direct replies to requests (RabbitMQ's extension ``amq.rabbitmq.reply-to``)."""
+"""Direct replies to requests (RabbitMQ's extension ``amq.rabbitmq.reply-to``).
+
+Their consumer is a link with a dynamic source: the container creates an address for it that cannot be guessed,
+and peers of all protocols send their replies there.
+"""
 
 from __future__ import annotations
 
-import secrets
-from typing import Final
+from functools import partial
+
+from amqp_rt.addresses import REPLY_TO
+from amqp_rt.fronts import Error, Source, Symbol
+from amqp_rt.fronts.links import UNBOUNDED
 
 from . import faults
 from . import methods as m
+from .deliveries import DeliveryWriter
+from .execution import Execution
 from .faults import Fault
+from .links import SendingLink
 from .sessions import Session
 from .window import DeliveryWindow
 
-#: Pseudo-queue of RabbitMQ's direct reply-to: its consumer receives the replies to its requests.
-REPLY_TO: Final = "amq.rabbitmq.reply-to"
+
+class RepliesLink(SendingLink):
+    """Link of the consumer of direct replies: the output alone bounds what it gets in a turn.
+
+    Replies of other clients of 0-9-1 do not wait for a later turn (see :class:`DirectReplies`).
+    """
+
+    @property
+    def credit(self) -> int:
+        """Replies that may be sent now: any number, unless the client has stopped the flow."""
+        return UNBOUNDED if self.attached and self.window.flowing else 0
+
+    @property
+    def writable(self) -> bool:
+        """Whether the output has room."""
+        engine = self.connection
+        if engine.output_size < engine.limits.output_max:
+            return True
+        engine.thirsty[self] = None
+        return False
 
 
 class DirectReplies:
     """Consumer of the replies to requests of one channel.
 
+    A consumer that does not read has at most ``output_max`` bytes waiting for it. Replies of 1.0 wait for room at
+    their senders, within the credit of these; those of 0-9-1 and 0-10 are refused, as for an address without a
+    consumer.
+
     Args:
         session: The session of the channel.
+        execution: The order of its methods.
         window: Numbers the deliveries of the channel.
+        writer: Writes the replies.
     """
 
-    def __init__(self, session: Session, window: DeliveryWindow) -> None:
+    def __init__(
+        self, session: Session, execution: Execution, window: DeliveryWindow, writer: DeliveryWriter
+    ) -> None:
         self.session = session
+        self.execution = execution
         self.window = window
-        #: Tag of the consumer, None if there is none; address of its replies.
-        self.tag: str | None = None
-        self.address = ""
+        self.writer = writer
+        #: Link of the consumer; None if there is none.
+        self._link: RepliesLink | None = None
+
+    @property
+    def tag(self) -> str | None:
+        """Tag of the consumer; None if there is none."""
+        return None if self._link is None else self._link.tag
+
+    @property
+    def address(self) -> str:
+        """Address of the consumer's replies; only those who receive a request know it."""
+        source = None if self._link is None else self._link.source
+        return "" if source is None else str(source.address)
 
     def consume(self, method: m.BasicConsume, tag: str) -> None:
-        """Start the consumer under *tag*, with an address of its own.
+        """Start the consumer under *tag*; the channel is held up until it has an address.
 
         Raises:
             Fault: The channel has one already, or the client wants to acknowledge replies.
@@ -40,37 +88,54 @@ class DirectReplies:
             raise Fault(
                 faults.PRECONDITION_FAILED, f"{REPLY_TO} has no acknowledgements: set no-ack"
             )
-        if self.tag is not None:
+        if self._link is not None:
             raise Fault(faults.PRECONDITION_FAILED, "the channel has a consumer of replies already")
-        self.tag = tag
-        # The address cannot be guessed: only receivers of a request know it.
-        self.address = f"{REPLY_TO}.{secrets.token_urlsafe(24)}"
-        self.session.engine.replies[self.address] = self.reply
-        if not method.no_wait:
-            self.session.write(m.BasicConsumeOk(consumer_tag=tag))
-
-    def reply(self, address: str, properties: m.BasicProperties, body: bytes) -> bool:
-        """Deliver a reply to this channel; return False if its consumer has gone or does not read.
-
-        A consumer that does not read gets at most ``output_max`` bytes: replies have neither credit
-        nor a queue to wait in.
-        """
-        if self.tag is None or address != self.address or self.session.ended:
-            return False
-        engine = self.session.engine
-        if engine.output_size >= engine.limits.output_max:
-            return False
-        engine.write_content(
-            self.session.number,
-            m.BasicDeliver(
-                consumer_tag=self.tag, delivery_tag=self.window.next_tag(), routing_key=address
-            ),
-            properties,
-            body,
+        session = self.session
+        link = RepliesLink(
+            session,
+            self.window,
+            self.writer.deliver,
+            tag,
+            Source(dynamic=True, capabilities=(Symbol(REPLY_TO),)),
+            no_ack=True,
+            prefetch=0,
         )
-        return True
+        link.name = session.link_name(f"consume-{tag}")
+        link.on_answer = partial(self._attached, method, link)
+        link.on_end = partial(self._detached, link)
+        self._link = link
+        # Messages published behind this method need the address, and wait for it.
+        self.execution.held_up = True
+        session.request(link)
+
+    def _attached(self, method: m.BasicConsume, link: RepliesLink, refused: Error | None) -> None:
+        session = self.session
+        if session.ended:
+            return
+        if refused is not None:
+            self._link = None
+            session.links.discard(link)
+            session.fail(Fault.of(refused), method)
+            return
+        if not method.no_wait:
+            session.write(m.BasicConsumeOk(consumer_tag=link.tag))
+        self.execution.resume()
+
+    def _detached(self, link: RepliesLink, error: Error | None) -> None:
+        """Remove the consumer, whose right was revoked, and cancel it."""
+        session = self.session
+        session.links.discard(link)
+        self._link = None
+        if session.engine.hears_cancel:
+            session.write(m.BasicCancel(consumer_tag=link.tag, no_wait=True))
+
+    def offer_credit(self) -> None:
+        """Offer the consumer the credit it has now."""
+        if self._link is not None:
+            self._link.offer_credit()
 
     def end(self) -> None:
         """End the consumer, if there is one: its address is not valid any more."""
-        self.tag = None
-        self.session.engine.replies.pop(self.address, None)
+        link, self._link = self._link, None
+        if link is not None:
+            self.session.drop(link)

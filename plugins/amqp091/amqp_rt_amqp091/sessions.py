@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 #: Passes the outcomes of deliveries to the endpoint of their link.
 Conclude: TypeAlias = "Callable[[SendingLink, list[OutgoingDelivery]], None]"
-#: Delivers a reply, by its address; returns False if that was not possible.
-Reply: TypeAlias = Callable[[str, m.BasicProperties, bytes], bool]
 #: Conditions of rejections that the publisher, or the configuration of the broker, could avoid.
 _MENDABLE: Final = frozenset(("amqp:precondition-failed", "amqp:unauthorized-access"))
 
@@ -43,8 +41,6 @@ class ServerConnection(Protocol):
     thirsty: dict[SendingLink, None]
     #: Inlets found within this chunk, by channel, method and properties.
     ways: dict[tuple[int, bytes, bytes], list[Way]]
-    #: Consumers of direct replies, by address.
-    replies: dict[str, Reply]
     #: Functions that are called when the connection ends, by the objects that follow it.
     followers: dict[object, Callable[[], None]]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from amqp_rt_amqp091 import methods as m
-from amqp_rt_amqp091.replies import REPLY_TO
 from amqp_rt_amqp091.values import Seconds
 from worlds091 import Client, World, published
 
+from amqp_rt.addresses import REPLY_TO
 from amqp_rt.fronts import Error
 
 

@@ -17,13 +17,13 @@ from amqp_rt_amqp091.frames import (
     method_frame,
 )
 from amqp_rt_amqp091.lifecycle import TRANSITIONS, Stage
-from amqp_rt_amqp091.replies import REPLY_TO
 from hypothesis import given
 from hypothesis import strategies as st
 from worlds091 import Client, Content, World, published
 
+from amqp_rt.addresses import REPLY_TO
 from amqp_rt.events import AttachRequested, Closed, ConnectionFailed, Opened
-from amqp_rt.fronts import Error, Limits
+from amqp_rt.fronts import Error, Limits, Message
 from amqp_rt.security.access import Rights
 
 
@@ -601,6 +601,36 @@ def test_replies_to_one_who_does_not_read_are_bounded() -> None:
     other.publish(1, address, b"last", mandatory=True)
     asking.handle([])
     assert [each.body for _, each in asking.heard if isinstance(each, Content)][-1] == b"last"
+
+
+def test_replies_of_others_wait_for_one_who_does_not_read() -> None:
+    world = World(Limits(output_max=10_000))
+    asking = world.connect()
+    asking.say(1, m.BasicConsume(queue=REPLY_TO, no_ack=True, consumer_tag="t"))
+    (reply_link,) = world.container.replies.dynamic.values()
+    reply = [Message(b"x" * 1_000).encode()]
+    for _ in range(150):
+        # Within one turn more of them go than deliveries of queues.
+        if asking.engine.output_size < 10_000:
+            assert reply_link.send_nowait(reply)
+            if asking.engine.output_size > 5_000:
+                asking.handle([])
+    while reply_link.send_nowait(reply):
+        assert asking.engine.output_size < 12_000
+    # The consumer reads: there is room again.
+    asking.handle([])
+    assert reply_link.send_nowait(reply)
+    # Not while the client has stopped the flow.
+    asking.say(1, m.ChannelFlow(active=False))
+    assert not reply_link.send_nowait(reply)
+    asking.publish(1, reply_link.address, b"x", mandatory=True)
+    (returned,) = asking.contents()[-1:]
+    assert type(returned.method) is m.BasicReturn
+    asking.say(1, m.ChannelFlow(active=True))
+    assert reply_link.send_nowait(reply)
+    asking.say(1, m.BasicCancel(consumer_tag="t"))
+    assert not world.container.replies.dynamic
+    assert reply_link.over
 
 
 # --- Rights ---------------------------------------------------------------------------------------

@@ -19,12 +19,14 @@ from amqp_rt_amqp091.frames import (
     method_frame,
 )
 
+from amqp_rt import Container
 from amqp_rt.broker.durable.journal import Journal
 from amqp_rt.broker.host import BrokerHost
 from amqp_rt.broker.statistics import NodeStats
 from amqp_rt.broker.topology.topologies import Topologies
+from amqp_rt.container.relaying import Forward
 from amqp_rt.events import AttachRequested, Event, LoginRequested, Opened
-from amqp_rt.fronts import DEFAULT_LIMITS, Error, Limits, Peer, ServerOptions
+from amqp_rt.fronts import DEFAULT_LIMITS, SENDER, Error, Limits, Peer, ServerOptions
 from amqp_rt.security.access import Rights
 
 T = TypeVar("T", bound=m.Method)
@@ -46,6 +48,7 @@ class World:
         self.denied: set[tuple[Rights, str]] = set()
         self.topologies = Topologies(self.host, self._decide)
         self.front = Front()
+        self.container = Container("server", limits=limits)
 
     def monotonic(self) -> float:
         return self.now
@@ -128,7 +131,15 @@ class Client:
             self.tick()
 
     def place(self, link: Any) -> None:
-        if not self.world.host.attach(link):
+        """Accept or refuse *link*: direct replies are at the container, all else is at the broker."""
+        container = self.world.container
+        terminus = link.source if link.role == SENDER else link.target
+        made = container.replies.dynamic.get(getattr(terminus, "address", None) or "")
+        if getattr(terminus, "dynamic", False):
+            container.replies.attach_direct(link)
+        elif made is not None:
+            link.accept(Forward(container, made, link))
+        elif not self.world.host.attach(link):
             link.refuse(Error("amqp:not-found", "there is no such node"))
 
     def tick(self) -> None:

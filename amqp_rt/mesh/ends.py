@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, cast
 
@@ -30,13 +30,50 @@ from .ways import Ways, node_of
 #: of other nodes take all the credit that there is, so that this is the time until a further node can send.
 _ROTATE_S: Final = 0.01
 _ROTATE_MAX_S: Final = 1.0
+#: Seconds for which messages for an edge that no longer offers an address may arrive: from nodes that learn of it later.
+_LATE_S: Final = 2.0
 
 
 class EndAddress(RoutedAddress):
-    """Address of which messages end here: at the node's own nodes, its edges, and receivers of its clients."""
+    """Address of which messages end here: at the node's own nodes, its edges, and receivers of its clients.
+
+    The legs to an edge stay for a moment if it offers the address no longer, as one does that leaves for another uplink.
+    Otherwise the credit of the members that send to it would be gone at once, and messages which are under way would
+    wait at a node in between until the link ends.
+    """
+
+    #: The destinations of the last update that found any, and until when their legs stay; no time while they are there.
+    _last: Sequence[MeshRoute] = ()
+    _last_until: float = math.inf
 
     def _wanted(self, address: str) -> list[MeshRoute]:
-        return ends_of(self._ways, address)
+        found = ends_of(self._ways, address)
+        if found:
+            self._last, self._last_until = found, math.inf
+            return found
+        now = self._now()
+        if self._last_until == math.inf:
+            self._last_until = now + _LATE_S
+        if now >= self._last_until or not self.fan.senders:
+            self._last = ()
+        # A leg ends with the connection that it uses, and is not opened again.
+        self._last = [each for each in self._last if each.node in self._legs]
+        if not self._last:
+            self._last_until = math.inf
+        return self._last
+
+    @property
+    def deadline(self) -> float:
+        """Time at which ``tick`` has to be called."""
+        if self._last_until < math.inf and not self.fan.senders:
+            return -math.inf
+        return min(super().deadline, self._last_until)
+
+    def tick(self, now: float) -> None:
+        """Do what is due at *now*."""
+        if self._last_until < math.inf and (now >= self._last_until or not self.fan.senders):
+            self.update()
+        super().tick(now)
 
     def _stands(self, path: tuple[str, ...]) -> bool:
         # A leg ends with the connection that it uses.

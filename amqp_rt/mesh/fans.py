@@ -342,6 +342,8 @@ class Ingress:
         if not self._relayed:
             self._fan.senders -= 1
             self._fan.slots.remove(link)
+            if not self._fan.senders:
+                self._fan._on_wait()
         self._fan.pump()
 
 

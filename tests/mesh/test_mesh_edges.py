@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from amqp_rt.errors import DeliveryNotAccepted, DeliveryRejected, LinkRefused
 from amqp_rt.mesh import MeshRule
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.testing.network import SimulatedNetwork, SimulationTrace
 
 pytestmark = pytest.mark.req("P4")
 
@@ -529,3 +531,45 @@ async def test_no_client_names_the_user_whom_an_edge_sees(autojump_clock: MockCl
             async with peer.sender("raw", properties={"x-opt-mesh-leg": leg}) as out:
                 await out.send("1")
         assert seen == [(None, "client")]
+
+
+async def test_messages_that_are_under_way_follow_an_edge_to_its_next_uplink(
+    autojump_clock: MockClock,
+) -> None:
+    """A member that leaves hears of messages for its edge after the edge has left it; see :class:`EndAddress`."""
+    async with trio.open_nursery() as nursery:
+        network = SimulatedNetwork([], Random, SimulationTrace(), nursery)
+        async with members(network.door("unused")) as made:
+            for name, *seeds in (("A",), ("B", "A"), ("C", "A", "B"), ("E", "B", "C")):
+                role = "edge" if name == "E" else "interior"
+                door = network.door(name)
+                await made.start(name, *seeds, role=role, box_options={"network": door})
+            done: list[str] = []
+
+            @made.boxes["E"].node("orders")
+            async def orders(order: str) -> None:
+                done.append(order)
+
+            await until(lambda: made.way("A", "orders") == ("B",))
+            door = network.door("client")
+            async with (
+                client(made.urls["A"], network=door) as peer,
+                peer.sender("orders") as out,
+            ):
+                await out.send("first")
+                with network.mute("A", to="B"):
+                    # A hello that was on its way already.
+                    await trio.sleep(0.3)
+                    receipt = out.send_nowait("under way")
+                    await trio.sleep(0.05)
+                    nursery.start_soon(made.meshes["B"].drain)
+                    await until(lambda: made.way("A", "orders") == ("C",))
+                    await trio.sleep(0.1)
+                    assert not receipt.done
+                await receipt.accepted()
+                await out.send("after")
+            assert done == ["first", "under way", "after"]
+            # The leg to the edge was kept for that message only.
+            ends = made.meshes["B"]._host._ends
+            await until(lambda: not any(fan.legs for fan in ends.fans()), within=1)
+        nursery.cancel_scope.cancel()

@@ -41,18 +41,37 @@ class ServiceManager:
         self.watchdog_s = (
             int(watchdog) / 2e6 if watchdog.isdecimal() and int(watchdog) and ours else None
         )
+        #: Whether the service serves: it has started, and does not stop.
+        self._serves = False
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a service manager has started this process."""
+        return bool(self._address)
 
     def ready(self, status: str = "serving") -> None:
         """Report that the service has started, or has loaded its configuration again."""
+        self._serves = True
         self._send(READY="1", STATUS=status)
 
     def reloading(self) -> None:
-        """Report that the service loads its configuration again; :meth:`ready` ends that."""
+        """Report that the service loads its configuration again; :meth:`reloaded` ends that."""
+        if not self._serves:
+            return
         # The time shows the manager that this follows its own request (Type=notify-reload).
         self._send(RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000))
 
+    def reloaded(self) -> None:
+        """Report the end of :meth:`reloading`.
+
+        Nothing is sent for a service that still starts, or is on standby: loading does not make it ready.
+        """
+        if self._serves:
+            self.ready()
+
     def stopping(self) -> None:
         """Report that the service has begun to stop."""
+        self._serves = False
         self._send(STOPPING="1", STATUS="stopping")
 
     async def show_standby(self, reason: Callable[[], str]) -> None:

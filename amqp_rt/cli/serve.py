@@ -458,7 +458,7 @@ def serve(  # noqa: C901
         # Signals are handled until the very end, so that a second one can end the wait.
         async with trio.open_nursery() as nursery:
             await nursery.start(stop_on_signals, partial(_stop, broker, nursery.cancel_scope))
-            if tls is not None:
+            if tls is not None or manager.is_there:
                 await nursery.start(_reload_on_hangup, tls, edges, manager)
             more: dict[str, object] = {}
             if edge_count and edges is not None:
@@ -552,19 +552,27 @@ def _certificates(cert: str | None, key: str | None, client_ca: str | None) -> S
 
 
 async def _reload_on_hangup(
-    tls: ServerTls,
+    tls: ServerTls | None,
     edges: Edges | None,
     manager: ServiceManager,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Reload the certificates at each SIGHUP; existing connections keep theirs."""
+    """Reload the certificates at each SIGHUP; existing connections keep theirs.
+
+    Without certificates the signal does nothing: ``systemctl reload`` of a common unit must not end the broker.
+    """
     if not hasattr(signal, "SIGHUP"):
         task_status.started()
         return
     with trio.open_signal_receiver(signal.SIGHUP) as hangups:
         task_status.started()
         async for _ in hangups:
+            if tls is None:
+                log.info("nothing was read again: there are no certificates")
+                manager.reloading()
+                manager.reloaded()
+                continue
             manager.reloading()
             try:
                 tls.reload()
@@ -574,7 +582,7 @@ async def _reload_on_hangup(
                 if edges is not None:
                     await edges.reload()
                 log.info("the certificates were read again")
-            manager.ready()
+            manager.reloaded()
 
 
 def declared_in(option: str, text: str) -> Declaration:

@@ -378,11 +378,12 @@ class Manager:
 
 
 @pytest.mark.slow
-def test_a_broker_reports_its_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_broker_reports_its_state(tmp_path: Path, tls: bool) -> None:
     path = str(tmp_path / "notify")
     with Manager(path) as manager:
         served = Served(
-            *("--dev", "--tls-cert", str(certificates().server)),
+            *("--dev", *(("--tls-cert", str(certificates().server)) if tls else ())),
             NOTIFY_SOCKET=path,
             WATCHDOG_USEC="400000",
         )
@@ -430,6 +431,20 @@ def test_a_manager_that_cannot_be_told_does_no_harm(
         if path.startswith("/")
         else []
     )
+
+
+def test_a_reload_does_not_make_a_standby_ready(tmp_path: Path) -> None:
+    path = str(tmp_path / "notify")
+    with Manager(path) as manager:
+        service = ServiceManager({"NOTIFY_SOCKET": path})
+        service.reloading()
+        service.reloaded()
+        service.ready("first")
+        assert manager.received() == {"READY": "1", "STATUS": "first"}
+        service.reloading()
+        service.reloaded()
+        assert "RELOADING" in manager.received()
+        assert manager.received() == {"READY": "1", "STATUS": "serving"}
 
 
 async def test_a_standby_leaves_room_for_ready_in_the_queue_of_its_manager(

@@ -13,6 +13,7 @@ import trio
 from ..addresses import REPLY_TO, is_direct_reply
 from ..errors import AmqpError
 from ..fronts.base import RCV_FIRST, SENDER, Host, LinkConnection, ReceivingLink, SendingLink
+from ..fronts.hosts import RoutingHost
 from ..loglimit import log_refusal
 from ..outcomes import Error
 from ..security.access import CBS
@@ -456,6 +457,12 @@ class Attaching:
         if not address:
             return Error("amqp:invalid-field", "the attach has no source address")
         return Error("amqp:not-found", f"{self._home.name!r} has no node {address!r}")
+
+    def is_routed(self, address: str) -> bool:
+        """Return whether one of the hosts that are first leads links to *address* elsewhere."""
+        return any(
+            isinstance(host, RoutingHost) and host.routes(address) for host in self.first_hosts
+        )
 
     def forget(self, link: ReceivingLink | SendingLink) -> None:
         """Remove *link*, which has ended, so that its name is free; end its pair."""

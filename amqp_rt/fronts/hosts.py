@@ -1,4 +1,4 @@
-"""The base of hosts, for those that answer a few of the container's questions only; and hosts that list their addresses."""
+"""The base of hosts, for those that answer a few of the container's questions only; hosts that list their addresses, or lead elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..outcomes import Error, Rejected
 from ..termini import Source, Target
 from .base import Host, IncomingDelivery, ReceivingEndpoint, ReceivingLink, SendingLink
 
-__all__ = ["BareHost", "ListedHost"]
+__all__ = ["BareHost", "ListedHost", "RoutingHost"]
 
 
 class BareHost:
@@ -76,3 +76,11 @@ class ListedHost(Host, Protocol):
 
     def lists(self, address: str) -> bool:
         """Return whether *address* is among them."""
+
+
+@runtime_checkable
+class RoutingHost(Host, Protocol):
+    """Host that leads messages for some addresses to other containers."""
+
+    def routes(self, address: str) -> bool:
+        """Return whether links of senders to *address* lead to other containers."""

@@ -326,6 +326,10 @@ class MeshHost(BareHost):
             return None
         return terminus.address or None
 
+    def routes(self, address: str) -> bool:
+        """Return whether other members serve *address*, so that links of senders are led to them."""
+        return self._is_routed(address, gives=False)
+
     def _is_routed(self, address: str, *, gives: bool) -> bool:
         """Return whether other members serve *address*, so that the mesh decides about links to it."""
         node = node_of(address)

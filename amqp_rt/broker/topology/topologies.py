@@ -39,6 +39,8 @@ class Topologies:
         decide: Decides whether a peer has a right at an address.
         asks: Returns whether the application also has to authorize senders, for which a link is
             needed.
+        routed: Returns whether a mesh leads messages for an address that no node here has to other members, for
+            which a link is needed, too.
         types: Types of exchanges besides those of the standard, by names that begin with ``x-``.
         queue_types: Custom values of ``x-queue-type``, which begin with ``x-`` too; each with the
             function from a queue's declaration to its node.
@@ -53,6 +55,7 @@ class Topologies:
         decide: Decide,
         *,
         asks: Callable[[], bool] = lambda: False,
+        routed: Callable[[str], bool] = lambda address: False,
         types: Mapping[str, Callable[[], RoutingTable]] | None = None,
         queue_types: Mapping[str, QueueType] | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class Topologies:
         self.host = host
         self.decide = decide
         self.asks = asks
+        self.routed = routed
         #: Limits log lines about messages that cannot be routed.
         self.log_limiter = LogLimiter(host.limits)
         self._spaces: dict[str, DeclaredSpace] = {}

@@ -657,6 +657,9 @@ class Topology:
             refused = self._all.decide(self._peer, Rights.SEND, queue)
             if refused is not None:
                 return refused
+        if self._nodes.name_of(queue) is None and self._all.routed(queue):
+            # Before the broker creates a queue there on its first use.
+            return None
         return self._host.relay(queue, link)
 
     def _authorize_lookup(self, address: str) -> None:

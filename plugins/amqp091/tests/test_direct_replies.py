@@ -500,7 +500,7 @@ async def test_a_stream_waits_for_a_caller_that_does_not_read() -> None:
 # --- a mesh, and other protocols -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"volatile": True}], ids=["declaring"])
+@pytest.mark.parametrize("options", [{"volatile": True}, CREATING], ids=["declaring", "creating"])
 async def test_replies_come_over_a_mesh(options: dict[str, Any]) -> None:
     """The request goes over two members to the rpc; a service of 0-9-1 answers at another member, too."""
     box: dict[str, Any] = {"fronts": [Amqp10(), Front()]}

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import trio
+from amqp_rt_amqp010 import Front as Front010
 from amqp_rt_amqp091 import BasicProperties, Front, connect
 from meshed import line
 from meshed import until as until_holds
+from octets010 import Struct
+from served010 import Served
 
 from amqp_rt import Access, Broker, Connection, Container, Limits, Message, Peer, Rights, Rule
 from amqp_rt.addresses import REPLY_TO
@@ -527,3 +530,40 @@ async def test_replies_come_over_a_mesh(options: dict[str, Any]) -> None:
 
 async def _echo(body: bytes) -> bytes:
     return body
+
+
+async def test_services_and_callers_of_0_10() -> None:
+    front = Front010()
+    async with (
+        broker(fronts=[Front(), front]) as (made, url),
+        Served(made, front, url).client() as client,
+        calling(url) as (channel, replies),
+    ):
+        session = await client.session(b"s")
+        await channel.declare_queue("requests")
+        await session.subscribe("requests", "in")
+        properties = BasicProperties(reply_to=REPLY_TO, correlation_id="1")
+        await channel.publish(b"ask", key="requests", properties=properties)
+        request = (await session.message()).headers[1]
+        back = request.reply_to
+        assert (back.exchange, request.correlation_id) == ("", b"1")
+        answer = {"correlation_id": request.correlation_id}
+        session.transfer("", b"from 0-10", key=back.routing_key, properties=answer)
+        found = await replies.__anext__()
+        assert (found.body, found.properties.correlation_id) == (b"from 0-10", "1")
+
+        # The other way, a service of 0-9-1 answers to a queue of the caller.
+        await session.call("queue.declare", queue="back", exclusive=True)
+        await session.subscribe("back", "replies")
+        await channel.declare_queue("others")
+        asking = {
+            "correlation_id": b"2",
+            "reply_to": Struct("reply-to", routing_key="back"),
+        }
+        session.transfer("", b"ask", key="others", properties=asking)
+        await session.sync()
+        got = (await channel.get("others", no_ack=True)).properties
+        answered = BasicProperties(correlation_id=got.correlation_id)
+        await channel.publish(b"from 0-9-1", key=got.reply_to, properties=answered)
+        reply = await session.message()
+        assert (reply.body, reply.headers[1].correlation_id) == (b"from 0-9-1", b"2")

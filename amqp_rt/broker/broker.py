@@ -221,6 +221,7 @@ class Broker(TrioBlock):
             self.host,
             self.container.permissions.decide,
             asks=lambda: self.container.permissions.authorize is not None,
+            routing=self.container.attaching.first_hosts,
             routed=self.container.attaching.is_routed,
             types=exchange_types,
             queue_types=queue_types,

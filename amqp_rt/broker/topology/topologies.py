@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ...errors import AmqpError
 from ...events import Peer
-from ...fronts.base import LinkConnection, ReceivingEndpoint, ReceivingLink
+from ...fronts.base import Host, LinkConnection, ReceivingEndpoint, ReceivingLink
 from ...loglimit import LogLimiter
 from ...outcomes import Error
 from ...security.access import Decide
@@ -39,8 +39,9 @@ class Topologies:
         decide: Decides whether a peer has a right at an address.
         asks: Returns whether the application also has to authorize senders, for which a link is
             needed.
-        routed: Returns whether a mesh leads messages for an address that no node here has to other members, for
-            which a link is needed, too.
+        routing: Hosts of which some may lead links to other containers.
+        routed: Returns whether one of them does so for senders to an address, for which a link is needed, too; called
+            if there are any, for addresses that no node here has.
         types: Types of exchanges besides those of the standard, by names that begin with ``x-``.
         queue_types: Custom values of ``x-queue-type``, which begin with ``x-`` too; each with the
             function from a queue's declaration to its node.
@@ -55,6 +56,7 @@ class Topologies:
         decide: Decide,
         *,
         asks: Callable[[], bool] = lambda: False,
+        routing: Sequence[Host] = (),
         routed: Callable[[str], bool] = lambda address: False,
         types: Mapping[str, Callable[[], RoutingTable]] | None = None,
         queue_types: Mapping[str, QueueType] | None = None,
@@ -68,6 +70,7 @@ class Topologies:
         self.host = host
         self.decide = decide
         self.asks = asks
+        self.routing = routing
         self.routed = routed
         #: Limits log lines about messages that cannot be routed.
         self.log_limiter = LogLimiter(host.limits)

@@ -657,7 +657,7 @@ class Topology:
             refused = self._all.decide(self._peer, Rights.SEND, queue)
             if refused is not None:
                 return refused
-        if self._nodes.name_of(queue) is None and self._all.routed(queue):
+        if self._all.routing and self._nodes.name_of(queue) is None and self._all.routed(queue):
             # Before the broker creates a queue there on its first use.
             return None
         return self._host.relay(queue, link)

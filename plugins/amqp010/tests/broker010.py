@@ -37,6 +37,7 @@ from amqp_rt_amqp091 import Front as Front091
 from amqp_rt_amqp091 import methods as m
 from scenes010 import NAME, Channel, Scene
 
+from amqp_rt import Container
 from amqp_rt.broker.durable.journal import Journal
 from amqp_rt.broker.host import BrokerHost
 from amqp_rt.broker.statistics import NodeStats
@@ -68,6 +69,7 @@ class World(Scene):
         self.partials = PartialMessages()
         #: For clients of 0-9-1.
         self.front = Front091()
+        self.container = Container("server", limits=limits)
 
     def monotonic(self) -> float:
         return self.now

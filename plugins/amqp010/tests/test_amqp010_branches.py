@@ -17,6 +17,7 @@ from octets010 import Struct, plain
 from protocol010 import Session, xid
 from worlds010 import Client, World
 
+from amqp_rt import Container
 from amqp_rt.broker.branches.endings import BranchEndings
 from amqp_rt.broker.branches.peers import PeerBranches
 from amqp_rt.broker.nodes import Queue
@@ -427,6 +428,7 @@ def consumer_of_0_9_1(world: World) -> worlds091.Client:
     # The same broker behind another front.
     there: Any = copy.copy(world)
     there.front = Front091()
+    there.container = Container("server")
     made = worlds091.Client(there)
     made.open()
     made.say(1, m.BasicConsume(queue="q", no_ack=True))

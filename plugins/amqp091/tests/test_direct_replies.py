@@ -455,6 +455,7 @@ async def test_a_node_for_all_addresses_gets_no_replies() -> None:
         assert taken == []
 
 
+@pytest.mark.slow
 async def test_a_stream_waits_for_a_caller_that_does_not_read() -> None:
     """A streamed reply goes on as its caller reads; what the caller has not read is bounded meanwhile."""
     async with broker(limits=Limits(output_max=100_000)) as (made, url):
@@ -503,6 +504,7 @@ async def test_a_stream_waits_for_a_caller_that_does_not_read() -> None:
 # --- a mesh, and other protocols -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"volatile": True}, CREATING], ids=["declaring", "creating"])
 async def test_replies_come_over_a_mesh(options: dict[str, Any]) -> None:
     """The request goes over two members to the rpc; a service of 0-9-1 answers at another member, too."""

@@ -391,7 +391,7 @@ def check_payload_type(kind: Any) -> None:
     if not members:
         return
     try:
-        wanted: Any = Union.__getitem__(tuple(members))
+        wanted = cast("Any", Union)[tuple(members)]
         msgspec.json.Decoder(wanted)
         unknown = _custom_types(msgspec.inspect.type_info(wanted))
     except NameError:

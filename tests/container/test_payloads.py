@@ -462,7 +462,7 @@ def test_any_other_type_is_a_payload(kind: Any) -> None:
 def test_what_is_wrong_with_a_payload_is_said(message: Message, kind: Any, said: str) -> None:
     with pytest.raises(DecodeError) as caught:
         decode_payload(message, kind)
-    assert caught.value.description.startswith(said)
+    assert said in caught.value.description
     assert len(caught.value.description) < 320
     assert caught.value.condition == "amqp:decode-error"
 

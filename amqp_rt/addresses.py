@@ -284,7 +284,8 @@ EXCHANGES: Final = "/exchanges/"
 #: RabbitMQ's pseudo-queue for replies to requests. As a capability of a dynamic source, it asks for an address
 #: that begins with it and a dot: one of the container, also beside a broker.
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
-_DIRECT_REPLY: Final = f"{REPLY_TO}."
+#: Prefix of such addresses.
+DIRECT_REPLY: Final = f"{REPLY_TO}."
 #: Prefix of the names of queues that have been deleted and still move their messages to their dead-letter
 #: address; a number and the name of the queue follow.
 LEAVING: Final = "$deleted/"
@@ -292,7 +293,7 @@ LEAVING: Final = "$deleted/"
 
 def is_direct_reply(address: str) -> bool:
     """Return whether *address* is that of a consumer of RabbitMQ's direct replies, which may have ended."""
-    return address.startswith(_DIRECT_REPLY)
+    return address.startswith(DIRECT_REPLY)
 
 
 def address_of(text: str) -> str:

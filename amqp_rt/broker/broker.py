@@ -208,7 +208,7 @@ class Broker(TrioBlock):
         self.host = BrokerHost(
             limits=self.container.limits,
             clock=clock,
-            auto_create=self._creator(auto_create),
+            auto_create=self._creator_beside_handlers(auto_create),
             journal=None if kept is None else Journal(kept, executor),
             volatile=volatile,
             virtual_hosts=virtual_hosts,
@@ -305,7 +305,9 @@ class Broker(TrioBlock):
                 return route
         return None
 
-    def _creator(self, patterns: Collection[str]) -> Callable[[str], Declaration | None] | None:
+    def _creator_beside_handlers(
+        self, patterns: Collection[str]
+    ) -> Callable[[str], Declaration | None] | None:
         """Return the function that declares nodes on first use, None without patterns.
 
         Raises:

@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from ..addresses import REPLY_TO
+from ..addresses import DIRECT_REPLY
 from ..errors import AmqpError, DeadlineExceeded, DecodeError, LinkDetached, LocalProtocolError
 from ..fronts.base import (
     SND_MIXED,
@@ -435,7 +435,7 @@ class Replies:
     def attach_direct(self, link: SendingLink) -> None:
         """Create an address as clients of RabbitMQ know them for *link*, which exists as long as the link."""
         # Such an address has no more than 255 octets in other protocols.
-        address = f"{REPLY_TO}.{self.prefix}{token_urlsafe(24)}"
+        address = f"{DIRECT_REPLY}{self.prefix}{token_urlsafe(24)}"
         self._attach_created(link, DirectReplyLink(self, address))
 
     def _attach_created(self, link: SendingLink, reply_link: ReplyLink) -> None:

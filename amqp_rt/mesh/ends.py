@@ -54,24 +54,27 @@ class EndAddress(RoutedAddress):
         now = self._now()
         if self._last_until == math.inf:
             self._last_until = now + _LATE_S
-        if now >= self._last_until or not self.fan.senders:
-            self._last = ()
+        last = () if now >= self._last_due else self._last
         # A leg ends with the connection that it uses, and is not opened again.
-        self._last = [each for each in self._last if each.node in self._legs]
+        self._last = [each for each in last if each.node in self._legs]
         if not self._last:
             self._last_until = math.inf
         return self._last
 
     @property
+    def _last_due(self) -> float:
+        """Time from which legs to destinations that are gone are retired: at once without senders."""
+        gone = self._last_until < math.inf
+        return -math.inf if gone and not self.fan.senders else self._last_until
+
+    @property
     def deadline(self) -> float:
         """Time at which ``tick`` has to be called."""
-        if self._last_until < math.inf and not self.fan.senders:
-            return -math.inf
-        return min(super().deadline, self._last_until)
+        return min(super().deadline, self._last_due)
 
     def tick(self, now: float) -> None:
         """Do what is due at *now*."""
-        if self._last_until < math.inf and (now >= self._last_until or not self.fan.senders):
+        if now >= self._last_due:
             self.update()
         super().tick(now)
 

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
-from ..addresses import REPLY_TO
+from ..addresses import DIRECT_REPLY
 from ..errors import LocalProtocolError
 from ..fronts.base import LinkSession, ReceivingLink, SendingLink
 from ..limits import Limits
@@ -234,7 +234,7 @@ def spread(found: Sequence[MeshRoute], most: int, *, zone: str = "") -> list[Mes
 
 def node_of(address: str) -> str | None:
     """Return the node that *address* names, such as ``$mesh/NODE/…``; None if it names none."""
-    address = address.removeprefix(f"{REPLY_TO}.")
+    address = address.removeprefix(DIRECT_REPLY)
     return address.split("/", 2)[1] if address.startswith(f"{MESH}/") else None
 
 

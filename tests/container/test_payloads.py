@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -98,6 +99,13 @@ class Point(msgspec.Struct):
 @composite("example:circle:list", ("radius", UINT))
 class Circle(msgspec.Struct):
     radius: int
+
+
+def _unhashable(use: str) -> str:
+    """Return how Python says that a list is no *use*."""
+    if sys.version_info >= (3, 14):
+        return f"cannot use 'list' as {use} (unhashable type"
+    return "unhashable type"
 
 
 def sent(value: object, content_type: str | None = None) -> Message:
@@ -450,10 +458,10 @@ def test_any_other_type_is_a_payload(kind: Any) -> None:
         (sent(b"x", "image/png"), Order, "Order cannot be made of 'image/png'"),
         (sent(b"x", "image/png"), str, "str cannot be made of 'image/png'"),
         (sent(Circle(5)), Point, "point expected, not a value described by "),
-        (sent(b"[[1]]", JSON), set[Any], "unhashable type"),
+        (sent(b"[[1]]", JSON), set[Any], _unhashable("a set element")),
         (sent(b"[" * 100_000, JSON), Any, "it is nested too deeply"),
         (sent(b"\x91" * 100_000, "application/msgpack"), Any, "it is nested too deeply"),
-        (Message(Map([([1], 1)])), dict, "unhashable type"),
+        (Message(Map([([1], 1)])), dict, _unhashable("a dict key")),
         (sent(b'"%s"' % (b"z" * 9999), JSON), Literal["a"], "Invalid enum value 'zzz"),
         (Message(b"", content_encoding="br", content_type=JSON), Any, "content-encoding 'br'"),
         (Message(b"", content_encoding="gzip"), str, "the octets of gzip end too early"),
@@ -462,7 +470,7 @@ def test_any_other_type_is_a_payload(kind: Any) -> None:
 def test_what_is_wrong_with_a_payload_is_said(message: Message, kind: Any, said: str) -> None:
     with pytest.raises(DecodeError) as caught:
         decode_payload(message, kind)
-    assert said in caught.value.description
+    assert caught.value.description.startswith(said)
     assert len(caught.value.description) < 320
     assert caught.value.condition == "amqp:decode-error"
 

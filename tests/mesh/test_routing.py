@@ -467,7 +467,7 @@ def test_an_epoch_is_claimed_once_however_often_its_end_is_heard() -> None:
 
 @pytest.mark.req("P1")
 def test_a_line_that_comes_up_is_told_of_links_that_came_just_before() -> None:
-    """They are not flooded to it any more, and what is within reach is computed, and our own links are announced, later."""
+    """The versions sent to the line include these links, which are not flooded to it, before reach is computed."""
     engine = routing.RoutingEngine("d", 1, wall_s=1, now=0)
     engine.connect("c", 2, now=0)
     engine.connect("a", 3, now=0)

@@ -82,6 +82,9 @@ class ReceiptSteps:
         """Set the outcome."""
         if self._outcome is None and self.error is None:
             self._outcome = outcome
+            if self.raw is not None:
+                # The delivery is over. A cycle of references would keep both in memory until Python collects them.
+                self.raw.context = None
             self._settle()
 
     def fail(self, error: AmqpError) -> None:
@@ -388,6 +391,7 @@ class SenderSteps:
                     # What finish() and done() do, without three calls for each message.
                     receipt._outcome = state
                     receipt.payload = b""
+                    each.context = None
                     unsettled.pop(receipt, None)
                     if dropped:
                         dropped.pop(receipt, None)

@@ -15,14 +15,34 @@ from collections.abc import Mapping
 from datetime import datetime
 from math import inf
 from types import MappingProxyType
-from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast, overload
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Literal,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 from uuid import UUID
 
 from msgspec.structs import replace
 
 from .codec.composites import fields_of
 from .codec.primitives import Reader, refused, shown, write_list, write_value
-from .codec.section_types import Head, Header, MessageId, Moment, Properties, Sections
+from .codec.section_types import (
+    Head,
+    Header,
+    MessageFields,
+    MessageId,
+    Moment,
+    OtherFields,
+    Properties,
+    Sections,
+)
 from .codec.sections import (
     AMQP_SEQUENCE,
     AMQP_VALUE,
@@ -65,6 +85,7 @@ __all__ = [
     "Head",
     "Header",
     "Message",
+    "MessageFields",
     "MessageId",
     "Moment",
     "Properties",
@@ -159,8 +180,10 @@ class Message:
     *body* is sent as a data section if it is bytes, as an amqp-sequence section if it is a
     :class:`Sequence`, and as one amqp-value otherwise. *body_kind* selects explicitly: ``"data"``
     takes bytes, or a list of them for several data sections, ``"sequence"`` any list, and
-    ``"value"`` anything, bytes too. *ttl_s* is *ttl_ms* in seconds. *delay_s* and *deliver_at* are message
-    annotations that ask a queue for a later delivery.
+    ``"value"`` anything, bytes too. The other arguments are listed by :class:`OtherFields`: the fields of header
+    and properties, the maps of the other sections, and the ones that stand for some of these: *ttl_s* is
+    *ttl_ms* in seconds, *delay_s* and *deliver_at* are message annotations that ask a queue for a later
+    delivery.
 
     A message made by :meth:`decode` keeps its bytes, and its bare message (properties,
     application-properties and body) is immutable as the standard demands: assigning to any of it
@@ -223,79 +246,60 @@ class Message:
     group_sequence = _Field["int | None"]("properties", "group_sequence")
     reply_to_group_id = _Field["str | None"]("properties", "reply_to_group_id")
 
+    # With each field as a parameter, Python would look up the defaults of all that are not given, which took as
+    # long as all else here. The message-id, which most messages have, is one: that is quicker than a dictionary.
     def __init__(
         self,
         body: object = None,
         *,
         body_kind: BodyKind | None = None,
-        durable: bool = False,
-        priority: int = 4,
-        ttl_ms: int | None = None,
-        ttl_s: float | None = None,
-        delay_s: float | None = None,
-        deliver_at: datetime | None = None,
-        first_acquirer: bool = False,
-        delivery_count: int = 0,
-        delivery_annotations: Mapping[Any, Any] | None = None,
-        message_annotations: Mapping[Any, Any] | None = None,
         message_id: MessageId | None = None,
-        user_id: bytes | None = None,
-        to: str | None = None,
-        subject: str | None = None,
-        reply_to: str | None = None,
-        correlation_id: MessageId | None = None,
-        content_type: str | None = None,
-        content_encoding: str | None = None,
-        absolute_expiry_time: Moment | None = None,
-        creation_time: Moment | None = None,
-        group_id: str | None = None,
-        group_sequence: int | None = None,
-        reply_to_group_id: str | None = None,
-        application_properties: Mapping[str, Any] | None = None,
-        footer: Mapping[Any, Any] | None = None,
+        **fields: Unpack[OtherFields],
     ) -> None:
-        if ttl_s is not None:
-            if ttl_ms is not None:
-                raise TypeError("give ttl_ms or ttl_s, not both")
-            ttl_ms = _milliseconds(ttl_s)
         self._payload = b""
         self._sections = _BUILT
         self._limits = DEFAULT_LIMITS
         self._own = _OWN_ALL
         self._received = False
-        if durable or priority != 4 or first_acquirer or delivery_count or ttl_ms is not None:
-            self._header = Header(durable, priority, ttl_ms, first_acquirer, delivery_count)
+        self._header = None
+        self._delivery_annotations = None
+        self._message_annotations = None
+        self._application_properties = None
+        self._footer = None
+        if fields:
+            self._take_fields(message_id, cast("dict[str, Any]", fields))
         else:
-            self._header = None
-        self._properties = Properties(
-            message_id,
-            user_id,
-            to,
-            subject,
-            reply_to,
-            correlation_id,
-            content_type,
-            content_encoding,
-            absolute_expiry_time,
-            creation_time,
-            group_id,
-            group_sequence,
-            reply_to_group_id,
-        )
-        self._delivery_annotations = delivery_annotations
-        self._message_annotations = message_annotations
-        self._application_properties = application_properties
-        self._footer = footer
-        if delay_s is not None:
-            self.delay_s = delay_s
-        if deliver_at is not None:
-            self.deliver_at = deliver_at
-        if type(body) is bytes and body_kind is None:
+            self._properties = Properties(message_id)
+        if type(body) is bytes and (body_kind is None or body_kind == "data"):
             self._body = body
             self._chunks = (body,)
             self._kind = "data"
         else:
             self._set_body(body, body_kind)
+
+    def _take_fields(self, message_id: MessageId | None, fields: dict[str, Any]) -> None:
+        """Set the properties, and all other *fields*, which are removed."""
+        if not _NOT_PROPERTIES.isdisjoint(fields):
+            take = fields.pop
+            self._application_properties = take("application_properties", None)
+            self._delivery_annotations = take("delivery_annotations", None)
+            self._message_annotations = take("message_annotations", None)
+            self._footer = take("footer", None)
+            ttl_ms, ttl_s = take("ttl_ms", None), take("ttl_s", None)
+            if ttl_s is not None:
+                if ttl_ms is not None:
+                    raise TypeError("give ttl_ms or ttl_s, not both")
+                ttl_ms = _milliseconds(ttl_s)
+            durable, priority = take("durable", False), take("priority", 4)
+            first_acquirer, count = take("first_acquirer", False), take("delivery_count", 0)
+            if durable or priority != 4 or first_acquirer or count or ttl_ms is not None:
+                self._header = Header(durable, priority, ttl_ms, first_acquirer, count)
+            delay_s, deliver_at = take("delay_s", None), take("deliver_at", None)
+            if delay_s is not None:
+                self.delay_s = delay_s
+            if deliver_at is not None:
+                self.deliver_at = deliver_at
+        self._properties = Properties(message_id, **fields)
 
     @classmethod
     def decode(cls, payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:
@@ -844,13 +848,10 @@ _KINDS: Final[dict[int, BodyKind | None]] = {
     AMQP_VALUE: "value",
     0: None,
 }
-_SETTABLE: Final = frozenset(
-    {field.attribute for field in fields_of(Properties)}
-    | {"durable", "priority", "ttl_ms", "ttl_s", "first_acquirer", "delivery_count"}
-    | {"delay_s", "deliver_at"}
-    | {"delivery_annotations", "message_annotations", "application_properties", "footer"}
-    | {"header", "properties"}
-)
+#: Names of the standard properties, and of the other fields.
+_PROPERTY_NAMES: Final = frozenset(field.attribute for field in fields_of(Properties))
+_NOT_PROPERTIES: Final = frozenset(MessageFields.__annotations__) - _PROPERTY_NAMES
+_SETTABLE: Final = _PROPERTY_NAMES | _NOT_PROPERTIES | {"header", "properties"}
 
 _BRIEF: Final = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 50

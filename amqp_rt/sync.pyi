@@ -21,7 +21,7 @@ from amqp_rt.broker.topology.arguments import QueueType
 from amqp_rt.clock import Clock
 from amqp_rt.container.boxes import Outbox
 from amqp_rt.container.codecs import Codec, Codecs
-from amqp_rt.container.composing import MessageFields, MessageProperties
+from amqp_rt.container.composing import MessageProperties
 from amqp_rt.container.connections import State, T
 from amqp_rt.container.container import Hook
 from amqp_rt.container.declaring import NodeDecorator, RpcDecorator, SourceDecorator
@@ -50,7 +50,7 @@ from amqp_rt.mesh.instances import MeshInstance
 from amqp_rt.mesh.records import Offer
 from amqp_rt.mesh.rules import MeshRule
 from amqp_rt.mesh.statistics import MeshStats
-from amqp_rt.message import Message
+from amqp_rt.message import Message, MessageFields
 from amqp_rt.net.dial import Transport
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.net.proxy_headers import ProxyProtocol

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Final, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias, TypedDict
 from uuid import UUID
 
 from msgspec import Struct
@@ -159,3 +160,38 @@ class Head(Struct, gc=False):
             f"first_acquirer={self.first_acquirer}, delivery_count={self.delivery_count}, "
             f"rest={len(self.rest)} bytes)"
         )
+
+
+class OtherFields(TypedDict, total=False):
+    """Fields of a message besides its body and message-id, as arguments of :class:`~amqp_rt.message.Message`."""
+
+    durable: bool
+    priority: int
+    ttl_ms: int | None
+    ttl_s: float | None
+    delay_s: float | None
+    deliver_at: dt.datetime | None
+    first_acquirer: bool
+    delivery_count: int
+    delivery_annotations: Mapping[Any, Any] | None
+    message_annotations: Mapping[Any, Any] | None
+    user_id: bytes | None
+    to: str | None
+    subject: str | None
+    reply_to: str | None
+    correlation_id: MessageId | None
+    content_type: str | None
+    content_encoding: str | None
+    absolute_expiry_time: Moment | None
+    creation_time: Moment | None
+    group_id: str | None
+    group_sequence: int | None
+    reply_to_group_id: str | None
+    application_properties: Mapping[str, Any] | None
+    footer: Mapping[Any, Any] | None
+
+
+class MessageFields(OtherFields, total=False):
+    """Fields of a message besides its body, as arguments of methods that send one."""
+
+    message_id: MessageId | None

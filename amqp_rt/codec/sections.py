@@ -680,7 +680,8 @@ _SIMPLE_WRITERS: Final[dict[type, Callable[[bytearray, object], None]]] = {
 
 _PROPERTY_READERS: Final = tuple(field.type.read for field in fields_of(Properties))
 #: Values of the properties behind the message-id, if only that is set.
-_NO_OTHERS: Final = (None,) * 12
+_ALL_OTHERS: Final = 12
+_NUMBERED_8: Final = [b"\x00\x53\x73\xc0\x03\x01\x53" + bytes((number,)) for number in range(256)]
 _NULLS: Final = [b"\x40" * count for count in range(13)]
 _STRING8: Final = [bytes((0xA1, size)) for size in range(256)]
 _SYMBOL8: Final = [bytes((0xA3, size)) for size in range(256)]
@@ -774,18 +775,23 @@ def read_properties(payload: bytes, at: int, end: int, limits: Limits) -> Proper
     return read_composite(Reader(payload, at, end, limits), Properties)
 
 
+def numbered_opening(values: tuple[Any, ...]) -> bytes | None:
+    """Return the properties section of *values* if they are a number as message-id and nothing else; else None."""
+    only = values[0]
+    if type(only) is int and values.count(None) == _ALL_OTHERS:
+        if 0 < only <= 0xFF:
+            return _NUMBERED_8[only]
+        if 0 < only <= 0xFFFF_FFFF_FFFF_FFFF:
+            return b"\x00\x53\x73\xc0\x0a\x01\x80" + _U64.pack(only)
+    return None
+
+
 def write_properties(out: bytearray, properties: Properties) -> None:
     """Append a properties section, or nothing if no property is set (§3.2.4)."""
     values = astuple(properties)
-    only = values[0]
-    if type(only) is int and 0 < only <= 0xFFFF_FFFF_FFFF_FFFF and values[1:] == _NO_OTHERS:
-        # Numbered messages are common, and this is half the work of encoding them.
-        if only <= 0xFF:
-            out += b"\x00\x53\x73\xc0\x03\x01\x53"
-            out.append(only)
-        else:
-            out += b"\x00\x53\x73\xc0\x0a\x01\x80"
-            out += _U64.pack(only)
+    opening = numbered_opening(values)
+    if opening is not None:
+        out += opening
         return
     at = len(out)
     out += b"\x00\x53\x73\xc0\x00\x00"

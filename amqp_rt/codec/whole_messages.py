@@ -6,6 +6,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
+from msgspec.structs import astuple
+
 from ..errors import EncodeError
 from .primitives import refused, write_value
 from .section_types import Header, Properties
@@ -14,6 +16,7 @@ from .sections import (
     DELIVERY_ANNOTATIONS,
     MESSAGE_ANNOTATIONS,
     SECTION_OPENINGS,
+    numbered_opening,
     write_annotations,
     write_application_properties,
     write_header,
@@ -83,6 +86,12 @@ def data_octets(
     chunks: tuple[bytes, ...],
 ) -> bytes:
     """Return a message of *chunks* with properties only, without other sections."""
+    if not application_properties and len(chunks) == 1:
+        opening = numbered_opening(astuple(properties))
+        if opening is not None:
+            # Numbered messages of one section are common, and this takes a third of the time.
+            only = chunks[0]
+            return opening + data_opening(len(only)) + only
     out = bytearray()
     write_properties(out, properties)
     if application_properties:

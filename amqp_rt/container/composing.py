@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ..codec.sections import write_application_properties
 from ..codec.whole_messages import value_section, write_data
-from ..message import BodyKind, Message, MessageId, Moment
+from ..message import BodyKind, Message, MessageFields
 from .compression import Compression, compressed
 from .payloads import encode_payload
 
@@ -17,40 +16,10 @@ if TYPE_CHECKING:
     from .codecs import Codecs
 
 
-class MessageFields(TypedDict, total=False):
-    """Properties of a message besides its body; see :class:`~amqp_rt.message.Message`."""
-
-    body_kind: BodyKind | None
-    durable: bool
-    priority: int
-    ttl_ms: int | None
-    ttl_s: float | None
-    delay_s: float | None
-    deliver_at: datetime | None
-    first_acquirer: bool
-    delivery_count: int
-    delivery_annotations: Mapping[Any, Any] | None
-    message_annotations: Mapping[Any, Any] | None
-    message_id: MessageId | None
-    user_id: bytes | None
-    to: str | None
-    subject: str | None
-    reply_to: str | None
-    correlation_id: MessageId | None
-    content_type: str | None
-    content_encoding: str | None
-    absolute_expiry_time: Moment | None
-    creation_time: Moment | None
-    group_id: str | None
-    group_sequence: int | None
-    reply_to_group_id: str | None
-    application_properties: Mapping[str, Any] | None
-    footer: Mapping[Any, Any] | None
-
-
 class MessageProperties(MessageFields, total=False):
     """Properties of a message that is sent whole; ``compress`` names the encoding of its data."""
 
+    body_kind: BodyKind | None
     compress: Compression | None
 
 

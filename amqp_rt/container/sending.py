@@ -29,12 +29,11 @@ from ..fronts.base import (
     SND_UNSETTLED,
     Payload,
 )
-from ..message import Message
+from ..message import Message, MessageFields
 from ..outcomes import Accepted, Error, Outcome
 from ..termini import Coordinator, Source, Target
 from ..values import Symbol
 from .composing import (
-    MessageFields,
     MessageProperties,
     build_message,
     encode_plain,

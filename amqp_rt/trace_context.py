@@ -10,7 +10,13 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from .codec.sections import walk_front
+from .codec.sections import (
+    APPLICATION_PROPERTIES,
+    PROPERTIES,
+    SECTION_OPENINGS,
+    walk_front,
+    write_application_properties,
+)
 from .errors import DecodeError
 from .message import Message
 
@@ -31,6 +37,20 @@ _TRACEPARENT: Final = re.compile(
 _ENCODED_ANNOTATION: Final = b"\xa3\x0btraceparent\xa1\x37"
 _ENCODED_PROPERTY: Final = b"\xa1\x0btraceparent\xa1\x37"
 _STATE_OCTETS: Final = b"tracestate"
+#: Application-properties with ``traceparent`` alone, which most publishers write, up to its value: a map of 71 octets with two
+#: elements.
+_USUAL_SECTION: Final = (
+    SECTION_OPENINGS[APPLICATION_PROPERTIES] + b"\xc1\x47\x02" + _ENCODED_PROPERTY
+)
+#: Such a section with the usual version, and the beginning of a body in the usual encoding.
+_USUAL: Final = re.compile(
+    re.escape(_USUAL_SECTION)
+    + rb"(00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2})\x00\x53[\x75-\x77]"
+)
+#: Properties of less than 256 octets, up to their size.
+_USUAL_PROPERTIES: Final = SECTION_OPENINGS[PROPERTIES] + b"\xc0"
+#: Octets of a payload that is searched for a trace context as a whole, which is quicker than finding its sections.
+_SEARCHED_MAX: Final = 4_096
 
 
 def trace_of(message: Message) -> dict[str, str]:
@@ -48,6 +68,13 @@ def trace_in(payload: bytes) -> dict[str, str]:
 
     A payload that begins like no message has none. Its body is not read.
     """
+    # Most messages have a trace context of the usual shape, or none: the sections of others have to be found first.
+    start = 5 + payload[4] if payload.startswith(_USUAL_PROPERTIES) and len(payload) > 4 else 0
+    usual = _USUAL.match(payload, start)
+    if usual is not None:
+        return {TRACEPARENT: usual[1].decode("ascii")}
+    if len(payload) <= _SEARCHED_MAX and payload.find(TRACE_OCTETS) < 0:
+        return {}
     try:
         _, annotations, end, properties, body = walk_front(payload)
         if payload.find(TRACE_OCTETS, annotations, body) < 0:
@@ -104,6 +131,21 @@ def _decoded_trace(message: Message) -> dict[str, str]:
         # The section is read again, and refused, when a handler asks for it.
         pass
     return trace
+
+
+def write_trace(out: bytearray, trace: Mapping[str, str]) -> None:
+    """Append application-properties with the trace context *trace* alone, or nothing if there is none.
+
+    Raises:
+        EncodeError: A value has no encoding.
+    """
+    parent = trace.get(TRACEPARENT)
+    if parent is not None and len(trace) == 1 and len(parent) == 55 and parent.isascii():
+        # As below, without examining keys and values whose encoding is known.
+        out += _USUAL_SECTION
+        out += parent.encode("ascii")
+    else:
+        write_application_properties(out, trace)
 
 
 def with_trace(message: Message, trace: Mapping[str, str], *, in_place: bool = False) -> Message:

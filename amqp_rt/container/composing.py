@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..codec.sections import write_application_properties
 from ..codec.whole_messages import value_section, write_data
 from ..message import BodyKind, Message, MessageFields
+from ..trace_context import write_trace
 from .compression import Compression, compressed
 from .payloads import encode_payload
 
@@ -80,7 +80,7 @@ def encode_traced(payload: object, trace: Mapping[str, str], codecs: Codecs | No
     out = bytearray()
     if content_type is not None:
         out += _front_of(content_type)
-    write_application_properties(out, trace)
+    write_trace(out, trace)
     write_data(out, len(body))
     out += body
     return bytes(out)

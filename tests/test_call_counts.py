@@ -240,7 +240,7 @@ async def observed(observer: Any) -> Calls:
 
 
 @pytest.mark.parametrize(
-    ("how", "at_most"), [("times", 54), ("api", 56), ("unsampled", 76), ("sampled", 86)]
+    ("how", "at_most"), [("times", 41), ("api", 42), ("unsampled", 53), ("sampled", 61)]
 )
 async def test_messages_through_a_container_with_observers(how: str, at_most: int) -> None:
     """Those of the SDK are not counted. A message has two spans."""

@@ -6,12 +6,13 @@ Separate classes, so that others do not even check whether they are observed. Ha
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from ..errors import ConnectionLost
+from ..errors import AmqpError, ConnectionLost
 from ..events import Peer
-from ..fronts.base import Payload
+from ..fronts.base import OutgoingDelivery, Payload, SendingLink
 from ..message import Message
 from ..observers import (
     NO_TRACE,
@@ -73,9 +74,12 @@ class ObservedReceipt(Receipt):
         unfinished: bool = False,
         transaction: Transaction | None = None,
     ) -> None:
-        super().__init__(
-            sender, payload, message_format, unfinished=unfinished, transaction=transaction
-        )
+        # As Receipt does, without another call for each message.
+        self._sender = sender
+        self.payload = payload
+        self.message_format = message_format
+        self.unfinished = unfinished
+        self.transaction = transaction
         #: The operation that was begun when the message was encoded, just before; None once it has ended.
         self.operation = sender.take_begun()
 
@@ -214,12 +218,60 @@ class ObservedSending(Sender):
                 operation.end("cancelled" if not isinstance(error, Exception) else error_of(error))
             raise
 
+    def send_nowait(
+        self,
+        message: object,
+        *,
+        transaction: Transaction | None = None,
+        **properties: Unpack[MessageProperties],
+    ) -> Receipt:
+        """Send a message, or queue it for credit, without waiting; see :meth:`Sender.send_nowait`."""
+        payload = self.encode(message, properties)
+        operation = self._begun
+        try:
+            return self._send_nowait(payload, 0, transaction)
+        except AmqpError as error:
+            if operation is not None:
+                operation.end(error_of(error))
+            raise
+
+    def _submit_all(
+        self, submitted: list[Any], payloads: list[Payload], receipts: deque[Any]
+    ) -> bool:
+        """Submit messages, and end the operations of those that are not sent because one before them was not."""
+        before = len(receipts)
+        why = "cancelled"
+        try:
+            return super()._submit_all(submitted, payloads, receipts)
+        except AmqpError as error:
+            why = error_of(error)
+            raise
+        finally:
+            for receipt in submitted[len(receipts) - before :]:
+                if receipt.operation is not None:
+                    receipt.operation.end(why)
+
     def withdraw(self, receipt: Receipt) -> bool:
         """Withdraw the message if it has not left, which cancels its operation."""
         waits = receipt.raw is None and not receipt.done
         if waits and isinstance(receipt, ObservedReceipt) and receipt.operation is not None:
             receipt.operation.end("cancelled")
         return super().withdraw(receipt)
+
+    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
+        """End the operations of accepted messages, and handle states that the receiver has sent."""
+        for each in deliveries:
+            receipt = each.context
+            if (
+                each.remote_settled
+                and type(each.state) is Accepted
+                and type(receipt) is ObservedReceipt
+                and receipt.operation is not None
+            ):
+                # As when receipts settle, which those of plain senders do not do one by one.
+                operation, receipt.operation = receipt.operation, None
+                operation.end()
+        super().on_outcomes(link, deliveries)
 
     def begin_stream(self, front: Message) -> Receipt:
         """Send or queue the beginning of *front*, with the trace context of its operation.
@@ -240,7 +292,7 @@ class ObservedSender(ObservedSending):
 
     def __init__(self, session: Session, address: str | None, **options: Any) -> None:
         super().__init__(session, address, **options)
-        self._receipts = ObservedReceipt
+        self._receipts = self._own_receipts = ObservedReceipt
         self._connection = session.connection
 
     def _bind_observer(self) -> UnreadObserver | None:

@@ -15,7 +15,7 @@ class ObservedServedSender(ObservedSending, ServedSender):
 
     def __init__(self, handler: LinkHandler, binding: RouteBinding) -> None:
         ServedSender.__init__(self, handler, binding)
-        self._receipts = ObservedReceipt
+        self._receipts = self._own_receipts = ObservedReceipt
 
     def _bind_observer(self) -> UnreadObserver | None:
         return self.binding.observe("send")

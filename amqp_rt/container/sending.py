@@ -173,8 +173,7 @@ class Sender(LinkHandle, SenderSteps):
             settled=settled,
             resends=in_doubt == "resend",
             anonymous=address is None and not dynamic,
-            plain=kind.encode is Sender.encode
-            and kind.submit is Sender.submit
+            plain=kind.submit is Sender.submit
             and kind._transfer is Sender._transfer
             and kind.done is Sender.done,
         )
@@ -350,7 +349,7 @@ class Sender(LinkHandle, SenderSteps):
         receipts: deque[Receipt] = deque()
         remaining = iter(messages)
         encode = partial(self.encode, properties=properties)
-        as_they_are = self._plain and not properties and not self._anonymous
+        as_they_are = type(self).encode is Sender.encode and not properties and not self._anonymous
         count = 0
         over = False
         try:

@@ -123,8 +123,7 @@ class SenderSteps:
         settled: Whether messages are sent settled; None as the peer wants it.
         resends: Whether messages in doubt are sent again.
         anonymous: Whether messages are routed by their ``to``.
-        plain: Whether messages are encoded and sent, and receipts finished, by the classes here and not by classes
-            derived from them.
+        plain: Whether messages are sent, and receipts finished, by the classes here and not by classes derived from them.
     """
 
     # These are of LinkHandle, which every sender is as well.

@@ -17,7 +17,14 @@ from amqp_rt.container.composing import make_message
 from amqp_rt.container.observed import ObservedReceipt
 from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.sending import Sender
-from amqp_rt.errors import DeliveryRejected, EncodeError
+from amqp_rt.errors import (
+    DeliveryRejected,
+    EncodeError,
+    LinkDetached,
+    LocalProtocolError,
+    WouldBlock,
+)
+from amqp_rt.limits import Limits
 from amqp_rt.observers import LinkObserver, ObservedLink, ObservedOperation
 
 pytestmark = pytest.mark.req("O2")
@@ -181,6 +188,38 @@ async def test_a_cancelled_send_ends_as_cancelled(autojump_clock: Any) -> None:
                 assert scope.cancelled_caught
             sender.abandon()
     assert [error for _, error in notes.ended] == ["ok", "cancelled", "cancelled"]
+
+
+async def test_messages_that_are_not_sent_end_their_operations() -> None:
+    notes = Notes("send")
+    limits = Limits(message_size_max=100)
+    async with (
+        Container("all", nodes=[Application()], observe=[notes], limits=limits) as all_,
+        all_.local() as peer,
+        peer.sender("orders/ada", max_pending=3) as sender,
+    ):
+        with pytest.raises(LocalProtocolError):
+            # All of one run: those behind the one that is too large are encoded, and not sent.
+            await sender.send_many([b"good", b"x" * 200, b"later"])
+        await sender.flush()
+        errors = sorted(error for _, error in notes.ended)
+        assert errors == ["amqp:link:message-size-exceeded", "cancelled", "ok"]
+        notes.ended.clear()
+        for _ in range(3):
+            sender.send_nowait(b"good")
+        with pytest.raises(WouldBlock):
+            sender.send_nowait(b"one too many")
+        assert notes.ended == [("send orders/ada", WouldBlock.default_condition)]
+        await sender.flush()
+        notes.ended.clear()
+        sender.abandon()
+        with pytest.raises(LinkDetached):
+            sender.send_nowait(b"late")
+        with pytest.raises(LinkDetached):
+            await sender.send(b"late")
+        with pytest.raises(LinkDetached):
+            await sender.send_many([b"late", b"later"])
+    assert [error for _, error in notes.ended] == ["amqp:illegal-state"] * 4
 
 
 async def test_an_observer_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

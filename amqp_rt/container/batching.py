@@ -23,11 +23,12 @@ from .boxes import recorded_id
 from .callers import CALLER
 from .deliveries import unread
 from .failures import failed_outcome, only_cancelled, outcome_of_error
+from .handling import InboxSteps, settle_if_open
 from .home import Home
 from .raising import RaisedOutcome
 from .recording import BatchRecord, outcomes_of
 from .routes import Batch, Route
-from .serving import Inbox, Worker, Workers, conclude, read_message, settle_if_open
+from .serving import Inbox, Worker, Workers, conclude, read_message
 
 
 class _Collected(Struct):
@@ -63,7 +64,7 @@ class BatchWorkers(Workers):
         self._more = trio.Event()
         self._stopped = False
 
-    def put(self, inbox: Inbox) -> None:
+    def put(self, inbox: InboxSteps) -> None:
         """Process the messages of *inbox*, in the batch that is being collected or in a new one."""
         if self._collector is None:
             super().put(inbox)

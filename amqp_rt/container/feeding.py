@@ -21,12 +21,12 @@ from ..transactions import DeliveryState
 from .codecs import Codecs
 from .composing import make_message
 from .failures import log_failure, only_cancelled
+from .handling import TURN_MESSAGES, TURN_S
 from .links import LinkHandle, Member
 from .raising import RaisedOutcome
 from .receiving import Receiver
 from .routes import RouteBinding
 from .sending import Sender
-from .serving import TURN_MESSAGES, TURN_S
 
 #: Seconds that a generator has to yield more before a drain is answered.
 _DRAIN_PATIENCE_S: Final = 0.01

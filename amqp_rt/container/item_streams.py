@@ -16,10 +16,11 @@ from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..message import MESSAGE_FORMAT, Message, MessageId
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Outcome, Rejected
 from ..transactions import TransactionalState
+from .handling import TURN_MESSAGES, settle_if_open
 from .item_sending import STREAM_END
 from .payloads import Readable
 from .routes import Deadline, Route, RouteBinding
-from .serving import TURN_MESSAGES, Inbox, Workers, settle_if_open
+from .serving import Inbox, Workers
 
 
 class ItemStream:

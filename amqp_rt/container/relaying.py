@@ -15,13 +15,14 @@ from ..transactions import TransactionalState
 from ..values import Symbol
 from .connections import Connection
 from .credit import CreditWindow
+from .handling import ABANDONED
 from .home import Home
 from .nodes import Nodes
 from .profiles import address_for
 from .raising import Reject
 from .replies import ReplyLink
 from .routes import PREFETCH, RouteBinding
-from .serving import ABANDONED, Inbox, abandon, read_message
+from .serving import Inbox, abandon, read_message
 
 
 class Forward:

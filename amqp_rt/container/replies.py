@@ -48,6 +48,7 @@ from .composing import make_message
 from .credit import CreditWindow
 from .envelopes import Envelopes
 from .failures import log_failure, name_of_failure, only_cancelled
+from .handling import ABANDONED, TURN_MESSAGES, TURN_S, settle_if_open
 from .home import Home
 from .item_sending import STREAM_END
 from .item_streams import StreamInbox
@@ -56,17 +57,7 @@ from .permissions import Permissions
 from .profiles import address_for
 from .raising import RaisedOutcome, Reject
 from .routes import NO_DEADLINE, Deadline, ReplyPath, Route, RouteBinding
-from .serving import (
-    ABANDONED,
-    TURN_MESSAGES,
-    TURN_S,
-    Inbox,
-    RunningRequests,
-    Worker,
-    count,
-    read_message,
-    settle_if_open,
-)
+from .serving import Inbox, RunningRequests, Worker, count, read_message
 
 log = logging.getLogger("amqp_rt.handlers")
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any, Final, TypeAlias
@@ -24,8 +23,6 @@ from typing import Any, Final, TypeAlias
 import trio
 
 from ..codec.plain_messages import PlainReader
-from ..codec.sections import PROPERTIES, SECTION_OPENINGS
-from ..errors import LocalProtocolError
 from ..fronts.base import (
     IncomingDelivery,
     ReceivingLink,
@@ -39,7 +36,6 @@ from ..observers import (
 )
 from ..outcomes import (
     ACCEPTED,
-    MODIFIED_FAILED,
     RELEASED,
     Accepted,
     Error,
@@ -49,7 +45,6 @@ from ..outcomes import (
     Released,
 )
 from ..trace_context import TRACE_OCTETS
-from ..transactions import TransactionalState
 from .callers import CALLER, caller_of
 from .compression import MAGICS
 from .credit import CreditWindow, SharedSlots
@@ -61,6 +56,15 @@ from .failures import (
     requested_pause_s,
     without_pause,
 )
+from .handling import (
+    ABANDONED,
+    TURN_MESSAGES,
+    TURN_S,
+    InboxSteps,
+    WorkersSteps,
+    report_defect,
+    settle_if_open,
+)
 from .home import Home
 from .raising import RaisedOutcome, Reject
 from .routes import Route, RouteBinding, Stats
@@ -68,15 +72,6 @@ from .streams import ByteStream
 
 log = logging.getLogger("amqp_rt.handlers")
 
-#: Messages that a worker processes, and seconds that it may take, before it yields to other tasks.
-TURN_MESSAGES: Final = 64
-TURN_S: Final = 0.001
-#: ``context`` of a request that its caller abandoned before it was started. Otherwise the ``context`` of a
-#: request is the time of its arrival while it waits, 0 if it has no deadline, and its :class:`Worker` while it is processed.
-ABANDONED: Final = object()
-#: How messages without a header begin: with properties in the usual encoding. They have no deadline, and the
-#: time of their arrival is not needed.
-_NO_HEADER: Final = SECTION_OPENINGS[PROPERTIES]
 #: Least and most seconds before a link is asked for its unused credit (:meth:`Workers.rotate_unused_credit`).
 _ROTATION_MIN_S: Final = 0.005
 _ROTATION_MAX_S: Final = 0.5
@@ -195,7 +190,7 @@ class Worker:
         self.scope.cancel()
 
 
-class Workers:
+class Workers(WorkersSteps):
     """Tasks of a route, shared by all its links.
 
     Args:
@@ -205,77 +200,30 @@ class Workers:
     """
 
     def __init__(self, route: Route, container: Home, run: Run) -> None:
+        super().__init__(
+            slots=route.capacity,
+            tasks=route.slots,
+            trace_within=container.limits.trace_context_within,
+            # With prefetch each link has a window of its own.
+            shared=None if route.prefetch else SharedSlots(route.capacity),
+            stats=route.stats,
+        )
         self.route = route
         self.container = container
-        #: Messages that are processed at a time.
-        self.slots = route.capacity
-        #: Octets of a message that are searched for a trace context.
-        self.trace_within = container.limits.trace_context_within
-        #: Without prefetch the links share the free slots; with it each has its own window.
-        self.shared = None if route.prefetch else SharedSlots(route.capacity)
         self.inboxes: set[Inbox] = set()
         #: Tasks that have been started, idle ones included.
         self.tasks: set[Worker] = set()
-        self.running = 0
-        #: Messages that wait or are processed, of all links.
-        self.load = 0
         #: Processes one message, up to its outcome.
         self.run = run
-        self._ring: deque[Inbox] = deque()
-        self._parked: list[Worker] = []
-        self._tasks = route.slots
-        self._started = 0
-        #: Number of woken workers that have not looked for a message yet.
-        self._woken = 0
         self._rotating = False
         #: Tasks that wait until no handler runs.
         self._idle = trio.lowlevel.ParkingLot()
 
-    def put(self, inbox: Inbox) -> None:
-        """Process the messages of *inbox*, in turn with the other inboxes."""
-        if not inbox.queued:
-            inbox.queued = True
-            self._ring.append(inbox)
-        if self._woken:
-            return
-        if self._parked:
-            # As in _wake(), without another call for each batch.
-            self._woken = 1
-            trio.lowlevel.reschedule(self._parked.pop().task)
-        else:
-            self._wake()
-
-    def _queue(self, inbox: Inbox, *, first: bool = False) -> None:
-        """Put *inbox* into the ring without waking a worker."""
-        if not inbox.queued:
-            inbox.queued = True
-            (self._ring.appendleft if first else self._ring.append)(inbox)
-
-    def _wake(self) -> None:
-        if self._parked:
-            worker = self._parked.pop()
-            trio.lowlevel.reschedule(worker.task)
-        elif self._started < self._tasks and self.container.start_handler(self._work):
-            self._started += 1
-        else:
-            return
-        self._woken += 1
-
-    def _next(self) -> tuple[Inbox, IncomingDelivery] | None:
-        """Return the next message, from the link whose turn it is."""
-        ring = self._ring
-        while ring:
-            inbox = ring[0]
-            waiting = inbox.waiting
-            delivery = waiting.popleft() if waiting else None
-            if not waiting:
-                ring.popleft()
-                inbox.queued = False
-            elif len(ring) > 1:
-                ring.rotate(-1)
-            if delivery is not None:
-                return inbox, delivery
-        return None
+    def _start_task(self) -> bool:
+        if not self.container.start_handler(self._work):
+            return False
+        self._started += 1
+        return True
 
     async def _work(self) -> None:
         worker = Worker(self._parked)
@@ -297,26 +245,15 @@ class Workers:
         scope = worker.scope
         count = 0
         since = perf_counter()
-        stats = self.route.stats
-        awaits = self.route.awaits
-        within = self.trace_within
-        ring = self._ring
+        rest: Awaitable[Any] | None
         inbox: Inbox | None
         delivery: IncomingDelivery | None
         while True:
-            taken = None
-            if ring:
-                # What _next() does, without another call where one link has several messages.
-                inbox = ring[0]
-                waiting = inbox.waiting
-                if len(ring) == 1 and len(waiting) > 1:
-                    taken = inbox, waiting.popleft()
-                else:
-                    taken = self._next()
+            taken = self._next()
             if taken is None:
                 # A worker may wait for long, and must not keep its last connection in memory
                 # meanwhile.
-                inbox = delivery = None
+                inbox = delivery = rest = None
                 if not self.running and self._idle:
                     self._idle.unpark_all()
                 self._parked.append(worker)
@@ -326,52 +263,33 @@ class Workers:
                 since = perf_counter()
                 continue
             inbox, delivery = taken
-            # Wake further workers for the waiting messages, at most two at a time.
-            if self._woken < 2 and self._ring and (self._parked or self._started < self._tasks):
-                self._wake()
-            self.running += 1
-            try:
-                direct = inbox.direct
-                octets = None
-                if direct is not None and not delivery.message_format:
-                    # What octets_of() does, without two calls for each message.
-                    payload = delivery.payload
-                    octets = read_data(payload)
-                    if octets is not None and (
-                        octets[:2] in MAGICS or payload.find(TRACE_OCTETS, 0, within) >= 0
-                    ):
-                        octets = None
-                if direct is None or octets is None:
-                    await inbox.run(inbox, delivery, worker)
-                else:
-                    # What run_message() does, without a coroutine of ours for each message.
-                    try:
-                        result = direct(octets)
-                        if awaits or (result is not None and inspect.isawaitable(result)):
-                            result = await result
-                    except BaseException as error:
-                        outcome = _outcome_of(inbox, delivery, worker, error)
-                        if outcome is None:
-                            raise
-                        conclude(inbox, delivery, outcome)
+            rest = None
+            if inbox.direct is not None:
+                count, delivery, rest = self._run_direct(inbox, delivery, worker, count)
+            else:
+                self._wake_further()
+            if delivery is not None:
+                self.running += 1
+                try:
+                    if rest is None:
+                        await inbox.run(inbox, delivery, worker)
                     else:
-                        if result is None:
-                            stats.accepted += 1
-                            settle_if_open(delivery, ACCEPTED)
+                        # As run_message() goes on.
+                        try:
+                            result = await rest
+                        except BaseException as error:
+                            self.failed(inbox, delivery, worker, error)
                         else:
-                            conclude(inbox, delivery, _returned(result))
-            except Exception:
-                # An error of this package, since run() turns errors of handlers into outcomes. It
-                # must not stop the worker.
-                log.exception("a message to %r could not be handled", inbox.binding.address)
-                settle_if_open(delivery, MODIFIED_FAILED)
-            finally:
-                self.running -= 1
-                inbox.finished(delivery)
+                            self.returned(inbox, delivery, result)
+                except Exception as error:
+                    report_defect(inbox, delivery, error)
+                finally:
+                    self.running -= 1
+                    inbox.finished(delivery)
+                count += 1
             # ``cancel_called`` is read only if necessary, since it reads the clock.
             if worker.cancelled or (worker.timed and scope.cancel_called):
                 return
-            count += 1
             # A handler that never waits must not keep the connections from being served. The clock is
             # read after every fourth message only, which keeps its cost small.
             if not count & 3 and (count >= TURN_MESSAGES or perf_counter() - since > TURN_S):
@@ -379,8 +297,18 @@ class Workers:
                 count = 0
                 since = perf_counter()
 
+    def answered(self, inbox: Any, delivery: IncomingDelivery, result: object) -> None:
+        conclude(inbox, delivery, _returned(result))
+
+    def failed(
+        self, inbox: Any, delivery: IncomingDelivery, worker: Worker, error: BaseException
+    ) -> None:
+        outcome = _outcome_of(inbox, delivery, worker, error)
+        if outcome is None:
+            raise error
+        conclude(inbox, delivery, outcome)
+
     def rotate_unused_credit(self) -> None:
-        """Start asking links for unused credit, if a link has none while others hold some unused."""
         if self.shared is not None and self.shared.starved and not self._rotating:
             self._rotating = True
             self.container.start_handler(self._rotate)
@@ -432,7 +360,7 @@ class RunningRequests:
         self.count = 0
 
 
-class Inbox:
+class Inbox(InboxSteps):
     """Messages of one link that have not been started; endpoint of the link.
 
     The link calls the methods of :class:`~amqp_rt.fronts.base.ReceivingEndpoint`.
@@ -444,19 +372,20 @@ class Inbox:
             the link is for this route alone.
     """
 
+    route: Route
+    workers: Workers
+
     def __init__(
         self, binding: RouteBinding, workers: Workers, window: CreditWindow | None = None
     ) -> None:
+        self._owns_credit = window is None
+        if window is None and workers.shared is None:
+            route = binding.route
+            window = CreditWindow(binding.link, messages=route.prefetch, slots=route.capacity)
+        super().__init__(binding.route, workers, window)
         self.binding = binding
-        self.route = binding.route
-        self.workers = workers
-        self.waiting: deque[IncomingDelivery] = deque()
-        #: Whether the inbox is in the ring of the workers.
-        self.queued = False
         #: Workers that process a request of this link.
         self.calls: set[Worker] = set()
-        #: Failed messages that are held for the pause before their outcome.
-        self.held: dict[IncomingDelivery, Outcome] = {}
         #: Reads requests that differ in a key and the body only.
         self.reader = PlainReader()
         #: Requests of the link's connection that run; None before the first one.
@@ -466,17 +395,8 @@ class Inbox:
         observers = binding.container.observers
         #: Processes one message; with observers, it also tells them of it.
         self.run = workers.run if not observers else ObservedRun(binding, workers.run)
-        #: The handler, if it can be called with the octets of a message and nothing else.
-        self.direct: Callable[[bytes], Any] | None = None
         if self.run is run_message and self.route.takes_octets:
             self.direct = self.route.target
-        self._open = True
-        self._owns_credit = window is None
-        if window is None and workers.shared is None:
-            window = CreditWindow(
-                binding.link, messages=self.route.prefetch, slots=self.route.capacity
-            )
-        self._window = window
         workers.inboxes.add(self)
         self.route.stats.links += 1
 
@@ -488,36 +408,6 @@ class Inbox:
         elif self.workers.shared is not None:
             self.workers.shared.add(link)
             self.workers.rotate_unused_credit()
-
-    def deliver(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
-        size = 0
-        for each in deliveries:
-            if type(each.state) is TransactionalState:
-                # The effects of a handler cannot be rolled back, and it must not run before the
-                # discharge.
-                link.detach(Error("amqp:not-implemented", "nodes take part in no transactions"))
-                return
-            size += len(each.payload)
-        stats = self.route.stats
-        stats.received += len(deliveries)
-        self.workers.load += len(deliveries)
-        if self._window is not None:
-            self._window.took(len(deliveries), size)
-        elif self.workers.shared is not None:
-            self.workers.shared.took(link, len(deliveries))
-            self.workers.rotate_unused_credit()
-        if self.route.kind == "rpc":
-            now = 0.0
-            for each in deliveries:
-                if each.context is not ABANDONED:
-                    if not now and not each.payload.startswith(_NO_HEADER):
-                        now = trio.current_time()
-                    each.context = now
-        self.waiting += deliveries
-        if not self._open:
-            self._give_back()
-        if self.waiting:
-            self.workers.put(self)
 
     def on_data(self, link: ReceivingLink, deliveries: list[IncomingDelivery]) -> None:
         for each in deliveries:
@@ -606,18 +496,6 @@ class Inbox:
         if self._unheld is not None:
             self._unheld.set()
 
-    def finished(self, delivery: IncomingDelivery) -> None:
-        """Give back the room of *delivery*, which a worker has finished, unless it is held."""
-        if self.held and delivery in self.held:
-            return
-        self.workers.load -= 1
-        if self._window is not None:
-            self._window.freed(1, len(delivery.payload))
-        elif self.workers.shared is not None:
-            self.workers.shared.freed(1)
-            # The slot may have gone to an idle link, and while it was taken no link held unused credit.
-            self.workers.rotate_unused_credit()
-
     def stop(self) -> None:
         """Take back the credit and release messages that have not been started.
 
@@ -669,15 +547,6 @@ def abandon(delivery: IncomingDelivery) -> bool:
     else:
         return context is ABANDONED
     return True
-
-
-def settle_if_open(delivery: IncomingDelivery, outcome: Outcome) -> None:
-    """Settle *delivery*, unless the handler has settled it itself."""
-    if not delivery.settled:
-        try:
-            delivery.settle(outcome)
-        except LocalProtocolError:
-            pass  # The outcome set by the handler remains
 
 
 async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:

@@ -1,0 +1,252 @@
+"""Handlers that take octets: those that return at once, those that wait, and what both raise."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Generator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amqp_rt.codec.sections import read_data, read_plain_data
+from amqp_rt.container.container import Container
+from amqp_rt.container.declaring import node
+from amqp_rt.container.handling import TURN_MESSAGES, Suspended
+from amqp_rt.container.raising import Reject
+from amqp_rt.errors import DecodeError, DeliveryNotAccepted, DeliveryRejected
+from amqp_rt.message import Message
+from amqp_rt.outcomes import Released
+
+
+class Trap:
+    """Awaitable that yields *asked* and returns the answer."""
+
+    def __init__(self, asked: str) -> None:
+        self.asked = asked
+
+    def __await__(self) -> Generator[str, Any, Any]:
+        return (yield self.asked)
+
+
+async def two_questions(log: list[object]) -> str:
+    try:
+        log.append(await Trap("first"))
+        log.append(await Trap("second"))
+    except KeyError as error:
+        log.append(error)
+        return "caught"
+    finally:
+        log.append("end")
+    return "done"
+
+
+async def awaited(rest: Awaitable[Any]) -> Any:
+    return await rest
+
+
+def test_the_rest_of_a_coroutine_runs_where_it_is_awaited() -> None:
+    log: list[object] = []
+    begun = two_questions(log)
+    outer = awaited(Suspended(begun, begun.send(None)))
+    assert outer.send(None) == "first"
+    assert outer.send(1) == "second"
+    with pytest.raises(StopIteration) as stopped:
+        outer.send(2)
+    assert (stopped.value.value, log) == ("done", [1, 2, "end"])
+
+
+def test_exceptions_reach_the_rest_of_a_coroutine() -> None:
+    log: list[object] = []
+    begun = two_questions(log)
+    outer = awaited(Suspended(begun, begun.send(None)))
+    outer.send(None)
+    error = KeyError("k")
+    with pytest.raises(StopIteration) as stopped:
+        outer.throw(error)
+    assert (stopped.value.value, log) == ("caught", [error, "end"])
+
+
+def test_closing_ends_the_rest_of_a_coroutine() -> None:
+    log: list[object] = []
+    begun = two_questions(log)
+    outer = awaited(Suspended(begun, begun.send(None)))
+    outer.send(None)
+    outer.close()
+    assert log == ["end"]
+
+
+@pytest.mark.req("A2")
+async def test_the_frames_of_a_handler_that_waits_are_seen() -> None:
+    names: list[str] = []
+    waits, over = trio.Event(), trio.Event()
+
+    async def innermost() -> None:
+        await trio.lowlevel.checkpoint()
+        waits.set()
+        await over.wait()
+
+    task: trio.lowlevel.Task | None = None
+
+    @node("here")
+    async def handler(body: bytes) -> None:
+        nonlocal task
+        task = trio.lowlevel.current_task()
+        await innermost()
+
+    async with Container("c", nodes=[handler]) as c, c.local() as peer, peer.sender("here") as out:
+        out.send_nowait(b"x")
+        await waits.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        assert task is not None
+        names = [frame.f_code.co_name for frame, _ in task.iter_await_frames()]
+        at = names.index("handler")
+        assert names[at : at + 3] == ["handler", "innermost", "wait"]
+        over.set()
+
+
+@pytest.mark.req("A2")
+async def test_handlers_that_wait_run_beside_each_other_and_each_has_its_outcome() -> None:
+    present = 0
+    together = trio.Event()
+
+    @node("here", slots=5)
+    async def handler(body: bytes) -> Released | None:
+        nonlocal present
+        present += 1
+        if present == 5:
+            together.set()
+        await together.wait()
+        await trio.lowlevel.checkpoint()
+        if body == b"1":
+            raise Reject("this one is refused")
+        return Released() if body == b"2" else None
+
+    async with Container("c", nodes=[handler]) as c, c.local() as peer, peer.sender("here") as out:
+        outcomes: dict[int, str] = {}
+
+        async def send(number: int) -> None:
+            try:
+                await out.send(b"%d" % number)
+                outcomes[number] = "accepted"
+            except DeliveryRejected:
+                outcomes[number] = "rejected"
+            except DeliveryNotAccepted:
+                outcomes[number] = "not accepted"
+
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                for number in range(5):
+                    nursery.start_soon(send, number)
+        assert outcomes == {
+            0: "accepted",
+            1: "rejected",
+            2: "not accepted",
+            3: "accepted",
+            4: "accepted",
+        }
+        assert c.stats()["here"]["accepted"] == 3
+
+
+@pytest.mark.req("A2")
+async def test_a_handler_may_return_any_awaitable() -> None:
+    async def waits() -> None:
+        await trio.lowlevel.checkpoint()
+
+    class Answer:
+        def __await__(self) -> Generator[Any, Any, Released]:
+            yield from waits().__await__()
+            return Released()
+
+    @node("here")
+    def handler(body: bytes) -> Any:
+        return Answer()
+
+    async with Container("c", nodes=[handler]) as c, c.local() as peer, peer.sender("here") as out:
+        with pytest.raises(DeliveryNotAccepted):
+            await out.send(b"x")
+
+
+@pytest.mark.req("A2")
+async def test_handlers_that_never_wait_let_other_tasks_run() -> None:
+    handled: list[bytes] = []
+
+    @node("here", prefetch=1000)
+    async def handler(body: bytes) -> None:
+        handled.append(body)
+
+    async with Container("c", nodes=[handler]) as c, c.local() as peer, peer.sender("here") as out:
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(500):
+            out.send_nowait(b"%d" % number)
+        seen = []
+        with trio.fail_after(5):
+            while len(handled) < 500:
+                seen.append(len(handled))
+                await trio.lowlevel.checkpoint()
+        # Within a pass of the scheduler tasks run in any order: there may be two turns between two steps.
+        assert max(after - before for before, after in pairwise(seen)) <= 2 * TURN_MESSAGES
+        assert handled == [b"%d" % number for number in range(500)]
+
+
+@pytest.mark.req("A2")
+async def test_a_defect_of_ours_stops_no_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @node("here")
+    async def handler(body: bytes) -> bytes | None:
+        return b"more" if body == b"bad" else None
+
+    async with Container("c", nodes=[handler]) as c, c.local() as peer, peer.sender("here") as out:
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr("amqp_rt.container.serving.conclude", fail)
+        with caplog.at_level(logging.ERROR), pytest.raises(DeliveryNotAccepted):
+            await out.send(b"bad")
+        assert "could not be handled" in caplog.text
+        assert "a defect" in caplog.text
+        await out.send(b"good")
+
+
+_MESSAGES = st.builds(
+    lambda body, fields, more: Message([body, b"2"] if more else body, body_kind="data", **fields),
+    st.binary(max_size=300),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "message_id": st.integers(0, 2**64 - 1) | st.text(max_size=300),
+            "to": st.text(max_size=9),
+            "durable": st.booleans(),
+            "application_properties": st.just({"a": 1}),
+        },
+    ),
+    st.booleans(),
+)
+
+
+@pytest.mark.req("M1")
+@given(_MESSAGES, st.integers(0, 400), st.integers(-1, 255))
+def test_the_quick_look_at_a_body_agrees_with_the_full_one(
+    message: Message, at: int, octet: int
+) -> None:
+    payload = bytearray(message.encode())
+    if octet >= 0 and at < len(payload):
+        payload[at] = octet
+    elif octet >= 0:
+        del payload[octet:]
+    quick = read_plain_data(bytes(payload))
+    if quick is not None:
+        assert quick == read_data(bytes(payload))
+    elif octet < 0 and set(dict(message.application_properties)) == set() and not message.durable:
+        # Only large properties, and several sections, are left to the full one.
+        assert len(message.data) > 1 or len(payload) > 255
+    try:
+        read_data(bytes(payload))
+    except DecodeError:
+        assert quick is None

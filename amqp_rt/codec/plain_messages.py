@@ -1,23 +1,62 @@
-"""Reading of messages that differ from an earlier one of their link only in an id and in the body.
+"""Quick reading of plain messages: of properties and a body of one section, in the usual encoding.
 
-Requests of one caller, and the replies to them, have the same properties but for the key that matches a reply to
+:func:`read_plain_data` finds the octets of a data section by comparing the few octets around it.
+:class:`PlainReader` reads messages that differ from an earlier one of their link only in an id and in the body:
+requests of one caller, and the replies to them, have the same properties but for the key that matches a reply to
 its request. The octets around the key are compared with those of an earlier message instead of being decoded.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 from ..errors import DecodeError
 from ..limits import DEFAULT_LIMITS
 from .primitives import Reader
 from .section_types import Properties
-from .sections import AMQP_VALUE, DATA, SECTION_NAMES, reach_of, read_properties
+from .sections import (
+    AMQP_VALUE,
+    DATA,
+    PROPERTIES,
+    SECTION_NAMES,
+    SECTION_OPENINGS,
+    reach_of,
+    read_properties,
+)
+
+_U32: Final = struct.Struct(">I")
 
 #: Messages in a row that may differ from the ones before, until a reader gives up: comparing them would be wasted.
 _MISSES_MAX: Final = 16
 #: Position of the correlation-id in the properties (§3.2.4).
 _CORRELATION_ID: Final = 5
+
+
+#: How these sections begin with a size of one octet, and of four.
+_PROPERTIES_8: Final = SECTION_OPENINGS[PROPERTIES] + b"\xc0"
+_DATA_8: Final = SECTION_OPENINGS[DATA] + b"\xa0"
+_DATA_32: Final = SECTION_OPENINGS[DATA] + b"\xb0"
+
+
+def read_plain_data(payload: bytes) -> bytes | None:
+    """Return the octets of a message of one data section, at most behind properties, in the usual encoding.
+
+    None is returned for any other message, also for one of these that is malformed: see :func:`~.sections.read_data`.
+    """
+    at = 0
+    if payload[:4] == _PROPERTIES_8:
+        at = 5 + payload[4] if len(payload) > 4 else 0
+    begin = at + 5
+    kind = payload[at : at + 4]
+    if kind == _DATA_8:
+        if len(payload) >= begin and begin + payload[at + 4] == len(payload):
+            return payload[begin:]
+    elif kind == _DATA_32:
+        begin += 3
+        if len(payload) >= begin and begin + _U32.unpack_from(payload, at + 4)[0] == len(payload):
+            return payload[begin:]
+    return None
 
 
 class PlainMessage:

@@ -250,32 +250,6 @@ def read_data(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
     return payload[at + 5 if payload[at + 3] == 0xA0 else at + 8 : sections.footer]
 
 
-#: How these sections begin with a size of one octet, and of four.
-_PROPERTIES_8: Final = SECTION_OPENINGS[PROPERTIES] + b"\xc0"
-_DATA_8: Final = SECTION_OPENINGS[DATA] + b"\xa0"
-_DATA_32: Final = SECTION_OPENINGS[DATA] + b"\xb0"
-
-
-def read_plain_data(payload: bytes) -> bytes | None:
-    """Return the octets of a message of one data section, at most behind properties, in the usual encoding.
-
-    None is returned for any other message, also for one of these that is malformed: see :func:`read_data`.
-    """
-    at = 0
-    if payload[:4] == _PROPERTIES_8:
-        at = 5 + payload[4] if len(payload) > 4 else 0
-    begin = at + 5
-    kind = payload[at : at + 4]
-    if kind == _DATA_8:
-        if len(payload) >= begin and begin + payload[at + 4] == len(payload):
-            return payload[begin:]
-    elif kind == _DATA_32:
-        begin += 3
-        if len(payload) >= begin and begin + _U32.unpack_from(payload, at + 4)[0] == len(payload):
-            return payload[begin:]
-    return None
-
-
 def walk_front(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[int, int, int, int, int]:
     """Find the sections before the body by their sizes, as :func:`walk` does.
 

@@ -19,7 +19,8 @@ from typing import Any, Final
 import trio
 from trio.lowlevel import reschedule
 
-from ..codec.sections import PROPERTIES, SECTION_OPENINGS, read_data, read_plain_data
+from ..codec.plain_messages import read_plain_data
+from ..codec.sections import PROPERTIES, SECTION_OPENINGS, read_data
 from ..compiling import mypyc_attr
 from ..errors import LocalProtocolError
 from ..fronts.base import IncomingDelivery, ReceivingLink
@@ -128,8 +129,16 @@ class WorkersSteps:
 
     def put(self, inbox: InboxSteps) -> None:
         """Process the messages of *inbox*, in turn with the other inboxes."""
-        self._queue(inbox)
-        if not self._woken:
+        if not inbox.queued:
+            inbox.queued = True
+            self._ring.append(inbox)
+        if self._woken:
+            return
+        if self._parked:
+            # As in _wake(), without another call for each batch.
+            self._woken = 1
+            reschedule(self._parked.pop().task)
+        else:
             self._wake()
 
     def _queue(self, inbox: InboxSteps, *, first: bool = False) -> None:
@@ -147,11 +156,6 @@ class WorkersSteps:
         elif not (self._started < self._tasks and self._start_task()):
             return
         self._woken += 1
-
-    def _wake_further(self) -> None:
-        """Wake another worker if messages wait, at most two at a time."""
-        if self._woken < 2 and self._ring and (self._parked or self._started < self._tasks):
-            self._wake()
 
     def _start_task(self) -> bool:
         """Start another worker; return whether that was possible."""
@@ -195,9 +199,20 @@ class WorkersSteps:
         ring, waiting = self._ring, inbox.waiting
         since = 0.0
         while True:
-            self._wake_further()
-            octets = self._octets_of(delivery)
+            # Wake further workers for the waiting messages, at most two at a time.
+            if self._woken < 2 and ring and (self._parked or self._started < self._tasks):
+                self._wake()
+            # Other bodies than one data section, and those that may be compressed, or have a trace context, are for
+            # the general way.
+            if delivery.message_format:
+                return count, delivery, None
+            payload: bytes = delivery.payload
+            octets = read_plain_data(payload)
             if octets is None:
+                octets = read_data(payload)
+                if octets is None or payload.find(TRACE_OCTETS, 0, self.trace_within) >= 0:
+                    return count, delivery, None
+            if octets[:2] in MAGICS:
                 return count, delivery, None
             self.running += 1
             rest = None
@@ -223,22 +238,6 @@ class WorkersSteps:
                     return TURN_MESSAGES, None, None
             delivery = waiting.popleft()
 
-    def _octets_of(self, delivery: Any) -> Any:
-        """Return the octets for the handler; None if it is to be called in the general way.
-
-        That is for bodies other than one data section, those that may be compressed, and messages that may have
-        a trace context.
-        """
-        if delivery.message_format:
-            return None
-        payload: bytes = delivery.payload
-        octets = read_plain_data(payload)
-        if octets is None:
-            octets = read_data(payload)
-            if octets is None or payload.find(TRACE_OCTETS, 0, self.trace_within) >= 0:
-                return None
-        return None if octets[:2] in MAGICS else octets
-
     def _start(self, inbox: InboxSteps, delivery: Any, worker: Any, octets: bytes) -> Any:
         """Call the handler, and settle *delivery* if it returns; return its rest if it waits, else None."""
         try:
@@ -255,7 +254,12 @@ class WorkersSteps:
         except BaseException as error:
             self.failed(inbox, delivery, worker, error)
         else:
-            self.returned(inbox, delivery, result)
+            if result is None:
+                # What returned() does, without another call for each message.
+                self._stats.accepted += 1
+                settle_if_open(delivery, ACCEPTED)
+            else:
+                self.answered(inbox, delivery, result)
         return None
 
     def returned(self, inbox: InboxSteps, delivery: Any, result: Any) -> None:

@@ -266,8 +266,9 @@ class Workers(WorkersSteps):
             rest = None
             if inbox.direct is not None:
                 count, delivery, rest = self._run_direct(inbox, delivery, worker, count)
-            else:
-                self._wake_further()
+            elif self._woken < 2 and self._ring and (self._parked or self._started < self._tasks):
+                # Wake further workers for the waiting messages, at most two at a time.
+                self._wake()
             if delivery is not None:
                 self.running += 1
                 try:

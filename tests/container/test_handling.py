@@ -13,7 +13,8 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqp_rt.codec.sections import read_data, read_plain_data
+from amqp_rt.codec.plain_messages import read_plain_data
+from amqp_rt.codec.sections import read_data
 from amqp_rt.container.container import Container
 from amqp_rt.container.declaring import node
 from amqp_rt.container.handling import TURN_MESSAGES, Suspended

@@ -8,6 +8,7 @@ have in common.
 from __future__ import annotations
 
 import logging
+from math import inf
 from typing import Any, Final
 
 from .addresses import host_in, network_of
@@ -18,6 +19,10 @@ from .outcomes import Error
 
 #: Characters of a condition in a line; those of the standard have less than half of it.
 _CONDITION_MAX: Final = 100
+
+
+#: State of a key without lines: its period has ended.
+_NEW: Final = (-inf, 0, 0)
 
 
 class LogLimiter:
@@ -45,20 +50,21 @@ class LogLimiter:
             key: The subject of the line.
             now: Seconds of any clock, of the same one in all calls.
         """
-        limits = self.limits
-        ends, lines, left_out = self._keys.pop(key, (now + limits.log_period_s, 0, 0))
+        limits, keys = self.limits, self._keys
+        period = limits.log_period_s
+        ends, lines, left_out = keys.pop(key, _NEW)
         # Some callers pass the wall clock, which may be set back. That must not suppress lines until it
         # has caught up.
-        if not ends - limits.log_period_s <= now < ends:
-            ends = now + limits.log_period_s
+        if not ends - period <= now < ends:
+            ends = now + period
             lines = 0
         if lines >= limits.log_lines_max:
-            self._keys[key] = ends, lines, left_out + 1
+            keys[key] = ends, lines, left_out + 1
             return None
         # Used keys move to the end, so the key that is dropped is the least recently used one.
-        self._keys[key] = ends, lines + 1, 0
-        if len(self._keys) > limits.log_keys_max:
-            del self._keys[next(iter(self._keys))]
+        keys[key] = ends, lines + 1, 0
+        if len(keys) > limits.log_keys_max:
+            del keys[next(iter(keys))]
         return f" ({left_out} more like this were not logged)" if left_out else ""
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from math import inf
@@ -557,7 +556,8 @@ class KeptTarget(Terminus):
     def accept_producer(
         self, link: ReceivingLink, terms: Terms, producer: Producer, **options: Any
     ) -> None:
-        self.set_terms(terms)
+        if terms is not self.terms:
+            self.set_terms(terms)
         producer.keeper = self
         producer.note = self.note
         memory, self.memory = self.memory, {}
@@ -565,7 +565,7 @@ class KeptTarget(Terminus):
         self._unfinished = 0
         if memory is not None:
             self._gather()
-            if not link.remote_incomplete:
+            if not link.remote_incomplete and (self._outcomes or self._stored_tags):
                 self._forget_all_but(link.remote_unsettled or {})
             for tag in link.remote_unsettled or ():
                 if tag in self._outcomes and tag not in memory:
@@ -746,7 +746,7 @@ class Termini:
         self.unanswered: dict[KeptTarget, None] = {}
         self._kept: dict[Key, Terminus] = {}
         #: Number of termini by user and container-id.
-        self._of_container: Counter[tuple[str, str]] = Counter()
+        self._of_container: dict[tuple[str, str], int] = {}
         self._timers: list[tuple[float, int, Terminus]] = []
         self._order = count()
 
@@ -760,7 +760,7 @@ class Termini:
         """Return whether a terminus of *link* can be kept."""
         return (
             len(self._kept) < self.limits.termini_max
-            and self._of_container[link.peer.user or "", link.peer.container_id]
+            and self._of_container.get((link.peer.user or "", link.peer.container_id), 0)
             < self.limits.termini_of_container_max
         )
 
@@ -823,7 +823,8 @@ class Termini:
     def add(self, terminus: Terminus) -> None:
         """Register *terminus*."""
         self._kept[terminus.key] = terminus
-        self._of_container[terminus.key[1:3]] += 1
+        owner = terminus.key[1:3]
+        self._of_container[owner] = self._of_container.get(owner, 0) + 1
 
     def keep(self, terminus: Terminus, node: int) -> None:
         """Write *terminus*, which has a number, to the store."""
@@ -848,8 +849,10 @@ class Termini:
         if self._kept.get(terminus.key) is terminus:
             del self._kept[terminus.key]
             owner = terminus.key[1:3]
-            self._of_container[owner] -= 1
-            if not self._of_container[owner]:
+            left = self._of_container[owner] - 1
+            if left:
+                self._of_container[owner] = left
+            else:
                 del self._of_container[owner]
 
     def expire_at(self, terminus: Terminus, deadline: float) -> None:

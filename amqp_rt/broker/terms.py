@@ -267,6 +267,8 @@ def _delivery_mode(link: Link, possible: list[str]) -> dict[object, object] | Er
 
     The first of *possible* applies unless the peer requests another of them.
     """
+    if not link.properties:
+        return None
     needed = link.properties.get(DELIVERY_MODE)
     wished = link.properties.get(OPT_DELIVERY_MODE)
     for mode in (needed, wished):

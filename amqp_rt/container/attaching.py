@@ -342,8 +342,10 @@ class Attaching:
         address = terminus.address = address_for(link.peer, terminus.address or "") or None
         if profile is not None and any(host.attach(link) for host in profile.hosts):
             return
-        if any(host.attach(link) for host in self.first_hosts):
-            return
+        first_hosts = self.first_hosts
+        for host in first_hosts:
+            if host.attach(link):
+                return
         if address and is_direct_reply(address):
             # Before the nodes: the pattern of one may match any address.
             self._place_at_created(link, address)
@@ -374,8 +376,9 @@ class Attaching:
                 # Before the other hosts: a broker may create a queue at whatever address it is asked for.
                 self._place_at_created(link, address)
                 return
-        if any(host.attach(link) for host in self._home.hosts if host not in self.first_hosts):
-            return
+        for host in self._home.hosts:
+            if host not in first_hosts and host.attach(link):
+                return
         if isinstance(terminus, Target):
             self._place_sender(connection, cast("ReceivingLink", link), terminus)
         elif terminus.dynamic:
@@ -481,10 +484,11 @@ class Attaching:
         """
         for anchor in self._anchors_on.pop(engine, ()):
             del self._engine_of[anchor]
+        links = self._links
         for identity in self._links_of.pop(engine, ()):
             # Another connection may have taken the link over.
-            if (link := self._links.get(identity)) and link.connection is engine:
-                del self._links[identity]
+            if (link := links.get(identity)) and link.connection is engine:
+                del links[identity]
 
     def _end_pair(self, link: ReceivingLink | SendingLink) -> None:
         """Detach the other link of a pair whose first has ended."""
@@ -515,14 +519,15 @@ def _sends(link: ReceivingLink | SendingLink) -> bool:
 
 def _identity(link: ReceivingLink | SendingLink) -> _Identity:
     peer = link.peer
-    terminus = link.source if _sends(link) else link.target
-    address = terminus.address if isinstance(terminus, Source | Target) else None
+    sends = _sends(link)
+    terminus = link.source if sends else link.target
+    address = terminus.address if isinstance(terminus, (Source, Target)) else None
     own = isinstance(address, str) and address_for(peer, address) == CBS
     return (
         peer.virtual_host,
         peer.user,
         peer.container_id,
-        _sends(link),
+        sends,
         link.name,
         link.connection if own else None,
     )

@@ -428,7 +428,9 @@ class Connection:
         Raises:
             ConnectionLost: No peer has been reached yet.
         """
-        return self.engine.peer
+        if self._engine is None:
+            raise ConnectionLost("there is no connection yet")
+        return self._engine.peer
 
     @property
     def state(self) -> State:
@@ -500,11 +502,6 @@ class Connection:
 
     def handle(self, events: list[Event]) -> None:
         """Process the events of the engine. Not a checkpoint."""
-        # A peer that refuses the connection sends open and close together.
-        over = False
-        for event in events:
-            if isinstance(event, (Closed, ConnectionFailed)):
-                over = True
         refused = False
         for event in events:
             if isinstance(event, AttachRequested):
@@ -518,7 +515,10 @@ class Connection:
             elif isinstance(event, Opened):
                 if not self.dialled:
                     refused = not self.container.entry.opened(self)
-                if not over:
+                # A peer that refuses the connection sends open and close together.
+                if len(events) == 1 or not any(
+                    isinstance(each, (Closed, ConnectionFailed)) for each in events
+                ):
                     self._on_opened()
             else:
                 self.ended_with = event.error

@@ -539,7 +539,10 @@ class ConnectionEntry:
 
     def traced(self, engine: ProtocolEngine, traces: list[Traced]) -> ProtocolEngine:
         """Return *engine* with its traces, if there are any, which are appended to *traces*."""
-        for source in (self._home.traces, self._home.frame_watches):
+        home = self._home
+        if home.traces is None and not home.frame_watches:
+            return engine
+        for source in (home.traces, home.frame_watches):
             found = trace(source, engine, client=False, clock=TRIO_CLOCK)
             if found is not None:
                 traces.append(found)
@@ -568,6 +571,13 @@ class ConnectionEntry:
             # The other end is ours, and keeps within its limits.
             limits = msgspec.structs.replace(limits, channel_max=_CHANNEL_MAX)
         self.timers.watch(front)
+        capabilities = logins.capabilities
+        for host in self._home.hosts:
+            if host.capabilities:
+                capabilities = (*capabilities, *map(Symbol, host.capabilities))
+        properties = dict(self.open_properties)
+        if profile is not None:
+            properties.update(profile.properties)
         engine = front.server(
             ServerOptions(
                 container_id=self._home.name,
@@ -578,28 +588,23 @@ class ConnectionEntry:
                 channel_max_for=self._channel_max_for
                 if self.channel_max_for and not trusted
                 else None,
-                offered_capabilities=(
-                    *logins.capabilities,
-                    *(Symbol(each) for host in self._home.hosts for each in host.capabilities),
-                ),
+                offered_capabilities=capabilities,
                 topology=self.topology,
                 branches=self.branches,
-                properties={
-                    **self.open_properties,
-                    **({} if profile is None else profile.properties),
-                },
+                properties=properties,
                 echo_addresses=profile is not None and profile.echo_addresses,
                 whole_errors=profile is not None and profile.whole_errors,
                 whole_frames=profile is not None and profile.whole_frames,
             ),
             since,
         )
-        engine.peer.secure = secure
-        engine.peer.certificate = certificate
+        peer = engine.peer
+        peer.secure = secure
+        peer.certificate = certificate
         # The host name of TLS applies if neither login nor open names one (Part 2 §2.7.1).
-        engine.peer.virtual_host = engine.peer.server_name = server_name
-        engine.peer.trusted = trusted
-        engine.peer.profile = profile
+        peer.virtual_host = peer.server_name = server_name
+        peer.trusted = trusted
+        peer.profile = profile
         return Connection(self._home, engine, dialled=False)
 
     def ended(self, connection: Connection) -> None:
@@ -855,7 +860,9 @@ class ConnectionEntry:
             event.exchange.fail()
 
     def _is_blocked(self, network: str) -> bool:
-        return self._backoff.blocks(f"address {network}", trio.current_time())
+        return bool(self._backoff) and self._backoff.blocks(
+            f"address {network}", trio.current_time()
+        )
 
 
 async def _remove_after(task: Callable[[], Awaitable[None]], path: str) -> None:

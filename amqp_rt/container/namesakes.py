@@ -36,7 +36,7 @@ class Namesakes:
         self._users: Counter[str] = Counter()
         self._profiles: Counter[Profile] = Counter()
         self._profile_of: dict[object, Profile] = {}
-        self._counts: Counter[_Key] = Counter()
+        self._counts: dict[_Key, int] = {}
         self._sole: dict[_Key, object] = {}
         self._keys: dict[object, _Key] = {}
 
@@ -47,7 +47,7 @@ class Namesakes:
         """
         key = (peer.virtual_host, peer.user, peer.container_id)
         sole = SOLE_CONNECTION in peer.desired_capabilities
-        if key in self._sole or (sole and self._counts[key]):
+        if key in self._sole or (sole and key in self._counts):
             return Error(
                 "amqp:invalid-field",
                 f"the container {peer.container_id!r:.100} has a connection already,"
@@ -71,7 +71,7 @@ class Namesakes:
         if profile is not None and most is not None:
             self._profiles[profile] += 1
             self._profile_of[connection] = profile
-        self._counts[key] += 1
+        self._counts[key] = self._counts.get(key, 0) + 1
         self._keys[connection] = key
         if sole:
             self._sole[key] = connection
@@ -87,13 +87,15 @@ class Namesakes:
             self._profiles[profile] -= 1
             if not self._profiles[profile]:
                 del self._profiles[profile]
-        _, user, _ = key
+        user = key[1]
         if user is not None:
             self._users[user] -= 1
             if not self._users[user]:
                 del self._users[user]
-        self._counts[key] -= 1
-        if not self._counts[key]:
+        left = self._counts[key] - 1
+        if left:
+            self._counts[key] = left
+        else:
             del self._counts[key]
         if self._sole.get(key) is connection:
             del self._sole[key]

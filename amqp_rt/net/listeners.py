@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import stat
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
@@ -69,7 +68,7 @@ class Crowd:
         self.blocks = blocks
         #: Connections that have not logged in.
         self.strangers = 0
-        self.by_network: Counter[str] = Counter()
+        self.by_network: dict[str, int] = {}
         #: Those that have not logged in by address, the oldest first, each with the function that
         #: ends it.
         self.strangers_by_network: dict[str, dict[int, Callable[[], None]]] = {}
@@ -91,8 +90,8 @@ class Crowd:
 
     def leave(self, network: str, number: int) -> None:
         """Stop counting a connection, which has logged in or ended. A second call has no effect."""
-        strangers = self.strangers_by_network.get(network, {})
-        if strangers.pop(number, None) is not None:
+        strangers = self.strangers_by_network.get(network)
+        if strangers is not None and strangers.pop(number, None) is not None:
             self.strangers -= 1
             if not strangers:
                 del self.strangers_by_network[network]
@@ -151,17 +150,16 @@ class ConnectionLimiter:
         self._refusing = False
         self._dropping = False
 
-    def admits(self, host: str) -> bool:
-        """Return whether one more connection from *host* is allowed."""
+    def _admits(self, host: str, network: str) -> bool:
+        """Return whether one more connection from *host*, which counts for *network*, is allowed."""
         limits, crowd = self.limits, self.crowd
         if self.connections >= limits.connections_max or not limits.connections_unauthenticated_max:
             return False
         if host in _NO_ADDRESS:
             return True
-        network = network_of(host)
         return (
             not crowd.blocks(network)
-            and crowd.by_network[network] < limits.connections_per_address_max
+            and crowd.by_network.get(network, 0) < limits.connections_per_address_max
             and limits.connections_unauthenticated_per_address_max > 0
         )
 
@@ -177,16 +175,16 @@ class ConnectionLimiter:
             address: The peer's address, for the log.
             drop: Ends the connection, to make room for another one.
         """
-        if not self.admits(host):
+        network, crowd = network_of(host), self.crowd
+        if not self._admits(host, network):
             # One line for a flood of connections, not one for each of them.
             level = logging.DEBUG if self._refusing else logging.WARNING
-            blocked = host not in _NO_ADDRESS and self.crowd.blocks(network_of(host))
+            blocked = host not in _NO_ADDRESS and crowd.blocks(network)
             why = "too many failed logins" if blocked else "too many connections"
             log.log(level, "connection from %s refused: %s", address, why)
             self._refusing = True
             return None
         self._refusing = False
-        network, crowd = network_of(host), self.crowd
         limits = self.limits
         of_address = limits.connections_unauthenticated_per_address_max
         crowded = host not in _NO_ADDRESS and crowd.strangers_of(network) >= of_address
@@ -198,7 +196,7 @@ class ConnectionLimiter:
         else:
             self._dropping = False
         self.connections += 1
-        crowd.by_network[network] += 1
+        crowd.by_network[network] = crowd.by_network.get(network, 0) + 1
         return Admission(self, network, crowd.enter(network, drop))
 
     async def serve(self, stream: trio.abc.Stream, host: str, address: str, serve: Serve) -> None:
@@ -303,9 +301,11 @@ async def _receive_header(stream: trio.abc.Stream, most: int) -> ProxyHeader:
     return parse_header(begun)
 
 
-def _take_from(counts: Counter[str], key: str) -> None:
-    counts[key] -= 1
-    if not counts[key]:
+def _take_from(counts: dict[str, int], key: str) -> None:
+    left = counts[key] - 1
+    if left:
+        counts[key] = left
+    else:
         del counts[key]
 
 
@@ -417,12 +417,16 @@ async def serve_socket(
 async def accept_sockets(listener: trio.SocketListener, arrive: Arrive) -> None:
     """Accept connections until cancelled, and give each to *arrive*; then close the listener.
 
-    No task is started for them: *arrive* returns at once, and closes the socket now or later. A lack
+    For the reactor. No task is started for them: *arrive* returns at once, and closes the socket now or later. A lack
     of descriptors or memory delays accepting and does not end it.
     """
     exhausted = False
     # trio's socket gives up the descriptor: its own accept() takes one connection per pass.
     with socket.socket(fileno=listener.socket.detach()) as listening:
+        is_unix = listening.family == socket.AF_UNIX
+        if not is_unix:
+            # Accepted sockets inherit the option on Linux, and the reactor is for Linux only.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
             await trio.lowlevel.wait_readable(listening)
             try:
@@ -430,13 +434,9 @@ async def accept_sockets(listener: trio.SocketListener, arrive: Arrive) -> None:
                     connected, peer = listening.accept()
                     exhausted = False
                     connected.setblocking(False)
-                    if connected.family == socket.AF_UNIX:
+                    if is_unix:
                         arrive(connected, "unix", "unix")
                     else:
-                        try:
-                            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                        except OSError:
-                            pass  # The peer is gone, which reading finds out.
                         arrive(connected, peer[0], _address_text(peer[0], peer[1]))
             except BlockingIOError:
                 pass

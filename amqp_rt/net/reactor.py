@@ -126,6 +126,7 @@ class Reactor(ReactorSteps, trio.abc.Instrument):
     async def wait_adopted(self) -> None:
         """Wait until no connection without a task is left. Cancelling changes nothing."""
         while self._adopted or self._endings:
+            self._emptying = True
             await self._emptied.park()
 
     def drop_adopted(self) -> None:

@@ -72,6 +72,8 @@ class ReactorSteps:
         self._adopted: dict[int, Callable[[], None]] = {}
         self._endings: list[Callable[[], None]] = []
         self._emptied = trio.lowlevel.ParkingLot()
+        #: Whether a task may wait there: looking for one costs more than the rest of a connection's end.
+        self._emptying = False
         self._flushes: list[Carrier] = []
         self._turn = Turn()
         #: Carriers that have more to do with the input that they read.
@@ -93,7 +95,8 @@ class ReactorSteps:
                 except Exception:
                     # A fault of ours: it must not end the other connections.
                     log.exception("the end of a connection failed")
-        if not self._adopted:
+        if self._emptying and not self._adopted:
+            self._emptying = False
             self._emptied.unpark_all()
 
     # --- called by carriers --------------------------------------------------------------

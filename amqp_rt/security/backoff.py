@@ -33,6 +33,10 @@ class Backoff:
         delay = limits.failed_login_delay_s * 2.0 ** min(worst, 32)
         return max(limits.failed_login_delay_s, min(delay, limits.failed_login_delay_max_s))
 
+    def __bool__(self) -> bool:
+        """Whether any login has failed recently."""
+        return bool(self._failures)
+
     def blocks(self, who: str, now: float) -> bool:
         """Return whether *who* has failed so often recently that its connections are to be refused."""
         count, last = self._failures.get(who, (0, now))

@@ -76,6 +76,10 @@ class FrameWatches:
         self._limits = limits
         self._open: list[FrameWatch] = []
 
+    def __bool__(self) -> bool:
+        """Whether a watch is open."""
+        return bool(self._open)
+
     def open_watch(self) -> FrameWatch | None:
         """Open a watch, to be closed by :meth:`close_watch`; None if ``frame_watches_max`` are open."""
         if len(self._open) >= self._limits.frame_watches_max:

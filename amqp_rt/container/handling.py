@@ -22,7 +22,7 @@ from trio.lowlevel import reschedule
 from ..codec.plain_messages import read_plain_data
 from ..codec.sections import PROPERTIES, SECTION_OPENINGS, read_data
 from ..compiling import mypyc_attr
-from ..errors import LocalProtocolError
+from ..errors import DecodeError, LocalProtocolError
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import ACCEPTED, MODIFIED_FAILED, Error, Outcome
 from ..trace_context import TRACE_OCTETS
@@ -209,7 +209,11 @@ class WorkersSteps:
             payload: bytes = delivery.payload
             octets = read_plain_data(payload)
             if octets is None:
-                octets = read_data(payload)
+                try:
+                    octets = read_data(payload)
+                except DecodeError:
+                    # The general way rejects the message.
+                    return count, delivery, None
                 if octets is None or payload.find(TRACE_OCTETS, 0, self.trace_within) >= 0:
                     return count, delivery, None
             if octets[:2] in MAGICS:

@@ -251,3 +251,21 @@ def test_the_quick_look_at_a_body_agrees_with_the_full_one(
         read_data(bytes(payload))
     except DecodeError:
         assert quick is None
+
+
+@node("octets")
+async def take_octets(body: bytes) -> None:
+    """Accept each message."""
+
+
+async def test_a_malformed_message_is_rejected_and_the_next_one_is_handled() -> None:
+    async with (
+        Container("all", nodes=[take_octets]) as all_,
+        all_.local() as peer,
+        peer.sender("octets") as sender,
+    ):
+        for malformed in (b"no message", b"\x00\x53\x74\xc1\xff", b""):
+            with pytest.raises(DeliveryRejected) as refused:
+                await sender.send_payload(malformed)
+            assert refused.value.condition == DecodeError.default_condition
+            await sender.send(b"good")

@@ -80,8 +80,14 @@ class ObservedReceipt(Receipt):
         self.message_format = message_format
         self.unfinished = unfinished
         self.transaction = transaction
-        #: The operation that was begun when the message was encoded, just before; None once it has ended.
-        self.operation = sender.take_begun()
+        #: The operation that was begun when the message was encoded, just before; one without trace context for an encoded
+        #: message; None once it has ended.
+        self.operation: ObservedOperation | None
+        if sender.encoded:
+            sender.encoded = False
+            self.operation, sender.begun = sender.begun, None
+        else:
+            self.operation = sender.begin_operation(None)
 
     def _settle(self) -> None:
         super()._settle()
@@ -132,9 +138,10 @@ class ObservedSending(Sender):
 
     _observer: UnreadObserver | None = None
     _bound = False
-    _begun: ObservedOperation | None = None
-    #: Whether the message encoded last has no receipt yet, so that its operation waits in ``_begun``.
-    _encoded = False
+    #: The operation of the message encoded last, while :attr:`encoded`.
+    begun: ObservedOperation | None = None
+    #: Whether the message encoded last has no receipt yet.
+    encoded = False
 
     def _bind_observer(self) -> UnreadObserver | None:
         """Bind the observers of the container to the link, whose address and peer may have become known."""
@@ -151,17 +158,10 @@ class ObservedSending(Sender):
             self._observer = self._bind_observer()
         return self._observer
 
-    def _begin_operation(self, message: Message | None) -> ObservedOperation | None:
+    def begin_operation(self, message: Message | None) -> ObservedOperation | None:
+        """Begin an operation on *message*; None stands for one that has been encoded already."""
         observer = self._bind()
         return None if observer is None else observer.begin(message)
-
-    def take_begun(self) -> ObservedOperation | None:
-        """Return the operation of the message encoded last; one without trace context for an encoded message."""
-        if not self._encoded:
-            return self._begin_operation(None)
-        self._encoded = False
-        begun, self._begun = self._begun, None
-        return begun
 
     def encode(self, message: object, properties: MessageProperties | Mapping[str, Any]) -> Payload:
         """Begin the operation, write its trace context, and encode the message.
@@ -173,7 +173,7 @@ class ObservedSending(Sender):
             LocalProtocolError: The message is for the anonymous terminus and has no ``to``.
         """
         observer = self._observer if self._bound else self._bind()
-        self._encoded = False
+        self.encoded = False
         operation: ObservedOperation | None = None
         try:
             if observer is None:
@@ -195,8 +195,8 @@ class ObservedSending(Sender):
             if operation is not None:
                 operation.end(error_of(error))
             raise
-        self._begun = operation
-        self._encoded = True
+        self.begun = operation
+        self.encoded = True
         return payload
 
     async def send(
@@ -210,7 +210,7 @@ class ObservedSending(Sender):
         if self.pending >= self.max_pending:
             await self._wait_for_room()
         payload = self.encode(message, properties)
-        operation = self._begun
+        operation = self.begun
         try:
             return await self._send(payload, 0, transaction)
         except BaseException as error:
@@ -227,7 +227,7 @@ class ObservedSending(Sender):
     ) -> Receipt:
         """Send a message, or queue it for credit, without waiting; see :meth:`Sender.send_nowait`."""
         payload = self.encode(message, properties)
-        operation = self._begun
+        operation = self.begun
         try:
             return self._send_nowait(payload, 0, transaction)
         except AmqpError as error:
@@ -280,8 +280,8 @@ class ObservedSending(Sender):
             LinkDetached: The sender is closed, or its link has ended permanently.
             ConnectionLost: The connection has ended permanently.
         """
-        self._begun = operation = self._begin_operation(front)
-        self._encoded = True
+        self.begun = operation = self.begin_operation(front)
+        self.encoded = True
         return super().begin_stream(
             front if operation is None else with_trace(front, operation.trace)
         )

@@ -23,6 +23,7 @@ from typing import Any, Final, TypeAlias
 import trio
 
 from ..codec.plain_messages import PlainReader
+from ..errors import DecodeError
 from ..fronts.base import (
     IncomingDelivery,
     ReceivingLink,
@@ -90,6 +91,9 @@ class ObservedRun:
     def __init__(self, binding: RouteBinding, run: Run) -> None:
         self._binding = binding
         self._run = run
+        #: The handler, if it can be called with the octets of a message and nothing else.
+        takes_octets = run is run_message and binding.route.takes_octets
+        self._direct: Callable[[bytes], Any] | None = binding.route.target if takes_octets else None
         self._link: ReceivingLink | None = None
         self._observer: UnreadObserver | None = None
 
@@ -119,9 +123,33 @@ class ObservedRun:
         worker.failure = None
         worker.operation = operation
         error: str | None = "cancelled"
+        direct, octets = self._direct, None
+        if direct is not None:
+            try:
+                octets = octets_of(delivery)
+            except DecodeError:
+                pass  # It is raised again below, and becomes the outcome
         operation.enter()
         try:
-            await self._run(inbox, delivery, worker)
+            if direct is None or octets is None:
+                await self._run(inbox, delivery, worker)
+            else:
+                # What run_message() does, without another coroutine for each message.
+                workers = inbox.workers
+                traced = delivery.payload.find(TRACE_OCTETS, 0, workers.trace_within) >= 0
+                if traced:
+                    CALLER.set(caller_of(delivery.payload))
+                try:
+                    result = direct(octets)
+                    if inbox.route.awaits or (result is not None and inspect.isawaitable(result)):
+                        result = await result
+                except BaseException as failure:
+                    workers.failed(inbox, delivery, worker, failure)
+                else:
+                    workers.returned(inbox, delivery, result)
+                finally:
+                    if traced:
+                        CALLER.set(None)
             error = worker.take_failure()
             if error is None and delivery.local_state is not ACCEPTED:
                 error = error_of_outcome(delivery.local_state)

@@ -13,6 +13,7 @@ from call_counts import Calls, plain_only
 from amqp_rt import Container, Delivery, Message, Reject, Retry, node, rpc
 from amqp_rt.broker.broker import Broker
 from amqp_rt.broker.nodes import Queue
+from amqp_rt.container.callers import CALLER
 from amqp_rt.container.composing import make_message
 from amqp_rt.container.observed import ObservedReceipt
 from amqp_rt.container.receiving import Receiver
@@ -26,6 +27,7 @@ from amqp_rt.errors import (
 )
 from amqp_rt.limits import Limits
 from amqp_rt.observers import LinkObserver, ObservedLink, ObservedOperation
+from amqp_rt.outcomes import Released
 
 pytestmark = pytest.mark.req("O2")
 
@@ -247,6 +249,54 @@ async def test_an_observer_that_fails_is_left_out(caplog: pytest.LogCaptureFixtu
     lines = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
     # Once for each link: the sender, the calls (twice), and the two links to nodes.
     assert len(lines) == 5, lines
+
+
+@node("octets")
+async def take_octets(body: bytes) -> object:
+    """Do what *body* names; with a trace context, only if the handler's caller has it."""
+    caller = CALLER.get()
+    if body == b"traced":
+        return None if caller is not None and caller.trace["traceparent"] == TRACEPARENT else Reject
+    assert caller is None
+    if body == b"bad":
+        raise Reject("no such article")
+    if body == b"broken":
+        raise KeyError("article")
+    return Released() if body == b"not now" else None
+
+
+@pytest.mark.parametrize("observe", [[], [Notes("process")]])
+async def test_handlers_of_octets_have_the_same_outcomes_with_observers(
+    observe: list[Notes],
+) -> None:
+    outcomes: list[str] = []
+    plain = {each: Message(each) for each in (b"good", b"bad", b"broken", b"not now")}
+    traced = Message(b"traced", application_properties={"traceparent": TRACEPARENT})
+    payloads = [each.encode() for each in (plain[b"good"], traced, *plain.values())]
+    payloads += [b"no message", b"\x00\x53\x74\xc1\xff"]
+    async with (
+        Container("all", nodes=[take_octets], observe=observe) as all_,
+        all_.local() as peer,
+        peer.sender("octets") as sender,
+    ):
+        for payload in payloads:
+            receipt = sender.send_payload_nowait(payload)
+            outcomes.append(type(await receipt.outcome()).__name__)
+    assert outcomes == [
+        *["Accepted"] * 3,
+        "Rejected",
+        "Modified",
+        "Released",
+        *["Rejected"] * 2,
+    ]
+    for notes in observe:
+        assert [error for _, error in notes.ended] == [
+            *["ok"] * 3,
+            "amqp:precondition-failed",
+            "KeyError",
+            "released",
+            *["amqp:decode-error"] * 2,
+        ]
 
 
 class Reads(Notes):

@@ -52,6 +52,8 @@ DESTINATIONS_MAX: Final = 1_000
 ERRORS_MAX: Final = 100
 #: Value of further ones, by the conventions.
 _OTHER: Final = "_OTHER"
+#: The usual class of spans that are not recorded, which takes nothing.
+_UNRECORDED: Final = trace.NonRecordingSpan
 #: Octets of trace flags: as objects of the API, and in hexadecimal.
 _FLAGS: Final = tuple(trace.TraceFlags(value) for value in range(256))
 _HEXADECIMAL: Final = tuple(f"{value:02x}" for value in range(256))
@@ -206,8 +208,9 @@ class _LinkSpans:
         self._otel = otel
         self._link = link
         self.kind: Kind = link.kind
-        self.counter = counter
-        self.histogram = histogram
+        #: Methods of the counter and the histogram.
+        self.add = None if counter is None else counter.add
+        self.record = None if histogram is None else histogram.record
         self.of_metrics = of_metrics
         self.error_of_metrics = otel.error_of_metrics
         self._measured = counter is not None or histogram is not None
@@ -221,6 +224,8 @@ class _LinkSpans:
         self._writes = link.kind in ("send", "call", "serve", "create", "relay")
         self._reads = link.kind != "call"
         self._relays = link.kind == "relay"
+        #: Whether what carries our context runs no code of the application.
+        self._sends = self._writes and link.kind != "serve"
         #: Whether the tracer makes no spans, as where the SDK is switched off, and there is no context to pass on either. A
         #: tracer whose provider is set later is none of these.
         self._silent = False
@@ -260,18 +265,22 @@ class _LinkSpans:
                 name = f"{name} {to}"
                 attributes = {**attributes, names.DESTINATION_NAME: to}
             span = self._start_span(name, context, self._span_kind, attributes, links)
-            if span is trace.INVALID_SPAN:
-                # There is no SDK, and no context to pass on.
-                return _Measured(self) if self._measured else None
-            # The usual class of spans that are not recorded is not asked, which takes a call.
-            if type(span) is not trace.NonRecordingSpan and span.is_recording():
+            if type(span) is _UNRECORDED:
+                if span is trace.INVALID_SPAN:
+                    # There is no SDK, and no context to pass on.
+                    return _Measured(self) if self._measured else None
+                if not self._writes:
+                    return _Unrecorded(self, span)
+                written = _written(span.get_span_context())
+                return _Carried(self, written) if self._sends else _Unrecorded(self, span, written)
+            if span.is_recording():
                 if parent is not None and not links and context is None:
                     span.add_link(_context_of(parent, given))
                 ids = self._ids_of(message)
                 if ids:
                     span.set_attributes(ids)
             written = _written(span.get_span_context()) if self._writes else NO_TRACE
-            return _SpanOperation(self, span, written)
+            return _Recorded(self, span, written)
         except Exception as error:
             log_left_out(self._otel, self._link, error)
             self._silent, self._measured = True, False
@@ -361,21 +370,36 @@ class _Measured:
         try:
             if error is not None:
                 attributes = {**attributes, names.ERROR_TYPE: spans.error_of_metrics(error)}
-            if spans.counter is not None:
-                spans.counter.add(self._count, attributes)
-            if spans.histogram is not None:
-                spans.histogram.record(perf_counter() - self._began, attributes)
+            if spans.add is not None:
+                spans.add(self._count, attributes)
+            if spans.record is not None:
+                spans.record(perf_counter() - self._began, attributes)
         except Exception as failure:
             log_failed("end", self, failure)
 
 
-class _SpanOperation(_Measured):
-    """Operation with a span, from its beginning to its end."""
+class _Carried(_Measured):
+    """Operation whose span is not recorded, and goes on in the message alone."""
+
+    __slots__ = ("trace",)
+
+    def __init__(self, spans: _LinkSpans, written: Mapping[str, str]) -> None:
+        # As in the class above, without another call for each message.
+        self._spans = spans
+        self._count = 1
+        self._over = False
+        self._began = perf_counter()
+        self.trace = written
+
+
+class _Unrecorded(_Measured):
+    """Operation whose span is not recorded, and is the current one while code of the application runs."""
 
     __slots__ = ("_span", "_token", "trace")
 
-    def __init__(self, spans: _LinkSpans, span: Span, written: Mapping[str, str]) -> None:
-        # As in the class above, without another call for each message.
+    def __init__(
+        self, spans: _LinkSpans, span: Span, written: Mapping[str, str] = NO_TRACE
+    ) -> None:
         self._spans = spans
         self._count = 1
         self._over = False
@@ -383,6 +407,23 @@ class _SpanOperation(_Measured):
         self.trace = written
         self._span = span
         self._token: Any = None
+
+    def enter(self) -> None:
+        try:
+            self._token = contexts.attach(trace.set_span_in_context(self._span))
+        except Exception as failure:
+            log_failed("enter", self, failure)
+
+    def leave(self) -> None:
+        # What is raised is logged there.
+        if self._token is not None:
+            contexts.detach(self._token)
+
+
+class _Recorded(_Unrecorded):
+    """Operation with a span that may be recorded, from its beginning to its end."""
+
+    __slots__ = ()
 
     def add(self, message: Message | None) -> None:
         self._count += 1
@@ -397,44 +438,27 @@ class _SpanOperation(_Measured):
             log_failed("add", self, failure)
 
     def identify(self, message_id: object, conversation_id: object) -> None:
-        # The usual class of spans that are not recorded takes no attributes.
-        if type(self._span) is trace.NonRecordingSpan:
-            return
         try:
             self._span.set_attribute(names.MESSAGE_ID, _text(message_id))
             self._span.set_attribute(names.CONVERSATION_ID, _text(conversation_id))
         except Exception as failure:
             log_failed("identify", self, failure)
 
-    def enter(self) -> None:
-        try:
-            self._token = contexts.attach(trace.set_span_in_context(self._span))
-        except Exception as failure:
-            log_failed("enter", self, failure)
-
-    def leave(self) -> None:
-        # What is raised is logged there.
-        if self._token is not None:
-            contexts.detach(self._token)
-
     def end(self, error: str | None = None) -> None:
         if self._over:
             return
         self._over = True
         spans, span = self._spans, self._span
-        recorded = type(span) is not trace.NonRecordingSpan
         attributes: Mapping[str, str | bool] = spans.of_metrics
         try:
             if error is not None:
                 attributes = {**attributes, names.ERROR_TYPE: spans.error_of_metrics(error)}
-                if recorded:
-                    span.set_attribute(names.ERROR_TYPE, error)
-                    span.set_status(trace.StatusCode.ERROR)
-            if spans.counter is not None:
-                spans.counter.add(self._count, attributes)
-            if spans.histogram is not None:
-                spans.histogram.record(perf_counter() - self._began, attributes)
-            if recorded:
-                span.end()
+                span.set_attribute(names.ERROR_TYPE, error)
+                span.set_status(trace.StatusCode.ERROR)
+            if spans.add is not None:
+                spans.add(self._count, attributes)
+            if spans.record is not None:
+                spans.record(perf_counter() - self._began, attributes)
+            span.end()
         except Exception as failure:
             log_failed("end", self, failure)

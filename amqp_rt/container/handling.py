@@ -181,20 +181,20 @@ class WorkersSteps:
                 return inbox, delivery
         return None
 
-    def _run_direct(
+    def _run_turn(
         self, inbox: InboxSteps, delivery: Any, worker: Any, count: int
-    ) -> tuple[int, Any, Any]:
-        """Pass *delivery*, and those behind it, to a handler that takes octets, until one waits or the turn ends.
+    ) -> tuple[int, Any, Any, bool]:
+        """Process *delivery*, and those behind it in the same inbox, until a handler waits or the turn ends.
 
         Args:
-            inbox: The inbox of *delivery*, with such a handler.
+            inbox: The inbox of *delivery*.
             delivery: The first message.
             worker: The worker.
             count: Messages of this turn before.
 
         Returns:
-            The messages of this turn so far, the message with which the worker has to go on, and the rest of its
-            handler; None for the message if there is none, and for the handler if it is another kind of message.
+            The messages of this turn so far; the message whose handler waits, and what is to be awaited, None and None
+            if there is none; and whether that settles the message, or returns what its handler returns.
         """
         ring, waiting = self._ring, inbox.waiting
         since = 0.0
@@ -202,26 +202,19 @@ class WorkersSteps:
             # Wake further workers for the waiting messages, at most two at a time.
             if self._woken < 2 and ring and (self._parked or self._started < self._tasks):
                 self._wake()
-            # Other bodies than one data section, and those that may be compressed, or have a trace context, are for
-            # the general way.
-            if delivery.message_format:
-                return count, delivery, None
-            payload: bytes = delivery.payload
-            octets = read_plain_data(payload)
-            if octets is None:
-                try:
-                    octets = read_data(payload)
-                except DecodeError:
-                    # The general way rejects the message.
-                    return count, delivery, None
-                if octets is None or payload.find(TRACE_OCTETS, 0, self.trace_within) >= 0:
-                    return count, delivery, None
-            if octets[:2] in MAGICS:
-                return count, delivery, None
+            octets = None if inbox.direct is None else self._octets_of(delivery)
             self.running += 1
-            rest = None
+            rest: Any = None
             try:
-                rest = self._start(inbox, delivery, worker, octets)
+                if octets is None:
+                    rest = inbox.run(inbox, delivery, worker)
+                    if type(rest) is CoroutineType:
+                        try:
+                            rest = Suspended(rest, rest.send(None))
+                        except StopIteration:
+                            rest = None
+                else:
+                    rest = self._start(inbox, delivery, worker, octets)
             except Exception as error:
                 report_defect(inbox, delivery, error)
             finally:
@@ -229,18 +222,43 @@ class WorkersSteps:
                 if rest is None:
                     inbox.finished(delivery)
             if rest is not None:
-                return count, delivery, rest
+                return count, delivery, rest, octets is None
             count += 1
-            if count >= TURN_MESSAGES or len(ring) != 1 or ring[0] is not inbox or len(waiting) < 2:
-                return count, None, None
+            if (
+                count >= TURN_MESSAGES
+                or len(ring) != 1
+                or ring[0] is not inbox
+                or len(waiting) < 2
+                or (octets is None and (worker.cancelled or worker.timed))
+            ):
+                return count, None, None, False
             # The clock is read after every fourth message only, which keeps its cost small.
             if not count & 3:
                 now = perf_counter()
                 if not since:
                     since = now
                 elif now - since > TURN_S:
-                    return TURN_MESSAGES, None, None
+                    return TURN_MESSAGES, None, None, False
             delivery = waiting.popleft()
+
+    def _octets_of(self, delivery: Any) -> Any:
+        """Return the octets for a handler that takes nothing else; None if the message needs more than that.
+
+        These are malformed messages, bodies other than one data section, those that may be compressed, and messages
+        that may have a trace context.
+        """
+        if delivery.message_format:
+            return None
+        payload: bytes = delivery.payload
+        octets = read_plain_data(payload)
+        if octets is None:
+            try:
+                octets = read_data(payload)
+            except DecodeError:
+                return None
+            if octets is None or payload.find(TRACE_OCTETS, 0, self.trace_within) >= 0:
+                return None
+        return None if octets[:2] in MAGICS else octets
 
     def _start(self, inbox: InboxSteps, delivery: Any, worker: Any, octets: bytes) -> Any:
         """Call the handler, and settle *delivery* if it returns; return its rest if it waits, else None."""
@@ -248,11 +266,9 @@ class WorkersSteps:
             result = inbox.direct(octets)
             if type(result) is CoroutineType:
                 try:
-                    trap = result.send(None)
+                    return Suspended(result, result.send(None))
                 except StopIteration as stop:
                     result = stop.value
-                else:
-                    return Suspended(result, trap)
             elif result is not None and inspect.isawaitable(result):
                 return result
         except BaseException as error:
@@ -301,6 +317,8 @@ class InboxSteps:
         self.queued = False
         #: Failed messages that are held for the pause before their outcome.
         self.held: dict[Any, Outcome] = {}
+        #: Processes one message, up to its outcome.
+        self.run: Any = None
         #: The handler, if it can be called with the octets of a message and nothing else.
         self.direct: Any = None
         self._open = True

@@ -291,17 +291,12 @@ class Workers(WorkersSteps):
                 since = perf_counter()
                 continue
             inbox, delivery = taken
-            rest = None
-            if inbox.direct is not None:
-                count, delivery, rest = self._run_direct(inbox, delivery, worker, count)
-            elif self._woken < 2 and self._ring and (self._parked or self._started < self._tasks):
-                # Wake further workers for the waiting messages, at most two at a time.
-                self._wake()
-            if delivery is not None:
+            count, delivery, rest, settles = self._run_turn(inbox, delivery, worker, count)
+            if rest is not None:
                 self.running += 1
                 try:
-                    if rest is None:
-                        await inbox.run(inbox, delivery, worker)
+                    if settles:
+                        await rest
                     else:
                         # As run_message() goes on.
                         try:

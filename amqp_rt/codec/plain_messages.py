@@ -17,6 +17,7 @@ from .primitives import Reader
 from .section_types import Properties
 from .sections import (
     AMQP_VALUE,
+    APPLICATION_PROPERTIES,
     DATA,
     PROPERTIES,
     SECTION_NAMES,
@@ -35,6 +36,7 @@ _CORRELATION_ID: Final = 5
 
 #: How these sections begin with a size of one octet, and of four.
 _PROPERTIES_8: Final = SECTION_OPENINGS[PROPERTIES] + b"\xc0"
+_APPLICATION_PROPERTIES_8: Final = SECTION_OPENINGS[APPLICATION_PROPERTIES] + b"\xc1"
 _DATA_8: Final = SECTION_OPENINGS[DATA] + b"\xa0"
 _DATA_32: Final = SECTION_OPENINGS[DATA] + b"\xb0"
 
@@ -47,6 +49,28 @@ def read_plain_data(payload: bytes) -> bytes | None:
     at = 0
     if payload[:4] == _PROPERTIES_8:
         at = 5 + payload[4] if len(payload) > 4 else 0
+    begin = at + 5
+    kind = payload[at : at + 4]
+    if kind == _DATA_8:
+        if len(payload) >= begin and begin + payload[at + 4] == len(payload):
+            return payload[begin:]
+    elif kind == _DATA_32:
+        begin += 3
+        if len(payload) >= begin and begin + _U32.unpack_from(payload, at + 4)[0] == len(payload):
+            return payload[begin:]
+    return None
+
+
+def read_data_behind_properties(payload: bytes) -> bytes | None:
+    """Return the octets of a message as :func:`read_plain_data`, also behind application-properties, such as a trace context.
+
+    The properties are not read, as in :func:`~.sections.read_data`.
+    """
+    at = 0
+    if payload[:4] == _PROPERTIES_8 and len(payload) > 4:
+        at = 5 + payload[4]
+    if payload[at : at + 4] == _APPLICATION_PROPERTIES_8 and len(payload) > at + 4:
+        at += 5 + payload[at + 4]
     begin = at + 5
     kind = payload[at : at + 4]
     if kind == _DATA_8:

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-from ..codec.plain_messages import PlainReader
+from ..codec.plain_messages import PlainReader, read_data_behind_properties
 from ..errors import DecodeError
 from ..fronts.base import (
     IncomingDelivery,
@@ -678,7 +678,9 @@ def octets_of(delivery: IncomingDelivery) -> bytes | None:
     """Return the body of a message of data, if it is not compressed; else None."""
     if delivery.message_format != MESSAGE_FORMAT:
         return None
-    octets = read_data(delivery.payload)
+    octets = read_data_behind_properties(delivery.payload)
+    if octets is None:
+        octets = read_data(delivery.payload)
     # The content-encoding decides.
     return None if octets is None or octets[:2] in MAGICS else octets
 

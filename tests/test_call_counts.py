@@ -243,7 +243,7 @@ async def observed(observer: Any) -> Calls:
 
 
 @pytest.mark.parametrize(
-    ("how", "at_most"), [("times", 39), ("api", 41), ("unsampled", 51), ("sampled", 60)]
+    ("how", "at_most"), [("times", 36), ("api", 38), ("unsampled", 47), ("sampled", 56)]
 )
 async def test_messages_through_a_container_with_observers(how: str, at_most: int) -> None:
     """Those of the SDK are not counted. A message has two spans."""

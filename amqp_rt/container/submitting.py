@@ -260,7 +260,16 @@ class SenderSteps:
             # As submit() and _transfer() do. Links of other protocols take messages one by one.
             count = self._have_left(submitted, run(payloads, submitted, self._settled))
             receipts += submitted[:count]
-        for receipt in submitted[count:] if count else submitted:
+        while count < len(submitted):
+            if self._queue and self._stage == "attached":
+                # What submit() does where others wait already, without a call for each message.
+                left = submitted[count:]
+                self._queue += left
+                receipts += left
+                self._raw.offer(len(self._queue))
+                return True
+            receipt = submitted[count]
+            count += 1
             self.submit(receipt)
             receipts.append(receipt)
             if receipt.error is not None:

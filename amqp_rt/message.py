@@ -88,6 +88,7 @@ __all__ = [
     "MessageFields",
     "MessageId",
     "Moment",
+    "OtherFields",
     "Properties",
     "Sections",
     "Sequence",
@@ -180,10 +181,9 @@ class Message:
     *body* is sent as a data section if it is bytes, as an amqp-sequence section if it is a
     :class:`Sequence`, and as one amqp-value otherwise. *body_kind* selects explicitly: ``"data"``
     takes bytes, or a list of them for several data sections, ``"sequence"`` any list, and
-    ``"value"`` anything, bytes too. The other arguments are listed by :class:`OtherFields`: the fields of header
-    and properties, the maps of the other sections, and the ones that stand for some of these: *ttl_s* is
-    *ttl_ms* in seconds, *delay_s* and *deliver_at* are message annotations that ask a queue for a later
-    delivery.
+    ``"value"`` anything, bytes too. :class:`OtherFields` lists the other arguments: fields of header and properties,
+    the maps of the other sections, and three more: *ttl_s* is *ttl_ms* in seconds, *delay_s* and *deliver_at* are
+    message annotations that ask a queue for a later delivery.
 
     A message made by :meth:`decode` keeps its bytes, and its bare message (properties,
     application-properties and body) is immutable as the standard demands: assigning to any of it
@@ -246,8 +246,7 @@ class Message:
     group_sequence = _Field["int | None"]("properties", "group_sequence")
     reply_to_group_id = _Field["str | None"]("properties", "reply_to_group_id")
 
-    # With each field as a parameter, Python would look up the defaults of all that are not given, which took as
-    # long as all else here. The message-id, which most messages have, is one: that is quicker than a dictionary.
+    # Looking up the defaults of parameters that are not given would take as long as all else: few are parameters.
     def __init__(
         self,
         body: object = None,
@@ -299,7 +298,11 @@ class Message:
                 self.delay_s = delay_s
             if deliver_at is not None:
                 self.deliver_at = deliver_at
-        self._properties = Properties(message_id, **fields)
+        try:
+            self._properties = Properties(message_id, **fields)
+        except TypeError:
+            unknown = ", ".join(sorted(fields.keys() - _PROPERTY_NAMES))
+            raise TypeError(f"a message has no field {unknown}") from None
 
     @classmethod
     def decode(cls, payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:

@@ -212,7 +212,7 @@ async def through_container(how: str, url: str = "memory://b") -> Calls:
     ("how", "at_most"),
     [
         ("pipelined", 26),
-        ("awaited", 151),
+        ("awaited", 152),
         ("rpc", 210),
         ("rpc together", 81),
         ("policies", 234),
@@ -287,7 +287,7 @@ async def test_connections_that_are_set_up() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the reactor needs epoll")
-@pytest.mark.parametrize(("how", "at_most"), [("awaited", 135), ("rpc", 194)])
+@pytest.mark.parametrize(("how", "at_most"), [("awaited", 136), ("rpc", 194)])
 async def test_messages_through_a_container_over_tcp(how: str, at_most: int) -> None:
     for _ in range(5):
         calls = await through_container(how, "amqp://127.0.0.1:0")

@@ -1407,3 +1407,10 @@ def test_octets_that_are_no_message_have_no_data() -> None:
         read_data(b"\x00\x53\x75\xa0\x05ab")
     # A descriptor that is written at length is for the reader that takes its time.
     assert read_data(b"\x00\x80\0\0\0\0\0\0\0\x75\xa0\x01a") is None
+
+
+def test_a_message_names_the_fields_that_it_does_not_have() -> None:
+    with pytest.raises(TypeError, match=r"^a message has no field sujet, ttl$"):
+        Message(b"", sujet="x", ttl=1, durable=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="give ttl_ms or ttl_s, not both"):
+        Message(b"", ttl_ms=1, ttl_s=1)

@@ -60,6 +60,12 @@ async def send_released(peer: Connection, count: int) -> None:
                 await out.send(message)
 
 
+async def give_up(peer: Connection, count: int) -> None:
+    async with peer.sender("taken") as out:
+        for message in numbered(count):
+            out.send_nowait(message).give_up()
+
+
 async def call(peer: Connection, count: int) -> None:
     for number in range(count):
         assert await peer.call("echo", number, reply=int) == number
@@ -73,7 +79,7 @@ async def through_a_queue(peer: Connection, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "work", [send_many, send_settled, send_each, send_released, call, through_a_queue]
+    "work", [send_many, send_settled, send_each, send_released, give_up, call, through_a_queue]
 )
 async def test_messages_leave_no_cycles(no_collector: None, work: Work) -> None:
     async with Broker(nodes=[take, release, echo], auto_create=["queue:queue"]) as broker:

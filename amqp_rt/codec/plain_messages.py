@@ -44,33 +44,30 @@ _DATA_32: Final = SECTION_OPENINGS[DATA] + b"\xb0"
 def read_plain_data(payload: bytes) -> bytes | None:
     """Return the octets of a message of one data section, at most behind properties, in the usual encoding.
 
-    None is returned for any other message, also for one of these that is malformed: see :func:`~.sections.read_data`.
+    None is returned for any other message, also for one of these that is malformed: see :func:`~.sections.read_data`. As
+    there, the properties are not read.
     """
     at = 0
-    if payload[:4] == _PROPERTIES_8:
-        at = 5 + payload[4] if len(payload) > 4 else 0
-    begin = at + 5
-    kind = payload[at : at + 4]
-    if kind == _DATA_8:
-        if len(payload) >= begin and begin + payload[at + 4] == len(payload):
-            return payload[begin:]
-    elif kind == _DATA_32:
-        begin += 3
-        if len(payload) >= begin and begin + _U32.unpack_from(payload, at + 4)[0] == len(payload):
-            return payload[begin:]
-    return None
+    if payload[:4] == _PROPERTIES_8 and len(payload) > 4:
+        at = 5 + payload[4]
+    return _last_data(payload, at)
 
 
 def read_data_behind_properties(payload: bytes) -> bytes | None:
-    """Return the octets of a message as :func:`read_plain_data`, also behind application-properties, such as a trace context.
+    """Return the same octets as :func:`read_plain_data`, also if application-properties precede the data.
 
-    The properties are not read, as in :func:`~.sections.read_data`.
+    These may have a trace context, which is not looked for here.
     """
     at = 0
     if payload[:4] == _PROPERTIES_8 and len(payload) > 4:
         at = 5 + payload[4]
     if payload[at : at + 4] == _APPLICATION_PROPERTIES_8 and len(payload) > at + 4:
         at += 5 + payload[at + 4]
+    return _last_data(payload, at)
+
+
+def _last_data(payload: bytes, at: int) -> bytes | None:
+    """Return the octets of the data section from *at* to the end of *payload*; None if there is no such section."""
     begin = at + 5
     kind = payload[at : at + 4]
     if kind == _DATA_8:

@@ -679,8 +679,9 @@ _SIMPLE_WRITERS: Final[dict[type, Callable[[bytearray, object], None]]] = {
 }
 
 _PROPERTY_READERS: Final = tuple(field.type.read for field in fields_of(Properties))
-#: Values of the properties behind the message-id, if only that is set.
+#: Number of the properties behind the message-id.
 _ALL_OTHERS: Final = 12
+#: Properties of nothing but a number of one octet as message-id.
 _NUMBERED_8: Final = [b"\x00\x53\x73\xc0\x03\x01\x53" + bytes((number,)) for number in range(256)]
 _NULLS: Final = [b"\x40" * count for count in range(13)]
 _STRING8: Final = [bytes((0xA1, size)) for size in range(256)]

@@ -79,7 +79,8 @@ class BatchWorkers(Workers):
         self._more.set()
 
     def _next(self) -> tuple[Inbox, IncomingDelivery] | None:
-        # A worker that was woken before another one began to collect finds nothing.
+        # A worker that was woken before another one began to collect finds nothing. The further messages of a turn need
+        # no such look: a batch that waits ends the turn.
         return super()._next() if self._collector is None else None
 
     async def _run_batch(self, inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:

@@ -182,7 +182,7 @@ class WorkersSteps:
         return None
 
     def _run_turn(
-        self, inbox: InboxSteps, delivery: Any, worker: Any, count: int
+        self, inbox: InboxSteps, delivery: Any, worker: Any, count: int, since: float
     ) -> tuple[int, Any, Any, bool]:
         """Process *delivery*, and those behind it in the same inbox, until a handler waits or the turn ends.
 
@@ -191,13 +191,14 @@ class WorkersSteps:
             delivery: The first message.
             worker: The worker.
             count: Messages of this turn before.
+            since: When the turn began, by ``perf_counter``.
 
         Returns:
-            The messages of this turn so far; the message whose handler waits, and what is to be awaited, None and None
-            if there is none; and whether that settles the message, or returns what its handler returns.
+            The messages of the turn so far, or ``TURN_MESSAGES`` if its time has passed; the message whose handler waits
+            and the object to be awaited for it, None and None if there is none; True if awaiting that object also settles
+            the message, False if it returns the handler's result.
         """
         ring, waiting = self._ring, inbox.waiting
-        since = 0.0
         while True:
             # Wake further workers for the waiting messages, at most two at a time.
             if self._woken < 2 and ring and (self._parked or self._started < self._tasks):
@@ -207,12 +208,14 @@ class WorkersSteps:
             rest: Any = None
             try:
                 if octets is None:
-                    rest = inbox.run(inbox, delivery, worker)
-                    if type(rest) is CoroutineType:
+                    begun = inbox.run(inbox, delivery, worker)
+                    if type(begun) is CoroutineType:
                         try:
-                            rest = Suspended(rest, rest.send(None))
+                            rest = Suspended(begun, begun.send(None))
                         except StopIteration:
-                            rest = None
+                            pass
+                    else:
+                        rest = begun
                 else:
                     rest = self._start(inbox, delivery, worker, octets)
             except Exception as error:
@@ -233,12 +236,8 @@ class WorkersSteps:
             ):
                 return count, None, None, False
             # The clock is read after every fourth message only, which keeps its cost small.
-            if not count & 3:
-                now = perf_counter()
-                if not since:
-                    since = now
-                elif now - since > TURN_S:
-                    return TURN_MESSAGES, None, None, False
+            if not count & 3 and perf_counter() - since > TURN_S:
+                return TURN_MESSAGES, None, None, False
             delivery = waiting.popleft()
 
     def _octets_of(self, delivery: Any) -> Any:

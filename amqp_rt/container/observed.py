@@ -80,8 +80,8 @@ class ObservedReceipt(Receipt):
         self.message_format = message_format
         self.unfinished = unfinished
         self.transaction = transaction
-        #: The operation that was begun when the message was encoded, just before; one without trace context for an encoded
-        #: message; None once it has ended.
+        #: The operation on the message; None once it has ended. It was begun when the message was encoded, just before.
+        #: One on a message that was encoded already is begun here, and its trace context is not written.
         self.operation: ObservedOperation | None
         if sender.encoded:
             sender.encoded = False
@@ -214,6 +214,7 @@ class ObservedSending(Sender):
         try:
             return await self._send(payload, 0, transaction)
         except BaseException as error:
+            self._forget_begun()
             if operation is not None:
                 operation.end("cancelled" if not isinstance(error, Exception) else error_of(error))
             raise
@@ -231,9 +232,14 @@ class ObservedSending(Sender):
         try:
             return self._send_nowait(payload, 0, transaction)
         except AmqpError as error:
+            self._forget_begun()
             if operation is not None:
                 operation.end(error_of(error))
             raise
+
+    def _forget_begun(self) -> None:
+        """Forget the operation of a message that got no receipt: it is not that of the next one."""
+        self.encoded, self.begun = False, None
 
     def _submit_all(
         self, submitted: list[Any], payloads: list[Payload], receipts: deque[Any]

@@ -291,7 +291,7 @@ class Workers(WorkersSteps):
                 since = perf_counter()
                 continue
             inbox, delivery = taken
-            count, delivery, rest, settles = self._run_turn(inbox, delivery, worker, count)
+            count, delivery, rest, settles = self._run_turn(inbox, delivery, worker, count, since)
             if rest is not None:
                 self.running += 1
                 try:
@@ -329,7 +329,11 @@ class Workers(WorkersSteps):
     ) -> None:
         outcome = _outcome_of(inbox, delivery, worker, error)
         if outcome is None:
-            raise error
+            try:
+                raise error
+            finally:
+                # Otherwise the error refers to itself by its traceback and this frame.
+                del error
         conclude(inbox, delivery, outcome)
 
     def rotate_unused_credit(self) -> None:

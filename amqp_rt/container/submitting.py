@@ -91,6 +91,9 @@ class ReceiptSteps:
         """Set the error for which the outcome will never be known."""
         if self._outcome is None and self.error is None:
             self.error = error
+            if self.raw is not None and self.raw.settled:
+                # As in finish(). Others may be resumed, and are found by their receipts then.
+                self.raw.context = None
             self._settle()
 
     def _settle(self) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, Final, TypeAlias
@@ -417,7 +418,7 @@ async def serve_socket(
 async def accept_sockets(listener: trio.SocketListener, arrive: Arrive) -> None:
     """Accept connections until cancelled, and give each to *arrive*; then close the listener.
 
-    For the reactor. No task is started for them: *arrive* returns at once, and closes the socket now or later. A lack
+    The reactor uses it. No task is started for a connection: *arrive* returns at once, and closes the socket now or later. A lack
     of descriptors or memory delays accepting and does not end it.
     """
     exhausted = False
@@ -426,7 +427,8 @@ async def accept_sockets(listener: trio.SocketListener, arrive: Arrive) -> None:
         is_unix = listening.family == socket.AF_UNIX
         if not is_unix:
             # Accepted sockets inherit the option on Linux, and the reactor is for Linux only.
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with suppress(OSError):
+                listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
             await trio.lowlevel.wait_readable(listening)
             try:

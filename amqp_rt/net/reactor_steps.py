@@ -72,7 +72,7 @@ class ReactorSteps:
         self._adopted: dict[int, Callable[[], None]] = {}
         self._endings: list[Callable[[], None]] = []
         self._emptied = trio.lowlevel.ParkingLot()
-        #: Whether a task may wait there: looking for one costs more than the rest of a connection's end.
+        #: Whether a task may wait there: to look for such tasks costs more than the rest of a connection's end.
         self._emptying = False
         self._flushes: list[Carrier] = []
         self._turn = Turn()

@@ -52,7 +52,7 @@ DESTINATIONS_MAX: Final = 1_000
 ERRORS_MAX: Final = 100
 #: Value of further ones, by the conventions.
 _OTHER: Final = "_OTHER"
-#: The usual class of spans that are not recorded, which takes nothing.
+#: The usual class of spans that are not recorded; it keeps no attributes.
 _UNRECORDED: Final = trace.NonRecordingSpan
 #: Octets of trace flags: as objects of the API, and in hexadecimal.
 _FLAGS: Final = tuple(trace.TraceFlags(value) for value in range(256))
@@ -379,7 +379,7 @@ class _Measured:
 
 
 class _Carried(_Measured):
-    """Operation whose span is not recorded, and goes on in the message alone."""
+    """Operation whose span is not recorded; only the message carries its context on."""
 
     __slots__ = ("trace",)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Generator
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,7 @@ from amqp_rt.codec.plain_messages import read_data_behind_properties, read_plain
 from amqp_rt.codec.sections import read_data
 from amqp_rt.container.container import Container
 from amqp_rt.container.declaring import node
-from amqp_rt.container.handling import TURN_MESSAGES, Suspended
+from amqp_rt.container.handling import TURN_MESSAGES, TURN_S, Suspended
 from amqp_rt.container.raising import Reject
 from amqp_rt.errors import DecodeError, DeliveryNotAccepted, DeliveryRejected
 from amqp_rt.message import Message
@@ -195,14 +196,43 @@ async def test_handlers_that_never_wait_let_other_tasks_run() -> None:
 
 
 @pytest.mark.req("A2")
-async def test_a_defect_of_ours_stops_no_worker(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    @node("here")
-    async def handler(body: bytes) -> bytes | None:
-        return b"more" if body == b"bad" else None
+async def test_the_time_of_a_turn_is_bounded() -> None:
+    handled = 0
+
+    @node("here", prefetch=100)
+    async def handler(body: bytes) -> None:
+        nonlocal handled
+        handled += 1
+        time.sleep(1.5 * TURN_S)  # noqa: ASYNC251  # a handler that works without waiting
 
     async with Container("c", nodes=[handler]) as c, c.local() as peer, peer.sender("here") as out:
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(40):
+            out.send_nowait(b"%d" % number)
+        seen = []
+        with trio.fail_after(30):
+            while handled < 40:
+                seen.append(handled)
+                await trio.lowlevel.checkpoint()
+        # The clock is read after every fourth message, and there may be two turns between two steps.
+        assert max(after - before for before, after in pairwise([*seen, handled])) <= 8
+
+
+async def _octets(body: bytes) -> Released | None:
+    return Released() if body == b"bad" else None
+
+
+async def _message(message: Message) -> Released | None:
+    return Released() if message.body == b"bad" else None
+
+
+@pytest.mark.req("A2")
+@pytest.mark.parametrize("handler", [_octets, _message])
+async def test_a_defect_of_ours_stops_no_worker(
+    handler: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    container = Container("c", nodes=[node("here")(handler)])
+    async with container as c, c.local() as peer, peer.sender("here") as out:
 
         def fail(*_: object) -> None:
             raise RuntimeError("a defect")
@@ -210,9 +240,65 @@ async def test_a_defect_of_ours_stops_no_worker(
         monkeypatch.setattr("amqp_rt.container.serving.conclude", fail)
         with caplog.at_level(logging.ERROR), pytest.raises(DeliveryNotAccepted):
             await out.send(b"bad")
-        assert "could not be handled" in caplog.text
-        assert "a defect" in caplog.text
+        (record,) = caplog.records
+        assert "could not be handled" in record.message
+        assert "a defect" in str(record.exc_info and record.exc_info[1])
+        # Its slot is free: the only worker handles the next one.
         await out.send(b"good")
+        assert c.stats()["here"]["accepted"] == 1
+
+
+@pytest.mark.req("A2")
+async def test_a_handler_that_waits_outlives_its_link_and_gives_its_slot_back() -> None:
+    waits, over = trio.Event(), trio.Event()
+    ended: list[bytes] = []
+
+    @node("here")
+    async def handler(body: bytes) -> None:
+        waits.set()
+        await over.wait()
+        ended.append(body)
+
+    async with Container("c", nodes=[handler]) as c, c.local() as peer:
+        first = peer.sender("here")
+        async with first as out:
+            out.send_nowait(b"1")
+            await waits.wait()
+            out.link.detach()
+            await trio.testing.wait_all_tasks_blocked()
+            over.set()
+            await trio.testing.wait_all_tasks_blocked()
+            assert ended == [b"1"]
+        with trio.fail_after(5):
+            async with peer.sender("here") as out:
+                await out.send(b"2")
+        assert ended == [b"1", b"2"]
+
+
+@pytest.mark.req("A2")
+async def test_a_handler_that_waits_is_cancelled_with_its_container() -> None:
+    waits = trio.Event()
+    log: list[str] = []
+
+    @node("here")
+    async def handler(body: bytes) -> None:
+        try:
+            waits.set()
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            log.append("cancelled")
+            raise
+
+    with trio.CancelScope() as scope:
+        async with (
+            Container("c", nodes=[handler]) as c,
+            c.local() as peer,
+            peer.sender("here") as out,
+        ):
+            out.send_nowait(b"x")
+            await waits.wait()
+            scope.cancel()
+    assert log == ["cancelled"]
 
 
 _MESSAGES = st.builds(

@@ -214,6 +214,10 @@ async def test_messages_that_are_not_sent_end_their_operations() -> None:
         assert notes.ended == [("send orders/ada", WouldBlock.default_condition)]
         await sender.flush()
         notes.ended.clear()
+        # It has an operation of its own, not the one that has ended.
+        await sender.send_payload(Message(b"good").encode())
+        assert notes.ended == [("send orders/ada", "ok")]
+        notes.ended.clear()
         sender.abandon()
         with pytest.raises(LinkDetached):
             sender.send_nowait(b"late")

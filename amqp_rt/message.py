@@ -18,18 +18,16 @@ from types import MappingProxyType
 from typing import (
     Any,
     Final,
-    Generic,
     Literal,
     Self,
     TypeAlias,
     TypeVar,
     Unpack,
     cast,
-    overload,
 )
 from uuid import UUID
 
-from msgspec.structs import replace
+from msgspec.structs import astuple
 
 from .codec.composites import fields_of
 from .codec.primitives import Reader, refused, shown, write_list, write_value
@@ -41,6 +39,7 @@ from .codec.section_types import (
     Moment,
     OtherFields,
     Properties,
+    SectionField,
     Sections,
 )
 from .codec.sections import (
@@ -150,40 +149,14 @@ _BUILT: Final = Sections(0, 0, 0, 0, 0, 0, 0, 0, 0)
 _UNREAD: Final[Any] = object()
 
 
-class _Field(Generic[T]):
-    """Field of the header or of the properties, as an attribute of the message."""
-
-    __slots__ = ("_name", "_section")
-
-    def __init__(self, section: str, name: str) -> None:
-        self._section = section
-        self._name = name
-
-    @overload
-    def __get__(self, message: None, owner: type) -> Self: ...
-
-    @overload
-    def __get__(self, message: Message, owner: type) -> T: ...
-
-    def __get__(self, message: Message | None, owner: type) -> Self | T:
-        if message is None:
-            return self
-        return cast("T", getattr(getattr(message, self._section), self._name))
-
-    def __set__(self, message: Message, value: T) -> None:
-        section = getattr(message, self._section)
-        setattr(message, self._section, replace(section, **{self._name: value}))
-
-
 class Message:
     """A message of format 0 (§3.2).
 
     *body* is sent as a data section if it is bytes, as an amqp-sequence section if it is a
     :class:`Sequence`, and as one amqp-value otherwise. *body_kind* selects explicitly: ``"data"``
     takes bytes, or a list of them for several data sections, ``"sequence"`` any list, and
-    ``"value"`` anything, bytes too. :class:`OtherFields` lists the other arguments: fields of header and properties,
-    the maps of the other sections, and three more: *ttl_s* is *ttl_ms* in seconds, *delay_s* and *deliver_at* are
-    message annotations that ask a queue for a later delivery.
+    ``"value"`` anything, bytes too. :class:`OtherFields` lists the further arguments, *fields*: *ttl_s* is *ttl_ms* in
+    seconds, *delay_s* and *deliver_at* are message annotations that ask a queue for a later delivery.
 
     A message made by :meth:`decode` keeps its bytes, and its bare message (properties,
     application-properties and body) is immutable as the standard demands: assigning to any of it
@@ -225,50 +198,65 @@ class Message:
     #: Bit set of the sections that have to be encoded; the others are in the payload.
     _own: int
 
-    durable = _Field[bool]("header", "durable")
-    priority = _Field[int]("header", "priority")
+    durable = SectionField[bool]("header", "durable")
+    priority = SectionField[int]("header", "priority")
     #: Time to live in milliseconds, counted from arrival.
-    ttl_ms = _Field["int | None"]("header", "ttl")
-    first_acquirer = _Field[bool]("header", "first_acquirer")
-    delivery_count = _Field[int]("header", "delivery_count")
+    ttl_ms = SectionField["int | None"]("header", "ttl")
+    first_acquirer = SectionField[bool]("header", "first_acquirer")
+    delivery_count = SectionField[int]("header", "delivery_count")
 
-    message_id = _Field["MessageId | None"]("properties", "message_id")
-    user_id = _Field["bytes | None"]("properties", "user_id")
-    to = _Field["str | None"]("properties", "to")
-    subject = _Field["str | None"]("properties", "subject")
-    reply_to = _Field["str | None"]("properties", "reply_to")
-    correlation_id = _Field["MessageId | None"]("properties", "correlation_id")
-    content_type = _Field["str | None"]("properties", "content_type")
-    content_encoding = _Field["str | None"]("properties", "content_encoding")
-    absolute_expiry_time = _Field["Moment | None"]("properties", "absolute_expiry_time")
-    creation_time = _Field["Moment | None"]("properties", "creation_time")
-    group_id = _Field["str | None"]("properties", "group_id")
-    group_sequence = _Field["int | None"]("properties", "group_sequence")
-    reply_to_group_id = _Field["str | None"]("properties", "reply_to_group_id")
+    message_id = SectionField["MessageId | None"]("properties", "message_id")
+    user_id = SectionField["bytes | None"]("properties", "user_id")
+    to = SectionField["str | None"]("properties", "to")
+    subject = SectionField["str | None"]("properties", "subject")
+    reply_to = SectionField["str | None"]("properties", "reply_to")
+    correlation_id = SectionField["MessageId | None"]("properties", "correlation_id")
+    content_type = SectionField["str | None"]("properties", "content_type")
+    content_encoding = SectionField["str | None"]("properties", "content_encoding")
+    absolute_expiry_time = SectionField["Moment | None"]("properties", "absolute_expiry_time")
+    creation_time = SectionField["Moment | None"]("properties", "creation_time")
+    group_id = SectionField["str | None"]("properties", "group_id")
+    group_sequence = SectionField["int | None"]("properties", "group_sequence")
+    reply_to_group_id = SectionField["str | None"]("properties", "reply_to_group_id")
 
-    # Looking up the defaults of parameters that are not given would take as long as all else: few are parameters.
+    # Python looks up the default of each parameter that is not given: those that are seldom given are none.
     def __init__(
         self,
         body: object = None,
         *,
         body_kind: BodyKind | None = None,
+        durable: bool = False,
+        ttl_ms: int | None = None,
+        ttl_s: float | None = None,
         message_id: MessageId | None = None,
+        user_id: bytes | None = None,
+        to: str | None = None,
+        subject: str | None = None,
+        reply_to: str | None = None,
+        correlation_id: MessageId | None = None,
+        content_type: str | None = None,
+        application_properties: Mapping[str, Any] | None = None,
         **fields: Unpack[OtherFields],
     ) -> None:
+        if ttl_s is not None:
+            if ttl_ms is not None:
+                raise TypeError("give ttl_ms or ttl_s, not both")
+            ttl_ms = _milliseconds(ttl_s)
         self._payload = b""
         self._sections = _BUILT
         self._limits = DEFAULT_LIMITS
         self._own = _OWN_ALL
         self._received = False
-        self._header = None
+        self._header = Header(durable, 4, ttl_ms) if durable or ttl_ms is not None else None
         self._delivery_annotations = None
         self._message_annotations = None
-        self._application_properties = None
+        self._properties = Properties(
+            message_id, user_id, to, subject, reply_to, correlation_id, content_type
+        )
+        self._application_properties = application_properties
         self._footer = None
         if fields:
-            self._take_fields(message_id, cast("dict[str, Any]", fields))
-        else:
-            self._properties = Properties(message_id)
+            self._take_fields(cast("dict[str, Any]", fields))
         if type(body) is bytes and (body_kind is None or body_kind == "data"):
             self._body = body
             self._chunks = (body,)
@@ -276,33 +264,28 @@ class Message:
         else:
             self._set_body(body, body_kind)
 
-    def _take_fields(self, message_id: MessageId | None, fields: dict[str, Any]) -> None:
-        """Set the properties, and all other *fields*, which are removed."""
-        if not _NOT_PROPERTIES.isdisjoint(fields):
-            take = fields.pop
-            self._application_properties = take("application_properties", None)
+    def _take_fields(self, fields: dict[str, Any]) -> None:
+        """Set all *fields*, which are removed."""
+        take = fields.pop
+        if not _HEADER_FIELDS.isdisjoint(fields):
+            header = self._header or _NO_HEADER
+            priority, first_acquirer = take("priority", 4), take("first_acquirer", False)
+            count = take("delivery_count", 0)
+            if priority != 4 or first_acquirer or count:
+                self._header = Header(header.durable, priority, header.ttl, first_acquirer, count)
+        if not _PROPERTY_NAMES.issuperset(fields):
             self._delivery_annotations = take("delivery_annotations", None)
             self._message_annotations = take("message_annotations", None)
             self._footer = take("footer", None)
-            ttl_ms, ttl_s = take("ttl_ms", None), take("ttl_s", None)
-            if ttl_s is not None:
-                if ttl_ms is not None:
-                    raise TypeError("give ttl_ms or ttl_s, not both")
-                ttl_ms = _milliseconds(ttl_s)
-            durable, priority = take("durable", False), take("priority", 4)
-            first_acquirer, count = take("first_acquirer", False), take("delivery_count", 0)
-            if durable or priority != 4 or first_acquirer or count or ttl_ms is not None:
-                self._header = Header(durable, priority, ttl_ms, first_acquirer, count)
             delay_s, deliver_at = take("delay_s", None), take("deliver_at", None)
             if delay_s is not None:
                 self.delay_s = delay_s
             if deliver_at is not None:
                 self.deliver_at = deliver_at
-        try:
-            self._properties = Properties(message_id, **fields)
-        except TypeError:
-            unknown = ", ".join(sorted(fields.keys() - _PROPERTY_NAMES))
-            raise TypeError(f"a message has no field {unknown}") from None
+            if unknown := fields.keys() - _PROPERTY_NAMES:
+                raise TypeError(f"a message has no field {', '.join(sorted(unknown))}")
+        if fields:
+            self._properties = Properties(*astuple(self.properties)[:_GIVEN], **fields)
 
     @classmethod
     def decode(cls, payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:
@@ -851,10 +834,14 @@ _KINDS: Final[dict[int, BodyKind | None]] = {
     AMQP_VALUE: "value",
     0: None,
 }
-#: Names of the standard properties, and of the other fields.
+#: Standard properties that are parameters of :class:`Message`: the first ones.
+_GIVEN: Final = 7
+#: Fields of the header that are none.
+_HEADER_FIELDS: Final = frozenset(
+    ("priority", "ttl_ms", "ttl_s", "first_acquirer", "delivery_count")
+)
 _PROPERTY_NAMES: Final = frozenset(field.attribute for field in fields_of(Properties))
-_NOT_PROPERTIES: Final = frozenset(MessageFields.__annotations__) - _PROPERTY_NAMES
-_SETTABLE: Final = _PROPERTY_NAMES | _NOT_PROPERTIES | {"header", "properties"}
+_SETTABLE: Final = frozenset(MessageFields.__annotations__) | {"header", "properties"}
 
 _BRIEF: Final = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 50

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, Generic, Self, TypeAlias, TypedDict, TypeVar, cast, overload
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..errors import DecodeError
 from .composites import BINARY, BOOLEAN, STRING, TIMESTAMP, UBYTE, UINT, FieldType, composite
@@ -20,6 +21,8 @@ from .primitives import (
     write_ulong,
     write_uuid,
 )
+
+T = TypeVar("T")
 
 #: A message-id may be of any of four types, which are separate key spaces (§3.2.11 to §3.2.14).
 MessageId: TypeAlias = int | UUID | bytes | str
@@ -163,35 +166,60 @@ class Head(Struct, gc=False):
 
 
 class OtherFields(TypedDict, total=False):
-    """Fields of a message besides its body and message-id, as arguments of :class:`~amqp_rt.message.Message`."""
+    """Further fields of a message, as arguments of :class:`~amqp_rt.message.Message`."""
 
-    durable: bool
     priority: int
-    ttl_ms: int | None
-    ttl_s: float | None
     delay_s: float | None
     deliver_at: dt.datetime | None
     first_acquirer: bool
     delivery_count: int
     delivery_annotations: Mapping[Any, Any] | None
     message_annotations: Mapping[Any, Any] | None
-    user_id: bytes | None
-    to: str | None
-    subject: str | None
-    reply_to: str | None
-    correlation_id: MessageId | None
-    content_type: str | None
     content_encoding: str | None
     absolute_expiry_time: Moment | None
     creation_time: Moment | None
     group_id: str | None
     group_sequence: int | None
     reply_to_group_id: str | None
-    application_properties: Mapping[str, Any] | None
     footer: Mapping[Any, Any] | None
 
 
 class MessageFields(OtherFields, total=False):
     """Fields of a message besides its body, as arguments of methods that send one."""
 
+    durable: bool
+    ttl_ms: int | None
+    ttl_s: float | None
     message_id: MessageId | None
+    user_id: bytes | None
+    to: str | None
+    subject: str | None
+    reply_to: str | None
+    correlation_id: MessageId | None
+    content_type: str | None
+    application_properties: Mapping[str, Any] | None
+
+
+class SectionField(Generic[T]):
+    """Field of the header or of the properties, as an attribute of the message."""
+
+    __slots__ = ("_name", "_section")
+
+    def __init__(self, section: str, name: str) -> None:
+        self._section = section
+        self._name = name
+
+    @overload
+    def __get__(self, message: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, message: object, owner: type) -> T: ...
+
+    def __get__(self, message: object | None, owner: type) -> Self | T:
+        if message is None:
+            return self
+        return cast("T", getattr(getattr(message, self._section), self._name))
+
+    def __set__(self, message: object, value: T) -> None:
+        section = getattr(message, self._section)
+        setattr(message, self._section, replace(section, **{self._name: value}))

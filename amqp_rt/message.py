@@ -21,7 +21,6 @@ from typing import (
     Literal,
     Self,
     TypeAlias,
-    TypeVar,
     Unpack,
     cast,
 )
@@ -105,8 +104,6 @@ __all__ = [
 _DELAY: Final = Symbol("x-opt-delivery-delay")
 _TIME: Final = Symbol("x-opt-delivery-time")
 
-T = TypeVar("T")
-
 #: The ``message-format`` that this module implements (§3.2.16).
 MESSAGE_FORMAT: Final = 0
 
@@ -155,8 +152,8 @@ class Message:
     *body* is sent as a data section if it is bytes, as an amqp-sequence section if it is a
     :class:`Sequence`, and as one amqp-value otherwise. *body_kind* selects explicitly: ``"data"``
     takes bytes, or a list of them for several data sections, ``"sequence"`` any list, and
-    ``"value"`` anything, bytes too. :class:`OtherFields` lists the further arguments, *fields*: *ttl_s* is *ttl_ms* in
-    seconds, *delay_s* and *deliver_at* are message annotations that ask a queue for a later delivery.
+    ``"value"`` anything, bytes too. *ttl_s* is *ttl_ms* in seconds. :class:`OtherFields` lists the further arguments,
+    *fields*; among them *delay_s* and *deliver_at* are message annotations that ask a queue for a later delivery.
 
     A message made by :meth:`decode` keeps its bytes, and its bare message (properties,
     application-properties and body) is immutable as the standard demands: assigning to any of it
@@ -836,7 +833,7 @@ _KINDS: Final[dict[int, BodyKind | None]] = {
 }
 #: Standard properties that are parameters of :class:`Message`: the first ones.
 _GIVEN: Final = 7
-#: Fields of the header that are none.
+#: Fields of the header that are no parameters.
 _HEADER_FIELDS: Final = frozenset(
     ("priority", "ttl_ms", "ttl_s", "first_acquirer", "delivery_count")
 )

@@ -33,7 +33,6 @@ _MISSES_MAX: Final = 16
 #: Position of the correlation-id in the properties (§3.2.4).
 _CORRELATION_ID: Final = 5
 
-
 #: How these sections begin with a size of one octet, and of four.
 _PROPERTIES_8: Final = SECTION_OPENINGS[PROPERTIES] + b"\xc0"
 _APPLICATION_PROPERTIES_8: Final = SECTION_OPENINGS[APPLICATION_PROPERTIES] + b"\xc1"

@@ -23,30 +23,26 @@ FEW = 3
 FAILED = 1
 
 
+def record_of_failures(cache: Path) -> Path:
+    """Return where pytest keeps the names of the tests that failed in the run with *cache*."""
+    return cache / "v" / "cache" / "lastfailed"
+
+
 def failed_tests(cache: Path) -> list[str]:
     """Return the names of the tests that failed in the run with *cache*."""
-    path = cache / "v" / "cache" / "lastfailed"
+    path = record_of_failures(cache)
     return sorted(json.loads(path.read_text("utf-8"))) if path.exists() else []
 
 
 def run(cache: Path, options: Sequence[str], paths: Sequence[str]) -> int:
     """Run the tests of *paths*; return pytest's exit code."""
-    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", "--cache-clear"]
+    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
     return subprocess.run([*command, *options, *paths], check=False).returncode
 
 
-def option_value(options: Sequence[str], name: str) -> str | None:
-    """Return the value of *name* among *options*, each written as NAME=VALUE."""
-    for option in options:
-        key, _, value = option.partition("=")
-        if key == name:
-            return value
-    return None
-
-
 def options_alone(options: Sequence[str], test: int) -> list[str]:
-    """Return *options* for a run of one test in this process, with a record of its own."""
-    alone = []
+    """Return *options* for a run of the one test that the cache names, in this process, with a record of its own."""
+    alone = ["--last-failed"]
     for option in options:
         if option.startswith("-n"):
             alone.append("-n0")
@@ -63,16 +59,17 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     cut = arguments.index("--")
     cache, options, paths = Path(arguments[0]).resolve(), arguments[1:cut], arguments[cut + 1 :]
-    status = run(cache, options, paths)
+    status = run(cache, ["--cache-clear", *options], paths)
     failed = failed_tests(cache)
     # Long runs draw other inputs each time: a second try would not meet the one that failed.
     drawn = os.environ.get("AMQP_RT_LONG") == "1"
     if drawn or status != FAILED or not 0 < len(failed) <= FEW:
         return status
-    root = Path(option_value(options, "--rootdir") or ".").resolve()
     for number, test in enumerate(failed):
         print(f"\nonce more, alone: {test}", flush=True)
-        status = run(cache, options_alone(options, number), [f"{root}/{test}"])
+        # The paths stay the same: they decide which conftest.py pytest asks for its options.
+        record_of_failures(cache).write_text(json.dumps({test: True}), "utf-8")
+        status = run(cache, options_alone(options, number), paths)
         if status:
             return status
     print("\nfailed beside other tests and passed alone; look into it:", *failed, sep="\n  ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,15 @@ def test_good():
 """
 
 
-def tried(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the tests in *text*, with a second try."""
+def tried(
+    folder: Path, text: str, *options: str, paths: Sequence[Path] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run the tests in *text*, and those of *paths*, with a second try."""
     (folder / "test_it.py").write_text(text)
     (folder / "empty.ini").write_text("[pytest]\n")
     command = [sys.executable, str(SCRIPT), "cache", f"--rootdir={folder}"]
-    command += [f"--config-file={folder / 'empty.ini'}", *options, "--", str(folder)]
+    command += [f"--config-file={folder / 'empty.ini'}", *options, "--"]
+    command += [str(path) for path in (folder, *paths)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -44,6 +48,21 @@ def test_a_test_that_fails_again_fails_the_run(tmp_path: Path) -> None:
     run = tried(tmp_path, BUSY + "\ndef test_zero():\n    assert False\n")
     assert run.returncode == 1
     assert "look into it" not in run.stdout
+
+
+def test_options_of_another_folder_are_known_in_the_second_try(tmp_path: Path) -> None:
+    """As those of tests/conftest.py are, when a test of a plug-in has failed."""
+    plugin = tmp_path / "plugin"
+    plugin.mkdir()
+    (plugin / "test_plugin.py").write_text(BUSY)
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--conformance')\n"
+    )
+    run = tried(folder, "def test_other():\n    pass\n", "--conformance=a.json", paths=[plugin])
+    assert run.returncode == 0, run.stdout
+    assert "1 passed" in run.stdout.partition("once more, alone")[2]
 
 
 def test_many_failures_get_no_second_try(tmp_path: Path) -> None:
@@ -63,6 +82,7 @@ def test_the_second_try_has_a_record_of_its_own() -> None:
     from second_try import options_alone
 
     assert options_alone(["-n3", "-x", "--conformance=.conformance.json"], 2) == [
+        "--last-failed",
         "-n0",
         "-x",
         "--conformance=.conformance.second2.json",

@@ -48,16 +48,11 @@ from amqp_rt.net.dial import dial
 from amqp_rt.net.driver import run_connection
 
 from . import methods as m
-from .client_engine import (
-    ClientEngine,
-    ClientOptions,
-    EngineChannel,
-    OnAnswer,
-    Plain,
-    ReceivedMessage,
-)
+from .client_channels import EngineChannel, OnAnswer
+from .client_engine import ClientEngine, ClientOptions, Plain
 from .faults import CHANNEL_ERROR, RESOURCE_ERROR, Fault, condition_of
 from .methods import BasicProperties
+from .values import ReceivedMessage
 
 T = TypeVar("T", bound=m.Method)
 

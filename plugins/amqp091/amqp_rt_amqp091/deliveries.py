@@ -12,8 +12,9 @@ from . import methods as m
 from .codec import write_header, write_shortstr
 from .contents import BASIC
 from .frames import delivered_frames
-from .links import OutgoingDelivery, SendingLink
+from .links import SendingLink
 from .messages import Content, from_message
+from .outgoing import OutgoingDelivery
 from .recent import Delivered
 from .sessions import Session
 from .values import ContentHeader

@@ -34,7 +34,8 @@ from .connection import CHANNEL_MAX, FRAME_MAX, HEARTBEAT_S, Connection
 from .faults import Fault
 from .frames import FRAME_MIN_SIZE, METHOD, PROTOCOL_HEADER, Frame
 from .lifecycle import TRANSITIONS, Stage, Transitions
-from .links import OutgoingDelivery, SendingLink
+from .links import SendingLink
+from .outgoing import OutgoingDelivery
 from .recent import Recents
 
 _CAPABILITIES: Final = {

@@ -37,6 +37,8 @@ class Execution:
         self._backlog_size = 0
         #: Step to run when the channel resumes, before the backlog.
         self.deferred: Callable[[], None] | None = None
+        #: Steps that ``deferred`` continues; None if it does something else.
+        self._unfinished: Generator[int, None, None] | None = None
 
     @property
     def waits(self) -> bool:
@@ -79,6 +81,10 @@ class Execution:
             engine.spend(work)
             left -= work
             if left <= 0:
+                if self.session.ended:
+                    steps.close()
+                    return
+                self._unfinished = steps
                 self.deferred = partial(self._run_rest, steps, engine.context)
                 engine.work_later(self.go_on)
                 return
@@ -96,6 +102,7 @@ class Execution:
         engine = self.session.engine
         channel = self.session.owner
         step, self.deferred = self.deferred, None
+        self._unfinished = None
         if channel is None:
             return
         enough = engine.spent + _WORK_MAX
@@ -115,6 +122,10 @@ class Execution:
     def end(self) -> None:
         """Drop the held frames and the deferred step, which refers to parts of the channel."""
         self.deferred = None
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            # A compiled generator that is dropped runs no ``finally``.
+            unfinished.close()
         self.session.engine.let_go(self._backlog_size)
         self._backlog_size = 0
         self.backlog.clear()

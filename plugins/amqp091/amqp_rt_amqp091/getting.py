@@ -14,7 +14,8 @@ from .declaring import Declarations
 from .deliveries import DeliveryWriter
 from .execution import Execution
 from .faults import Fault
-from .links import OutgoingDelivery, SendingLink
+from .links import SendingLink
+from .outgoing import OutgoingDelivery
 from .routes import Routes
 from .sessions import Session
 from .window import DeliveryWindow

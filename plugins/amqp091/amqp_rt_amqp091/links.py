@@ -20,6 +20,8 @@ from amqp_rt.fronts import (
 )
 from amqp_rt.fronts.links import LINK_DETACH, UNBOUNDED, FrontLink, FrontReceivingLink
 
+from .outgoing import OutgoingDelivery
+
 if TYPE_CHECKING:
     from .sessions import ServerConnection, Session
     from .window import DeliveryWindow
@@ -32,57 +34,6 @@ _GIVEN_MAX: Final = 100
 
 #: Inlet of a node (None if the link itself carries the messages), the link and the node's name.
 Way: TypeAlias = tuple[Any, FrontReceivingLink, str]
-
-
-class OutgoingDelivery:
-    """A message sent to a consumer.
-
-    ``number`` is its delivery-tag in 0-9-1, counted on its channel.
-    """
-
-    __slots__ = (
-        "context",
-        "delivery_id",
-        "enlisted",
-        "link",
-        "number",
-        "remote_settled",
-        "settled",
-        "size",
-        "state",
-        "tag",
-    )
-
-    def __init__(self, link: SendingLink, number: int, context: Any, settled: bool) -> None:
-        self.link = link
-        self.number = number
-        self.delivery_id = number
-        self.tag = number.to_bytes(8, "big")
-        self.context = context
-        self.settled = settled
-        self.remote_settled = settled
-        self.state: Any = None
-        #: Octets of the body.
-        self.size = 0
-        #: Whether an outcome was sent in a transaction that is not committed.
-        self.enlisted = False
-
-    def write(self, data: bytes, *, more: bool = True) -> None:
-        """Refuse to stream: messages are sent whole.
-
-        Raises:
-            LocalProtocolError: Always.
-        """
-        raise LocalProtocolError("0-9-1 needs the size of a message before its first octet")
-
-    def abort(self) -> None:
-        """Ignore the call: the message has been sent whole."""
-
-    def settle(self, state: Any = None) -> None:
-        """Settle the delivery: the client can no longer acknowledge it."""
-        self.settled = True
-        self.state = state
-        self.link.forget(self)
 
 
 class SendingLink(FrontLink):
@@ -249,3 +200,24 @@ class SendingLink(FrontLink):
         # The client may still acknowledge these; that has no effect.
         self.unsettled = list(self.held.values())
         self.held.clear()
+
+
+class RepliesLink(SendingLink):
+    """Link of the consumer of direct replies: the output alone bounds what it gets in a turn.
+
+    Replies of other clients of 0-9-1 do not wait for a later turn (see :class:`.replies.DirectReplies`).
+    """
+
+    @property
+    def credit(self) -> int:
+        """Replies that may be sent now: any number, unless the client has stopped the flow."""
+        return UNBOUNDED if self.attached and self.window.flowing else 0
+
+    @property
+    def writable(self) -> bool:
+        """Whether the output has room."""
+        engine = self.connection
+        if engine.output_size < engine.limits.output_max:
+            return True
+        engine.thirsty[self] = None
+        return False

@@ -10,37 +10,15 @@ from functools import partial
 
 from amqp_rt.addresses import REPLY_TO
 from amqp_rt.fronts import Error, Source, Symbol
-from amqp_rt.fronts.links import UNBOUNDED
 
 from . import faults
 from . import methods as m
 from .deliveries import DeliveryWriter
 from .execution import Execution
 from .faults import Fault
-from .links import SendingLink
+from .links import RepliesLink
 from .sessions import Session
 from .window import DeliveryWindow
-
-
-class RepliesLink(SendingLink):
-    """Link of the consumer of direct replies: the output alone bounds what it gets in a turn.
-
-    Replies of other clients of 0-9-1 do not wait for a later turn (see :class:`DirectReplies`).
-    """
-
-    @property
-    def credit(self) -> int:
-        """Replies that may be sent now: any number, unless the client has stopped the flow."""
-        return UNBOUNDED if self.attached and self.window.flowing else 0
-
-    @property
-    def writable(self) -> bool:
-        """Whether the output has room."""
-        engine = self.connection
-        if engine.output_size < engine.limits.output_max:
-            return True
-        engine.thirsty[self] = None
-        return False
 
 
 class DirectReplies:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from amqp_rt.fronts.links import FrontDelivery, FrontLink, FrontReceivingLink
 
     from .contents import BaseChannel
-    from .links import OutgoingDelivery, SendingLink, Way
+    from .links import SendingLink, Way
+    from .outgoing import OutgoingDelivery
 
 #: Passes the outcomes of deliveries to the endpoint of their link.
 Conclude: TypeAlias = "Callable[[SendingLink, list[OutgoingDelivery]], None]"

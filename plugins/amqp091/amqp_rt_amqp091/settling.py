@@ -13,7 +13,8 @@ from . import methods as m
 from .consumers import Consumers
 from .execution import Execution
 from .faults import Fault
-from .links import OutgoingDelivery, SendingLink
+from .links import SendingLink
+from .outgoing import OutgoingDelivery
 from .sessions import Session
 from .transactions import Transactions
 from .window import DeliveryWindow

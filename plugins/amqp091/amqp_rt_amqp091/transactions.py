@@ -26,7 +26,8 @@ from .confirms import Confirms
 from .consumers import Consumers
 from .execution import Execution
 from .faults import Fault
-from .links import OutgoingDelivery, SendingLink
+from .links import SendingLink
+from .outgoing import OutgoingDelivery
 from .sessions import Session
 
 

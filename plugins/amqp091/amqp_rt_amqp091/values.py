@@ -1,9 +1,11 @@
-"""Field values without a Python type of their own, and the content header.
+"""Field values without a Python type of their own, the content header, and messages received by a client.
 
-Kept apart from the codec, which is compiled: mypyc drops the keywords of a Struct's class.
+These are kept apart from the modules that use them, which are compiled: mypyc drops the keywords of a Struct's class.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from msgspec import Struct
 
@@ -29,3 +31,11 @@ class ContentHeader(Struct):
     class_id: int
     body_size: int
     properties: BasicProperties
+
+
+class ReceivedMessage(Struct):
+    """A message from the server: its method, such as basic.deliver, and its content."""
+
+    method: Any
+    properties: BasicProperties
+    body: bytes

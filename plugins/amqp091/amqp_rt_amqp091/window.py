@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from .links import OutgoingDelivery
+    from .outgoing import OutgoingDelivery
 
 #: Unacknowledged messages of a channel whose client sets no bound: the highest bound that it could
 #: set. Each of them stays in its queue meanwhile, which has bounds of its own.

@@ -11,17 +11,12 @@ import trio
 import trio.testing
 from amqp_rt_amqp091 import methods as m
 from amqp_rt_amqp091.client import ClientChannel, ClientConnection, Consumer
-from amqp_rt_amqp091.client_engine import (
-    ClientEngine,
-    ClientOptions,
-    EngineChannel,
-    External,
-    Plain,
-    ReceivedMessage,
-)
+from amqp_rt_amqp091.client_channels import EngineChannel
+from amqp_rt_amqp091.client_engine import ClientEngine, ClientOptions, External, Plain
 from amqp_rt_amqp091.faults import Fault
 from amqp_rt_amqp091.frames import BODY, HEADER, PROTOCOL_HEADER, frame, method_frame
 from amqp_rt_amqp091.lifecycle import CLIENT_TRANSITIONS, Stage
+from amqp_rt_amqp091.values import ReceivedMessage
 from hypothesis import given
 from hypothesis import strategies as st
 from worlds091 import Client, World

@@ -5,7 +5,7 @@ The topology of the broker judges the rights of the client, and returns them as 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Final
 
@@ -212,16 +212,16 @@ class Declarations:
         self.routes.when_stored(queue, method, partial(self._purge_queue, queue, method))
 
     def _purge_queue(self, queue: str, method: m.QueuePurge) -> None:
-        purging = self.topology.purge_queue(queue)
+        self.execution.run(self._purge_in_steps(self.topology.purge_queue(queue), method))
 
-        def steps() -> Generator[int, None, None]:
-            count = 0
-            for count in purging:  # noqa: B007 - the last value is used
-                yield _PURGE_WORK
-            if not method.no_wait:
-                self.session.write(m.QueuePurgeOk(message_count=count))
-
-        self.execution.run(steps())
+    def _purge_in_steps(
+        self, purging: Iterator[int], method: m.QueuePurge
+    ) -> Generator[int, None, None]:
+        count = 0
+        for count in purging:  # noqa: B007 - the last value is used
+            yield _PURGE_WORK
+        if not method.no_wait:
+            self.session.write(m.QueuePurgeOk(message_count=count))
 
     def delete_queue(self, method: m.QueueDelete) -> None:
         """Delete a queue; one that does not exist is no error (RabbitMQ)."""

@@ -109,28 +109,34 @@ class Routes:
 
         A method sees the effects of those before it on its channel (§4.4), and a message that is
         still being written to the store is in no queue yet. Other channels are not held up.
+
+        Callbacks are methods: the frame of a compiled function refers to functions defined in it, and they
+        to the frame, so that a channel would stay in memory until a full collection.
         """
-        engine, execution = self.session.engine, self.execution
-        topology = engine.topology
-
-        def again() -> None:
-            self.when_stored(queue, method, step)
-
-        def done() -> None:
-            engine.context = method
-            step()
-
+        execution = self.execution
+        topology = self.session.engine.topology
+        done = partial(self._run, method, step)
         link = self._senders.get(queue)
         if link is not None and not (link.attached or link.over):
             # The link that publishes to this queue still waits for authorisation.
             execution.held_up = True
-            link.on_answer = lambda _refused: execution.continue_with(again)
+            link.on_answer = partial(self._authorised, queue, method, step)
         elif topology is None or not topology.wait_stored(
             queue, partial(execution.continue_with, done)
         ):
             done()
         else:
             execution.held_up = True
+
+    def _authorised(
+        self, queue: str, method: m.Method, step: Callable[[], None], _refused: Error | None
+    ) -> None:
+        """Wait for the messages of a link to *queue*, whose attach has its answer, and run *step*."""
+        self.execution.continue_with(partial(self.when_stored, queue, method, step))
+
+    def _run(self, method: m.Method, step: Callable[[], None]) -> None:
+        self.session.engine.context = method
+        step()
 
     def end(self) -> None:
         """Forget the links, which refer to the session and are ended with it."""

@@ -108,23 +108,23 @@ class Settlement:
 
     def _settle_all(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
         """Settle *deliveries* with *outcome*; many of them a few at a time."""
-        engine = self.session.engine
-        size = _DELIVERIES_OF_A_STEP
-        if len(deliveries) <= size:
-            engine.spend(_DELIVERY_WORK * len(deliveries))
+        if len(deliveries) <= _DELIVERIES_OF_A_STEP:
+            self.session.engine.spend(_DELIVERY_WORK * len(deliveries))
             self._settle(deliveries, outcome)
-            return
+        else:
+            self.execution.run(self._settle_in_steps(deliveries, outcome))
 
-        def steps() -> Generator[int, None, None]:
-            unacked = self.window.unacked
-            for at in range(0, len(deliveries), size):
-                # Some may have been settled or taken away since.
-                chosen = [each for each in deliveries[at : at + size] if each.number in unacked]
-                self._settle(chosen, outcome)
-                engine.flush()
-                yield _DELIVERY_WORK * size
-
-        self.execution.run(steps())
+    def _settle_in_steps(
+        self, deliveries: list[OutgoingDelivery], outcome: Outcome
+    ) -> Generator[int, None, None]:
+        unacked = self.window.unacked
+        size = _DELIVERIES_OF_A_STEP
+        for at in range(0, len(deliveries), size):
+            # Some may have been settled or taken away since.
+            chosen = [each for each in deliveries[at : at + size] if each.number in unacked]
+            self._settle(chosen, outcome)
+            self.session.engine.flush()
+            yield _DELIVERY_WORK * size
 
     def _settle(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
         """Settle *deliveries* with *outcome*: enlisted in the transaction if the channel has one,

@@ -88,18 +88,17 @@ class Transactions:
 
     def _declare(self, method: m.Method, answer: m.Method) -> None:
         """Begin a transaction, and then send *answer*."""
+        self._send(Declare(), partial(self._declared, method, answer))
 
-        def declared(outcome: Any) -> None:
-            if self.session.ended:
-                return
-            if isinstance(outcome, Declared):
-                self.txn_id = outcome.txn_id
-                self.session.write(answer)
-                self.execution.resume()
-            else:
-                self.session.fail(_fault_of(outcome), method)
-
-        self._send(Declare(), declared)
+    def _declared(self, method: m.Method, answer: m.Method, outcome: Any) -> None:
+        if self.session.ended:
+            return
+        if isinstance(outcome, Declared):
+            self.txn_id = outcome.txn_id
+            self.session.write(answer)
+            self.execution.resume()
+        else:
+            self.session.fail(_fault_of(outcome), method)
 
     def _send(self, request: object, on_outcome: Callable[[Any], None]) -> None:
         """Send *request* to the coordinator; the channel is held up until the outcome."""
@@ -132,28 +131,37 @@ class Transactions:
             execution.held_up = True
             return
         enlisted, self._enlisted = self._enlisted, []
+        self._send(
+            Discharge(self.txn_id, fail),
+            partial(self._discharged, method, answer, fail, enlisted),
+        )
 
-        def discharged(outcome: Any) -> None:
-            if session.ended:
-                return
-            done = isinstance(outcome, Accepted)
-            for delivery in enlisted:
-                delivery.enlisted = False
-                if done and not fail:
-                    delivery.settled = True
-                    delivery.link.forget(delivery)
-                else:
-                    # The deliveries are unsettled again, as before the transaction.
-                    delivery.state = None
-            if not done:
-                session.fail(_fault_of(outcome), method)
-                return
-            self._declare(method, answer)
-            for link in {delivery.link for delivery in enlisted}:
-                self.consumers.after_settling(link)
-            self.consumers.offer_credit()
-
-        self._send(Discharge(self.txn_id, fail), discharged)
+    def _discharged(
+        self,
+        method: m.Method,
+        answer: m.Method,
+        fail: bool,
+        enlisted: list[OutgoingDelivery],
+        outcome: Any,
+    ) -> None:
+        if self.session.ended:
+            return
+        done = isinstance(outcome, Accepted)
+        for delivery in enlisted:
+            delivery.enlisted = False
+            if done and not fail:
+                delivery.settled = True
+                delivery.link.forget(delivery)
+            else:
+                # The deliveries are unsettled again, as before the transaction.
+                delivery.state = None
+        if not done:
+            self.session.fail(_fault_of(outcome), method)
+            return
+        self._declare(method, answer)
+        for link in {delivery.link for delivery in enlisted}:
+            self.consumers.after_settling(link)
+        self.consumers.offer_credit()
 
     def enlist(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
         """Send *outcome* for *deliveries* as part of the current transaction."""

@@ -34,7 +34,8 @@ from ..outcomes import ACCEPTED, RELEASED, Error, Modified, Outcome
 from ..transactions import DeliveryState
 from ..values import Symbol
 from .durable import facts
-from .durable.journal import Journal, Unit
+from .durable.journal import Journal
+from .durable.units import Unit
 from .entries import Entry, annotated, encode_outgoing, exceeds_link
 from .log.annotations import OFFSET, SEQUENCE_NUMBER
 from .queue.queue import MessageQueue

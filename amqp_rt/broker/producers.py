@@ -10,8 +10,9 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import ClassVar, Final, Protocol, TypeAlias
 
+from ..compiling import mypyc_attr
 from ..errors import AmqpError, DecodeError, WouldBlock
 from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink
@@ -20,8 +21,8 @@ from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..termini import Target
 from .durable import pieces
 from .durable.duplicates import Arrived, Duplicates
-from .durable.journal import CallOwner, Unit
 from .durable.ledgers import QueueLedger
+from .durable.units import CallOwner, Unit
 from .entries import Entry, EntryFactory, UnacceptableMessage
 from .expiry import NEVER, expiry
 from .queue.accounts import Memory
@@ -148,6 +149,7 @@ def _nothing() -> None:
     """Do nothing."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Inlet:
     """Endpoint that puts messages into a node. Credit is granted elsewhere.
 
@@ -338,7 +340,7 @@ class Inlet:
         if self.closed or node.deleted:
             self._deliver_onward(link, deliveries)
             return
-        make_entry = self.entry_factory.make_entry
+        factory = self.entry_factory
         ledger = self.ledger
         check = self.check
         duplicates = self.intake.duplicates
@@ -369,7 +371,7 @@ class Inlet:
                     transaction.refuse(delivery, transaction.too_much())
                     continue
             try:
-                entry = make_entry(payload, delivery.message_format, now, self.ttl_s)
+                entry = factory.make_entry(payload, delivery.message_format, now, self.ttl_s)
                 if entry.durable and ledger is None and not self.volatile:
                     refusal = NOT_KEPT
                 elif check is not None:
@@ -476,11 +478,12 @@ class Inlet:
         """Do nothing: no credit has to be taken back."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Producer(Inlet):
     """Endpoint of one link that sends to a node, with its credit."""
 
     #: Whether deliveries may hold something else than one message, even if none is streamed.
-    mixed = False
+    mixed: ClassVar[bool] = False
     #: Its link, from the attach on.
     link: ReceivingLink
 
@@ -600,6 +603,7 @@ class Producer(Inlet):
         link.unsettled = []
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Intake:
     """Room of *node*, shared among the links that send to it."""
 

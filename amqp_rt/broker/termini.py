@@ -38,7 +38,8 @@ from ..transactions import DeliveryState
 from ..unsettled import Unsettled, UnsettledMap
 from .durable import facts
 from .durable.facts import FactKind, TerminusFact
-from .durable.journal import Journal, Unit
+from .durable.journal import Journal
+from .durable.units import Unit
 from .entries import Entry, encode_outgoing
 from .producers import Producer
 from .queue.queue import MessageQueue

@@ -29,8 +29,9 @@ from ..fronts.base import IncomingDelivery
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error, Outcome
 from .durable.answers import accept, refuse
-from .durable.journal import Journal, Unit
+from .durable.journal import Journal
 from .durable.ledgers import QueueLedger
+from .durable.units import Unit
 from .entries import Entry, head_of
 from .filtering.filters import FilterSet
 from .queue.accounts import WORK_OF_AN_END, Counts, Memory

@@ -22,8 +22,9 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected, Released, rejected
 from ..transactions import TransactionalState
 from .durable.answers import InDoubt
-from .durable.journal import Gathering, Journal, Unit
+from .durable.journal import Journal
 from .durable.ledgers import QueueLedger
+from .durable.units import Gathering, Unit
 from .entries import NEVER, Entry
 from .queue.subscriptions import DistributionNode, Enlisted, Subscription
 

@@ -7,7 +7,8 @@ import trio
 import trio.testing
 from stalls import Stalls
 
-from amqp_rt.broker.durable.journal import Journal, Unit
+from amqp_rt.broker.durable.journal import Journal
+from amqp_rt.broker.durable.units import Unit
 from amqp_rt.outcomes import Error
 from amqp_rt.stores.base import ChangeSet, StoreFull
 from amqp_rt.stores.memory import MemoryStore

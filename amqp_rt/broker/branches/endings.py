@@ -16,7 +16,7 @@ from ...transactions import XaStatus
 from ..durable import facts
 from ..durable.answers import InDoubt
 from ..durable.facts import BranchFact
-from ..durable.journal import Unit
+from ..durable.units import Unit
 from .branch import Branch
 from .registry import Branches
 

@@ -13,8 +13,9 @@ from ...outcomes import RELEASED, Accepted, Error, Modified, Outcome, Rejected, 
 from ..durable import facts
 from ..durable.answers import InDoubt
 from ..durable.facts import BranchFact
-from ..durable.journal import Journal, Unit
+from ..durable.journal import Journal
 from ..durable.ledgers import QueueLedger
+from ..durable.units import Unit
 from ..entries import Entry, head_of
 from ..producers import Inlet
 from ..queue.queue import MessageQueue

@@ -25,7 +25,8 @@ from ...outcomes import ACCEPTED, Error, rejected
 from ..entries import Entry
 from ..filtering.views import MessageView
 from .facts import DUPLICATES, ID_BYTES, place_key, place_of
-from .journal import Journal, Unit
+from .journal import Journal
+from .units import Unit
 
 _FIRST_REFUSED: Final = rejected(
     "amqp:resource-limit-exceeded",

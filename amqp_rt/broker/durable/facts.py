@@ -23,7 +23,8 @@ from ...codec.primitives import Reader, write_value
 from ...errors import DecodeError
 from ...termini import Source, Target
 from ..nodes import KINDS, Declaration
-from .journal import Journal, Unit
+from .journal import Journal
+from .units import Unit
 
 T = TypeVar("T")
 

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from ...compiling import mypyc_attr
 from ...fronts.base import IncomingDelivery
 from ...outcomes import ACCEPTED, Error, Outcome
 from ..entries import Entry, head_of
 from ..queue.queue import MessageQueue
 from .answers import no_outcomes, refuse
-from .journal import Journal, Unit
+from .journal import Journal
+from .units import Unit
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class QueueLedger:
     """Storage of the durable messages of *queue*, which has the node number *number* in the store.
 

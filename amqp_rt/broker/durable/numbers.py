@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..entries import Entry
 from .facts import NUMBERS, key_of
-from .journal import Unit
 from .ledgers import QueueLedger
+from .units import Unit
 
 
 class NumberedLedger(QueueLedger):

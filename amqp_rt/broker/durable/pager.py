@@ -20,7 +20,8 @@ from ..entries import NEVER, Entry, restored
 from ..queue.paging import AHEAD, CHUNK
 from ..queue.queue import MessageQueue
 from ..queue.subscriptions import Subscription
-from .journal import Journal, Unit
+from .journal import Journal
+from .units import Unit
 
 _log = logging.getLogger("amqp_rt.store")
 

@@ -25,7 +25,7 @@ from ..entries import NOWHERE, Entry, UnacceptableMessage
 from ..expiry import NEVER
 from ..transactions import UNKNOWN_TRANSACTION
 from .answers import refuse
-from .journal import Unit
+from .units import Unit
 
 if TYPE_CHECKING:
     from ...fronts.base import IncomingDelivery, ReceivingLink

@@ -27,7 +27,8 @@ from ...values import Symbol
 from ..dead_letters import DeadLetters
 from ..durable import facts
 from ..durable.facts import FactKind
-from ..durable.journal import Journal, Unit
+from ..durable.journal import Journal
+from ..durable.units import Unit
 from ..nodes import Declaration
 from ..producers import Check, Inlet, Intake, IntakeLedger, Place, Producer
 from ..queue.queue import MessageQueue

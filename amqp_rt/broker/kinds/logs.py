@@ -19,7 +19,8 @@ from ...stores.base import SEQUENCE_MAX
 from ...values import Symbol
 from ..durable import facts
 from ..durable.facts import FactKind
-from ..durable.journal import Journal, Unit
+from ..durable.journal import Journal
+from ..durable.units import Unit
 from ..log.appending import Entrance
 from ..log.key_hashes import KEY_HASHES
 from ..log.log import MessageLog

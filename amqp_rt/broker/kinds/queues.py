@@ -21,10 +21,11 @@ from ..dead_letters import reply_address
 from ..durable import facts
 from ..durable.duplicates import Duplicates
 from ..durable.facts import FactKind
-from ..durable.journal import Journal, Unit
+from ..durable.journal import Journal
 from ..durable.ledgers import QueueLedger
 from ..durable.numbers import NumberedLedger
 from ..durable.pager import STEP
+from ..durable.units import Unit
 from ..entries import Entry, encode_outgoing
 from ..expiry import DELETED
 from ..nodes import QUEUE, Declaration, Queue, origin_of

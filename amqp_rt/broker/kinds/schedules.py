@@ -22,7 +22,7 @@ from ...timetables import Cron
 from ...values import Symbol, Timestamp
 from ..durable import facts
 from ..durable.facts import FactKind, ScheduleFact
-from ..durable.journal import Unit
+from ..durable.units import Unit
 from ..entries import Entry
 from ..nodes import SCHEDULE, Declaration, Schedule
 from ..producers import Intake

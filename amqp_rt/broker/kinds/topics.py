@@ -10,7 +10,8 @@ from ...errors import AmqpError
 from ...fronts.base import LinkConnection
 from ...outcomes import Error
 from ...termini import Source
-from ..durable.journal import Journal, Unit
+from ..durable.journal import Journal
+from ..durable.units import Unit
 from ..entries import Entry
 from ..nodes import TOPIC, Topic
 from ..producers import Intake

@@ -10,7 +10,7 @@ from ...fronts.base import IncomingDelivery
 from ...outcomes import Error
 from ...stores.base import ChangeSet, Store
 from ..durable.answers import accept, refuse
-from ..durable.journal import Unit
+from ..durable.units import Unit
 from ..entries import Entry
 from .annotations import partition_key
 from .partitions import Partition

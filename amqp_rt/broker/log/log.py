@@ -23,7 +23,7 @@ import trio
 from ...fronts.base import IncomingDelivery
 from ...limits import DEFAULT_LIMITS, Limits
 from ..durable.facts import Era
-from ..durable.journal import Unit
+from ..durable.units import Unit
 from ..entries import Entry
 from ..filtering.filters import FilterSet
 from ..filtering.positions import Position

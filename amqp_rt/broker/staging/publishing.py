@@ -12,7 +12,8 @@ import trio
 
 from ...errors import AmqpError
 from ...limits import Limits
-from ..durable.journal import Journal, Unit
+from ..durable.journal import Journal
+from ..durable.units import Unit
 from ..entries import Entry
 from ..expiry import NEVER
 from ..producers import Inlet

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ...batches import MESSAGE_BATCH, read_messages
 from ...errors import DecodeError
 from ...fronts.base import IncomingDelivery, ReceivingLink
@@ -19,7 +21,7 @@ class StagingProducer(Producer):
     """Receiving end of a link that stages messages, single ones or batches."""
 
     node: MessageStage
-    mixed = True
+    mixed: ClassVar[bool] = True
 
     def _is_single(self, delivery: IncomingDelivery) -> bool:
         return bool(delivery.message_format != MESSAGE_BATCH)

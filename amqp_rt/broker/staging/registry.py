@@ -11,7 +11,8 @@ from ...limits import Limits
 from ...outcomes import Error
 from ..durable import facts
 from ..durable.facts import Claim, Write
-from ..durable.journal import Journal, Unit
+from ..durable.journal import Journal
+from ..durable.units import Unit
 from .epochs import EpochProducer, StagedNode
 from .stages import MessageStage, StagingArea, stolen
 

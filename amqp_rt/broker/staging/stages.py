@@ -14,7 +14,8 @@ from ...limits import Limits
 from ...outcomes import Error
 from ..durable.answers import accept, refuse
 from ..durable.facts import Claim
-from ..durable.journal import Journal, Unit
+from ..durable.journal import Journal
+from ..durable.units import Unit
 from ..entries import Entry, head_of, restored
 from ..producers import WINDOW, Intake
 from ..queue.accounts import Memory

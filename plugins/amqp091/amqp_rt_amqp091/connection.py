@@ -51,6 +51,9 @@ FRAME_MAX: Final = 131_072
 HEARTBEAT_S: Final = 60
 
 #: Stages in which a fault ends the connection without a close, since the login is not complete.
+# Looked up once: attributes of an enumeration are slow.
+_RUNNING: Final = Stage.RUNNING
+_CLOSED: Final = Stage.CLOSED
 _BEFORE_LOGIN: Final = (Stage.HEADER, Stage.START, Stage.LOGIN, Stage.SECURE)
 
 
@@ -90,7 +93,7 @@ class Connection(BareEngine):
     @property
     def finished(self) -> bool:
         """Whether the connection is closed and sends nothing more."""
-        return self.stage is Stage.CLOSED
+        return self.stage is _CLOSED
 
     @property
     def sessions(self) -> Mapping[int, Any]:
@@ -100,29 +103,30 @@ class Connection(BareEngine):
     @property
     def deadline(self) -> float:
         """Time at which ``tick`` has to be called."""
-        if self.finished:
+        stage = self.stage
+        if stage is _CLOSED:
             return inf
         if self._events or self._is_due():
             return self._now
-        at = self._ends_at
-        if self._heartbeat_s and self.stage is Stage.RUNNING:
-            at = min(at, self._heard_at + 2 * self._heartbeat_s)
-            at = min(at, self._said_at + self._heartbeat_s / 2)
-        return at
+        beat = self._heartbeat_s
+        if stage is not _RUNNING or not beat:
+            return self._ends_at
+        heard = self._heard_at + 2 * beat
+        said = self._said_at + beat / 2
+        return min(heard, said)
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Handle octets from the peer."""
         self._now = now
         if data:
             self._heard_at = now
-        if self.finished:
+        if self.stage is _CLOSED:
             return []
         self._receiving = True
         unread, self.unread = self.unread, False
         self.spent = 0
         self._go_on()
-        self._go_on_with_work()
-        if data:
+        if data and self.stage is not _RUNNING:
             data = self._on_octets(data)
         if (data or unread) and not self.finished:
             self._on_data(data)
@@ -158,8 +162,8 @@ class Connection(BareEngine):
                 self._break("nothing was heard for two heartbeats")
             elif now >= self._said_at + self._heartbeat_s / 2:
                 self.write_data(HEARTBEAT_FRAME)
-        if not self.finished:
-            self._go_on()
+        if self.stage is not _CLOSED:
+            self._resume_channels()
             self._pour()
         return self._done()
 
@@ -192,16 +196,16 @@ class Connection(BareEngine):
         return False
 
     def _go_on(self) -> None:
-        """Resume channels that were held up."""
+        """Resume channels that were held up, and do one turn's share of work that exceeds a turn."""
 
-    def _go_on_with_work(self) -> None:
-        """Do one turn's share of work that exceeds a turn."""
+    def _resume_channels(self) -> None:
+        """Resume channels that were held up."""
 
     def _pour(self) -> None:
         """Offer credit to consumers that waited for room in the output."""
 
     def _on_octets(self, data: bytes) -> bytes:
-        """Handle octets before the first frame; return those after them."""
+        """Handle octets before the connection is open; return those that belong to frames."""
         return data
 
     def _on_new_channel(self, frame: Frame) -> None:
@@ -220,12 +224,11 @@ class Connection(BareEngine):
     def _on_data(self, data: bytes) -> None:
         try:
             left = self.work_max - self.spent
-            self.spent = 0
             for frame in self._frames.feed(data):
+                self.spent = 0
                 self._on_frame(frame)
                 left -= 1 + self.spent
-                self.spent = 0
-                if self.stage is Stage.CLOSED:
+                if self.stage is _CLOSED:
                     break
                 if left <= 0:
                     # The rest may be less than a frame; the next call will find out.
@@ -243,7 +246,7 @@ class Connection(BareEngine):
         self.context = None
         channel = self._channels.get(frame.channel)
         try:
-            if channel is not None and frame.type != HEARTBEAT and self.stage is Stage.RUNNING:
+            if channel is not None and frame.type != HEARTBEAT and self.stage is _RUNNING:
                 channel.on_frame(frame)
             else:
                 self._on_other_frame(frame)

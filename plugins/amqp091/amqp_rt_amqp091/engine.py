@@ -81,24 +81,37 @@ class Engine(Connection, GatheringEngine[SendingLink, OutgoingDelivery]):
         #: Functions that send the confirms of channels.
         self._confirming: dict[Callable[[], None], None] = {}
 
+    # --- --- called by the driver --------------------------------------------------------
+
+    @property
+    def notifies(self) -> bool:
+        """Whether the next ``take`` may notify endpoints: channels go on, or consumers get room.
+
+        Otherwise the driver takes the output once, and sends it in the same pass of the scheduler.
+        """
+        return bool(self._open_due or self._scheduled or self.thirsty)
+
     # --- --- hooks of Connection ---------------------------------------------------------
 
     def _is_due(self) -> bool:
-        return bool(self._scheduled) or bool(
-            self.thirsty and self.output_size < self.limits.output_max // 2
+        return bool(
+            self._scheduled or (self.thirsty and self.output_size < self.limits.output_max // 2)
         )
 
     def _go_on(self) -> None:
+        if self._open_due or self._scheduled:
+            self._resume_channels()
+        if self._working:
+            working, self._working = self._working, {}
+            for step in working:
+                step()
+
+    def _resume_channels(self) -> None:
         """Complete the open if it is due, and resume channels that were held up."""
         if self._open_due:
             self._say_open_ok()
         scheduled, self._scheduled = self._scheduled, {}
         for step in scheduled:
-            step()
-
-    def _go_on_with_work(self) -> None:
-        working, self._working = self._working, {}
-        for step in working:
             step()
 
     def _before_take(self) -> None:
@@ -108,10 +121,11 @@ class Engine(Connection, GatheringEngine[SendingLink, OutgoingDelivery]):
             # Methods that held up channels have their answers. Events that follow are reported by
             # the next call of the driver.
             self._receiving = True
-            self._go_on()
+            self._resume_channels()
             self.flush()
             self._receiving = False
-        self._confirm()
+        if self._posted or self._confirming:
+            self._confirm()
         if not self.thirsty:
             self.given = 0
 

@@ -98,11 +98,7 @@ class SendingLink(FrontLink):
             return self.once
         if self.no_ack:
             return UNBOUNDED
-        room = self.window.room()
-        if self.prefetch:
-            left = self.prefetch - len(self.held)
-            room = min(room, left)
-        return max(0, room)
+        return self.window.room_of(self.prefetch, len(self.held))
 
     @property
     def writable(self) -> bool:
@@ -170,14 +166,16 @@ class SendingLink(FrontLink):
         if self.once is not None:
             self.once -= 1
         if not done:
-            self.held[delivery.number] = delivery
-            self.window.unacked[delivery.number] = delivery
+            number = delivery.number
+            self.held[number] = delivery
+            self.window.unacked[number] = delivery
         return delivery
 
     def forget(self, delivery: OutgoingDelivery) -> None:
         """Remove the settled *delivery*."""
-        self.held.pop(delivery.number, None)
-        self.window.unacked.pop(delivery.number, None)
+        number = delivery.number
+        self.held.pop(number, None)
+        self.window.unacked.pop(number, None)
 
     def drained(self) -> None:
         """Report that the source has no message to send; ends a drain."""

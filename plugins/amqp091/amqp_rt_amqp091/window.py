@@ -32,12 +32,20 @@ class DeliveryWindow:
         self.last_tag += 1
         return self.last_tag
 
-    def room(self) -> int:
-        """Return how many more unsettled messages the channel may have."""
-        room = _UNACKED_MAX - len(self.unacked)
+    def room_of(self, prefetch: int, held: int) -> int:
+        """Return how many more unsettled messages a consumer may have that has *held* of them.
+
+        Args:
+            prefetch: Bound of the consumer, 0 for none.
+            held: Its unsettled messages.
+        """
+        unacked = len(self.unacked)
+        room = _UNACKED_MAX - unacked
         if self.prefetch_all:
-            room = min(room, self.prefetch_all - len(self.unacked))
-        if self.prefetch_size and self._size_held() >= self.prefetch_size:
+            room = min(room, self.prefetch_all - unacked)
+        if prefetch:
+            room = min(room, prefetch - held)
+        if room <= 0 or (self.prefetch_size and self._size_held() >= self.prefetch_size):
             return 0
         return room
 

@@ -571,11 +571,31 @@ def test_a_full_output_stops_deliveries_until_it_is_taken() -> None:
     assert isinstance(asked, AttachRequested)
     world.host.attach(asked.link)
     assert 10_000 <= engine.output_size < 13_000
+    # There will be room for the consumer.
+    assert engine.notifies
     rounds = 0
     while len(client.heard) < 51 and rounds < 100:
         client.handle([])
         rounds += 1
     assert len([1 for _, each in client.heard if isinstance(each, Content)]) == 50
+
+
+def test_output_notifies_endpoints_only_if_something_waits_for_it() -> None:
+    client = World().connect()
+    client.say(1, m.QueueDeclare(queue="q"), m.ConfirmSelect())
+    engine = client.engine
+    engine.receive(published(1, "q", b"x"), client.world.now)
+    assert not engine.notifies
+    assert engine.take()
+    client.holds = []
+    client.say(1, m.BasicConsume(queue="q", consumer_tag="c"), m.BasicQos(prefetch_count=1))
+    assert not engine.notifies
+    client.place(client.holds.pop())
+    # The channel goes on with the method behind that of the consumer.
+    assert engine.notifies
+    client.handle([])
+    assert any(isinstance(each, m.BasicQosOk) for _, each in client.take())
+    assert not engine.notifies
 
 
 def test_replies_to_one_who_does_not_read_are_bounded() -> None:

@@ -1,13 +1,14 @@
-"""A single task that waits for many sockets.
+"""Many sockets that are served together.
 
 A task for each socket costs scheduling for every chunk. The reactor has its own epoll set, which is
-a single descriptor for trio: one task waits for it and then serves every ready socket, with a
-bounded amount of work at a time. Deadlines are in one heap with one alarm.
+a single descriptor for trio, and serves every ready socket, with a bounded amount of work at a time. Deadlines are in
+one heap with one alarm.
 
 A pass of the scheduler, with its system call, costs more than a small message. The reactor is therefore an
 instrument of trio too, which is called around each wait for I/O: output of the tasks of a pass leaves before the
 wait, and sockets that end the wait are served after it, so that the tasks that they wake run in the same pass. A
-request with its reply takes one pass at each end (decision 0123).
+request with its reply takes one pass at each end (decision 0123). The set stays in trio's own; only where that cannot be,
+a task waits for it (decision 0129).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import trio
 
 from .carrier import Carrier
 from .reactor_steps import STEP_S, ReactorSteps
+from .trio_epoll import trio_epoll
 
 #: Alarms handled between two checkpoints.
 _ALARMS_IN_A_ROW: Final = 64
@@ -142,7 +144,9 @@ class Reactor(ReactorSteps, trio.abc.Instrument):
     # --- the tasks -----------------------------------------------------------------------
 
     async def _serve(self) -> None:
+        """Wait for the set of sockets, if trio does not keep it in its own, and serve those that are ready."""
         try:
+            await self._tasks_serve.wait()
             while True:
                 self._waiting = True
                 try:
@@ -157,6 +161,11 @@ class Reactor(ReactorSteps, trio.abc.Instrument):
     def _hook(self) -> None:
         """Let trio call us, from the first connection on."""
         self._token = trio.lowlevel.current_trio_token()
+        self._around = trio_epoll()
+        if self._around is None:
+            self._tasks_serve.set()
+        else:
+            self._around.register(self._epoll, select.EPOLLIN)
         trio.lowlevel.add_instrument(self)
         self._hooked = self._was_hooked = True
 
@@ -164,6 +173,7 @@ class Reactor(ReactorSteps, trio.abc.Instrument):
         if self._hooked:
             self._hooked = False
             trio.lowlevel.remove_instrument(self)
+            self._leave_trio()
             if self._flushes:
                 self._turn.call()
 

@@ -56,6 +56,9 @@ class ReactorSteps:
         self._between = False
         #: Whether tasks may have been woken since the scheduler decided how long to wait.
         self._stirred = False
+        #: The set of trio in which ours stays, None if the serving task waits for it; and the event that makes it wait.
+        self._around: select.epoll | None = None
+        self._tasks_serve = trio.Event()
         #: Whether the serving task waits, and whether the sockets that end its wait were served before it runs.
         self._waiting = False
         self._served = False
@@ -172,6 +175,7 @@ class ReactorSteps:
             except BaseException:
                 # Trio logs it, and calls us no more.
                 self._hooked = self._served = False
+                self._leave_trio()
                 self._token.run_sync_soon(self._turn.call)
                 raise
             if timeout > 0 and (self._stirred or self._flushes):
@@ -182,17 +186,34 @@ class ReactorSteps:
     def after_io_wait(self, timeout: float) -> None:
         """Serve the sockets that have ended the wait. Called by trio, with the seconds that it was to wait at most.
 
-        If other tasks were runnable, the serving task finds out whether there are any, without a poll for each pass.
+        A serving task that waits finds out by itself whether any are ready if other tasks were runnable, without a poll
+        for each pass.
         """
         self._between = self._served = False
-        if timeout > 0 and self._waiting:
-            try:
-                self._context.run(self._step)
-            except BaseException:
-                self._hooked = False
-                self._turn.call()
-                raise
-            self._served = True
+        if self._around is not None:
+            if self._at == len(self._ready):
+                self._ready = self._epoll.poll(0, _SOCKETS_IN_A_ROW)
+                self._at = 0
+                if not self._ready:
+                    return
+        elif timeout <= 0 or not self._waiting:
+            return
+        try:
+            self._context.run(self._step)
+        except BaseException:
+            self._hooked = False
+            self._leave_trio()
+            self._turn.call()
+            raise
+        self._served = True
+
+    def _leave_trio(self) -> None:
+        """Take our set out of trio's: from now on the serving task waits for it."""
+        around = self._around
+        if around is not None:
+            self._around = None
+            around.unregister(self._epoll)
+            self._tasks_serve.set()
 
     def _step(self) -> bool:
         """Serve ready sockets, with a bounded amount of work; return whether more may be ready."""

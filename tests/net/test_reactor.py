@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from math import inf
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import pytest
@@ -20,11 +21,19 @@ from amqp_rt.limits import Limits
 from amqp_rt.net.carrier import READ_SIZE, READS_IN_A_ROW, Carrier
 from amqp_rt.net.driver import TRIO_CLOCK, run_connection
 from amqp_rt.net.reactor import Reactor, open_reactor
+from amqp_rt.net.trio_epoll import trio_epoll
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the reactor needs epoll")
 
 
 Pair: TypeAlias = Callable[[], tuple[trio.SocketStream, trio.SocketStream]]
+
+
+@pytest.fixture(autouse=True, params=["in trio's set", "a task waits"])
+def _waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test also as where trio's set is not known."""
+    if request.param == "a task waits":
+        monkeypatch.setattr("amqp_rt.net.reactor.trio_epoll", lambda: None)
 
 
 @pytest.fixture
@@ -316,6 +325,44 @@ async def test_alarms_are_rung_in_several_steps_if_one_takes_long(
         trio.lowlevel.remove_instrument(instrument)
         nursery.cancel_scope.cancel()
     assert sorted(each for each in rung if each) == [[0], [1], [2]]
+
+
+async def test_the_set_of_this_version_of_trio_is_known() -> None:
+    assert trio_epoll() is not None
+
+
+async def test_a_version_of_trio_that_waits_in_another_way_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "trio._core._run", ModuleType("trio._core._run"))
+    assert trio_epoll() is None
+
+
+async def test_output_that_waits_ends_no_waits_of_the_loop(pair: Pair) -> None:
+    """The connection is not read meanwhile, although octets of the peer are there."""
+
+    class Passes(trio.abc.Instrument):
+        count = 0
+
+        def before_io_wait(self, timeout: float) -> None:
+            self.count += 1
+
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        ours, theirs = pair()
+        engine = Echo()
+        nursery.start_soon(run, reactor, ours, engine)
+        await trio.testing.wait_all_tasks_blocked()
+        # More than the system takes, so that it waits until the peer reads.
+        engine.say(bytes(8_000_000))
+        with trio.move_on_after(0.2):
+            while True:
+                await theirs.send_all(bytes(READ_SIZE))
+        passes = Passes()
+        trio.lowlevel.add_instrument(passes)
+        await trio.sleep(0.1)
+        trio.lowlevel.remove_instrument(passes)
+        nursery.cancel_scope.cancel()
+    assert passes.count <= 5
 
 
 async def test_a_message_and_its_echo_take_a_pass_of_the_scheduler_each(pair: Pair) -> None:

@@ -115,11 +115,11 @@ class ClientEngine(Connection):
         if self.stage is not Stage.RUNNING:
             raise Fault(faults.CHANNEL_ERROR, "the connection is not open")
         number = next(
-            (each for each in range(1, self._channel_max + 1) if each not in self._channels), 0
+            (each for each in range(1, self._channel_max + 1) if each not in self.channels), 0
         )
         if not number:
             raise Fault(faults.NOT_ALLOWED, f"all {self._channel_max} channels are open")
-        channel = self._channels[number] = EngineChannel(self, number)
+        channel = self.channels[number] = EngineChannel(self, number)
         channel.ask(m.ChannelOpen(), on_answer)
         return channel
 

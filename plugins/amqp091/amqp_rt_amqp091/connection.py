@@ -40,6 +40,7 @@ from .frames import (
     content_frames,
     method_frame,
 )
+from .handling import FAULTS, handle_frames
 from .lifecycle import Stage, Transitions
 
 log = logging.getLogger("amqp_rt.frames")
@@ -76,7 +77,7 @@ class Connection(BareEngine):
         self.context: m.Method | None = None
         #: Octets of the largest frame we may send.
         self.frame_max_out = FRAME_MIN_SIZE
-        self._channels: dict[int, BaseChannel] = {}
+        self.channels: dict[int, BaseChannel] = {}
         self._channel_max = CHANNEL_MAX
         self._frame_max = FRAME_MAX
         self._frames = FrameReader(FRAME_MAX)
@@ -98,7 +99,7 @@ class Connection(BareEngine):
     @property
     def sessions(self) -> Mapping[int, Any]:
         """Channels by number: sessions for containers and brokers."""
-        return self._channels
+        return self.channels
 
     @property
     def deadline(self) -> float:
@@ -223,18 +224,7 @@ class Connection(BareEngine):
 
     def _on_data(self, data: bytes) -> None:
         try:
-            left = self.work_max - self.spent
-            for frame in self._frames.feed(data):
-                self.spent = 0
-                self._on_frame(frame)
-                left -= 1 + self.spent
-                if self.stage is _CLOSED:
-                    break
-                if left <= 0:
-                    # The rest may be less than a frame; the next call will find out.
-                    self.unread = True
-                if self.unread:
-                    break
+            handle_frames(self, self._frames, data)
         except BrokenFrame as error:
             # No reply makes sense to such a peer (§4.2.3).
             log.warning("%s: %s", self.peer.address, error)
@@ -242,18 +232,7 @@ class Connection(BareEngine):
         except OversizeFrame as error:
             self._fail(Fault(faults.FRAME_ERROR, str(error)), None)
 
-    def _on_frame(self, frame: Frame) -> None:
-        self.context = None
-        channel = self._channels.get(frame.channel)
-        try:
-            if channel is not None and frame.type != HEARTBEAT and self.stage is _RUNNING:
-                channel.on_frame(frame)
-            else:
-                self._on_other_frame(frame)
-        except _FAULTS as error:
-            self.on_fault(channel, error)
-
-    def _on_other_frame(self, frame: Frame) -> None:
+    def on_other_frame(self, frame: Frame) -> None:
         """Handle a frame that belongs to no open channel."""
         if frame.type == HEARTBEAT:
             if frame.channel or frame.payload:
@@ -287,7 +266,7 @@ class Connection(BareEngine):
         """Run *step*, and answer its fault if it raises one."""
         try:
             step()
-        except _FAULTS as error:
+        except FAULTS as error:
             self.on_fault(channel, error)
 
     def fail(self, channel: BaseChannel | None, fault: Fault, method: m.Method | None) -> None:
@@ -381,8 +360,8 @@ class Connection(BareEngine):
     def release(self, channel: BaseChannel) -> None:
         """Free the number of *channel*, which is closed on both sides."""
         channel.end()
-        if self._channels.get(channel.number) is channel:
-            del self._channels[channel.number]
+        if self.channels.get(channel.number) is channel:
+            del self.channels[channel.number]
 
     # --- --- closing ---------------------------------------------------------------------
 
@@ -413,7 +392,7 @@ class Connection(BareEngine):
         self.over = True
         # Channels refer to their connection: with a reference back, it and its buffers would stay
         # in memory until a full collection.
-        channels, self._channels = self._channels, {}
+        channels, self.channels = self.channels, {}
         for channel in channels.values():
             channel.end()
         self._ended()
@@ -430,6 +409,3 @@ class Connection(BareEngine):
             self.stage = Stage.CLOSED
             self._end_channels()
             self.report(event)
-
-
-_FAULTS: Final = (Fault, SyntaxFault, NotImplementedFault, AmqpError)

@@ -208,7 +208,7 @@ class Engine(Connection, GatheringEngine[SendingLink, OutgoingDelivery]):
         if frame.channel > self._channel_max:
             raise Fault(faults.CHANNEL_ERROR, f"channel numbers go up to {self._channel_max} here")
         self.flush()
-        self._channels[frame.channel] = Channel(self, frame.channel)
+        self.channels[frame.channel] = Channel(self, frame.channel)
         self.write(frame.channel, m.ChannelOpenOk())
 
     def _on_method(self, method: m.Method) -> None:

@@ -35,4 +35,4 @@ def test_a_message_that_is_confirmed_and_acknowledged() -> None:
             with calls:
                 client.engine.receive(data, world.now)
             assert not client.take()
-    calls.check(MESSAGES, 133)
+    calls.check(MESSAGES, 131)

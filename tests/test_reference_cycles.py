@@ -11,6 +11,7 @@ from references import no_collector
 from amqp_rt import Broker, Connection, Container, Message, node, rpc
 from amqp_rt.errors import DeliveryNotAccepted
 from amqp_rt.outcomes import Released
+from amqp_rt.stores.memory import MemoryStore
 
 __all__ = ["no_collector"]
 
@@ -71,6 +72,14 @@ async def call(peer: Connection, count: int) -> None:
         assert await peer.call("echo", number, reply=int) == number
 
 
+async def through_a_store(peer: Connection, count: int) -> None:
+    """Each message is a unit of the journal, when it comes and when it goes."""
+    async with peer.sender("queue") as out, peer.receiver("queue") as arriving:
+        for number in range(count):
+            await out.send(Message(b"x", message_id=number, durable=True))
+            (await arriving.receive()).accept()
+
+
 async def through_a_queue(peer: Connection, count: int) -> None:
     async with peer.sender("queue") as out, peer.receiver("queue") as arriving:
         await out.send_many(numbered(count))
@@ -79,10 +88,17 @@ async def through_a_queue(peer: Connection, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "work", [send_many, send_settled, send_each, send_released, give_up, call, through_a_queue]
+    "work",
+    [
+        *(send_many, send_settled, send_each, send_released, give_up, call),
+        *(through_a_queue, through_a_store),
+    ],
 )
 async def test_messages_leave_no_cycles(no_collector: None, work: Work) -> None:
-    async with Broker(nodes=[take, release, echo], auto_create=["queue:queue"]) as broker:
+    store = MemoryStore()
+    async with Broker(
+        nodes=[take, release, echo], auto_create=["queue:queue"], store=store
+    ) as broker:
         (url,) = await broker.listen("amqp://127.0.0.1:0")
         async with Container("sender") as client, client.connect(str(url)) as peer:
             await work(peer, 1)

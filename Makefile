@@ -298,7 +298,8 @@ mutation-score: .venv/mutation
 
 # What is compiled, what runs through it, and one program of each peer, all of them briefly: the tests on plain Python
 # take the full counts. All else runs the same Python either way: only long runs repeat all tests on the compiled wheel.
-TWICE := $(addprefix tests/,codec core stores broker container net differential fuzz interop abuse test_message.py) $(AMQP091)/tests \
+TWICE := $(addprefix tests/,codec core stores broker container net differential fuzz interop abuse test_message.py test_reference_cycles.py) $(AMQP091)/tests \
+  $(foreach part,attacks bounds management,$(RABBITMQ)/tests/test_rabbitmq_$(part).py) \
   $(foreach part,batches entity fan_out forwarding messages namespace_links operations senders session,$(wildcard $(SERVICEBUS)/tests/test_$(part)*.py)) \
   $(foreach part,branches codec declarations endings execution fragments frames messages publishing sessions settling subscriptions transactions,\
   $(wildcard $(AMQP010)/tests/test_amqp010_$(part)*.py))

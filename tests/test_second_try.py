@@ -50,6 +50,13 @@ def test_a_test_that_fails_again_fails_the_run(tmp_path: Path) -> None:
     assert "look into it" not in run.stdout
 
 
+def test_a_test_with_another_name_each_time_gets_no_second_try(tmp_path: Path) -> None:
+    text = "import os, pytest\n@pytest.mark.parametrize('n', [os.getpid()])\ndef test_bad(n):\n    assert False\n"
+    run = tried(tmp_path, text + "def test_good():\n    pass\n")
+    assert run.returncode == 1
+    assert "it is not found again" in run.stdout
+
+
 def test_options_of_another_folder_are_known_in_the_second_try(tmp_path: Path) -> None:
     """As those of tests/conftest.py are, when a test of a plug-in has failed."""
     plugin = tmp_path / "plugin"

@@ -30,7 +30,7 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..loglimit import LogLimiter
 from ..message import JOIN_MAX, MESSAGE_FORMAT
 from ..outcomes import Error
-from .entry_types import LATER, NOWHERE, Entry, Known, Moves, decode_known, encode_known
+from .entry_types import LATER, NOWHERE, Entry, KeptFields, Moves, decode_fields, encode_fields
 from .expiry import AUTOMATIC, NEVER, dead_letter_annotations, expiry, remaining_ms
 from .queue.schedule import Due, due_of
 
@@ -83,8 +83,8 @@ def entry_of(
 
 def head_of(entry: Entry) -> bytes:
     """Encode the fields of *entry* that a store keeps beside its payload."""
-    return encode_known(
-        Known(
+    return encode_fields(
+        KeptFields(
             entry.message_format,
             entry.durable,
             entry.priority,
@@ -111,7 +111,7 @@ def restored(node: int, sequence: int, head: bytes, payload: bytes) -> Entry:
     Raises:
         msgspec.DecodeError: *head* was not encoded by :func:`head_of`.
     """
-    known = decode_known(head)
+    known = decode_fields(head)
     return Entry(
         known.front if known.pieces else payload,
         known.message_format,

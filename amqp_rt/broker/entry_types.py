@@ -105,7 +105,7 @@ class Entry(Struct, gc=False):
         )
 
 
-class Known(Struct, gc=False, array_like=True):
+class KeptFields(Struct, gc=False, array_like=True):
     """Fields of an entry that a store keeps beside its payload. Append new fields at the end."""
 
     message_format: int
@@ -129,5 +129,5 @@ class Known(Struct, gc=False, array_like=True):
 
 
 #: Encodes and decodes the fields of an entry that a store keeps beside its payload.
-encode_known: Final = msgspec.msgpack.Encoder().encode
-decode_known: Final = msgspec.msgpack.Decoder(Known).decode
+encode_fields: Final = msgspec.msgpack.Encoder().encode
+decode_fields: Final = msgspec.msgpack.Decoder(KeptFields).decode

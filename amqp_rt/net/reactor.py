@@ -81,6 +81,8 @@ class Reactor(ReactorSteps, trio.abc.Instrument):
         for carrier in list(self._carriers.values()):
             carrier.drop("the program is stopping")
         self._call_endings()
+        # A connection may have been opened after the tasks ended, while the program stops.
+        self._unhook()
         self._epoll.close()
 
     async def carry(self, carrier: Carrier, sock: socket.socket, initial: bytes) -> None:
@@ -146,7 +148,7 @@ class Reactor(ReactorSteps, trio.abc.Instrument):
     async def _serve(self) -> None:
         """Wait for the set of sockets, if trio does not keep it in its own, and serve those that are ready."""
         try:
-            await self._tasks_serve.wait()
+            await self._task_needed.wait()
             while True:
                 self._waiting = True
                 try:
@@ -161,11 +163,11 @@ class Reactor(ReactorSteps, trio.abc.Instrument):
     def _hook(self) -> None:
         """Let trio call us, from the first connection on."""
         self._token = trio.lowlevel.current_trio_token()
-        self._around = trio_epoll()
-        if self._around is None:
-            self._tasks_serve.set()
+        self._trio_epoll = trio_epoll()
+        if self._trio_epoll is None:
+            self._task_needed.set()
         else:
-            self._around.register(self._epoll, select.EPOLLIN)
+            self._trio_epoll.register(self._epoll, select.EPOLLIN)
         trio.lowlevel.add_instrument(self)
         self._hooked = self._was_hooked = True
 

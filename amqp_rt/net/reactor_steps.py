@@ -10,6 +10,7 @@ import logging
 import select
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context
 from heapq import heapify, heappush
 from math import inf
@@ -57,8 +58,8 @@ class ReactorSteps:
         #: Whether tasks may have been woken since the scheduler decided how long to wait.
         self._stirred = False
         #: The set of trio in which ours stays, None if the serving task waits for it; and the event that makes it wait.
-        self._around: select.epoll | None = None
-        self._tasks_serve = trio.Event()
+        self._trio_epoll: select.epoll | None = None
+        self._task_needed = trio.Event()
         #: Whether the serving task waits, and whether the sockets that end its wait were served before it runs.
         self._waiting = False
         self._served = False
@@ -186,19 +187,19 @@ class ReactorSteps:
     def after_io_wait(self, timeout: float) -> None:
         """Serve the sockets that have ended the wait. Called by trio, with the seconds that it was to wait at most.
 
-        A serving task that waits finds out by itself whether any are ready if other tasks were runnable, without a poll
-        for each pass.
+        Where the serving task waits for our set and other tasks were runnable, nothing is done here: that task looks for
+        ready sockets itself.
         """
         self._between = self._served = False
-        if self._around is not None:
-            if self._at == len(self._ready):
-                self._ready = self._epoll.poll(0, _SOCKETS_IN_A_ROW)
-                self._at = 0
-                if not self._ready:
-                    return
-        elif timeout <= 0 or not self._waiting:
-            return
         try:
+            if self._trio_epoll is not None:
+                if self._at == len(self._ready):
+                    self._ready = self._epoll.poll(0, _SOCKETS_IN_A_ROW)
+                    self._at = 0
+                    if not self._ready:
+                        return
+            elif timeout <= 0 or not self._waiting:
+                return
             self._context.run(self._step)
         except BaseException:
             self._hooked = False
@@ -209,11 +210,13 @@ class ReactorSteps:
 
     def _leave_trio(self) -> None:
         """Take our set out of trio's: from now on the serving task waits for it."""
-        around = self._around
-        if around is not None:
-            self._around = None
-            around.unregister(self._epoll)
-            self._tasks_serve.set()
+        kept_in = self._trio_epoll
+        if kept_in is not None:
+            self._trio_epoll = None
+            self._task_needed.set()
+            # The loop has closed its set, or we have closed ours.
+            with suppress(OSError, ValueError):
+                kept_in.unregister(self._epoll)
 
     def _step(self) -> bool:
         """Serve ready sockets, with a bounded amount of work; return whether more may be ready."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import select
 import socket
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from math import inf
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
@@ -276,8 +278,8 @@ async def test_alarms_of_ended_connections_are_removed_with_the_first_that_is_du
         for number in range(20):
             ours, theirs = pair()
             theirs.socket.close()
-            await run(reactor, ours, Waiting(now + 0.05 + number / 1_000))
-        nursery.start_soon(run, reactor, pair()[0], Waiting(now + 0.3))
+            await run(reactor, ours, Waiting(now + 0.4 + number / 1_000))
+        nursery.start_soon(run, reactor, pair()[0], Waiting(now + 0.6))
         nursery.start_soon(run, reactor, pair()[0], Waiting(now + 1_000))
         await trio.testing.wait_all_tasks_blocked()
         assert len(reactor._alarms) == 22
@@ -334,8 +336,21 @@ async def test_the_set_of_this_version_of_trio_is_known() -> None:
 async def test_a_version_of_trio_that_waits_in_another_way_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "trio._core._run", ModuleType("trio._core._run"))
-    assert trio_epoll() is None
+    def loop_with(manager: object) -> ModuleType:
+        module = ModuleType("trio._core._run")
+        runner = SimpleNamespace(io_manager=manager)
+        module.GLOBAL_RUN_CONTEXT = SimpleNamespace(runner=runner)  # type: ignore[attr-defined]
+        return module
+
+    with closing(select.epoll()) as epoll:
+        for module in (
+            ModuleType("trio._core._run"),
+            loop_with(SimpleNamespace(_registered=defaultdict(list))),
+            loop_with(SimpleNamespace(_epoll=epoll, _registered={})),
+        ):
+            monkeypatch.setitem(sys.modules, "trio._core._run", module)
+            assert trio_epoll() is None
+        monkeypatch.undo()
 
 
 async def test_output_that_waits_ends_no_waits_of_the_loop(pair: Pair) -> None:
@@ -450,9 +465,12 @@ async def test_a_task_that_output_wakes_runs_at_once(pair: Pair) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_output_is_sent_also_after_trio_has_removed_the_reactor(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("step", ["_flush_now", "_step"])
+async def test_connections_go_on_after_trio_has_removed_the_reactor(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
 ) -> None:
+    """As it does with an instrument that raises an exception."""
+
     def fail_once() -> None:
         monkeypatch.undo()
         raise RuntimeError("a fault of ours")
@@ -463,7 +481,7 @@ async def test_output_is_sent_also_after_trio_has_removed_the_reactor(
         engine.notifies = False
         nursery.start_soon(run, reactor, ours, engine)
         await trio.testing.wait_all_tasks_blocked()
-        monkeypatch.setattr(reactor, "_flush_now", fail_once)
+        monkeypatch.setattr(reactor, step, fail_once)
         with trio.fail_after(5):
             engine.say(b"hello")
             assert await theirs.receive_some() == b"hello"
@@ -473,3 +491,52 @@ async def test_output_is_sent_also_after_trio_has_removed_the_reactor(
             assert await theirs.receive_some() == b"back"
         nursery.cancel_scope.cancel()
     assert "a fault of ours" in caplog.text
+
+
+@pytest.mark.parametrize("_waits", ["in trio's set"], indirect=True)
+async def test_a_poll_that_fails_leaves_the_sockets_to_the_task(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing:
+        """A set of which one poll raises an exception."""
+
+        def __init__(self, right: Any) -> None:
+            self._right = right
+
+        def poll(self, *_args: Any) -> Any:
+            assert reactor is not None
+            reactor._epoll = self._right
+            raise MemoryError("no memory for what is ready")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._right, name)
+
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        assert reactor is not None
+        ours, theirs = pair()
+        nursery.start_soon(run, reactor, ours, Echo())
+        await trio.testing.wait_all_tasks_blocked()
+        reactor._epoll = Failing(reactor._epoll)  # type: ignore[assignment]  # in its place
+        with trio.fail_after(5):
+            for octets in (b"one", b"two"):
+                await theirs.send_all(octets)
+                assert await theirs.receive_some() == octets
+        nursery.cancel_scope.cancel()
+    assert "no memory for what is ready" in caplog.text
+
+
+async def test_a_reactor_that_is_used_while_the_program_stops_leaves_nothing_behind(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler of the shutdown, which cancelling does not reach, opens the first connection."""
+    reactor = Reactor()
+    async with trio.open_nursery() as nursery:
+        reactor.start(nursery)
+        nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, reactor, pair()[0], Echo())
+        await trio.testing.wait_all_tasks_blocked()
+        reactor.close()
+    for _ in range(3):
+        await trio.lowlevel.checkpoint()
+    assert not caplog.text

@@ -42,6 +42,8 @@ _log = logging.getLogger("amqp_rt.store")
 
 #: Bytes of one batch; further changes go into the next one.
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Changes of one batch: the store's thread may keep the interpreter's lock while it goes through them.
+BATCH_CHANGES_MAX: Final = 20_000
 #: Seconds for which changes that no caller waits for are held back to be written with others: mostly
 #: the settlement of a consumer, with the next message of the publisher that has just had its answer.
 LINGER_S: Final = 0.002
@@ -356,20 +358,22 @@ class Journal:
         """
         while units:
             batch = ChangeSet()
-            count = 0
+            count = changes = 0
             left = CHANGES_OF_A_TURN
             for unit in units:
+                size = len(unit)
+                changes += size
                 try:
-                    if len(unit) <= left:
+                    if size <= left:
                         unit.write(batch)
-                        left -= len(unit)
+                        left -= size
                     else:
                         left = await _write_in_turns(unit, batch, left)
                 except Exception as error:
                     _log.exception("a change cannot be written")
                     raise StoreRefused(f"a change cannot be written: {error!r}") from error
                 count += 1
-                if batch.size >= BATCH_BYTES_MAX:
+                if batch.size >= BATCH_BYTES_MAX or changes >= BATCH_CHANGES_MAX:
                     break
             if batch:
                 began = self.commit_began = trio.current_time()

@@ -669,13 +669,15 @@ def steps_of(function: Callable[[], object]) -> int:
 
     before = sys.gettrace()
     # Hypothesis has a function that is called when the collector runs.
+    collecting = gc.isenabled()
     gc.disable()
     sys.settrace(trace)
     try:
         function()
     finally:
         sys.settrace(before)
-        gc.enable()
+        if collecting:
+            gc.enable()
     return count
 
 

@@ -41,7 +41,7 @@ from .frames import (
     method_frame,
 )
 from .handling import FAULTS, handle_frames
-from .lifecycle import Stage, Transitions
+from .lifecycle import CLOSED, RUNNING, Stage, Transitions
 
 log = logging.getLogger("amqp_rt.frames")
 
@@ -52,9 +52,6 @@ FRAME_MAX: Final = 131_072
 HEARTBEAT_S: Final = 60
 
 #: Stages in which a fault ends the connection without a close, since the login is not complete.
-# Looked up once: attributes of an enumeration are slow.
-_RUNNING: Final = Stage.RUNNING
-_CLOSED: Final = Stage.CLOSED
 _BEFORE_LOGIN: Final = (Stage.HEADER, Stage.START, Stage.LOGIN, Stage.SECURE)
 
 
@@ -94,7 +91,7 @@ class Connection(BareEngine):
     @property
     def finished(self) -> bool:
         """Whether the connection is closed and sends nothing more."""
-        return self.stage is _CLOSED
+        return self.stage is CLOSED
 
     @property
     def sessions(self) -> Mapping[int, Any]:
@@ -105,12 +102,12 @@ class Connection(BareEngine):
     def deadline(self) -> float:
         """Time at which ``tick`` has to be called."""
         stage = self.stage
-        if stage is _CLOSED:
+        if stage is CLOSED:
             return inf
         if self._events or self._is_due():
             return self._now
         beat = self._heartbeat_s
-        if stage is not _RUNNING or not beat:
+        if stage is not RUNNING or not beat:
             return self._ends_at
         heard = self._heard_at + 2 * beat
         said = self._said_at + beat / 2
@@ -121,13 +118,13 @@ class Connection(BareEngine):
         self._now = now
         if data:
             self._heard_at = now
-        if self.stage is _CLOSED:
+        if self.stage is CLOSED:
             return []
         self._receiving = True
         unread, self.unread = self.unread, False
         self.spent = 0
         self._go_on()
-        if data and self.stage is not _RUNNING:
+        if data and self.stage is not RUNNING:
             data = self._on_octets(data)
         if (data or unread) and not self.finished:
             self._on_data(data)
@@ -157,13 +154,13 @@ class Connection(BareEngine):
             else:
                 log.warning("the connection with %s was not opened in time", self.peer.address)
                 self._break("the connection was not opened in time")
-        elif self.stage is Stage.RUNNING and self._heartbeat_s:
+        elif self.stage is RUNNING and self._heartbeat_s:
             if now >= self._heard_at + 2 * self._heartbeat_s:
                 # Without a handshake: the peer is gone (§4.2.7).
                 self._break("nothing was heard for two heartbeats")
             elif now >= self._said_at + self._heartbeat_s / 2:
                 self.write_data(HEARTBEAT_FRAME)
-        if self.stage is not _CLOSED:
+        if self.stage is not CLOSED:
             self._resume_channels()
             self._pour()
         return self._done()
@@ -244,7 +241,7 @@ class Connection(BareEngine):
             self._on_control(frame)
         elif self.stage is Stage.CLOSING:
             pass
-        elif self.stage is not Stage.RUNNING:
+        elif self.stage is not RUNNING:
             raise Fault(faults.CHANNEL_ERROR, "the connection is not open yet")
         else:
             self._on_new_channel(frame)
@@ -403,9 +400,9 @@ class Connection(BareEngine):
         if self.finished:
             return
         if self._error_reported:
-            self.stage = Stage.CLOSED
+            self.stage = CLOSED
         else:
             self.flush()
-            self.stage = Stage.CLOSED
+            self.stage = CLOSED
             self._end_channels()
             self.report(event)

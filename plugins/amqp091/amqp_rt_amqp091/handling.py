@@ -9,17 +9,13 @@ from amqp_rt.fronts import AmqpError
 from .codec import NotImplementedFault, SyntaxFault
 from .faults import Fault
 from .frames import HEARTBEAT, FrameReader
-from .lifecycle import Stage
+from .lifecycle import CLOSED, RUNNING
 
 if TYPE_CHECKING:
     from .connection import Connection
 
 #: Exceptions that are answered with a reply code.
 FAULTS: Final = (Fault, SyntaxFault, NotImplementedFault, AmqpError)
-
-# Looked up once: attributes of an enumeration are slow.
-_RUNNING: Final = Stage.RUNNING
-_CLOSED: Final = Stage.CLOSED
 
 
 def handle_frames(connection: Connection, reader: FrameReader, data: bytes) -> None:
@@ -37,14 +33,14 @@ def handle_frames(connection: Connection, reader: FrameReader, data: bytes) -> N
         connection.context = None
         channel = connection.channels.get(frame.channel)
         try:
-            if channel is not None and frame.type != HEARTBEAT and connection.stage is _RUNNING:
+            if channel is not None and frame.type != HEARTBEAT and connection.stage is RUNNING:
                 channel.on_frame(frame)
             else:
                 connection.on_other_frame(frame)
         except FAULTS as error:
             connection.on_fault(channel, error)
         left -= 1 + connection.spent
-        if connection.stage is _CLOSED:
+        if connection.stage is CLOSED:
             break
         if left <= 0:
             # The rest may be less than a frame; the next call will find out.

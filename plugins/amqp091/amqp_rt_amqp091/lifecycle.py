@@ -26,6 +26,10 @@ class Stage(Enum):
     CLOSED = "closed"
 
 
+#: Looked up once: attributes of an enumeration are slow.
+RUNNING: Final = Stage.RUNNING
+CLOSED: Final = Stage.CLOSED
+
 #: Stage → methods allowed on channel 0, with the stage that follows. Absent methods are out of
 #: sequence: reply code 503.
 Transitions = Mapping[Stage, Mapping[type[m.Method], Stage]]

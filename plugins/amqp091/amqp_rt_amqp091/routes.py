@@ -110,8 +110,8 @@ class Routes:
         A method sees the effects of those before it on its channel (§4.4), and a message that is
         still being written to the store is in no queue yet. Other channels are not held up.
 
-        Callbacks are methods: the frame of a compiled function refers to functions defined in it, and they
-        to the frame, so that a channel would stay in memory until a full collection.
+        Callbacks are methods: of nested functions, one that another refers to would be kept by the frame of the compiled
+        function, which it keeps, so that a channel would stay in memory until a full collection.
         """
         execution = self.execution
         topology = self.session.engine.topology

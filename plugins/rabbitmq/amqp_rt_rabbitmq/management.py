@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from amqp_rt import Broker
 from amqp_rt.errors import AmqpError, DecodeError, LocalProtocolError
@@ -56,10 +55,16 @@ class Client:
         #: Exclusive queues that are declared in it end with the connection.
         self.topology: Topology = broker.topologies.of(link.peer, link.connection)
         self.renewals = Renewals(broker, link.peer, link.connection)
-        self.pairs = 0
+        #: Pairs by their sessions and names.
+        self.pairs: dict[tuple[object, str], ManagementPair] = {}
         #: Octets of requests that wait or are carried out, and of answers that the client has not taken.
         self.held = 0
         self.limits = broker.host.limits
+
+    def forget(self, key: tuple[object, str], pair: ManagementPair) -> None:
+        """Remove *pair*, whose links have ended."""
+        if self.pairs.get(key) is pair:
+            del self.pairs[key]
 
     def has_room(self, size: int = 0) -> bool:
         """Return whether the client may make the broker hold *size* octets more."""
@@ -75,8 +80,6 @@ class ManagementLinks:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        #: Pairs by their sessions and names.
-        self._pairs: WeakKeyDictionary[object, dict[str, ManagementPair]] = WeakKeyDictionary()
         self._clients: dict[object, Client] = {}
 
     def attach(self, link: ReceivingLink | SendingLink) -> None:
@@ -88,13 +91,12 @@ class ManagementLinks:
                 )
             )
             return
-        pairs = self._pairs.setdefault(link.session, {})
-        name = link.name
-        pair = pairs.get(name)
+        client = self._client(link)
+        key = (link.session, link.name)
+        pair = client.pairs.get(key)
         if pair is None:
-            client = self._client(link)
             most = client.limits.management_pairs_max
-            if client.pairs >= most:
+            if len(client.pairs) >= most:
                 link.refuse(
                     Error(
                         "amqp:resource-limit-exceeded",
@@ -103,15 +105,8 @@ class ManagementLinks:
                     )
                 )
                 return
-
-            def forget(ended: ManagementPair) -> None:
-                client.pairs -= 1
-                if pairs.get(name) is ended:
-                    del pairs[name]
-
             operations = Operations(client.topology, link.peer, client.renewals)
-            client.pairs += 1
-            pair = pairs[name] = ManagementPair(self._broker, client, operations, on_ended=forget)
+            pair = client.pairs[key] = ManagementPair(self._broker, client, operations, key)
         properties = {_paired_key(link): True}
         if link.role == SENDER:
             link.accept(pair, properties=properties)
@@ -144,7 +139,8 @@ class ManagementPair:
         broker: The broker, whose turns long requests take.
         client: The connection.
         operations: Carries out requests.
-        on_ended: Called when both links have ended; later links of their name are another pair.
+        key: Key among the pairs of the connection, until both links have ended; later links of their name are
+            another pair.
     """
 
     def __init__(
@@ -152,13 +148,12 @@ class ManagementPair:
         broker: Broker,
         client: Client,
         operations: Operations,
-        *,
-        on_ended: Callable[[ManagementPair], object],
+        key: tuple[object, str],
     ) -> None:
         self._broker = broker
         self._client = client
         self._operations = operations
-        self._on_ended = on_ended
+        self._key = key
         self._receiving: ReceivingLink | None = None
         self._sending: SendingLink | None = None
         #: Requests with their sizes in octets.
@@ -233,7 +228,7 @@ class ManagementPair:
         if self._sending is None and self._receiving is None:
             # There may be answers for a reply link that never came.
             self._end_answers()
-            self._on_ended(self)
+            self._client.forget(self._key, self)
 
     def _end_answers(self) -> None:
         self._sending = None

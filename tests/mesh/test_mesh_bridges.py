@@ -282,7 +282,7 @@ async def test_a_bridge_that_leaves_loses_and_doubles_nothing() -> None:
 
         @made.boxes["A"].node("new", slots=4, prefetch=0)
         async def new(text: str) -> None:
-            await trio.sleep(0.002)
+            await trio.sleep(0.01)
             got.append(text)
 
         async with broker.local() as there, there.sender("new") as out:

@@ -355,14 +355,14 @@ def seeds_of(brief_run: bool, long_run: bool) -> Callable[[int, int], range]:
 @pytest.mark.req("A22", "A23", "B7", "B13", "R1")
 def test_seeds(seeds_of: Callable[[int, int], range]) -> None:
     """Queues, transactions, logs and links that are resumed."""
-    check_seeds(trade, seeds_of(60, 10_000))
+    check_seeds(trade, seeds_of(45, 10_000))
 
 
 @pytest.mark.slow
 @pytest.mark.req("A22", "A23", "B7", "B27", "R1", "M38")
 def test_seeds_of_a_market(seeds_of: Callable[[int, int], range]) -> None:
     """Topics, times to live, priorities, and transactions over nodes of every kind."""
-    check_seeds(market, seeds_of(40, 2_000))
+    check_seeds(market, seeds_of(30, 2_000))
 
 
 @pytest.mark.slow
@@ -403,4 +403,4 @@ def test_seeds_with_a_neighbour_who_says_anything(
             )
         ]
 
-    check_seeds(noisy, seeds_of(40, 1_000), draw=draw)
+    check_seeds(noisy, seeds_of(30, 1_000), draw=draw)

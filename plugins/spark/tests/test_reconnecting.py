@@ -296,7 +296,12 @@ def test_what_the_broker_has_lost_ends_the_task(served: Any, relay: Any) -> None
 @pytest.mark.spark
 @pytest.mark.req("K2", "K3")
 @pytest.mark.parametrize(
-    ("streaming", "end"), [(True, signal.SIGTERM), (True, signal.SIGKILL), (False, signal.SIGKILL)]
+    ("streaming", "end"),
+    [
+        pytest.param(True, signal.SIGTERM, marks=pytest.mark.long),
+        (True, signal.SIGKILL),
+        (False, signal.SIGKILL),
+    ],
 )
 def test_spark_does_not_notice(
     spark: Any, broker_process: Any, tmp_path: Path, streaming: bool, end: signal.Signals

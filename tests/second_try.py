@@ -34,10 +34,14 @@ def failed_tests(cache: Path) -> list[str]:
     return sorted(json.loads(path.read_text("utf-8"))) if path.exists() else []
 
 
+def command(cache: Path, options: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Return the command that runs the tests of *paths*."""
+    return [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *options, *paths]
+
+
 def run(cache: Path, options: Sequence[str], paths: Sequence[str]) -> int:
     """Run the tests of *paths*; return pytest's exit code."""
-    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
-    return subprocess.run([*command, *options, *paths], check=False).returncode
+    return subprocess.run(command(cache, options, paths), check=False).returncode
 
 
 def options_alone(options: Sequence[str], test: int) -> list[str]:
@@ -55,10 +59,8 @@ def options_alone(options: Sequence[str], test: int) -> list[str]:
 
 def selects_one(cache: Path, options: Sequence[str], paths: Sequence[str]) -> bool:
     """Return whether *options* select the one test that the cache names. Of a test that is not found, they select all."""
-    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", "--collect-only", "-q"]
-    found = subprocess.run(
-        [*command, *options, *paths], check=False, capture_output=True, text=True
-    )
+    collecting = command(cache, ["--collect-only", "-q", *options], paths)
+    found = subprocess.run(collecting, check=False, capture_output=True, text=True)
     return sum("::" in line for line in found.stdout.splitlines()) == 1
 
 

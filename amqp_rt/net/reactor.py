@@ -173,9 +173,8 @@ class Reactor(ReactorSteps, trio.abc.Instrument):
 
     def _unhook(self) -> None:
         if self._hooked:
-            self._hooked = False
-            trio.lowlevel.remove_instrument(self)
             self._leave_trio()
+            trio.lowlevel.remove_instrument(self)
             if self._flushes:
                 self._turn.call()
 

@@ -175,7 +175,7 @@ class ReactorSteps:
                 self._context.run(self._flush_now)
             except BaseException:
                 # Trio logs it, and calls us no more.
-                self._hooked = self._served = False
+                self._served = False
                 self._leave_trio()
                 self._token.run_sync_soon(self._turn.call)
                 raise
@@ -202,14 +202,14 @@ class ReactorSteps:
                 return
             self._context.run(self._step)
         except BaseException:
-            self._hooked = False
             self._leave_trio()
             self._turn.call()
             raise
         self._served = True
 
     def _leave_trio(self) -> None:
-        """Take our set out of trio's: from now on the serving task waits for it."""
+        """Take our set out of trio's, which calls us no more: from now on the serving task waits for it."""
+        self._hooked = False
         kept_in = self._trio_epoll
         if kept_in is not None:
             self._trio_epoll = None

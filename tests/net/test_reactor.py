@@ -51,6 +51,15 @@ async def pair() -> AsyncIterator[Pair]:
         yield make
 
 
+class Passes(trio.abc.Instrument):
+    """Counts the passes of the scheduler."""
+
+    count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
 async def run(
     reactor: Reactor | None, stream: trio.SocketStream, engine: Any, **options: Any
 ) -> None:
@@ -356,12 +365,6 @@ async def test_a_version_of_trio_that_waits_in_another_way_is_noticed(
 async def test_output_that_waits_ends_no_waits_of_the_loop(pair: Pair) -> None:
     """The connection is not read meanwhile, although octets of the peer are there."""
 
-    class Passes(trio.abc.Instrument):
-        count = 0
-
-        def before_io_wait(self, timeout: float) -> None:
-            self.count += 1
-
     async with open_reactor() as reactor, trio.open_nursery() as nursery:
         ours, theirs = pair()
         engine = Echo()
@@ -386,12 +389,6 @@ async def test_a_message_and_its_echo_take_a_pass_of_the_scheduler_each(pair: Pa
             answers.append(data)
             waiting.unpark_all()
             return []
-
-    class Passes(trio.abc.Instrument):
-        count = 0
-
-        def before_io_wait(self, timeout: float) -> None:
-            self.count += 1
 
     answers: list[bytes] = []
     waiting = trio.lowlevel.ParkingLot()

@@ -45,10 +45,10 @@ class EngineChannel(BaseChannel):
         self.flowing = True
         #: Fault that ended the channel.
         self.fault: Fault | None = None
-        self.on_message: Callable[[ReceivedMessage], None] = ignore
-        self.on_cancel: Callable[[str], None] = ignore
+        self.on_message: Callable[[ReceivedMessage], None] = _ignore
+        self.on_cancel: Callable[[str], None] = _ignore
         self.on_flow: Callable[[], None] = nothing
-        self.on_end: Callable[[Fault | None], None] = ignore
+        self.on_end: Callable[[Fault | None], None] = _ignore
         #: Methods that wait for an answer, with the callbacks for it, in order.
         self._asked: deque[tuple[m.Method, OnAnswer]] = deque()
         self._confirms = False
@@ -99,7 +99,7 @@ class EngineChannel(BaseChannel):
         engine.write_content(self.number, method, properties, body)
         if self._confirms:
             self._last_number += 1
-            self._unconfirmed[self._last_number] = on_confirm or ignore
+            self._unconfirmed[self._last_number] = on_confirm or _ignore
 
     def close(self) -> None:
         """Close the channel. Methods without an answer so far fail with a fault."""
@@ -169,7 +169,7 @@ class EngineChannel(BaseChannel):
         on_end = self.on_end
         # The callbacks refer to the channel's owner, and the owner to the channel: a reference
         # cycle would keep both alive.
-        self.on_message = self.on_cancel = self.on_end = ignore
+        self.on_message = self.on_cancel = self.on_end = _ignore
         self.on_flow = nothing
         on_end(fault)
 
@@ -178,5 +178,5 @@ def nothing() -> None:
     """Ignore the notification: no callback is set."""
 
 
-def ignore(_said: object) -> None:
+def _ignore(_said: object) -> None:
     """Ignore the value: no callback is set."""

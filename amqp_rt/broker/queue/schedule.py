@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 DELAY: Final = "x-opt-delivery-delay"
 TIME: Final = "x-opt-delivery-time"
 ENQUEUE_TIME: Final = "x-opt-scheduled-enqueue-time"
+_REQUESTS: Final = frozenset((DELAY, TIME, ENQUEUE_TIME))
 
 #: Seconds between checks of the wall clock, which may be set.
 LOOK_S: Final = 1.0
@@ -47,6 +48,8 @@ def due_of(annotations: Mapping[Any, object], now: float) -> Due | None:
     Raises:
         DecodeError: A request has a value of a wrong type.
     """
+    if _REQUESTS.isdisjoint(annotations):
+        return None
     found: Due | None = None
     for key in (DELAY, TIME, ENQUEUE_TIME):
         value = annotations.get(key)

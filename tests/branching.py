@@ -13,7 +13,8 @@ from amqp_rt.errors import AmqpError
 from amqp_rt.events import Peer
 from amqp_rt.fronts.anchors import Anchor
 from amqp_rt.fronts.base import SENDER
-from amqp_rt.fronts.links import FrontDelivery, FrontLink, FrontReceivingLink
+from amqp_rt.fronts.deliveries import FrontDelivery
+from amqp_rt.fronts.links import FrontLink, FrontReceivingLink
 from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Error, Outcome

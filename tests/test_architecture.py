@@ -54,8 +54,8 @@ ROUTING = {
 }
 #: Parts of protocols with exchanges and channels.
 FRONT_PARTS = {
-    *("fronts.anchors", "fronts.engines", "fronts.links", "fronts.recent", "fronts.splicing"),
-    "fronts.headers",
+    *("fronts.anchors", "fronts.deliveries", "fronts.engines", "fronts.headers", "fronts.links"),
+    *("fronts.recent", "fronts.splicing"),
 }
 #: Endpoints that join links, and the choice between links; they know no connections.
 MESH_PARTS = {
@@ -151,8 +151,9 @@ PLUGINS_MAY_IMPORT = {
     # For hosts and operations of their own.
     *("amqp_rt.fronts.hosts", "amqp_rt.management.answering.reply_of"),
     # For protocols with exchanges and channels: bases of engines and links, and octets of 1.0.
-    *("amqp_rt.fronts.anchors", "amqp_rt.fronts.engines", "amqp_rt.fronts.links"),
-    *("amqp_rt.fronts.recent", "amqp_rt.fronts.splicing", "amqp_rt.fronts.headers"),
+    *("amqp_rt.fronts.anchors", "amqp_rt.fronts.deliveries", "amqp_rt.fronts.engines"),
+    *("amqp_rt.fronts.links", "amqp_rt.fronts.recent", "amqp_rt.fronts.splicing"),
+    "amqp_rt.fronts.headers",
     # For masks of traces: what protocols share whose servers send no secrets.
     "amqp_rt.fronts.tracing",
     # For protocols whose messages name an exchange to reply to: its address.

@@ -8,7 +8,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from ..errors import AmqpError
 from ..events import Event, Peer
 from ..limits import Limits
-from .links import FrontDelivery, FrontReceivingLink
+from .deliveries import FrontDelivery
+from .links import FrontReceivingLink
 
 __all__ = ["BareEngine", "GatheringEngine", "LoginEngine", "LoginExchange"]
 

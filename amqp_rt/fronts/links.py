@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from ..events import Peer
 from ..limits import Limits
-from ..outcomes import ACCEPTED, Error, Modified, Rejected, rejected
+from ..outcomes import Error, Modified, Rejected, rejected
 from ..termini import Coordinator, Source, Target
 from ..transactions import TransactionalState
 from ..unsettled import UnsettledMap
@@ -25,6 +25,7 @@ from .base import (
     LinkConnection,
     LinkSession,
 )
+from .deliveries import FrontDelivery
 
 __all__ = [
     "GONE",
@@ -33,7 +34,6 @@ __all__ = [
     "UNBOUNDED",
     "CarrierConnection",
     "CarrierSession",
-    "FrontDelivery",
     "FrontLink",
     "FrontReceivingLink",
     "PublishingLink",
@@ -175,61 +175,6 @@ class FrontLink:
     def remember(self) -> UnsettledMap:
         """Return an empty map: nothing is remembered of such links."""
         return {}
-
-
-class FrontDelivery:
-    """A published message on its way to one node.
-
-    Args:
-        link: The link it arrives on.
-        payload: The encoded AMQP 1.0 message.
-        on_outcome: Called once with the outcome; None if the message is sent settled.
-        state: Transactional state, None outside of transactions.
-    """
-
-    __slots__ = ("context", "link", "local_state", "on_outcome", "payload", "settled", "state")
-
-    # Equal for all deliveries of this class.
-    tag = b""
-    message_format = 0
-    second = False
-    complete = True
-    aborted = False
-    streamed = False
-    resumed = False
-
-    def __init__(
-        self,
-        link: FrontReceivingLink,
-        payload: bytes,
-        on_outcome: Callable[[Any], None] | None,
-        state: Any = None,
-    ) -> None:
-        self.link = link
-        self.settled = on_outcome is None
-        self.state = state
-        self.local_state: Any = None
-        self.payload = payload
-        self.context: Any = None
-        self.on_outcome = on_outcome
-
-    def read_chunks(self) -> list[bytes]:
-        """Return the whole payload: messages are not streamed here."""
-        return [self.payload]
-
-    def settle(self, outcome: Any) -> None:
-        """Settle with *outcome*; only the first call counts."""
-        self.local_state = outcome
-        told, self.on_outcome = self.on_outcome, None
-        self.settled = True
-        if told is not None:
-            told(outcome)
-        elif outcome is not ACCEPTED and type(outcome) is Rejected:
-            self.link.session.report_refusal(outcome)
-
-    def update(self, state: Any) -> None:
-        """Keep *state*: the protocol cannot send it to the publisher."""
-        self.local_state = state
 
 
 class FrontReceivingLink(FrontLink):

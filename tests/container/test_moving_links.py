@@ -18,7 +18,8 @@ from amqp_rt.container.connections import Connection
 from amqp_rt.container.tokens import Sas
 from amqp_rt.events import Peer
 from amqp_rt.fronts.anchors import Anchor
-from amqp_rt.fronts.links import FrontDelivery, FrontLink, FrontReceivingLink
+from amqp_rt.fronts.deliveries import FrontDelivery
+from amqp_rt.fronts.links import FrontLink, FrontReceivingLink
 from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.outcomes import ACCEPTED, Error
 from amqp_rt.security.access import Rights

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from amqp_rt.fronts import Event, Limits, Peer, Topology, TransactionBranches
 from amqp_rt.fronts.anchors import Anchor
-from amqp_rt.fronts.links import FrontDelivery, FrontReceivingLink
+from amqp_rt.fronts.deliveries import FrontDelivery
+from amqp_rt.fronts.links import FrontReceivingLink
 
 from .handlers import Answer, Later
 from .layouts import Command

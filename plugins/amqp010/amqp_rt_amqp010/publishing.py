@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final, TypeAlias
 
 from amqp_rt.fronts import Accepted, AmqpError, Error, Rejected, TransactionalState
-from amqp_rt.fronts.links import FrontDelivery
+from amqp_rt.fronts.deliveries import FrontDelivery
 from amqp_rt.fronts.recent import OCTETS_MAX, Recent
 
 from .arguments import MESSAGE_SEQUENCE, plain

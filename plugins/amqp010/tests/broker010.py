@@ -45,7 +45,8 @@ from amqp_rt.broker.topology.topologies import Topologies
 from amqp_rt.events import AttachRequested, Event, LinksMoved, Peer
 from amqp_rt.fronts import DEFAULT_LIMITS, AmqpError, Error, Limits
 from amqp_rt.fronts.anchors import Anchor
-from amqp_rt.fronts.links import FrontDelivery, FrontReceivingLink
+from amqp_rt.fronts.deliveries import FrontDelivery
+from amqp_rt.fronts.links import FrontReceivingLink
 from amqp_rt.security.access import Rights
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from amqp_rt.addresses import REPLY_TO
 from amqp_rt.fronts import Accepted, AmqpError, Error, Rejected, Topology, TransactionalState
-from amqp_rt.fronts.links import FrontDelivery
+from amqp_rt.fronts.deliveries import FrontDelivery
 from amqp_rt.fronts.recent import OCTETS_MAX
 from amqp_rt.fronts.splicing import joined
 

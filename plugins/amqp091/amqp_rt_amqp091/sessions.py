@@ -17,7 +17,8 @@ from .faults import Fault
 from .recent import Recents
 
 if TYPE_CHECKING:
-    from amqp_rt.fronts.links import FrontDelivery, FrontLink, FrontReceivingLink
+    from amqp_rt.fronts.deliveries import FrontDelivery
+    from amqp_rt.fronts.links import FrontLink, FrontReceivingLink
 
     from .contents import BaseChannel
     from .links import SendingLink, Way

@@ -18,7 +18,8 @@ from amqp_rt.fronts import (
     Rejected,
     TransactionalState,
 )
-from amqp_rt.fronts.links import FrontDelivery, FrontReceivingLink
+from amqp_rt.fronts.deliveries import FrontDelivery
+from amqp_rt.fronts.links import FrontReceivingLink
 
 from . import faults
 from . import methods as m

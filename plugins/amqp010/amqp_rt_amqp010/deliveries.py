@@ -118,6 +118,17 @@ class Deliveries:
         room_at = self.most * 3 // 4
         return self.was_full and len(self.held) <= room_at and len(self.windowed) <= room_at
 
+    def forget(self, delivery: OutgoingDelivery) -> None:
+        """Remove *delivery*, to which no later command can refer."""
+        number = delivery.number
+        link = delivery.link
+        link.held.pop(number, None)
+        self.held.pop(number, None)
+        self.copies.pop(number, None)
+        if self.was_full or (link.idle and not link.held):
+            # Not at once: the caller may be the queue.
+            link.shared.session.at_turn(self.tidy)
+
     def add_copy(self, delivery: OutgoingDelivery) -> None:
         """Remember a message that can be acquired; the oldest one is forgotten if there are too many."""
         if len(self.copies) >= self.copies_most:

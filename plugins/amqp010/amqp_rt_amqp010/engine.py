@@ -27,16 +27,9 @@ from .channels import Channel
 from .codec import read_control, write_control
 from .contexts import Thirsty
 from .deliveries import OutgoingDelivery
-from .faults import CommandFault, ConnectionFault, close_code_of, condition_of, reply_text
-from .frames import (
-    CONTROL,
-    CONTROL_TRACK,
-    FRAME_SIZE_MAX,
-    FRAME_SIZE_MIN,
-    Frame,
-    FrameReader,
-    control_frames,
-)
+from .faults import ConnectionFault, close_code_of, condition_of, reply_text
+from .frame_handling import handle_frames
+from .frames import FRAME_SIZE_MAX, FRAME_SIZE_MIN, Frame, FrameReader, control_frames
 from .handling import Handler
 from .layouts import (
     CloseCode,
@@ -99,20 +92,22 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         self.recents = recents
         self.partials = partials
         self.staged = staged
+        #: Whether an interceptor sees each frame first.
+        self.judges_frames = False
         #: Why the connection ends; None for a normal close.
         self.error: Error | None = None
         #: Whether the owner has received the event of the end.
         self._error_reported = False
         self._registry = registry
-        self._channels: dict[int, Channel] = {}
-        self._channel_max = min(CHANNELS_MAX, max(1, limits.channel_max * 32))
+        self.channels: dict[int, Channel] = {}
+        self.channel_max = min(CHANNELS_MAX, max(1, limits.channel_max * 32))
         self._frame_max = max(FRAME_SIZE_MIN, min(FRAME_SIZE_MAX, limits.frame_size_max))
         before_open = max(FRAME_SIZE_MIN, min(FRAME_SIZE_MAX, limits.frame_size_before_open))
-        self._frames = FrameReader(before_open)
-        self._assembler = Assembler(limits.message_size_max)
+        self.reader = FrameReader(before_open)
+        self.assembler = Assembler(limits.message_size_max)
         #: None once the connection is open, or has ended.
         self._opening: Opening | None = Opening(
-            self, options, Terms(self._channel_max, self._frame_max)
+            self, options, Terms(self.channel_max, self._frame_max)
         )
         self._open_due = False
         self._heartbeat_s = 0.0
@@ -121,7 +116,7 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         #: Whether the output was full at the end of a turn, so that channels may wait for room.
         self._full = False
         #: Numbers of the channels whose turn is due.
-        self._turning: dict[int, None] = {}
+        self.turning: dict[int, None] = {}
         #: Whether the sessions are still to be detached, at the next call with the time.
         self._detach_due = False
         #: Numbers of the channels whose input should wait. While there are any nothing is read.
@@ -135,9 +130,27 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         return self.stage is Stage.CLOSED
 
     @property
+    def notifies(self) -> bool:
+        """Whether the next ``take`` may notify endpoints, or leave something to do soon.
+
+        Otherwise the driver takes the output once, and sends it in the same pass of the scheduler.
+        """
+        return bool(
+            self.turning
+            or self.thirsty
+            or self._posts
+            or self._answered
+            or self._scheduled
+            or self._open_due
+            or self._full
+            or self.congested
+            or self._detach_due
+        )
+
+    @property
     def sessions(self) -> Mapping[int, Channel]:
         """Channels in use, by number: sessions for containers and brokers."""
-        return self._channels
+        return self.channels
 
     @property
     def deadline(self) -> float:
@@ -265,15 +278,15 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
             return
         # Twice: what a turn publishes is completed by the next one. More follows in later turns of others.
         for _ in range(2):
-            turning, self._turning = self._turning, {}
+            turning, self.turning = self.turning, {}
             for number in turning:
-                channel = self._channels.get(number)
+                channel = self.channels.get(number)
                 if channel is not None:
                     channel.turn(self._now)
                     if channel.is_free:
-                        self._channels.pop(number, None)
+                        self.channels.pop(number, None)
             self.flush()
-            if not self._turning:
+            if not self.turning:
                 break
         else:
             self.unread = True
@@ -284,7 +297,7 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
     def _relieve(self) -> None:
         """Read on once the input of no channel has to wait."""
         for number in list(self._congested):
-            channel = self._channels.get(number)
+            channel = self.channels.get(number)
             if channel is None or not channel.is_congested:
                 del self._congested[number]
         if not self._congested:
@@ -305,77 +318,44 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
 
     def _on_data(self, data: bytes) -> None:
         if self.congested:
-            self._frames.hold(data)
+            self.reader.hold(data)
             return
-        try:
-            left = self.work_max - self.spent
-            self.spent = 0
-            for frame in self._frames.feed(data):
-                self._on_frame(frame)
-                left -= 1 + self.spent
-                self.spent = 0
-                if self.stage is Stage.CLOSED or self.congested:
-                    break
-                if left <= 0:
-                    # The rest may be less than a frame; the next call will find out.
-                    self.unread = True
-                if self.unread:
-                    break
-        except ConnectionFault as fault:
-            self._fail(fault)
+        handle_frames(self, data, self._now)
 
-    def _on_frame(self, frame: Frame) -> None:
-        try:
-            if self.stage is not Stage.RUNNING and (frame.channel or frame.track != CONTROL_TRACK):
-                if self.stage is Stage.CLOSING:
-                    return
-                # Refused with the first frame: strangers have nothing held but a control.
-                raise ConnectionFault("the connection is not open yet")
-            if frame.channel >= self._channel_max:
-                raise ConnectionFault(
-                    f"channel {frame.channel}: channels have numbers below {self._channel_max}"
-                )
-            assembly = self._assembler.receive(frame)
-            if assembly is None:
-                return
-            if assembly.kind == CONTROL:
-                self._on_control(assembly)
-            elif self.stage is Stage.RUNNING:
-                channel = self._channel(assembly.channel)
-                channel.receive_command(assembly, self._now)
-                if channel.is_congested:
-                    self._congested[assembly.channel] = None
-                    self.congested = True
-            else:
-                raise ConnectionFault("a command before the connection is open")
-        except CommandFault as fault:
-            if self.stage is not Stage.RUNNING or fault.channel is None:
-                self._fail(ConnectionFault(fault.text))
-            else:
-                self._channel(fault.channel).fail(fault, self._now)
-        except ConnectionFault as fault:
-            self._fail(fault)
-
-    def _channel(self, number: int) -> Channel:
+    def channel(self, number: int) -> Channel:
         """Return channel *number*, whose turn comes after this chunk."""
-        self._turning[number] = None
-        channel = self._channels.get(number)
+        self.turning[number] = None
+        channel = self.channels.get(number)
         if channel is None:
             channel = Channel(self, number, self._registry, self._open_handler)
-            self._channels[number] = channel
+            self.channels[number] = channel
         return channel
+
+    def hold_up(self, number: int) -> None:
+        """Read nothing more until the input of channel *number* need not wait."""
+        self._congested[number] = None
+        self.congested = True
+
+    def drops(self, frame: Frame) -> bool:
+        """Return whether an interceptor drops *frame*."""
+        return False
 
     def _open_handler(self, session: Session) -> Handler:
         options = self.options
         return Handler(session, self.peer, self.limits, options.topology, options.branches)
 
-    def _on_control(self, assembly: Assembly) -> None:
+    def on_control(self, assembly: Assembly) -> None:
+        """Handle a control of class connection, or pass one of class session to its channel.
+
+        Raises:
+            ConnectionFault: The control may not come now.
+        """
         control = read_control(assembly.content)
         if control.CODE >> 8 != _CONNECTION:
             if self.stage is Stage.RUNNING:
                 # What the peer has sent before the control has its effect before it.
                 self.flush()
-                self._channel(assembly.channel).receive_control(control, self._now)
+                self.channel(assembly.channel).receive_control(control, self._now)
             elif self.stage is not Stage.CLOSING:
                 raise ConnectionFault(f"{control.NAME} before the connection is open")
             return
@@ -406,9 +386,9 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
 
     def begin(self, terms: Terms) -> None:
         """Keep to *terms*, on which client and server agree."""
-        self._channel_max = terms.channel_max
+        self.channel_max = terms.channel_max
         self._frame_max = self.frame_max_out = terms.frame_max
-        self._frames.frame_max = min(self._frames.frame_max, terms.frame_max)
+        self.reader.frame_max = min(self.reader.frame_max, terms.frame_max)
         self._heartbeat_s = float(terms.heartbeat_s)
 
     def open(self) -> None:
@@ -416,7 +396,7 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         self._opening = None
         self.stage = Stage.RUNNING
         self._ends_at = inf
-        self._frames.frame_max = self._frame_max
+        self.reader.frame_max = self._frame_max
         self._open_due = self.unread = True
         self.report(Opened(self.peer))
 
@@ -450,9 +430,8 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         """Queue the frames of one control or command of a channel."""
         if self.over:
             return
-        for each in buffers:
-            self._output.append(each)
-            self.output_size += len(each)
+        self._output += buffers
+        self.output_size += sum(map(len, buffers))
         self._wake()
 
     def _pour(self) -> None:
@@ -462,7 +441,7 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
             return
         if self._full:
             self._full = False
-            self._turning.update(dict.fromkeys(self._channels))
+            self.turning.update(dict.fromkeys(self.channels))
         if self.thirsty:
             thirsty, self.thirsty = self.thirsty, {}
             for link in thirsty:
@@ -472,24 +451,25 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
 
     def request_turn(self, number: int) -> None:
         """Have the turn of channel *number* called before the next output."""
-        self._turning[number] = None
+        self.turning[number] = None
         self._wake()
 
     def count_subscriptions(self) -> int:
         """Return the number of subscriptions of all sessions."""
-        return sum(channel.subscription_count for channel in self._channels.values())
+        return sum(channel.subscription_count for channel in self.channels.values())
 
     def has_begun(self, number: int) -> bool:
         """Return whether a command of channel *number* has begun to arrive and is incomplete."""
-        return self._assembler.has_begun(number)
+        return self.assembler.has_begun(number)
 
     def forget(self, number: int) -> None:
         """Drop the incomplete command of channel *number*."""
-        self._assembler.forget(number)
+        self.assembler.forget(number)
 
     # --- the end ---------------------------------------------------------------------------
 
-    def _fail(self, fault: ConnectionFault) -> None:
+    def fail(self, fault: ConnectionFault) -> None:
+        """Close the connection for *fault* of the peer."""
         if self.stage is Stage.CLOSING or self.finished:
             return
         log.warning("connection closed: %s: %s", self.peer.address or "a peer", fault.text)
@@ -537,9 +517,9 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         self._detach_due = False
         # Channels refer to their connection: with a reference back, it and its buffers would stay
         # in memory until a full collection.
-        channels, self._channels = self._channels, {}
+        channels, self.channels = self.channels, {}
         for count, (number, channel) in enumerate(channels.items()):
-            begun = self._assembler.begun(number)
+            begun = self.assembler.begun(number)
             if begun is not None:
                 channel.salvage(begun)
             channel.lose(self._now, at_once=count < LOST_TURN)
@@ -548,7 +528,7 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
             self.congested = False
             self.unread = True
         self._congested.clear()
-        self._turning.clear()
+        self.turning.clear()
         self._scheduled.clear()
         self._working.clear()
         self._notify_followers()

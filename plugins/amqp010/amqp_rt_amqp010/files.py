@@ -94,7 +94,7 @@ class FileLink(ConsumerLink):
     def credit(self) -> int:
         """Files that may be sent now, as far as their sizes are unknown."""
         files = self._files
-        if not self.attached or not self.started or self.idle or self._shared.connection is None:
+        if not self.attached or not self.started or self.idle or self.shared.connection is None:
             return 0
         if files.outbox.is_full or files.deliveries.is_full:
             return 0
@@ -118,7 +118,7 @@ class FileLink(ConsumerLink):
             LocalProtocolError: There is no credit, or 0-10 cannot carry the message.
         """
         files = self._files
-        connection = self._shared.connection
+        connection = self.shared.connection
         if self.credit <= 0 or connection is None:
             raise LocalProtocolError(f"consumer {self.destination!r} has no credit")
         if more or message_format != 0:
@@ -127,7 +127,7 @@ class FileLink(ConsumerLink):
             payload if isinstance(payload, bytes) else b"".join(payload),
             FileProperties,
             address=self.address,
-            limits=self._shared.limits,
+            limits=self.shared.limits,
             recents=connection.recents,
         )
         size = sum(map(len, content.body))
@@ -153,7 +153,7 @@ class FileLink(ConsumerLink):
         files = self._files
         files.window.remove(delivery.number)
         files.outbox.forget(delivery)
-        self._shared.session.at_turn(files.offer)
+        self.shared.session.at_turn(files.offer)
 
 
 class Files:

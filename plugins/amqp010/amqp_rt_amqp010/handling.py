@@ -1,7 +1,4 @@
-"""Layer above a session: passes each command to the part that carries it out.
-
-The handler owns the parts. They are made in the order in which they need each other.
-"""
+"""Layer above a session: owns the parts that carry out its commands."""
 
 from __future__ import annotations
 
@@ -10,38 +7,20 @@ from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from typing import Final, TypeAlias
 
-from amqp_rt.fronts import AmqpError, Limits, Peer, Topology, TransactionBranches
+from amqp_rt.fronts import Limits, Peer, Topology, TransactionBranches
 from amqp_rt.fronts.anchors import Anchor
 from amqp_rt.fronts.links import FrontLink
 
 from .assembling import Assembly
-from .branches import Branches
 from .contexts import Connection
-from .declarations import Declarations
 from .deliveries import OutgoingDelivery
 from .faults import CommandFault
-from .file_staging import FileStaging
-from .files import Files
-from .fragments import Fragments
-from .handlers import LATER, Answer, Method
-from .layouts import (
-    Command,
-    ErrorCode,
-    ExecutionException,
-    FileStage,
-    MessageAccept,
-    MessageTransfer,
-    StreamPublish,
-)
-from .limits import WORK_OCTETS
-from .order import SessionContext, fault_of
-from .publishing import Publisher
+from .handlers import LATER, Answer
+from .layouts import Command, ExecutionException, FileStage
+from .order import SessionContext
+from .parts import Parts, carry_out
 from .serials import RangeSet
 from .sessions import Session, SessionKey
-from .settling import Settling
-from .streams import Streams
-from .subscriptions import Subscriptions
-from .transactions import CurrentTransaction, Transactions
 
 log = logging.getLogger("amqp_rt.frames")
 
@@ -50,86 +29,8 @@ MakeTopology: TypeAlias = Callable[[Peer, Anchor], Topology]
 #: Returns the branches of distributed transactions that a session may use, likewise.
 MakeBranches: TypeAlias = Callable[[Peer, Anchor], TransactionBranches]
 
-#: Cost in frames of a command that declares something, or attaches a link.
-_COMMAND_WORK: Final = 20
-#: Commands that come with each message: they cost what their frames cost.
-_FREQUENT: Final = frozenset((MessageTransfer, MessageAccept, StreamPublish))
 #: Characters of the names of sessions that names of links repeat.
 _NAME_MAX: Final = 100
-
-
-class Parts:
-    """All that carries out the commands of one session, until that ends.
-
-    Args:
-        context: Shared by all of them.
-    """
-
-    def __init__(self, context: SessionContext) -> None:
-        self.context = context
-        declarations = Declarations(context)
-        current = CurrentTransaction(context.limits.transaction_work_max)
-        self._fragments = fragments = Fragments(context)
-        self._publisher = Publisher(context, current, fragments)
-        self._transactions = transactions = Transactions(context, current, self._publisher.report)
-        self._branches = branches = Branches(context, current, self._publisher.report)
-        self.subscriptions = subscriptions = Subscriptions(context, current)
-        settling = Settling(context, subscriptions.deliveries, current)
-        self._streams = streams = Streams(context, self._publisher)
-        self.staging = FileStaging(context, self._publisher, current)
-        self._files = files = Files(context, current)
-        self.methods: Mapping[type[Command], Method] = {
-            **declarations.methods(),
-            **fragments.methods(),
-            **self._publisher.methods(),
-            **transactions.methods(),
-            **branches.methods(),
-            **subscriptions.methods(),
-            **settling.methods(),
-            **streams.methods(),
-            **self.staging.methods(),
-            **files.methods(),
-        }
-
-    @property
-    def is_congested(self) -> bool:
-        """Whether input should wait: as much of it is in hand as may be."""
-        return self.context.order.is_congested or self._publisher.is_congested
-
-    # One call for each part that takes part: a connection may have thousands of sessions, which are all
-    # suspended or ended with it.
-
-    def on_completed(self, commands: RangeSet) -> None:
-        """Return credit, and make room, for the transfers among *commands*, which the peer has completed."""
-        self.subscriptions.on_completed(commands)
-        self._streams.on_completed(commands)
-
-    def on_ready(self) -> None:
-        """Continue to send: the session has room again."""
-        self.subscriptions.on_ready()
-        self._streams.on_ready()
-        self._files.on_ready()
-
-    def on_suspended(self) -> None:
-        """Stop sending: the session was detached, and its state is kept."""
-        self.subscriptions.on_suspended()
-        self._streams.on_suspended()
-
-    def on_resumed(self) -> None:
-        """Continue to send: the session is attached again. Subscriptions have no credit then."""
-        self._streams.on_resumed()
-        self._files.on_resumed()
-
-    def on_ended(self) -> None:
-        """End the parts: each before those that it needs."""
-        self._files.on_ended()
-        self.staging.on_ended()
-        self._streams.on_ended()
-        self.subscriptions.on_ended()
-        self._branches.on_ended()
-        self._transactions.on_ended()
-        self._publisher.on_ended()
-        self._fragments.on_ended()
 
 
 class Handler:
@@ -201,33 +102,18 @@ class Handler:
         Raises:
             CommandFault: It failed; the session ends.
         """
-        assert self._parts is not None
-        order = self._parts.context.order
-        if order.is_busy:
-            order.hold(number, command, assembly)
+        parts = self._parts
+        assert parts is not None
+        context = parts.context
+        if context.order.is_busy:
+            context.order.hold(number, command, assembly)
             return LATER
-        return self._carry_out(number, command, assembly)
+        return carry_out(parts.methods, context, number, command, assembly)
 
     def _carry_out(self, number: int, command: Command, assembly: Assembly) -> Answer:
         parts = self._parts
         assert parts is not None
-        method = parts.methods.get(type(command))
-        if method is None:
-            if not command.TO_SERVER:
-                raise CommandFault(f"{command.NAME} is not a command for servers")
-            raise CommandFault(f"{command.NAME} is not implemented here", ErrorCode.NOT_IMPLEMENTED)
-        connection = parts.context.connection
-        if connection is not None and type(command) not in _FREQUENT:
-            # What was published and settled before this command has its effect before it.
-            connection.flush()
-            connection.spend(_COMMAND_WORK + len(assembly.content) // WORK_OCTETS)
-        try:
-            return method(number, command, assembly)
-        except CommandFault as fault:
-            fault_of(fault, command)
-            raise
-        except AmqpError as error:
-            raise fault_of(error, command) from error
+        return carry_out(parts.methods, parts.context, number, command, assembly)
 
     def salvage(self, assembly: Assembly) -> None:
         """Keep the part of a file that has arrived of a command that will not be complete."""

@@ -141,23 +141,22 @@ class InterceptedEngine(Engine):
     ) -> None:
         super().__init__(*options)
         self._judge_frame = on_frame
+        self.judges_frames = on_frame is not None
         self._open_interceptor = on_assembly
 
-    def _on_frame(self, frame: Frame) -> None:
+    def drops(self, frame: Frame) -> bool:
+        """Ask the interceptor about *frame*; one that is refused, or cannot be judged, ends the connection."""
         # A connection that closes drops what comes; refusing it again would only fill the log.
-        if self._judge_frame is not None and self.stage is not Stage.CLOSING:
-            try:
-                if is_dropped(self._judge_frame(frame, self.peer)):
-                    return
-            except Refusal as refusal:
-                self._fail(ConnectionFault(refusal.text, CloseCode.CONNECTION_FORCED))
-                return
-            except Exception:
-                log.exception("interceptor failed: frame of %s", self.peer.address or "a peer")
-                fault = ConnectionFault("an interceptor failed", CloseCode.CONNECTION_FORCED)
-                self._fail(fault)
-                return
-        super()._on_frame(frame)
+        if self._judge_frame is None or self.stage is Stage.CLOSING:
+            return False
+        try:
+            return is_dropped(self._judge_frame(frame, self.peer))
+        except Refusal as refusal:
+            self.fail(ConnectionFault(refusal.text, CloseCode.CONNECTION_FORCED))
+        except Exception:
+            log.exception("interceptor failed: frame of %s", self.peer.address or "a peer")
+            self.fail(ConnectionFault("an interceptor failed", CloseCode.CONNECTION_FORCED))
+        return True
 
     def _open_handler(self, session: Session) -> Handler:
         if self._open_interceptor is None:

@@ -34,6 +34,10 @@ class Stage(Enum):
     CLOSED = "closed"
 
 
+#: Looked up once: attributes of an enumeration are slow.
+RUNNING: Final = Stage.RUNNING
+CLOSED: Final = Stage.CLOSED
+
 Transitions: TypeAlias = Mapping[Stage, Mapping[type[Control], Stage]]
 
 #: Stage → controls that a server handles, with the stage that follows. Others are out of sequence.

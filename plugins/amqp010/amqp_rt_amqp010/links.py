@@ -6,9 +6,8 @@ A link belongs to its session and outlives connections with it. Its credit is th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-from amqp_rt.errors import CreditTooSmall
 from amqp_rt.fronts import (
     SENDER,
     Error,
@@ -20,17 +19,12 @@ from amqp_rt.fronts import (
 )
 from amqp_rt.fronts.links import LINK_DETACH, FrontLink
 
-from .codec import write_command
 from .contexts import Context
 from .credit import Credit
 from .deliveries import Deliveries, OutgoingDelivery
 from .layouts import AcceptMode, AcquireMode, FlowMode, MessageTransfer
-from .limits import GIVEN_MAX, GIVEN_OCTETS
-from .messages import content_of
-
-#: ``snd-settle-mode`` of 1.0 (Part 2 §2.8.2).
-_SETTLED: Final = 1
-_UNSETTLED: Final = 0
+from .limits import GIVEN_MAX
+from .transfers import SETTLED, UNSETTLED, TransferCommands, send_message
 
 
 class SendingLink(FrontLink):
@@ -61,9 +55,10 @@ class SendingLink(FrontLink):
     ) -> None:
         anchor = context.anchor
         super().__init__(anchor, anchor, anchor.link_name(f"subscribe-{destination}"))
-        self._shared = context
+        #: Context of the session.
+        self.shared = context
         topology = context.topology
-        self._wall = None if topology is None else topology.wall
+        self.wall = None if topology is None else topology.wall
         self.deliveries = deliveries
         self.destination = destination
         source.expiry_policy = LINK_DETACH
@@ -71,15 +66,11 @@ class SendingLink(FrontLink):
         self.target = Target(expiry_policy=LINK_DETACH)
         self.accepts = accept_mode == AcceptMode.EXPLICIT
         self.copies = acquire_mode == AcquireMode.NOT_ACQUIRED
-        self.snd_settle_mode = _UNSETTLED if self.accepts and not self.copies else _SETTLED
+        self.snd_settle_mode = UNSETTLED if self.accepts and not self.copies else SETTLED
         transfer = MessageTransfer(
             destination=destination, accept_mode=accept_mode, acquire_mode=acquire_mode
         )
-        #: The command of each transfer, encoded, without and with a request to complete it at once.
-        self._plain = write_command(transfer)
-        self._synced = write_command(transfer, sync=True)
-        self._sync_frequency = sync_frequency
-        self._until_sync = sync_frequency
+        self.commands = TransferCommands(transfer, sync_frequency)
         self.balance = Credit()
         self.draining = False
         self.flow_properties: Mapping[object, object] | None = None
@@ -107,7 +98,7 @@ class SendingLink(FrontLink):
     @property
     def writable(self) -> bool:
         """Whether session, output and this turn have room."""
-        context = self._shared
+        context = self.shared
         if not context.session.can_send:
             return False
         connection = context.connection
@@ -160,65 +151,13 @@ class SendingLink(FrontLink):
             CreditTooSmall: The credit in octets does not cover it.
             LocalProtocolError: There is no credit, or 0-10 cannot carry the message.
         """
-        if self.credit <= 0:
-            raise LocalProtocolError(f"subscription {self.destination!r} has no credit")
         if more or message_format != 0:
             raise LocalProtocolError("0-10 sends messages of format 0, and whole, here")
-        shared = self._shared
-        connection = shared.connection
-        header, body = content_of(
-            payload if isinstance(payload, bytes) else b"".join(payload),
-            address=self.address,
-            wall=self._wall,
-            recents=None if connection is None else connection.recents,
-            limits=shared.limits,
-        )
-        size = len(header)
-        for piece in body:
-            size += len(piece)
-        balance = self.balance
-        if not balance.covers(size):
-            raise CreditTooSmall(
-                f"subscription {self.destination!r} has no credit for {size} octets"
-            )
-        octets = self._plain
-        if self._sync_frequency:
-            self._until_sync -= 1
-            if not self._until_sync:
-                self._until_sync = self._sync_frequency
-                octets = self._synced
-        number = shared.session.send(octets, header, body)
-        if number < 0:
-            raise LocalProtocolError("the session has ended")
-        if connection is not None:
-            connection.given += 1 + len(header) // GIVEN_OCTETS
-        done = self.snd_settle_mode == _SETTLED if settled is None else settled
-        delivery = OutgoingDelivery(self, number, context, done)
-        deliveries = self.deliveries
-        if balance.use(number, size):
-            deliveries.windowed[number] = self
-        if not done:
-            self.held[number] = delivery
-            deliveries.held[number] = delivery
-        elif self.copies and self.accepts:
-            self.held[number] = delivery
-            deliveries.add_copy(delivery)
-        if deliveries.is_full:
-            deliveries.was_full = True
-        if self.draining and self.credit <= 0:
-            self.zero()
-        return delivery
+        return send_message(self, payload, context, settled)
 
     def forget(self, delivery: OutgoingDelivery) -> None:
         """Remove *delivery*, to which no later command can refer."""
-        number = delivery.number
-        self.held.pop(number, None)
-        deliveries = self.deliveries
-        deliveries.held.pop(number, None)
-        deliveries.copies.pop(number, None)
-        if deliveries.was_full or (self.idle and not self.held):
-            # Not at once: the caller may be the queue.
-            self._shared.session.at_turn(deliveries.tidy)
+        self.deliveries.forget(delivery)
 
     def set_mode(self, mode: FlowMode) -> bool:
         """Set the flow mode; return False, and do nothing, if it would change while there is credit."""
@@ -236,7 +175,7 @@ class SendingLink(FrontLink):
             self.deliveries.windowed.pop(number, None)
         if self.draining:
             self.draining = False
-            self._shared.wake()
+            self.shared.wake()
 
     def drained(self) -> None:
         """End a drain: there is no message to send."""
@@ -247,7 +186,7 @@ class SendingLink(FrontLink):
         """Ignore *available*: 0-10 has no field for it."""
 
     def _gather(self) -> None:
-        context = self._shared
+        context = self.shared
         connection = context.connection
         if connection is not None:
             connection.thirsty.pop(self, None)

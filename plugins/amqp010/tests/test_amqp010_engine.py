@@ -318,7 +318,7 @@ def test_commands_come_when_the_connection_is_open(stage: Stage) -> None:
 def test_nothing_of_a_stranger_is_held(stage: Stage, name: str) -> None:
     client = at_stage(stage)
     client.feed(frame(b"", kind=int(name == "message.transfer"), channel=1, flags=0x0A))
-    assert client.engine._assembler.held == 0
+    assert client.engine.assembler.held == 0
     closed_with(client, 501)
 
 
@@ -599,3 +599,28 @@ def test_management_sees_and_ends_sessions() -> None:
     assert session.exception is not None
     assert session.exception.error_code == 408
     assert list(client.engine.sessions) == [3]
+
+
+def test_output_notifies_endpoints_only_if_something_waits_for_it() -> None:
+    world = World(Limits(output_max=10_000))
+    client = world.connect()
+    session = client.session()
+    client.run(session, "queue.declare", queue="q")
+    for _ in range(20):
+        session.transfer("", bytes(1_000), key="q")
+    client.run(session, "execution.sync")
+    engine = client.engine
+    assert not engine.notifies
+    session.send("message.subscribe", queue="q", destination="c")
+    for unit in (0, 1):
+        session.send("message.flow", destination="c", unit=unit, value=0xFFFFFFFF)
+    client._call(b"".join(client.wire.take()))
+    # The flow goes on once the subscription is attached.
+    assert engine.notifies
+    client._call(b"")
+    # There will be room for the consumer.
+    assert engine.output_size >= 10_000
+    assert engine.notifies
+    client.pump()
+    assert len(client.received("message.transfer")) == 20
+    assert not engine.notifies

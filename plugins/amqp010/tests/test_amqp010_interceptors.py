@@ -272,5 +272,5 @@ def test_without_interceptors_nothing_of_them_is_called() -> None:
         return found
 
     assert calls(Front()) == 0
-    # For each transfer the handler's method and the verdict; the engine's for its three frames and that of sync.
-    assert calls(Front(on_assembly=of_all(lambda command: None))) == 2 * 20 + 3 * 20 + 1
+    # For each transfer the handler's method and the verdict.
+    assert calls(Front(on_assembly=of_all(lambda command: None))) == 2 * 20

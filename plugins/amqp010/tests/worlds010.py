@@ -123,7 +123,7 @@ class Client:
                 self._call(data)
             elif engine.unread and not engine.finished:
                 self._call(b"")
-            elif output := engine.take():
+            elif output := self._take():
                 self.output += output
                 if self.reads:
                     self._read()
@@ -131,6 +131,15 @@ class Client:
                 self._handle(engine.tick(self.world.now))
             else:
                 return
+
+    def _take(self) -> list[bytes]:
+        """Return output of the engine, which leaves nothing to do if it has said that it notifies nobody."""
+        engine = self.engine
+        before = engine.notifies, engine.unread, engine._is_due()
+        output = engine.take()
+        after = bool(engine.output_size), engine.unread, engine._is_due()
+        assert before[0] or after == (False, *before[1:])
+        return output
 
     def read(self) -> None:
         """Read what was left, and read on from now."""

@@ -127,7 +127,7 @@ class Deliveries:
         self.copies.pop(number, None)
         if self.was_full or (link.idle and not link.held):
             # Not at once: the caller may be the queue.
-            link.shared.session.at_turn(self.tidy)
+            link.session_context.session.at_turn(self.tidy)
 
     def add_copy(self, delivery: OutgoingDelivery) -> None:
         """Remember a message that can be acquired; the oldest one is forgotten if there are too many."""

@@ -94,7 +94,12 @@ class FileLink(ConsumerLink):
     def credit(self) -> int:
         """Files that may be sent now, as far as their sizes are unknown."""
         files = self._files
-        if not self.attached or not self.started or self.idle or self.shared.connection is None:
+        if (
+            not self.attached
+            or not self.started
+            or self.idle
+            or self.session_context.connection is None
+        ):
             return 0
         if files.outbox.is_full or files.deliveries.is_full:
             return 0
@@ -118,7 +123,7 @@ class FileLink(ConsumerLink):
             LocalProtocolError: There is no credit, or 0-10 cannot carry the message.
         """
         files = self._files
-        connection = self.shared.connection
+        connection = self.session_context.connection
         if self.credit <= 0 or connection is None:
             raise LocalProtocolError(f"consumer {self.destination!r} has no credit")
         if more or message_format != 0:
@@ -127,7 +132,7 @@ class FileLink(ConsumerLink):
             payload if isinstance(payload, bytes) else b"".join(payload),
             FileProperties,
             address=self.address,
-            limits=self.shared.limits,
+            limits=self.session_context.limits,
             recents=connection.recents,
         )
         size = sum(map(len, content.body))
@@ -153,7 +158,7 @@ class FileLink(ConsumerLink):
         files = self._files
         files.window.remove(delivery.number)
         files.outbox.forget(delivery)
-        self.shared.session.at_turn(files.offer)
+        self.session_context.session.at_turn(files.offer)
 
 
 class Files:

@@ -55,9 +55,9 @@ class SendingLink(FrontLink):
     ) -> None:
         anchor = context.anchor
         super().__init__(anchor, anchor, anchor.link_name(f"subscribe-{destination}"))
-        #: Context of the session.
-        self.shared = context
+        self.session_context = context
         topology = context.topology
+        #: Wall clock of the broker; None if it has no topology.
         self.wall = None if topology is None else topology.wall
         self.deliveries = deliveries
         self.destination = destination
@@ -98,7 +98,7 @@ class SendingLink(FrontLink):
     @property
     def writable(self) -> bool:
         """Whether session, output and this turn have room."""
-        context = self.shared
+        context = self.session_context
         if not context.session.can_send:
             return False
         connection = context.connection
@@ -175,7 +175,7 @@ class SendingLink(FrontLink):
             self.deliveries.windowed.pop(number, None)
         if self.draining:
             self.draining = False
-            self.shared.wake()
+            self.session_context.wake()
 
     def drained(self) -> None:
         """End a drain: there is no message to send."""
@@ -186,7 +186,7 @@ class SendingLink(FrontLink):
         """Ignore *available*: 0-10 has no field for it."""
 
     def _gather(self) -> None:
-        context = self.shared
+        context = self.session_context
         connection = context.connection
         if connection is not None:
             connection.thirsty.pop(self, None)

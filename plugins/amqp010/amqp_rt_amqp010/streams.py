@@ -142,14 +142,14 @@ class StreamLink(ConsumerLink):
         is unreliable. Packets left in the queue would come late, and one slow consumer would hold up a live stream
         for the publisher. A queue that has to keep them has consumers of class message.
         """
-        if not self.attached or not self.started or self.shared.connection is None:
+        if not self.attached or not self.started or self.session_context.connection is None:
             return 0
         return _CREDIT
 
     @property
     def writable(self) -> bool:
         """Whether this turn has room."""
-        connection = self.shared.connection
+        connection = self.session_context.connection
         if connection is None:
             return False
         if connection.given < GIVEN_MAX:
@@ -178,7 +178,7 @@ class StreamLink(ConsumerLink):
         Raises:
             LocalProtocolError: There is no credit, or 0-10 cannot carry the message.
         """
-        connection = self.shared.connection
+        connection = self.session_context.connection
         if self.credit <= 0 or connection is None:
             raise LocalProtocolError(f"consumer {self.destination!r} has no credit")
         if more or message_format != 0:
@@ -187,7 +187,7 @@ class StreamLink(ConsumerLink):
             payload if isinstance(payload, bytes) else b"".join(payload),
             StreamProperties,
             address=self.address,
-            limits=self.shared.limits,
+            limits=self.session_context.limits,
             recents=connection.recents,
         )
         number = next(self._tags)
@@ -210,7 +210,7 @@ class StreamLink(ConsumerLink):
 
     def send_waiting(self) -> None:
         """Send packets that wait, as far as window, session and output have room."""
-        context, waiting, window = self.shared, self.waiting, self._window
+        context, waiting, window = self.session_context, self.waiting, self._window
         while len(waiting) and window.covers(waiting.first().size):
             connection = context.connection
             if connection is None or not context.session.can_send:

@@ -64,14 +64,14 @@ def send_message(
     """
     if link.credit <= 0:
         raise LocalProtocolError(f"subscription {link.destination!r} has no credit")
-    shared = link.shared
-    connection = shared.connection
+    session_context = link.session_context
+    connection = session_context.connection
     header, body = content_of(
         payload if isinstance(payload, bytes) else b"".join(payload),
         address=link.address,
         wall=link.wall,
         recents=None if connection is None else connection.recents,
-        limits=shared.limits,
+        limits=session_context.limits,
     )
     size = len(header)
     for piece in body:
@@ -79,7 +79,7 @@ def send_message(
     balance = link.balance
     if not balance.covers(size):
         raise CreditTooSmall(f"subscription {link.destination!r} has no credit for {size} octets")
-    number = shared.session.send(link.commands.next(), header, body)
+    number = session_context.session.send(link.commands.next(), header, body)
     if number < 0:
         raise LocalProtocolError("the session has ended")
     if connection is not None:

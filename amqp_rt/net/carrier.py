@@ -499,7 +499,8 @@ class Carrier:
             host.watch(self)
         deadline = self.engine.deadline
         if deadline < self.wakes_at and deadline <= (now := self.clock.monotonic()):
-            # Due already: the grace period of a close begins when the close is sent.
+            # Due already: the grace period of a close begins when the close is sent. The engine may wake tasks.
+            self.notified = True
             self._report(self.engine.tick(now))
             self._watch_clock()
         elif deadline < self.wakes_at or self._bounded:

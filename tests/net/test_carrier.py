@@ -243,3 +243,15 @@ def test_input_is_refused_above_the_bound_and_taken_again_below() -> None:
     assert bench.carrier.wants_read
     heard += len(bench.peer.recv(1_000_000))
     assert heard == 10 * taken
+
+
+def test_a_tick_between_two_alarms_may_wake_tasks() -> None:
+    """The host has to run them before it waits for input."""
+    bench = Bench(Echo())
+    bench.engine.notifies = False
+    bench.engine.say(b"one")
+    bench.engine.deadline = 0.0
+    bench.carrier.notified = False
+    bench.carrier.flush()
+    assert bench.channel.sends == [3]
+    assert bench.carrier.notified

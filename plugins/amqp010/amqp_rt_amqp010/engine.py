@@ -145,6 +145,7 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
             or self._full
             or self.congested
             or self._detach_due
+            or self.output_size >= self.limits.output_max
         )
 
     @property
@@ -504,7 +505,7 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         """End the channels. Their sessions are kept for the time that their clients requested."""
         if not self.over:
             self.over = True
-            self._open_due = False
+            self._open_due = self._full = False
             self.thirsty.clear()
             self._detach_due = True
         # Sessions are kept for a time from now on: the time has to be that of this call.
@@ -528,6 +529,8 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
             self.congested = False
             self.unread = True
         self._congested.clear()
+        # A queue may have sent since the connection ended: the links did not know of it.
+        self.thirsty.clear()
         self.turning.clear()
         self._scheduled.clear()
         self._working.clear()

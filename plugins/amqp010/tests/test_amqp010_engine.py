@@ -12,7 +12,7 @@ from amqp_rt_amqp010.limits import CHANNELS_MAX, HEARTBEAT_MAX
 from hypothesis import given
 from hypothesis import strategies as st
 from octets010 import HEADER, Operation, frame, frames
-from protocol010 import Login
+from protocol010 import Login, Session
 from worlds010 import Client, World
 
 from amqp_rt.events import Closed, ConnectionFailed, Opened
@@ -624,3 +624,60 @@ def test_output_notifies_endpoints_only_if_something_waits_for_it() -> None:
     client.pump()
     assert len(client.received("message.transfer")) == 20
     assert not engine.notifies
+
+
+def consuming(world: World) -> tuple[Client, Session]:
+    """A client with an empty queue *q*, a subscription to it, and all credit."""
+    client = world.connect()
+    session = client.session(b"consumer")
+    client.run(session, "queue.declare", queue="q")
+    session.send("message.subscribe", queue="q", destination="c")
+    for unit in (0, 1):
+        session.send("message.flow", destination="c", unit=unit, value=0xFFFFFFFF)
+    client.pump()
+    return client, session
+
+
+@pytest.mark.parametrize(("size", "count"), [(20_000, 1), (5_000, 2), (1_000, 10), (1_000, 11)])
+def test_messages_of_others_that_fill_the_output_arrive(size: int, count: int) -> None:
+    """The check of each output is in ``Client``."""
+    world = World(Limits(output_max=10_000))
+    client, _ = consuming(world)
+    publisher = world.connect()
+    session = publisher.session(b"publisher")
+    for _ in range(count):
+        session.transfer("", bytes(size), key="q")
+    publisher.pump()
+    client.pump()
+    assert len(client.received("message.transfer")) == count
+
+
+def test_a_connection_that_ends_with_its_output_full_is_not_due_until_its_time() -> None:
+    world = World(Limits(output_max=10_000))
+    client, session = consuming(world)
+    engine = client.engine
+    for _ in range(5):
+        session.transfer("", bytes(9_000), key="q")
+    client._call(b"".join(client.wire.take()))
+    assert engine.output_size >= 10_000
+    # No frame.
+    client._call(b"\xff" * 12)
+    engine.take()
+    assert engine.stage is Stage.CLOSING
+    assert engine.deadline == world.now + world.limits.close_grace_s
+
+
+def test_a_connection_that_is_closed_before_a_queue_sends_is_not_due_until_its_time() -> None:
+    world = World()
+    client, _ = consuming(world)
+    publisher = world.connect()
+    session = publisher.session(b"publisher")
+    engine = client.engine
+    engine.close()
+    for _ in range(300):
+        session.transfer("", b"x", key="q")
+    publisher.pump()
+    engine.take()
+    client._handle(engine.tick(world.now))
+    engine.take()
+    assert engine.deadline == world.now + world.limits.close_grace_s

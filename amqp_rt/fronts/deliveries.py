@@ -56,10 +56,10 @@ class FrontDelivery:
     def settle(self, outcome: Any) -> None:
         """Settle with *outcome*; only the first call counts."""
         self.local_state = outcome
-        told, self.on_outcome = self.on_outcome, None
+        on_outcome, self.on_outcome = self.on_outcome, None
         self.settled = True
-        if told is not None:
-            told(outcome)
+        if on_outcome is not None:
+            on_outcome(outcome)
         elif outcome is not ACCEPTED and type(outcome) is Rejected:
             self.link.session.report_refusal(outcome)
 

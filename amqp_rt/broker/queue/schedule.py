@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 DELAY: Final = "x-opt-delivery-delay"
 TIME: Final = "x-opt-delivery-time"
 ENQUEUE_TIME: Final = "x-opt-scheduled-enqueue-time"
-_REQUESTS: Final = frozenset((DELAY, TIME, ENQUEUE_TIME))
+_REQUESTS: Final = (DELAY, TIME, ENQUEUE_TIME)
+_ANY_REQUEST: Final = frozenset(_REQUESTS)
 
 #: Seconds between checks of the wall clock, which may be set.
 LOOK_S: Final = 1.0
@@ -48,10 +49,10 @@ def due_of(annotations: Mapping[Any, object], now: float) -> Due | None:
     Raises:
         DecodeError: A request has a value of a wrong type.
     """
-    if _REQUESTS.isdisjoint(annotations):
+    if _ANY_REQUEST.isdisjoint(annotations):
         return None
     found: Due | None = None
-    for key in (DELAY, TIME, ENQUEUE_TIME):
+    for key in _REQUESTS:
         value = annotations.get(key)
         if value is None:
             continue
@@ -88,7 +89,7 @@ def requested_pause(
     """
     found: Due | None = None
     rest = changes
-    for key in (DELAY, TIME, ENQUEUE_TIME):
+    for key in _REQUESTS:
         if key not in changes:
             continue
         value = changes[key]

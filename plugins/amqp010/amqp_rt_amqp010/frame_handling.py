@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def handle_frames(engine: Engine, data: bytes, now: float) -> None:
-    """Handle the frames that *data* completes, until the connection ends or has worked enough for a turn.
+    """Handle the frames that *data* completes, until the connection ends, has worked enough for a turn, or has to wait.
 
     The function is compiled, unlike the engine, whose class extends one of ``amqp_rt``.
     """

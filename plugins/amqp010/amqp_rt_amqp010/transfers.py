@@ -22,7 +22,7 @@ UNSETTLED: Final = 0
 
 
 class TransferCommands:
-    """Commands of the transfers to one subscription, which are all the same, encoded.
+    """Encoded ``message.transfer`` of one subscription, with and without a request to complete it at once.
 
     Args:
         transfer: The command.
@@ -36,7 +36,7 @@ class TransferCommands:
         self._until_sync = sync_frequency
 
     def next(self) -> bytes:
-        """Return the octets of the next one."""
+        """Return the command of the next transfer."""
         if self._sync_frequency:
             self._until_sync -= 1
             if not self._until_sync:

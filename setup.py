@@ -39,6 +39,8 @@ PROJECT = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))["tool"]["mypy
 PACKAGE: str = PROJECT["package"]
 NOTE = "not_compiled.txt"
 WISH = os.environ.get("AMQP_RT_COMPILE", "")
+#: Level of optimization, by the variable that mypyc's own command reads.
+LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "3")
 
 #: Configuration of mypyc's own type check. The environment of the build has neither our dependencies nor
 #: their stubs, and other environments have old ones: foreign packages are Any, except those that ship
@@ -106,7 +108,7 @@ def extensions() -> list[Extension]:
             # mypyc prints compile errors and exits.
             with redirect_stdout(printed), redirect_stderr(printed):
                 found: list[Extension] = mypycify(
-                    [f"--config-file={config}", *sources()], group_name=PACKAGE, opt_level="3"
+                    [f"--config-file={config}", *sources()], group_name=PACKAGE, opt_level=LEVEL
                 )
     except (Exception, SystemExit) as error:
         print(printed.getvalue(), file=sys.stderr)

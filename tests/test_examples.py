@@ -27,7 +27,7 @@ TIME_LIMIT_S = 280
 #: Flights for the Spark part of the main example, enough to show that it works; none for the compiled
 #: wheel, which is tested without Spark. One member of the mesh is killed: the example fails if an order gets lost.
 ARGUMENTS = {
-    "flights": ["--for-spark", "0" if os.environ.get("AMQP_RT_EXPECT") == "compiled" else "20000"],
+    "flights": ["--for-spark", "0" if os.environ.get("AMQP_RT_EXPECT") == "compiled" else "5000"],
     "mesh": ["--kill"],
 }
 

@@ -51,6 +51,8 @@ from amqp_rt.termini import Coordinator, Source, Target
 from amqp_rt.transactions import Declare
 from amqp_rt.values import Described, Symbol
 
+pytestmark = pytest.mark.attack
+
 KNOWN = certificates()
 DOORS = {"tcp": "amqp", "tls": "amqps", "ws": "ws", "wss": "wss"}
 ELSEWHERE = "192.0.2.1:50000"

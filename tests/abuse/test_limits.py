@@ -55,6 +55,8 @@ from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.unsettled import Unsettled
 
+pytestmark = pytest.mark.attack
+
 HERE = "abuse/test_limits.py::"
 RABBIT = "../plugins/rabbitmq/tests/"
 PROVED_BY: dict[str, tuple[str, ...]] = {

@@ -64,6 +64,8 @@ from amqp_rt.security.tokens import Cbs
 from amqp_rt.termini import Source, Target
 from amqp_rt.values import Described, Symbol
 
+pytestmark = pytest.mark.attack
+
 KNOWN = certificates()
 SCHEMES = {"tcp": "amqp", "tls": "amqps", "ws": "ws", "wss": "wss"}
 #: The compiled modules get the same octets over each transport: only long runs repeat all of them there.

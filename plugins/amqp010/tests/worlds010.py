@@ -139,7 +139,9 @@ class Client:
         busy = engine.unread or engine.deadline <= now
         output = engine.take()
         if not (notifies or busy):
-            assert not (engine.output_size or engine.unread or engine.deadline <= now)
+            assert not engine.output_size
+            assert not engine.unread
+            assert engine.deadline > now
         return output
 
     def read(self) -> None:

@@ -131,6 +131,10 @@ CONF = {
     "spark.connect.grpc.binding.port": "0",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
+    # Of a few rows each: compiling a query, and 50 tasks for the log of a table, take longer than the query.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.databricks.delta.snapshotPartitions": "2",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.log.level": "OFF",

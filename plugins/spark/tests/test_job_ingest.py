@@ -39,7 +39,7 @@ def job(served: Any, table: Path, address: str, **further: Any) -> Ingest:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+@pytest.mark.parametrize("table_format", ["delta", pytest.param("parquet", marks=pytest.mark.long)])
 def test_each_record_is_in_the_table_once_whenever_the_job_ends(
     spark: Any, served: Any, tmp_path: Path, table_format: str
 ) -> None:

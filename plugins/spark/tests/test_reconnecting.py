@@ -299,7 +299,7 @@ def test_what_the_broker_has_lost_ends_the_task(served: Any, relay: Any) -> None
     ("streaming", "end"),
     [
         pytest.param(True, signal.SIGTERM, marks=pytest.mark.long),
-        (True, signal.SIGKILL),
+        pytest.param(True, signal.SIGKILL, marks=pytest.mark.long),
         (False, signal.SIGKILL),
     ],
 )

@@ -17,6 +17,7 @@ from amqp_rt.fronts import (
     Target,
     UnsettledMap,
 )
+from amqp_rt.fronts.base import SND_SETTLED, SND_UNSETTLED
 from amqp_rt.fronts.links import LINK_DETACH, FrontLink
 
 from .contexts import Context
@@ -24,7 +25,7 @@ from .credit import Credit
 from .deliveries import Deliveries, OutgoingDelivery
 from .layouts import AcceptMode, AcquireMode, FlowMode, MessageTransfer
 from .limits import GIVEN_MAX
-from .transfers import SETTLED, UNSETTLED, TransferCommands, send_message
+from .transfers import TransferCommands, send_message
 
 
 class SendingLink(FrontLink):
@@ -66,7 +67,7 @@ class SendingLink(FrontLink):
         self.target = Target(expiry_policy=LINK_DETACH)
         self.accepts = accept_mode == AcceptMode.EXPLICIT
         self.copies = acquire_mode == AcquireMode.NOT_ACQUIRED
-        self.snd_settle_mode = UNSETTLED if self.accepts and not self.copies else SETTLED
+        self.snd_settle_mode = SND_UNSETTLED if self.accepts and not self.copies else SND_SETTLED
         transfer = MessageTransfer(
             destination=destination, accept_mode=accept_mode, acquire_mode=acquire_mode
         )

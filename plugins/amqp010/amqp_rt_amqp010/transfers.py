@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from amqp_rt.errors import CreditTooSmall
 from amqp_rt.fronts import LocalProtocolError, Payload
+from amqp_rt.fronts.base import SND_SETTLED
 
 from .codec import write_command
 from .deliveries import OutgoingDelivery
@@ -15,10 +16,6 @@ from .messages import content_of
 
 if TYPE_CHECKING:
     from .links import SendingLink
-
-#: ``snd-settle-mode`` of 1.0 (Part 2 §2.8.2).
-SETTLED: Final = 1
-UNSETTLED: Final = 0
 
 
 class TransferCommands:
@@ -84,7 +81,7 @@ def send_message(
         raise LocalProtocolError("the session has ended")
     if connection is not None:
         connection.given += 1 + len(header) // GIVEN_OCTETS
-    done = link.snd_settle_mode == SETTLED if settled is None else settled
+    done = link.snd_settle_mode == SND_SETTLED if settled is None else settled
     delivery = OutgoingDelivery(link, number, context, done)
     deliveries = link.deliveries
     if balance.use(number, size):

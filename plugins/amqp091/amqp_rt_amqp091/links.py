@@ -18,6 +18,7 @@ from amqp_rt.fronts import (
     Target,
     UnsettledMap,
 )
+from amqp_rt.fronts.base import SND_SETTLED, SND_UNSETTLED
 from amqp_rt.fronts.links import LINK_DETACH, UNBOUNDED, FrontLink, FrontReceivingLink
 
 from .outgoing import OutgoingDelivery
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from .sessions import ServerConnection, Session
     from .window import DeliveryWindow
 
-#: ``snd-settle-mode`` (Part 2 §2.8.2).
-_SETTLED: Final = 1
-_UNSETTLED: Final = 0
 #: Messages sent to the consumers of a connection within one turn; more follow in the next one.
 _GIVEN_MAX: Final = 100
 
@@ -70,7 +68,7 @@ class SendingLink(FrontLink):
         source.expiry_policy = LINK_DETACH
         self.source = source
         self.target = Target(expiry_policy=LINK_DETACH)
-        self.snd_settle_mode = _SETTLED if no_ack else _UNSETTLED
+        self.snd_settle_mode = SND_SETTLED if no_ack else SND_UNSETTLED
         self.no_ack = no_ack
         self.prefetch = prefetch
         self.tag = name

@@ -7,7 +7,7 @@ of framing, or of a control, closes the connection; a fault of a command ends it
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final
 
@@ -92,8 +92,8 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
         self.recents = recents
         self.partials = partials
         self.staged = staged
-        #: Whether an interceptor sees each frame first.
-        self.judges_frames = False
+        #: Interceptor that sees each frame first (:meth:`drops`); None for none.
+        self.judge_frame: Callable[[Frame, Peer], object] | None = None
         #: Why the connection ends; None for a normal close.
         self.error: Error | None = None
         #: Whether the owner has received the event of the end.

@@ -21,7 +21,7 @@ def handle_frames(engine: Engine, data: bytes, now: float) -> None:
     engine.spent = 0
     try:
         for frame in engine.reader.feed(data):
-            if not (engine.judges_frames and engine.drops(frame)):
+            if engine.judge_frame is None or not engine.drops(frame):
                 _handle_frame(engine, frame, now)
             left -= 1 + engine.spent
             engine.spent = 0

@@ -140,17 +140,16 @@ class InterceptedEngine(Engine):
         on_assembly: OpenInterceptor | None = None,
     ) -> None:
         super().__init__(*options)
-        self._judge_frame = on_frame
-        self.judges_frames = on_frame is not None
+        self.judge_frame = on_frame
         self._open_interceptor = on_assembly
 
     def drops(self, frame: Frame) -> bool:
         """Ask the interceptor about *frame*; one that is refused, or cannot be judged, ends the connection."""
         # A connection that closes drops what comes; refusing it again would only fill the log.
-        if self._judge_frame is None or self.stage is Stage.CLOSING:
+        if self.judge_frame is None or self.stage is Stage.CLOSING:
             return False
         try:
-            return is_dropped(self._judge_frame(frame, self.peer))
+            return is_dropped(self.judge_frame(frame, self.peer))
         except Refusal as refusal:
             self.fail(ConnectionFault(refusal.text, CloseCode.CONNECTION_FORCED))
         except Exception:

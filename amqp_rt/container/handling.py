@@ -199,46 +199,55 @@ class WorkersSteps:
             the message, False if it returns the handler's result.
         """
         ring, waiting = self._ring, inbox.waiting
-        while True:
-            # Wake further workers for the waiting messages, at most two at a time.
-            if self._woken < 2 and ring and (self._parked or self._started < self._tasks):
-                self._wake()
-            octets = None if inbox.direct is None else self._octets_of(delivery)
-            self.running += 1
-            rest: Any = None
-            try:
-                if octets is None:
-                    begun = inbox.run(inbox, delivery, worker)
-                    if type(begun) is CoroutineType:
-                        try:
-                            rest = Suspended(begun, begun.send(None))
-                        except StopIteration:
-                            pass
+        # Messages whose handlers have returned nothing: they are settled together.
+        accepted: list[Any] = []
+        self.running += 1
+        try:
+            while True:
+                # Wake further workers for the waiting messages, at most two at a time.
+                if self._woken < 2 and ring and (self._parked or self._started < self._tasks):
+                    self._wake()
+                octets = None if inbox.direct is None else self._octets_of(delivery)
+                rest: Any = None
+                try:
+                    if octets is None:
+                        begun = inbox.run(inbox, delivery, worker)
+                        if type(begun) is CoroutineType:
+                            try:
+                                rest = Suspended(begun, begun.send(None))
+                            except StopIteration:
+                                pass
+                        else:
+                            rest = begun
                     else:
-                        rest = begun
-                else:
-                    rest = self._start(inbox, delivery, worker, octets)
-            except Exception as error:
-                report_defect(inbox, delivery, error)
-            finally:
-                self.running -= 1
-                if rest is None:
-                    inbox.finished(delivery)
-            if rest is not None:
-                return count, delivery, rest, octets is None
-            count += 1
-            if (
-                count >= TURN_MESSAGES
-                or len(ring) != 1
-                or ring[0] is not inbox
-                or len(waiting) < 2
-                or (octets is None and (worker.cancelled or worker.timed))
-            ):
-                return count, None, None, False
-            # The clock is read after every fourth message only, which keeps its cost small.
-            if not count & 3 and perf_counter() - since > TURN_S:
-                return TURN_MESSAGES, None, None, False
-            delivery = waiting.popleft()
+                        rest = self._start(inbox, delivery, worker, octets)
+                except Exception as error:
+                    report_defect(inbox, delivery, error)
+                finally:
+                    if rest is None:
+                        inbox.finished(delivery)
+                if rest is ACCEPTED:
+                    accepted.append(delivery)
+                elif rest is not None:
+                    return count, delivery, rest, octets is None
+                count += 1
+                if (
+                    count >= TURN_MESSAGES
+                    or len(ring) != 1
+                    or ring[0] is not inbox
+                    or len(waiting) < 2
+                    or (octets is None and (worker.cancelled or worker.timed))
+                ):
+                    return count, None, None, False
+                # The clock is read after every fourth message only, which keeps its cost small.
+                if not count & 3 and perf_counter() - since > TURN_S:
+                    return TURN_MESSAGES, None, None, False
+                delivery = waiting.popleft()
+        finally:
+            self.running -= 1
+            if accepted:
+                self._stats.accepted += len(accepted)
+                inbox.accept(accepted)
 
     def _octets_of(self, delivery: Any) -> Any:
         """Return the octets for a handler that takes nothing else; None if the message needs more than that.
@@ -260,7 +269,10 @@ class WorkersSteps:
         return None if octets[:2] in MAGICS else octets
 
     def _start(self, inbox: InboxSteps, delivery: Any, worker: Any, octets: bytes) -> Any:
-        """Call the handler, and settle *delivery* if it returns; return its rest if it waits, else None."""
+        """Call the handler; return its rest if it waits, ``ACCEPTED`` if it has returned nothing.
+
+        In all other cases *delivery* is settled, and None is returned.
+        """
         try:
             result = inbox.direct(octets)
             if type(result) is CoroutineType:
@@ -274,11 +286,8 @@ class WorkersSteps:
             self.failed(inbox, delivery, worker, error)
         else:
             if result is None:
-                # What returned() does, without another call for each message.
-                self._stats.accepted += 1
-                settle_if_open(delivery, ACCEPTED)
-            else:
-                self.answered(inbox, delivery, result)
+                return ACCEPTED
+            self.answered(inbox, delivery, result)
         return None
 
     def returned(self, inbox: InboxSteps, delivery: Any, result: Any) -> None:
@@ -358,16 +367,33 @@ class InboxSteps:
         """Release the messages that wait, unless their sender has settled them."""
         raise NotImplementedError
 
+    def accept(self, deliveries: list[Any]) -> None:
+        """Accept *deliveries*, unless they have an outcome, and give back their room."""
+        octets = 0
+        for each in deliveries:
+            octets += len(each.payload)
+        left = deliveries
+        # Links of other protocols settle messages one by one.
+        run = getattr(deliveries[0].link, "accept_run", None)
+        if run is not None:
+            left = run(deliveries)
+        for each in left:
+            settle_if_open(each, ACCEPTED)
+        self._free(len(deliveries), octets)
+
     def finished(self, delivery: IncomingDelivery) -> None:
         """Give back the room of *delivery*, which a worker has finished, unless it is held."""
-        if self.held and delivery in self.held:
-            return
+        if not self.held or delivery not in self.held:
+            self._free(1, len(delivery.payload))
+
+    def _free(self, count: int, octets: int) -> None:
+        """Give back the room of *count* messages, of *octets* in all."""
         workers = self.workers
-        workers.load -= 1
+        workers.load -= count
         if self._window is not None:
-            self._window.freed(1, len(delivery.payload))
+            self._window.freed(count, octets)
         elif workers.shared is not None:
-            workers.shared.freed(1)
+            workers.shared.freed(count)
             # The slot may have gone to an idle link, and while it was taken no link held unused credit.
             workers.rotate_unused_credit()
 

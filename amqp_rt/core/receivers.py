@@ -210,6 +210,15 @@ class ReceiverLink(Link):
         self._early_more: bool = False
         self._early_cost: int = 0
 
+    def accept_run(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Accept those of *deliveries* that are neither settled nor have a state of ours; return the others.
+
+        These are also those of other links, and all of a link that settles second or is detached.
+        """
+        if not self.attached or self.rcv_settle_mode == RCV_SECOND:
+            return deliveries
+        return self.session.accept_run(self, deliveries)
+
     def accept(
         self,
         endpoint: Any,

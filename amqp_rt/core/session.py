@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import LocalProtocolError
 from ..events import AttachRequested
-from ..outcomes import Error, Received
+from ..outcomes import ACCEPTED, Error, Received
 from ..transactions import DeliveryState, TransactionalState
 from ..unsettled import UnsettledMap
 from . import serial
@@ -447,6 +447,33 @@ class Session:
         if not delivery.settled:
             self._incoming[delivery_id] = delivery
 
+    def accept_run(self, link: ReceiverLink, deliveries: list[Delivery]) -> list[Delivery]:
+        """Accept *deliveries* of *link*, as :meth:`Delivery.settle` does for one; see :meth:`ReceiverLink.accept_run`."""
+        incoming = self._incoming
+        left: list[Delivery] = []
+        # The id that would extend the range of the next disposition.
+        follows = -1
+        for delivery in deliveries:
+            if (
+                delivery.link is not link
+                or delivery.settled
+                or delivery.local_settled
+                or delivery.second
+                or delivery.local_state is not None
+            ):
+                left.append(delivery)
+                continue
+            number = delivery.delivery_id
+            if number == follows:
+                self._range_last = number
+            else:
+                self.queue_disposition(RECEIVER, number, True, ACCEPTED)
+            follows = (number + 1) & 0xFFFFFFFF
+            delivery.local_settled = True
+            delivery.local_state = ACCEPTED
+            incoming.pop(number, None)
+        return left
+
     def forget_incoming(self, delivery_id: int) -> None:
         """Remove a settled delivery that we received."""
         self._incoming.pop(delivery_id, None)
@@ -717,11 +744,20 @@ class Session:
         batch = link._batch
         before = len(batch)
         length = len(data)
-        count = 0
-        while count < most and data[at + 4 : at + 20] == head:
-            size = data[at] << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]
+        count = size = 0
+        # Size and head of the frame before: messages of a stream are often of one size.
+        known = b""
+        while count < most:
+            begin = data[at : at + 20]
+            if begin != known:
+                if begin[4:] != head:
+                    break
+                size = data[at] << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]
+                if size < PLAIN_SIZE or size > size_max:
+                    break
+                known = begin
             end = at + size
-            if size < PLAIN_SIZE or size > size_max or end > length:
+            if end > length:
                 break
             flags = data[at + 30 : at + PLAIN_SIZE]
             if flags == b"\x43\x42\x42":
@@ -788,6 +824,16 @@ class Session:
                 known = sending.state
                 if known is None:
                     sending.state = state
+                    if settled and not (sending.resumed or sending.noted):
+                        # As below and in on_outcome(), without a call for each message.
+                        sending.remote_settled = True
+                        sending.settled = True
+                        del outgoing[delivery_id]
+                        link = sending.link
+                        if not link._outcomes:
+                            self.touch(link)
+                        link._outcomes.append(sending)
+                        continue
                 if state is None or state == known:
                     if not settled:
                         # Not a change: a peer may repeat it a thousand times in one chunk.

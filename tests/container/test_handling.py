@@ -22,7 +22,7 @@ from amqp_rt.container.handling import TURN_MESSAGES, TURN_S, Suspended
 from amqp_rt.container.raising import Reject
 from amqp_rt.errors import DecodeError, DeliveryNotAccepted, DeliveryRejected
 from amqp_rt.message import Message
-from amqp_rt.outcomes import Released
+from amqp_rt.outcomes import Accepted, Released
 
 
 class Trap:
@@ -362,3 +362,70 @@ async def test_a_malformed_message_is_rejected_and_the_next_one_is_handled() -> 
                 await sender.send_payload(malformed)
             assert refused.value.condition == DecodeError.default_condition
             await sender.send(b"good")
+
+
+@pytest.mark.req("A2")
+@pytest.mark.parametrize("end", ["waits", "rejects", "returns an outcome", "takes a message"])
+async def test_what_a_turn_has_accepted_is_settled_whatever_ends_it(end: str) -> None:
+    began, over = trio.Event(), trio.Event()
+
+    @node("here", slots=1, prefetch=10)
+    async def handler(body: bytes) -> Released | None:
+        if body == b"last":
+            began.set()
+            if end == "rejects":
+                raise Reject("this one is refused")
+            if end == "returns an outcome":
+                return Released()
+            if end == "waits":
+                await over.wait()
+        return None
+
+    async with Container("c", nodes=[handler]) as c, c.local() as peer, peer.sender("here") as out:
+        first = [out.send_nowait(b"%d" % number) for number in range(5)]
+        # What cannot be handed out as octets goes another way.
+        last = out.send_nowait("text" if end == "takes a message" else b"last")
+        with trio.fail_after(5):
+            for receipt in first:
+                await receipt.accepted()
+            if end == "waits":
+                assert began.is_set()
+                assert not last.done
+                assert c.stats()["here"]["accepted"] == 5
+                over.set()
+            outcome = await last.outcome()
+        assert type(outcome).__name__ == {
+            "waits": "Accepted",
+            "rejects": "Rejected",
+            "returns an outcome": "Released",
+            "takes a message": "Accepted",
+        }[end]
+        assert c.stats()["here"]["accepted"] == 5 + (type(outcome) is Accepted)
+        # All room was given back.
+        for number in range(30):
+            await out.send(b"%d" % number)
+
+
+class Stop(BaseException):
+    """What no handler catches, as the interrupt of a user."""
+
+
+@pytest.mark.req("A2")
+async def test_a_turn_that_is_cut_short_has_settled_what_it_accepted() -> None:
+    taken: list[bytes] = []
+
+    @node("here", slots=1, prefetch=10)
+    async def handler(body: bytes) -> None:
+        taken.append(body)
+        if body == b"3":
+            raise Stop
+
+    c = Container("c", nodes=[handler])
+    with pytest.raises(Stop):
+        async with c, c.local() as peer:
+            out = peer.sender("here")
+            for number in range(5):
+                out.send_nowait(b"%d" % number)
+            await trio.sleep(5)
+    assert taken == [b"0", b"1", b"2", b"3"]
+    assert c.stats()["here"]["accepted"] == 3

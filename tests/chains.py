@@ -156,7 +156,7 @@ class Chain:
                     assert not session._remote
                     assert not session._names
                     assert not session._outgoing
-                    assert not session._incoming
+                    assert not session.incoming
         for splice in self.splices:
             assert splice.held == 0
             assert not splice._passing.waiting

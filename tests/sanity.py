@@ -49,7 +49,7 @@ def check(engine: Engine) -> None:
             assert link.ours.stage is Stage.DETACHED
         for sending in session._outgoing.values():
             assert not sending.settled
-        for delivery_id, delivery in session._incoming.items():
+        for delivery_id, delivery in session.incoming.items():
             assert delivery.delivery_id == delivery_id
             assert not delivery.local_settled
         for link in {*session.links.values(), *session._remote.values()}:
@@ -98,7 +98,7 @@ def check_quiet(*engines: Engine) -> None:
             assert session.remote_incoming_window >= theirs.incoming_window
             if theirs.incoming_window == 0:
                 # Some of what came has to be read or settled first.
-                assert theirs._held or len(theirs._incoming) >= other.limits.unsettled_max
+                assert theirs._held or len(theirs.incoming) >= other.limits.unsettled_max
             for link in session.links.values():
                 if isinstance(link, SenderLink) and link._queue:
                     taken_back = link._unsent <= link._uncredited

@@ -49,6 +49,10 @@ def read_plain_data(payload: bytes) -> bytes | None:
     at = 0
     if payload[:4] == _PROPERTIES_8 and len(payload) > 4:
         at = 5 + payload[4]
+    begin = at + 5
+    if payload[at : at + 4] == _DATA_8 and begin <= len(payload):
+        # As most messages: without another call.
+        return payload[begin:] if begin + payload[at + 4] == len(payload) else None
     return _last_data(payload, at)
 
 

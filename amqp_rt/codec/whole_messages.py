@@ -91,7 +91,8 @@ def data_octets(
         if opening is not None:
             # Numbered messages of one section are common, and this takes a third of the time.
             only = chunks[0]
-            return opening + data_opening(len(only)) + only
+            size = len(only)
+            return opening + (_DATA8[size] if size <= 0xFF else data_opening(size)) + only
     out = bytearray()
     write_properties(out, properties)
     if application_properties:

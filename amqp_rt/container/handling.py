@@ -198,7 +198,7 @@ class WorkersSteps:
             and the object to be awaited for it, None and None if there is none; True if awaiting that object also settles
             the message, False if it returns the handler's result.
         """
-        ring, waiting = self._ring, inbox.waiting
+        ring, waiting, takes_octets = self._ring, inbox.waiting, inbox.direct is not None
         # Messages whose handlers have returned nothing: they are settled together.
         accepted: list[Any] = []
         self.running += 1
@@ -207,7 +207,7 @@ class WorkersSteps:
                 # Wake further workers for the waiting messages, at most two at a time.
                 if self._woken < 2 and ring and (self._parked or self._started < self._tasks):
                     self._wake()
-                octets = None if inbox.direct is None else self._octets_of(delivery)
+                octets = self._octets_of(delivery) if takes_octets else None
                 rest: Any = None
                 try:
                     if octets is None:

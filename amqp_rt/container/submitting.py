@@ -224,9 +224,8 @@ class SenderSteps:
         new = self._receipts
         payloads: list[Payload] = []
         submitted: list[ReceiptSteps] = []
-        over = True
         try:
-            for message in messages:
+            for message in islice(messages, most):
                 payload: Payload = (
                     message.encode()
                     if as_they_are and type(message) is Message
@@ -234,15 +233,12 @@ class SenderSteps:
                 )
                 payloads.append(payload)
                 submitted.append(new(self, payload))
-                if len(payloads) >= most:
-                    over = False
-                    break
         except BaseException:
             # Those before the one that could not be taken or encoded are sent.
             self._submit_all(submitted, payloads, receipts)
             raise
         sent = self._submit_all(submitted, payloads, receipts)
-        return len(submitted), over or not sent
+        return len(submitted), len(submitted) < most or not sent
 
     def _submit_all(
         self, submitted: list[ReceiptSteps], payloads: list[Payload], receipts: deque[Any]

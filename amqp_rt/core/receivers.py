@@ -88,7 +88,7 @@ class Delivery:
         session.queue_disposition(RECEIVER, self.delivery_id, not self.second, self.local_state)
         if not self.second:
             self.local_settled = True
-            session.forget_incoming(self.delivery_id)
+            session.incoming.pop(self.delivery_id, None)
 
     def read_chunks(self) -> list[bytes]:
         """Return the chunks that arrived since the last call, and reopen the session window."""
@@ -128,15 +128,13 @@ class Delivery:
             return
         if not self.local_settled and self.link.attached:
             session = self.link.session
-            if self.settled:
-                self.local_settled = True
-                session.forget_incoming(self.delivery_id)
-            elif self.second:
+            if self.second and not self.settled:
                 session.queue_disposition(RECEIVER, self.delivery_id, False, outcome)
             else:
-                session.queue_disposition(RECEIVER, self.delivery_id, True, outcome)
+                if not self.settled:
+                    session.queue_disposition(RECEIVER, self.delivery_id, True, outcome)
                 self.local_settled = True
-                session.forget_incoming(self.delivery_id)
+                session.incoming.pop(self.delivery_id, None)
         self.local_state = outcome
 
     @property
@@ -211,12 +209,7 @@ class ReceiverLink(Link):
         self._early_cost: int = 0
 
     def accept_run(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Accept those of *deliveries* that are neither settled nor have a state of ours; return the others.
-
-        These are also those of other links, and all of a link that settles second or is detached.
-        """
-        if not self.attached or self.rcv_settle_mode == RCV_SECOND:
-            return deliveries
+        """Accept those of *deliveries* that have no outcome, in one run; return the others: see :class:`.Session`."""
         return self.session.accept_run(self, deliveries)
 
     def accept(
@@ -467,7 +460,7 @@ class ReceiverLink(Link):
                 raise misplaced_received()
             if transfer.settled and not delivery.settled:
                 delivery.settled = True
-                session.forget_incoming(delivery.delivery_id)
+                session.incoming.pop(delivery.delivery_id, None)
             if transfer.state is not None:
                 delivery.state = transfer.state
             if (
@@ -657,7 +650,7 @@ class ReceiverLink(Link):
                 # The sender's outcome is definitive (§3.4.6, row 13): return the same one, settled.
                 session = self.session
                 session.queue_disposition(RECEIVER, delivery.delivery_id, True, state)
-                session.forget_incoming(delivery.delivery_id)
+                session.incoming.pop(delivery.delivery_id, None)
                 delivery.local_state = state
                 delivery.local_settled = True
                 delivery.settled = True
@@ -756,10 +749,8 @@ class ReceiverLink(Link):
     def _abort(self, delivery: Delivery, first: bool) -> None:
         """Discard a delivery that the sender has aborted: there is nothing to settle (§2.7.5)."""
         session = self.session
-        delivery.aborted = True
-        delivery.settled = True
-        delivery.local_settled = True
-        session.forget_incoming(delivery.delivery_id)
+        delivery.aborted = delivery.settled = delivery.local_settled = True
+        session.incoming.pop(delivery.delivery_id, None)
         self._drop(delivery)
         self._current = None
         if delivery.complete:
@@ -859,7 +850,7 @@ class ReceiverLink(Link):
             self._drop(delivery)
             delivery.aborted = streamed or delivery.settled
             delivery.local_settled = True
-            self.session.forget_incoming(delivery.delivery_id)
+            self.session.incoming.pop(delivery.delivery_id, None)
             if streamed:
                 self._progress.append(delivery)
                 self.session.touch(self)

@@ -101,7 +101,8 @@ class Session:
         self._window = max(1, min(window, window_bytes // self.limits.frame_size_max))
         self._window_bytes = window_bytes
         self._held: int = 0
-        self._incoming: dict[int, Delivery] = {}
+        #: Deliveries that we received and that are not settled, by id.
+        self.incoming: dict[int, Delivery] = {}
         #: Unsettled deliveries of each link, while all links end together.
         self._left: dict[Link, list[Any]] | None = None
         # Links by our handle, by the peer's handle, and by (name, our role).
@@ -440,16 +441,22 @@ class Session:
             Fault: Its id is that of an unsettled delivery.
         """
         delivery_id = delivery.delivery_id
-        if delivery_id in self._incoming:
+        if delivery_id in self.incoming:
             raise session_fault(
                 "amqp:invalid-field", f"delivery-id {delivery_id} is in use and unsettled"
             )
         if not delivery.settled:
-            self._incoming[delivery_id] = delivery
+            self.incoming[delivery_id] = delivery
 
     def accept_run(self, link: ReceiverLink, deliveries: list[Delivery]) -> list[Delivery]:
-        """Accept *deliveries* of *link*, as :meth:`Delivery.settle` does for one; see :meth:`ReceiverLink.accept_run`."""
-        incoming = self._incoming
+        """Accept *deliveries* of *link*, as :meth:`Delivery.settle` does for one; return those that need another look.
+
+        These are settled, have a state of ours, or belong to another link; and all, if the link settles second or is
+        detached.
+        """
+        if not link.attached or link.rcv_settle_mode == RCV_SECOND:
+            return deliveries
+        incoming = self.incoming
         left: list[Delivery] = []
         # The id that would extend the range of the next disposition.
         follows = -1
@@ -473,10 +480,6 @@ class Session:
             delivery.local_state = ACCEPTED
             incoming.pop(number, None)
         return left
-
-    def forget_incoming(self, delivery_id: int) -> None:
-        """Remove a settled delivery that we received."""
-        self._incoming.pop(delivery_id, None)
 
     def assemble(self, size: int) -> None:
         """Add *size* to the bytes of incomplete messages; a negative size subtracts.
@@ -512,7 +515,7 @@ class Session:
     def _open_window(self) -> int:
         """Return the number of frames that the peer may send, given the free memory (§2.5.6)."""
         limits = self.limits
-        if len(self._incoming) >= limits.unsettled_max:
+        if len(self.incoming) >= limits.unsettled_max:
             return 0
         of_all = max(limits.session_window_bytes, self._window_bytes) - self.engine.held
         free = min(self._window_bytes - self._held, of_all) // limits.frame_size_max
@@ -740,7 +743,7 @@ class Session:
             size_max = min(size_max, link.max_message_size + PLAIN_SIZE)
         presettled = link.snd_settle_mode == SND_SETTLED
         second = link.rcv_settle_mode == RCV_SECOND
-        incoming = self._incoming
+        incoming = self.incoming
         batch = link._batch
         before = len(batch)
         length = len(data)
@@ -857,7 +860,7 @@ class Session:
             if settled:
                 self.engine.note_room()
         else:
-            incoming = self._incoming
+            incoming = self.incoming
             found = serial.in_range(incoming, first, span)
             self.engine.spent += len(found) // 4
             for delivery_id in found:
@@ -924,7 +927,7 @@ class Session:
         self._free_handles.clear()
         self._remote.clear()
         self._outgoing.clear()
-        self._incoming.clear()
+        self.incoming.clear()
         self._left = None
         self._queued.clear()
         self._queued_links.clear()
@@ -957,11 +960,11 @@ class Session:
                     found.append(sending)
                     del self._outgoing[sending.delivery_id]
         else:
-            for delivery in list(self._incoming.values()):
+            for delivery in list(self.incoming.values()):
                 if delivery.link is link:
                     found.append(delivery)
                     delivery.local_settled = True
-                    del self._incoming[delivery.delivery_id]
+                    del self.incoming[delivery.delivery_id]
             # The window may have been closed because of these; now it may open for other links.
             self._mark_dirty()
         return found
@@ -980,7 +983,7 @@ class Session:
                     last = sending.link
                     found = left.setdefault(last, [])
                 found.append(sending)
-            for delivery in self._incoming.values():
+            for delivery in self.incoming.values():
                 if delivery.link is not last:
                     last = delivery.link
                     found = left.setdefault(last, [])
@@ -990,7 +993,7 @@ class Session:
         # Notifying one link of its end may have settled deliveries of another.
         if link.role == SENDER:
             return [sending for sending in found if sending.delivery_id in self._outgoing]
-        found = [delivery for delivery in found if delivery.delivery_id in self._incoming]
+        found = [delivery for delivery in found if delivery.delivery_id in self.incoming]
         for delivery in found:
             delivery.local_settled = True
         return found

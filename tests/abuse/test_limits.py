@@ -801,7 +801,7 @@ def test_unsettled_max_of_what_comes() -> None:
         engine.take()
         number += 1
     # At the bound the window is not opened again; frames in the granted window may still arrive.
-    assert 10 <= len(session._incoming) < 10 + 4
+    assert 10 <= len(session.incoming) < 10 + 4
     engine.receive(transfer(number), 0.0)
     assert ended_with(engine) == "amqp:session:window-violation"
     assert len(endpoint.deliveries) == number

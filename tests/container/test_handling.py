@@ -394,12 +394,15 @@ async def test_what_a_turn_has_accepted_is_settled_whatever_ends_it(end: str) ->
                 assert c.stats()["here"]["accepted"] == 5
                 over.set()
             outcome = await last.outcome()
-        assert type(outcome).__name__ == {
-            "waits": "Accepted",
-            "rejects": "Rejected",
-            "returns an outcome": "Released",
-            "takes a message": "Accepted",
-        }[end]
+        assert (
+            type(outcome).__name__
+            == {
+                "waits": "Accepted",
+                "rejects": "Rejected",
+                "returns an outcome": "Released",
+                "takes a message": "Accepted",
+            }[end]
+        )
         assert c.stats()["here"]["accepted"] == 5 + (type(outcome) is Accepted)
         # All room was given back.
         for number in range(30):
@@ -421,11 +424,15 @@ async def test_a_turn_that_is_cut_short_has_settled_what_it_accepted() -> None:
             raise Stop
 
     c = Container("c", nodes=[handler])
-    with pytest.raises(Stop):
+
+    async def send() -> None:
         async with c, c.local() as peer:
             out = peer.sender("here")
             for number in range(5):
                 out.send_nowait(b"%d" % number)
             await trio.sleep(5)
+
+    with pytest.raises(Stop):
+        await send()
     assert taken == [b"0", b"1", b"2", b"3"]
     assert c.stats()["here"]["accepted"] == 3

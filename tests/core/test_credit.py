@@ -436,7 +436,7 @@ def test_a_delivery_that_is_settled_half_way_counts_as_settled() -> None:
     link.grant(10)
     engine.receive(transfer(0, more=True) + transfer(None, settled=True), 0.0)
     assert endpoint.deliveries[0].settled
-    assert engine.sessions[0]._incoming == {}
+    assert engine.sessions[0].incoming == {}
 
 
 @pytest.mark.req("X8", "X10")

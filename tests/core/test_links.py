@@ -602,7 +602,7 @@ def test_the_receiver_settles_second() -> None:
     sent.settle()
     joined.pump()
     assert receiver.settled == receiver.deliveries
-    assert far.session._incoming == {}
+    assert far.session.incoming == {}
     assert link.session._outgoing == {}
 
 

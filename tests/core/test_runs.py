@@ -72,7 +72,7 @@ def effects(chunks: list[bytes], **options: Any) -> tuple[Any, int]:
     ]
     windows = session.next_incoming_id, session.incoming_window, session.ended
     batches = max(max(each.batches, default=0) for each in endpoints)
-    return (seen, windows, sorted(session._incoming), b"".join(engine.take())), batches
+    return (seen, windows, sorted(session.incoming), b"".join(engine.take())), batches
 
 
 RUN = [message(number) for number in range(6)]

@@ -332,7 +332,7 @@ class Conversation(RuleBasedStateMachine):
                 for session in engine.sessions.values():
                     assert not session.links
                     assert not session._outgoing
-                    assert not session._incoming
+                    assert not session.incoming
 
     def check_messages(self) -> None:
         handled: dict[int, list[Any]] = {}

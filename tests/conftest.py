@@ -235,6 +235,24 @@ _SPREAD = (
     "tests/mesh/test_mesh_chaos.py",
     "tests/testing/test_mutations.py",
 )
+#: Files whose tests use one session of Spark, and the processes that it has started. A session in each worker would take
+#: its half a minute of the processor each time, and warm processes answer in half of the time.
+_ONE_SESSION = tuple(
+    f"plugins/spark/tests/test_{name}.py"
+    for name in (
+        "checkpoints",
+        "event_hubs",
+        "job_deadletters",
+        "job_ingest",
+        "job_metrics",
+        "job_replay",
+        "json_bodies",
+        "pitfalls",
+        "reconnecting",
+        "several_brokers",
+        "spark",
+    )
+)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
@@ -245,6 +263,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
+            if file in _ONE_SESSION:
+                return "a session of Spark"
             return nodeid if file in _SPREAD else file
 
     if config.getoption("dist") not in {"load", "loadfile"}:

@@ -706,8 +706,11 @@ def test_banned_words() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {match.group()!r}: {instead}"
         for path in texts()
-        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1)
+        for text in [path.read_text("utf-8", "replace")]
         for pattern, instead in BANNED.items()
+        # Most texts have none: one search of the whole takes a tenth of the time.
+        if re.search(pattern, text, re.MULTILINE)
+        for number, line in enumerate(text.splitlines(), 1)
         if (match := re.search(pattern, line))
     ]
     assert not found, "\n" + "\n".join(found)

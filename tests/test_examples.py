@@ -24,10 +24,13 @@ ROOT = Path(__file__).parent.parent
 #: Examples of a single file; one of several files is a folder with a main.py.
 EXAMPLES = sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("examples/*/main.py")])
 TIME_LIMIT_S = 280
-#: Flights for the Spark part of the main example, enough to show that it works; none for the compiled
-#: wheel, which is tested without Spark. One member of the mesh is killed: the example fails if an order gets lost.
+#: Flights for the main example and its part with Spark, enough to show that it works, where `make run` sends all; none
+#: for Spark on the compiled wheel, which is tested without it. One member of the mesh is killed: the example fails if an order gets lost.
 ARGUMENTS = {
-    "flights": ["--for-spark", "0" if os.environ.get("AMQP_RT_EXPECT") == "compiled" else "5000"],
+    "flights": [
+        *("--flights", "40000"),
+        *("--for-spark", "0" if os.environ.get("AMQP_RT_EXPECT") == "compiled" else "5000"),
+    ],
     "mesh": ["--kill"],
 }
 

@@ -157,12 +157,12 @@ async def in_spark(container: Container, url: str, wanted: int, report: Path) ->
     return True
 
 
-async def main(for_spark: int | None, report: Path | None) -> int:
+async def main(count: int | None, for_spark: int | None, report: Path | None) -> int:
     counted: dict[str, Delays] = {}
-    for flight in flights():
+    for flight in islice(flights(), count):
         counted.setdefault(flight.carrier, Delays()).count(flight)
     total = sum(delays.flights for delays in counted.values())
-    click.echo(f"{total:,} flights of {len(counted)} carriers in the file", err=True)
+    click.echo(f"{total:,} flights of {len(counted)} carriers", err=True)
 
     with Child(
         "-m", "amqp_rt.cli", "serve", "--listen", "amqp://127.0.0.1:0", "--anonymous",
@@ -199,10 +199,17 @@ async def main(for_spark: int | None, report: Path | None) -> int:
 
 @click.command(help=__doc__)
 @click.option(
+    "--flights",
+    "count",
+    metavar="COUNT",
+    type=click.IntRange(1),
+    help="How many flights of the file are sent; all by default.",
+)
+@click.option(
     "--for-spark",
     metavar="COUNT",
     type=click.IntRange(0),
-    help="How many flights go through Spark: all by default, and with 0 that part is left out.",
+    help="How many of these go through Spark: all by default, and with 0 that part is left out.",
 )
 @click.option(
     "--report",
@@ -210,9 +217,9 @@ async def main(for_spark: int | None, report: Path | None) -> int:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where Spark's report goes, a page of HTML; by default to a folder for temporary files.",
 )
-def command(for_spark: int | None, report: Path | None) -> None:
+def command(count: int | None, for_spark: int | None, report: Path | None) -> None:
     try:
-        sys.exit(trio.run(main, for_spark, report))
+        sys.exit(trio.run(main, count, for_spark, report))
     except KeyboardInterrupt:
         click.echo("\nstopped", err=True)
         sys.exit(130)

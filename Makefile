@@ -282,6 +282,7 @@ mutation-score: .venv/mutation
 	$(call heading,Source distributions)
 	rm -rf $(@D) && mkdir -p $(@D)
 	for each in $(COMPILED); do \
+	  { test -x $(BIN)/uv && $(BIN)/uv build --quiet --sdist --python "$$(command -v $(PYTHON))" --out-dir $(@D) $$each; } || \
 	  $(BIN)/python -m build --sdist --outdir $(@D) $$each >$(@D)/log || { cat $(@D)/log; exit 1; }; \
 	done
 	touch $@
@@ -290,8 +291,8 @@ mutation-score: .venv/mutation
 	$(call heading,Wheels: $*)
 	rm -rf $(@D)
 	export AMQP_RT_COMPILE=$(if $(filter compiled,$*),1,0); for each in .build/sdist/*.tar.gz; do \
-	  { test -x $(BIN)/uv && $(BIN)/uv build --quiet --wheel --python $(PYTHON) --out-dir $(@D) $$each; } || \
-	  { $(MAKE) .build/bare/bin/pip && .build/bare/bin/$(PIP) wheel --no-deps --wheel-dir $(@D) $$each; }; \
+	  { test -x $(BIN)/uv && $(BIN)/uv build --quiet --wheel --python "$$(command -v $(PYTHON))" --out-dir $(@D) $$each; } || \
+	  { $(MAKE) .build/bare/bin/pip && .build/bare/bin/$(PIP) wheel --no-deps --wheel-dir $(@D) $$each; } || exit 1; \
 	done
 	touch $@
 

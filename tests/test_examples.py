@@ -24,8 +24,8 @@ ROOT = Path(__file__).parent.parent
 #: Examples of a single file; one of several files is a folder with a main.py.
 EXAMPLES = sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("examples/*/main.py")])
 TIME_LIMIT_S = 280
-#: Flights for the main example and its part with Spark, enough to show that it works, where `make run` sends all; none
-#: for Spark on the compiled wheel, which is tested without it. One member of the mesh is killed: the example fails if an order gets lost.
+#: Fewer flights than `make run` sends, and a part of them for Spark, without which the compiled wheel is tested. One
+#: member of the mesh is killed: the example fails if an order gets lost.
 ARGUMENTS = {
     "flights": [
         *("--flights", "40000"),

@@ -368,17 +368,23 @@ class InboxSteps:
         raise NotImplementedError
 
     def accept(self, deliveries: list[Any]) -> None:
-        """Accept *deliveries*, unless they have an outcome, and give back their room."""
+        """Accept *deliveries*, at least one, unless they have an outcome, and give back their room."""
         octets = 0
         for each in deliveries:
             octets += len(each.payload)
         left = deliveries
         # Links of other protocols settle messages one by one.
         run = getattr(deliveries[0].link, "accept_run", None)
-        if run is not None:
-            left = run(deliveries)
+        try:
+            if run is not None:
+                left = run(deliveries)
+        except Exception as error:
+            report_defect(self, deliveries[0], error)
         for each in left:
-            settle_if_open(each, ACCEPTED)
+            try:
+                settle_if_open(each, ACCEPTED)
+            except Exception as error:
+                report_defect(self, each, error)
         self._free(len(deliveries), octets)
 
     def finished(self, delivery: IncomingDelivery) -> None:

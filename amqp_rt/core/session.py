@@ -449,7 +449,7 @@ class Session:
             self.incoming[delivery_id] = delivery
 
     def accept_run(self, link: ReceiverLink, deliveries: list[Delivery]) -> list[Delivery]:
-        """Accept *deliveries* of *link*, as :meth:`Delivery.settle` does for one; return those that need another look.
+        """Accept *deliveries* of *link*, as :meth:`Delivery.settle` does for one; return those to settle one by one.
 
         These are settled, have a state of ours, or belong to another link; and all, if the link settles second or is
         detached.

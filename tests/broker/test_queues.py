@@ -272,7 +272,7 @@ def test_the_default_outcome(default: Outcome | None, where: str, how: str) -> N
         client.cut()
     else:
         (delivery,) = receiver.endpoint.deliveries
-        client.session.forget_incoming(delivery.delivery_id)
+        client.session.incoming.pop(delivery.delivery_id, None)
         client.session.queue_disposition(RECEIVER, delivery.delivery_id, True, None)
         world.pump()
     again = world.client().receiver("q", credit=1)

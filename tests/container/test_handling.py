@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Generator
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +18,19 @@ from hypothesis import strategies as st
 from amqp_rt.codec.plain_messages import read_data_behind_properties, read_plain_data
 from amqp_rt.codec.sections import read_data
 from amqp_rt.container.container import Container
+from amqp_rt.container.credit import SharedSlots
 from amqp_rt.container.declaring import node
-from amqp_rt.container.handling import TURN_MESSAGES, TURN_S, Suspended
+from amqp_rt.container.handling import (
+    TURN_MESSAGES,
+    TURN_S,
+    InboxSteps,
+    Suspended,
+    WorkersSteps,
+)
 from amqp_rt.container.raising import Reject
 from amqp_rt.errors import DecodeError, DeliveryNotAccepted, DeliveryRejected
 from amqp_rt.message import Message
-from amqp_rt.outcomes import Accepted, Released
+from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, Accepted, Released
 
 
 class Trap:
@@ -246,6 +254,46 @@ async def test_a_defect_of_ours_stops_no_worker(
         # Its slot is free: the only worker handles the next one.
         await out.send(b"good")
         assert c.stats()["here"]["accepted"] == 1
+
+
+class Arrived:
+    """A message of a link that settles one by one, as those of other protocols."""
+
+    link = SimpleNamespace()
+    settled = False
+
+    def __init__(self, payload: bytes, *, fails: bool = False) -> None:
+        self.payload = payload
+        self.fails = fails
+        self.outcomes: list[Any] = []
+
+    def settle(self, outcome: Any) -> None:
+        if self.fails and not self.outcomes:
+            self.fails = False
+            raise RuntimeError("a defect")
+        self.outcomes.append(outcome)
+
+
+class Slots(WorkersSteps):
+    def rotate_unused_credit(self) -> None:
+        """No other link waits."""
+
+
+class Open(InboxSteps):
+    binding = SimpleNamespace(address="here")
+
+
+@pytest.mark.req("A2")
+def test_a_defect_while_a_turn_is_settled_keeps_no_room(caplog: pytest.LogCaptureFixture) -> None:
+    workers = Slots(1, 1, 0, SharedSlots(5), None)
+    workers.load = workers.shared.held = 3
+    taken = [Arrived(b"1"), Arrived(b"2", fails=True), Arrived(b"3")]
+    with caplog.at_level(logging.ERROR):
+        Open(None, workers, None).accept(taken)
+    assert [each.outcomes for each in taken] == [[ACCEPTED], [MODIFIED_FAILED], [ACCEPTED]]
+    assert (workers.load, workers.shared.held) == (0, 0)
+    (record,) = caplog.records
+    assert "could not be handled" in record.message
 
 
 @pytest.mark.req("A2")

@@ -221,7 +221,7 @@ async def through_container(how: str, url: str = "memory://b") -> Calls:
 @pytest.mark.parametrize(
     ("how", "at_most"),
     [
-        ("pipelined", 24),
+        ("pipelined", 17),
         ("awaited", 152),
         ("rpc", 210),
         ("rpc together", 78),

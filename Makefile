@@ -58,7 +58,7 @@ setup: .venv/ready
 editable = $(call install,--no-build-isolation --editable $(1))
 install = $(call install-in,.venv,$(1))
 install-compiled = $(call install-in,.venv-compiled,$(1))
-install-in = .venv/bin/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/bin/$(PIP) install $(2)
+install-in = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/bin/$(PIP) install $(2)
 
 # What builds the distributions. Isolation would install it anew for each of them, which takes longer than all else.
 BUILT_WITH := $(shell sed -n '/^requires = /{s/^requires = \[\(.*\)\]/\1/;s/", "/" "/g;p;q}' pyproject.toml)
@@ -275,6 +275,8 @@ mutation-score: .venv/mutation
 # that a file or a requirement that a distribution lacks is noticed here. uv makes such an environment in a second;
 # without it, pip does it from an environment that has nothing else: mypy looks for packages where pip runs, past its
 # isolation.
+uv-build = $(BIN)/uv build --quiet --python "$$(command -v $(PYTHON))" --out-dir $(@D)
+
 .build/bare/bin/pip:
 	$(PYTHON) -m venv .build/bare
 
@@ -282,7 +284,7 @@ mutation-score: .venv/mutation
 	$(call heading,Source distributions)
 	rm -rf $(@D) && mkdir -p $(@D)
 	for each in $(COMPILED); do \
-	  { test -x $(BIN)/uv && $(BIN)/uv build --quiet --sdist --python "$$(command -v $(PYTHON))" --out-dir $(@D) $$each; } || \
+	  $(uv-build) --sdist $$each || \
 	  $(BIN)/python -m build --sdist --outdir $(@D) $$each >$(@D)/log || { cat $(@D)/log; exit 1; }; \
 	done
 	touch $@
@@ -291,7 +293,7 @@ mutation-score: .venv/mutation
 	$(call heading,Wheels: $*)
 	rm -rf $(@D)
 	export AMQP_RT_COMPILE=$(if $(filter compiled,$*),1,0); for each in .build/sdist/*.tar.gz; do \
-	  { test -x $(BIN)/uv && $(BIN)/uv build --quiet --wheel --python "$$(command -v $(PYTHON))" --out-dir $(@D) $$each; } || \
+	  $(uv-build) --wheel $$each || \
 	  { $(MAKE) .build/bare/bin/pip && .build/bare/bin/$(PIP) wheel --no-deps --wheel-dir $(@D) $$each; } || exit 1; \
 	done
 	touch $@

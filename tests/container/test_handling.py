@@ -458,7 +458,7 @@ async def test_what_a_turn_has_accepted_is_settled_whatever_ends_it(end: str) ->
 
 
 class Stop(BaseException):
-    """What no handler catches, as the interrupt of a user."""
+    """Exception that no handler catches, as the interrupt of a user."""
 
 
 @pytest.mark.req("A2")

@@ -35,6 +35,9 @@ log = logging.getLogger("amqp_rt.handlers")
 #: Messages that a worker processes, and seconds that it may take, before it yields to other tasks.
 TURN_MESSAGES: Final = 64
 TURN_S: Final = 0.001
+#: Requests that a worker processes before it yields, unless more than four times as many wait: their replies leave
+#: together, so that the caller goes on with them while the next are processed.
+TURN_REQUESTS: Final = 16
 #: ``context`` of a request that its caller abandoned before it was started. Otherwise the ``context`` of a request is
 #: the time of its arrival while it waits, 0 if it has no deadline, and its :class:`~.serving.Worker` while it is
 #: processed.
@@ -108,10 +111,17 @@ class WorkersSteps:
         trace_within: Octets of a message that are searched for a trace context.
         shared: The slots that links without prefetch share; None if each link has its own window.
         stats: Counts of the route.
+        turn: Messages of a turn, unless more than four times as many wait; ``TURN_MESSAGES`` at most.
     """
 
     def __init__(
-        self, slots: int, tasks: int, trace_within: int, shared: SharedSlots | None, stats: Any
+        self,
+        slots: int,
+        tasks: int,
+        trace_within: int,
+        shared: SharedSlots | None,
+        stats: Any,
+        turn: int = TURN_MESSAGES,
     ) -> None:
         self.slots = slots
         self.trace_within = trace_within
@@ -120,6 +130,7 @@ class WorkersSteps:
         #: Messages that wait or are processed, of all links.
         self.load = 0
         self._stats = stats
+        self._turn = turn
         self._ring: deque[Any] = deque()
         self._parked: list[Any] = []
         self._tasks = tasks
@@ -194,19 +205,19 @@ class WorkersSteps:
             since: When the turn began, by ``perf_counter``.
 
         Returns:
-            The messages of the turn so far, or ``TURN_MESSAGES`` if its time has passed; the message whose handler waits
+            The messages of the turn so far, or ``TURN_MESSAGES`` if it is over; the message whose handler waits
             and the object to be awaited for it, None and None if there is none; True if awaiting that object also settles
             the message, False if it returns the handler's result.
         """
         ring, waiting, takes_octets = self._ring, inbox.waiting, inbox.direct is not None
+        most = TURN_MESSAGES
+        if self._turn < most:
+            most = min(most, max(self._turn, len(waiting) >> 2))
         # Messages whose handlers have returned nothing: they are settled together.
         accepted: list[Any] = []
         self.running += 1
         try:
             while True:
-                # Wake further workers for the waiting messages, at most two at a time.
-                if self._woken < 2 and ring and (self._parked or self._started < self._tasks):
-                    self._wake()
                 octets = self._octets_of(delivery) if takes_octets else None
                 rest: Any = None
                 try:
@@ -229,11 +240,15 @@ class WorkersSteps:
                 if rest is ACCEPTED:
                     accepted.append(delivery)
                 elif rest is not None:
+                    # Further workers go on with the messages behind it, at most two at a time.
+                    if self._woken < 2 and ring and (self._parked or self._started < self._tasks):
+                        self._wake()
                     return count, delivery, rest, octets is None
                 count += 1
+                if count >= most:
+                    return TURN_MESSAGES, None, None, False
                 if (
-                    count >= TURN_MESSAGES
-                    or len(ring) != 1
+                    len(ring) != 1
                     or ring[0] is not inbox
                     or len(waiting) < 2
                     or (octets is None and (worker.cancelled or worker.timed))

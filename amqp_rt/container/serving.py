@@ -60,6 +60,7 @@ from .failures import (
 from .handling import (
     ABANDONED,
     TURN_MESSAGES,
+    TURN_REQUESTS,
     TURN_S,
     InboxSteps,
     WorkersSteps,
@@ -235,6 +236,7 @@ class Workers(WorkersSteps):
             # With prefetch each link has a window of its own.
             shared=None if route.prefetch else SharedSlots(route.capacity),
             stats=route.stats,
+            turn=TURN_REQUESTS if route.kind == "rpc" else TURN_MESSAGES,
         )
         self.route = route
         self.container = container

@@ -19,9 +19,10 @@ from amqp_rt.codec.plain_messages import read_data_behind_properties, read_plain
 from amqp_rt.codec.sections import read_data
 from amqp_rt.container.container import Container
 from amqp_rt.container.credit import SharedSlots
-from amqp_rt.container.declaring import node
+from amqp_rt.container.declaring import node, rpc
 from amqp_rt.container.handling import (
     TURN_MESSAGES,
+    TURN_REQUESTS,
     TURN_S,
     InboxSteps,
     Suspended,
@@ -281,6 +282,58 @@ class Slots(WorkersSteps):
 
 class Open(InboxSteps):
     binding = SimpleNamespace(address="here")
+
+
+@pytest.mark.req("A2")
+@pytest.mark.parametrize(
+    ("turn", "waiting", "processed"),
+    [
+        (TURN_REQUESTS, 20, TURN_REQUESTS),
+        (TURN_REQUESTS, 64, TURN_REQUESTS),
+        (TURN_REQUESTS, 200, 50),
+        (TURN_REQUESTS, 1000, TURN_MESSAGES),
+        (TURN_MESSAGES, 100, TURN_MESSAGES),
+    ],
+)
+def test_a_turn_of_requests_is_short_unless_many_wait(
+    turn: int, waiting: int, processed: int
+) -> None:
+    workers = Slots(1, 0, 0, SharedSlots(waiting + 1), None, turn)
+    workers.shared.held = waiting + 1
+    inbox = Open(None, workers, None)
+    inbox.run = lambda *_: None
+    inbox.waiting += [Arrived(b"1") for _ in range(waiting)]
+    workers.put(inbox)
+    worker = SimpleNamespace(cancelled=False, timed=False)
+    result = workers._run_turn(inbox, Arrived(b"1"), worker, 0, time.perf_counter() + 1000)
+    assert result == (TURN_MESSAGES, None, None, False)
+    assert waiting + 1 - len(inbox.waiting) == processed
+
+
+@pytest.mark.req("A2")
+async def test_replies_of_many_requests_leave_in_parts() -> None:
+    handled = 0
+
+    @rpc("here", prefetch=64)
+    async def handler(body: bytes) -> bytes:
+        nonlocal handled
+        handled += 1
+        return body
+
+    async def call(number: int) -> None:
+        assert await peer.call("here", b"%d" % number) == b"%d" % number
+
+    async with Container("c", nodes=[handler]) as c, c.local() as peer:
+        seen = [0]
+        async with trio.open_nursery() as nursery:
+            for number in range(64):
+                nursery.start_soon(call, number)
+            with trio.fail_after(5):
+                while handled < 64:
+                    await trio.lowlevel.checkpoint()
+                    seen.append(handled)
+        # Output leaves between two passes of the scheduler, within which there may be two turns between two steps.
+        assert max(after - before for before, after in pairwise(seen)) <= 2 * TURN_REQUESTS
 
 
 @pytest.mark.req("A2")

@@ -536,6 +536,22 @@ async def test_workers_are_started_when_they_are_needed() -> None:
         assert workers.running == 0
 
 
+@pytest.mark.req("A11")
+async def test_handlers_that_do_not_wait_need_one_worker() -> None:
+    c = Container("c")
+
+    @c.rpc("x", slots=50)
+    async def echo(body: bytes) -> bytes:
+        return body
+
+    async with c, c.local() as peer:
+        [workers] = c.nodes.workers
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(peer.call, "x", b"1")
+        assert len(workers.tasks) == 1
+
+
 @pytest.mark.req("A9")
 async def test_a_link_that_goes_lets_its_message_be_finished() -> None:
     entered, go, done = trio.Event(), trio.Event(), trio.Event()

@@ -334,8 +334,8 @@ class Requests:
             if (
                 sender is None
                 or replies is None
-                or not (sender.attached and replies.attached)
-                or sender.pending >= _PENDING_MAX
+                or not replies.attached
+                or not sender.takes_now(_PENDING_MAX)
             ):
                 sender = await self._sender(address)
                 replies = await self._reply_link()
@@ -562,7 +562,7 @@ class Requests:
             while not parts.attached:
                 with self._kept(sender):
                     await parts.wait_attached()
-                if not sender.attached or sender.pending >= _PENDING_MAX:
+                if not sender.takes_now(_PENDING_MAX):
                     # The sender may have changed while the reply link attached.
                     sender = await self._sender(stream.address)
             call = self._request(

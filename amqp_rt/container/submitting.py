@@ -173,6 +173,10 @@ class SenderSteps:
         """Number of messages without an outcome, waiting for credit or sent."""
         return len(self._queue) + len(self._unsettled)
 
+    def takes_now(self, most: int) -> bool:
+        """Whether the link is attached, and fewer than *most* messages have no outcome."""
+        return self._stage == "attached" and len(self._queue) + len(self._unsettled) < most
+
     def submit(self, receipt: ReceiptSteps) -> None:
         """Send a message, or queue it.
 

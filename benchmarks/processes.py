@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -253,20 +254,15 @@ def kill(pids: Sequence[int]) -> None:
 
 
 def cpu_s(pids: Sequence[int]) -> float:
-    """Return the seconds of processor time that *pids* have used, as counted by the scheduler."""
-    total = 0
+    """Return the seconds of processor time that *pids* have used, as counted by the scheduler, with ended threads."""
+    total = 0.0
     for pid in pids:
-        for task in _tasks(pid):
-            try:
-                total += int((task / "schedstat").read_text().split()[0])
-            except (OSError, IndexError, ValueError):
-                return _cpu_ticks_s(pids)
-    return total / 1e9
-
-
-def _tasks(pid: int) -> Iterator[Path]:
-    with contextlib.suppress(OSError):
-        yield from (PROC / str(pid) / "task").iterdir()
+        try:
+            # The clock of another process, as clock_getcpuclockid(3) names it on Linux.
+            total += time.clock_gettime((~pid << 3) | 2)
+        except (AttributeError, OSError):
+            return _cpu_ticks_s(pids)
+    return total
 
 
 def _cpu_ticks_s(pids: Sequence[int]) -> float:

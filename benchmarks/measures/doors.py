@@ -22,7 +22,7 @@ from . import Plan, size_name
 WAYS = {"amqp": "TCP", "amqps": "TLS", "ws": "WebSocket", "wss": "WebSocket over TLS"}
 LISTENERS = ["amqp://127.0.0.1:0", "amqps://127.0.0.1:0", "ws://127.0.0.1:0/", "wss://127.0.0.1:0/"]
 #: Messages of each size for each second of a sample.
-MESSAGES = {100: 30_000, 65_536: 1_500}
+MESSAGES = {100: 30_000, 65_536: 8_000}
 
 _numbers = itertools.count()
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import foreign_brokers
 import pytest
 
+from benchmarks.processes import cpu_s
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are told by pidfd")
 
 ROOT = Path(__file__).parent.parent.parent
@@ -154,3 +156,34 @@ def test_a_run_that_is_terminated_ends_its_roles(tmp_path: Path) -> None:
             assert process.wait() == 128 + signal.SIGTERM
         finally:
             process.kill()
+
+
+#: A thread that works and ends, between two lines of input and output.
+BUSY = """
+import sys, threading, time
+print(flush=True)
+sys.stdin.readline()
+def work():
+    until = time.thread_time() + 0.3
+    while time.thread_time() < until:
+        pass
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_processor_time_has_the_time_of_threads_that_have_ended() -> None:
+    command = [sys.executable, "-c", BUSY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin
+        assert child.stdout
+        child.stdout.readline()
+        before = cpu_s([child.pid])
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        assert cpu_s([child.pid]) - before >= 0.3
+        child.stdin.close()

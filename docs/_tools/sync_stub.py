@@ -48,7 +48,7 @@ INSIDE = frozenset({
     "lost", "lost_error", "may_be_replaced", "move", "new_name", "observed_by", "on_attached", "on_credit",
     "on_data", "on_detached", "on_flow", "on_outcomes", "on_settled", "refuse_if_closed", "remove",
     "restart", "retire", "retract_outcome", "returns", "run", "run_async", "say", "session_for_tokens", "start",
-    "start_connection", "start_handler", "state", "submit", "submit_run", "wait_settled", "withdraw",
+    "start_connection", "start_handler", "state", "submit", "submit_run", "takes_now", "wait_settled", "withdraw",
 })
 # fmt: on
 #: Class → names that are public in it although they are in INSIDE, or special methods to include.

@@ -255,23 +255,23 @@ def kill(pids: Sequence[int]) -> None:
 
 def cpu_s(pids: Sequence[int]) -> float:
     """Return the seconds of processor time that *pids* have used, as counted by the scheduler, with ended threads."""
-    total = 0.0
-    for pid in pids:
-        try:
-            # The clock of another process, as clock_getcpuclockid(3) names it on Linux.
-            total += time.clock_gettime((~pid << 3) | 2)
-        except (AttributeError, OSError):
-            return _cpu_ticks_s(pids)
-    return total
+    return sum(map(_cpu_s, pids))
 
 
-def _cpu_ticks_s(pids: Sequence[int]) -> float:
-    ticks = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks * TICK_S
+def _cpu_s(pid: int) -> float:
+    try:
+        # The clock of another process, as clock_getcpuclockid(3) names it on Linux.
+        return time.clock_gettime((~pid << 3) | 2)
+    except (AttributeError, OSError):
+        return _cpu_ticks_s(pid)
+
+
+def _cpu_ticks_s(pid: int) -> float:
+    """Return the same in ticks of the clock; 0 for a process that has ended."""
+    with contextlib.suppress(OSError):
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * TICK_S
+    return 0.0
 
 
 def tree_cpu_s(pid: int) -> float:

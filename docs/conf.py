@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cache
 
 from sphinx import addnodes
 
@@ -38,7 +39,7 @@ def _public(app, env, node, contnode):  # type: ignore[no-untyped-def]
     if node.get("refdomain") != "py":
         return None
     domain = env.domains.python_domain
-    endings = _endings(app, env)
+    endings = _endings(env)
     wanted = node["reftarget"].rpartition("amqp_rt.")[2].split(".")
     # Foo.bar of a class, then Foo.
     for last in (wanted[-2:], wanted[-1:]):
@@ -50,16 +51,15 @@ def _public(app, env, node, contnode):  # type: ignore[no-untyped-def]
     return None
 
 
-def _endings(app, env):  # type: ignore[no-untyped-def]
+@cache
+def _endings(env):  # type: ignore[no-untyped-def]
     """Return the names of all objects by their last part and by their last two; all have been read by now."""
-    if not hasattr(app, "amqp_rt_endings"):
-        app.amqp_rt_endings = defaultdict(list)
-        for name in env.domains.python_domain.objects:
-            parts = name.split(".")
-            for count in (1, 2):
-                if len(parts) >= count:
-                    app.amqp_rt_endings[tuple(parts[-count:])].append(name)
-    return app.amqp_rt_endings
+    endings = defaultdict(list)
+    for name in env.domains.python_domain.objects:
+        parts = name.split(".")
+        for count in {1, min(2, len(parts))}:
+            endings[tuple(parts[-count:])].append(name)
+    return endings
 
 
 def _list_pages(app, pagename, templatename, context, doctree):  # type: ignore[no-untyped-def]
@@ -70,19 +70,24 @@ def _list_pages(app, pagename, templatename, context, doctree):  # type: ignore[
     full = context.get("toctree")
     if full is None:
         return
-    if not hasattr(app, "amqp_rt_titles"):
-        app.amqp_rt_titles = {page: _titles(toc) for page, toc in app.env.tocs.items()}
+    titles = _titles_of_pages(app.env)
 
     def from_titles(**options):  # type: ignore[no-untyped-def]
         if not options.get("titles_only"):
             return full(**options)
-        tocs, app.env.tocs = app.env.tocs, app.amqp_rt_titles
+        tocs, app.env.tocs = app.env.tocs, titles
         try:
             return full(**options)
         finally:
             app.env.tocs = tocs
 
     context["toctree"] = from_titles
+
+
+@cache
+def _titles_of_pages(env):  # type: ignore[no-untyped-def]
+    """Return the contents of all pages, cut to their titles."""
+    return {page: _titles(toc) for page, toc in env.tocs.items()}
 
 
 def _titles(toc):  # type: ignore[no-untyped-def]

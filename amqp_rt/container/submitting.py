@@ -175,6 +175,7 @@ class SenderSteps:
 
     def takes_now(self, most: int) -> bool:
         """Whether the link is attached, and fewer than *most* messages have no outcome."""
+        # As attached and pending, without two more calls for each request.
         return self._stage == "attached" and len(self._queue) + len(self._unsettled) < most
 
     def submit(self, receipt: ReceiptSteps) -> None:

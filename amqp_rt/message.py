@@ -879,6 +879,3 @@ def _check_rejected(annotations: Mapping[Any, object]) -> None:
         raise LocalProtocolError(
             f"the delivery annotation 'rejected' holds an Error, not {shown(rejected)}"
         )
-
-
-# --- Signatures --------------------------------------------------------------------------------

@@ -221,11 +221,11 @@ class Role:
         self.process.stdin.flush()
         return self.line(patience_s)
 
-    def end(self) -> dict[str, Any]:
-        """Close a server's input, and return its result."""
+    def end(self, patience_s: float | None = None) -> dict[str, Any]:
+        """Close the input of a role that works until then, and return its result."""
         assert self.process.stdin
         self.process.stdin.close()
-        return self.result()
+        return self.result(patience_s)
 
     def kill(self) -> None:
         end(self.process)

@@ -23,7 +23,7 @@ def cases(plan: Plan) -> list[Case]:
     able = [one for one in plan.field.present.values() if one.doors]
     found = []
     for scheme in (each for each in ENCRYPTED if each in doors.WAYS):
-        for size in doors.MESSAGES:
+        for size in doors.SIZES:
             runs = {
                 one.key: partial(hop, plan, alone, with_edges, one, scheme, size) for one in able
             }
@@ -36,11 +36,10 @@ def cases(plan: Plan) -> list[Case]:
 def hop(
     plan: Plan, alone: House, with_edges: House, one: Contestant, scheme: str, size: int
 ) -> Sample:
-    count = max(500, int(doors.MESSAGES[size] * plan.settings.seconds))
     unaided, aided = alone.doors(one), with_edges.doors(one)
-    before, _ = hop_each(plan, unaided, alone.ca, scheme, size, count)
-    after, _ = hop_each(plan, aided, with_edges.ca, scheme, size, count)
-    return compared([each / count for each in before], [each / count for each in after])
+    before, _ = hop_each(plan, unaided, alone.ca, scheme, size)
+    after, _ = hop_each(plan, aided, with_edges.ca, scheme, size)
+    return compared(before, after)
 
 
 def setup(plan: Plan, alone: House, with_edges: House, one: Contestant, scheme: str) -> Sample:

@@ -55,19 +55,29 @@ async def member(options: dict[str, Any], say: Any) -> None:
 
 
 async def stream(options: dict[str, Any], say: Any) -> None:
-    """Send a message of ``size`` octets in pieces, which is not in memory as a whole."""
+    """Send one message in pieces, of at least ``size`` octets and until standard input ends."""
     chunk = bytes(65_536)
+    ended = False
+
+    async def read() -> None:
+        nonlocal ended
+        await trio.to_thread.run_sync(sys.stdin.read)
+        ended = True
+
     async with (
         Container("stream") as box,
         box.connect(f"amqp://127.0.0.1:{options['port']}", sasl=False) as peer,
         peer.sender(BIG) as out,
+        trio.open_nursery() as nursery,
     ):
         say(ready=1)
-        started = time.monotonic()
+        nursery.start_soon(read)
+        written = 0
         async with out.stream() as body:
-            for _ in range(options["size"] // len(chunk)):
+            while written < options["size"] or not ended:
                 await body.write(chunk)
-        say(elapsed=time.monotonic() - started)
+                written += len(chunk)
+        say(written=written)
 
 
 async def shares(options: dict[str, Any], say: Any) -> None:

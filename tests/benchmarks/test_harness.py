@@ -289,7 +289,7 @@ from benchmarks.measures import attacked, doors, recovery
 recovery.COUNTS = {{0: "an empty store", 300: "a few"}}
 recovery.QUICK_MAX = recovery.FULL = 300
 recovery.THROUGH = 100
-doors.MESSAGES = {{100: 500}}
+doors.SIZES = (100,)
 doors.WAYS = {{name: doors.WAYS[name] for name in ("amqp", "wss")}}
 attacked._FULL = attacked._MANY = 100
 attacked.ATTACKS = {{"pings": attacked.ATTACKS["pings"]}}

@@ -26,7 +26,7 @@ from amqp_rt import Anonymous, Breaker, Broker, Container, Retry, node, rpc
 from amqp_rt.batches import MESSAGE_BATCH, MESSAGE_BATCHES, write_messages
 from amqp_rt.broker.nodes import Declaration, Log, Queue, Topic
 from amqp_rt.broker.staging.attempts import ATTEMPT, EPOCH, PART, PRODUCER, RUN
-from amqp_rt.container import feeding, handling, receiving, replies, serving
+from amqp_rt.container import feeding, handling, receiving, replies, sending, serving
 from amqp_rt.fronts import amqp10
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
@@ -46,7 +46,7 @@ WARM = 32
 @pytest.fixture(autouse=True)
 def _turns_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """End turns by their messages alone: how many messages pass in a millisecond depends on the machine."""
-    for module in (feeding, handling, replies, serving):
+    for module in (feeding, handling, replies, sending, serving):
         monkeypatch.setattr(module, "TURN_S", math.inf)
     monkeypatch.setattr(receiving, "_TURN_S", math.inf)
 

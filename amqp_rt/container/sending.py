@@ -40,6 +40,7 @@ from .composing import (
     make_message,
 )
 from .engines import EngineSession
+from .handling import TURN_S
 from .links import DETACH_GRACE_S, LinkHandle, fresh, refusal
 from .sender_options import InDoubt
 from .submitting import ReceiptSteps, SenderSteps
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 PENDING_MAX: Final = 1000
 #: Messages that a loop of sends may submit before other tasks run.
 _TURN_MESSAGES: Final = 64
+#: Messages that ``send_many`` submits together, and how often it does before other tasks run, if there is time.
+_RUN_MESSAGES: Final = 64
+_TURN_RUNS: Final = 4
 
 
 class Receipt(ReceiptSteps):
@@ -350,7 +354,8 @@ class Sender(LinkHandle, SenderSteps):
         remaining = iter(messages)
         encode = partial(self.encode, properties=properties)
         as_they_are = type(self).encode is Sender.encode and not properties and not self._anonymous
-        count = 0
+        count = runs = 0
+        since = 0.0
         over = False
         try:
             while not over:
@@ -364,13 +369,19 @@ class Sender(LinkHandle, SenderSteps):
                     # Outcomes may arrive out of order: this bounds the receipts behind the first
                     # one as well.
                     await receipts[0].accepted()
+                    runs = 0
                 if len(self._queue) + len(self._unsettled) >= self.max_pending:
                     await self._wait_for_room()
+                    runs = 0
+                if not runs:
+                    since = trio.current_time()
                 room = self.max_pending - max(len(receipts), self.pending)
-                most = max(1, min(room, _TURN_MESSAGES - count % _TURN_MESSAGES))
+                most = max(1, min(room, _RUN_MESSAGES))
                 submitted, over = self.submit_run(remaining, most, receipts, encode, as_they_are)
                 count += submitted
-                if submitted and not count % _TURN_MESSAGES:
+                runs += 1
+                if runs == _TURN_RUNS or trio.current_time() - since > TURN_S:
+                    runs = 0
                     await trio.lowlevel.checkpoint()
             while receipts:
                 await receipts[0].accepted()

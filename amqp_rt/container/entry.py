@@ -332,6 +332,9 @@ class ConnectionEntry:
                     f"cannot listen on {where}: TLS is required, and ws:// has none; use wss://",
                     condition="amqp:invalid-field",
                 )
+            if where.scheme in ("ws", "wss"):
+                # The first client would wait for this, and all others with it. Other listeners start faster without.
+                from ..net import websocket as _websocket  # noqa: F401
             sockets = await open_tcp(where.host, where.port)
             proxied = None
             if proxy_protocol is not None:

@@ -45,11 +45,6 @@ class ListenerPolicy(Struct, kw_only=True, frozen=True):
     #: Processes that carry TLS and WebSocket instead of this one.
     edges: Edges | None = None
 
-    def __post_init__(self) -> None:
-        if self.scheme in ("ws", "wss"):
-            # Before clients come, who would wait for it. Other listeners start faster without it.
-            from . import websocket as _websocket  # noqa: F401
-
 
 class Entered(Struct, kw_only=True):
     """Stream on which a client has sent its protocol header."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -34,6 +36,20 @@ from amqp_rt.net.websocket import (
 KNOWN = certificates()
 NONE: list[tuple[bytes, bytes]] = []
 
+#: Prints whether WebSockets are known after each listener, before any client.
+LISTEN = """
+import sys, trio
+from amqp_rt import Container
+
+async def main():
+    async with Container("server") as server:
+        for scheme in ("amqp", "ws"):
+            await server.listen(f"{scheme}://127.0.0.1:0")
+            print("amqp_rt.net.websocket" in sys.modules)
+
+trio.run(main)
+"""
+
 
 @rpc("size")
 async def size(body: bytes) -> int:
@@ -50,6 +66,11 @@ async def serving(path: str = "/amqp", scheme: str = "ws", **options: Any) -> As
     async with Container("server", nodes=[size, sink], **options) as container:
         (url,) = await container.listen(f"{scheme}://127.0.0.1:0{path}")
         yield url
+
+
+def test_clients_do_not_wait_for_modules() -> None:
+    run = subprocess.run([sys.executable, "-c", LISTEN], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.req("L2")

@@ -108,6 +108,11 @@ def _unhashable(use: str) -> str:
     return "unhashable type"
 
 
+#: What msgspec says of octets that are not UTF-8, and of lists in sets: before version 0.23, and since.
+NOT_UTF8 = ("'utf-8' codec can't decode byte", "Invalid UTF-8 encoded string")
+NOT_HASHABLE = (_unhashable("a set element"), "Expected a hashable value, got `list` - at `$[0]`")
+
+
 def sent(value: object, content_type: str | None = None) -> Message:
     """The message that a receiver gets."""
     content_type, body, kind = encode_payload(value, content_type)
@@ -449,7 +454,7 @@ def test_any_other_type_is_a_payload(kind: Any) -> None:
         (sent(b"{", JSON), Order, "Input data was truncated"),
         (sent(b"", JSON), Any, "Input data was truncated"),
         (sent(b'{"a":1} x', JSON), Any, "JSON is malformed"),
-        (sent(b'"\xff"', JSON), str, "'utf-8' codec can't decode byte"),
+        (sent(b'"\xff"', JSON), str, NOT_UTF8),
         (sent(b"\xc1", "application/msgpack"), Any, "MessagePack data is malformed"),
         (sent(b"\xff"), str, "the text is not utf-8: "),
         (sent(b"\xff", "text/plain"), str, "the text is not utf-8: "),
@@ -458,7 +463,7 @@ def test_any_other_type_is_a_payload(kind: Any) -> None:
         (sent(b"x", "image/png"), Order, "Order cannot be made of 'image/png'"),
         (sent(b"x", "image/png"), str, "str cannot be made of 'image/png'"),
         (sent(Circle(5)), Point, "point expected, not a value described by "),
-        (sent(b"[[1]]", JSON), set[Any], _unhashable("a set element")),
+        (sent(b"[[1]]", JSON), set[Any], NOT_HASHABLE),
         (sent(b"[" * 100_000, JSON), Any, "it is nested too deeply"),
         (sent(b"\x91" * 100_000, "application/msgpack"), Any, "it is nested too deeply"),
         (Message(Map([([1], 1)])), dict, _unhashable("a dict key")),
@@ -467,7 +472,9 @@ def test_any_other_type_is_a_payload(kind: Any) -> None:
         (Message(b"", content_encoding="gzip"), str, "the octets of gzip end too early"),
     ],
 )
-def test_what_is_wrong_with_a_payload_is_said(message: Message, kind: Any, said: str) -> None:
+def test_what_is_wrong_with_a_payload_is_said(
+    message: Message, kind: Any, said: str | tuple[str, ...]
+) -> None:
     with pytest.raises(DecodeError) as caught:
         decode_payload(message, kind)
     assert caught.value.description.startswith(said)

@@ -43,7 +43,7 @@ from .engines import EngineSession
 from .handling import TURN_S
 from .links import DETACH_GRACE_S, LinkHandle, fresh, refusal
 from .sender_options import InDoubt
-from .submitting import ReceiptSteps, SenderSteps
+from .submitting import RUN_MESSAGES, ReceiptSteps, SenderSteps
 from .writing import StreamedMessage
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 PENDING_MAX: Final = 1000
 #: Messages that a loop of sends may submit before other tasks run.
 _TURN_MESSAGES: Final = 64
-#: Messages that ``send_many`` submits together, and how often it does before other tasks run, if there is time.
-_RUN_MESSAGES: Final = 64
+#: Runs of messages that ``send_many`` submits before other tasks run, if there is time.
 _TURN_RUNS: Final = 4
 
 
@@ -376,7 +375,7 @@ class Sender(LinkHandle, SenderSteps):
                 if not runs:
                     since = trio.current_time()
                 room = self.max_pending - max(len(receipts), self.pending)
-                most = max(1, min(room, _RUN_MESSAGES))
+                most = max(1, min(room, RUN_MESSAGES))
                 submitted, over = self.submit_run(remaining, most, receipts, encode, as_they_are)
                 count += submitted
                 runs += 1

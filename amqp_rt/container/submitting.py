@@ -23,7 +23,7 @@ from ..transactions import TransactionalState
 from .links import Stage, refusal
 
 #: Messages that are gathered for one run: what a link has no room for is gathered again when it has.
-_RUN_MESSAGES: Final = 64
+RUN_MESSAGES: Final = 64
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -285,11 +285,11 @@ class SenderSteps:
         run = getattr(self._raw, "send_run", None)
         if run is None:
             return
-        left = _RUN_MESSAGES
-        while left == _RUN_MESSAGES:
+        left = RUN_MESSAGES
+        while left == RUN_MESSAGES:
             receipts: list[ReceiptSteps] = []
             payloads: list[Payload] = []
-            for receipt in islice(queue, min(self._raw.credit, _RUN_MESSAGES)):
+            for receipt in islice(queue, min(self._raw.credit, RUN_MESSAGES)):
                 if receipt.message_format or receipt.unfinished or receipt.transaction is not None:
                     break
                 receipts.append(receipt)

@@ -59,7 +59,7 @@ FRONT_PARTS = {
 }
 #: Endpoints that join links, and the choice between links; they know no connections.
 MESH_PARTS = {
-    *("mesh.balance", "mesh.fans", "mesh.loads", "mesh.multicasts", "mesh.passing"),
+    *("mesh.balance", "mesh.fans", "mesh.legs", "mesh.loads", "mesh.multicasts", "mesh.passing"),
     *("mesh.splices", "mesh.tracing", "mesh.via"),
 }
 #: Layers that every module may import: no I/O, no protocol's transport.

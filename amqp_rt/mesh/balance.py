@@ -50,6 +50,11 @@ class Answers:
         self.outcomes[name] = self.outcomes.get(name, 0) + 1
         self._latest.append(took_s)
 
+    def count_accepted(self, took_s: list[float]) -> None:
+        """Count messages that were accepted, with the seconds that each took."""
+        self.outcomes["accepted"] = self.outcomes.get("accepted", 0) + len(took_s)
+        self._latest.extend(took_s)
+
     def quantile(self, share: float) -> float | None:
         """Return the latency that *share* of the latest messages did not exceed; None without any."""
         found = sorted(self._latest)

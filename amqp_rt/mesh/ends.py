@@ -16,8 +16,9 @@ from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..outcomes import Error
 from ..termini import Source
 from .balance import Standing
-from .fans import Fan, Leg
+from .fans import Fan
 from .hops import END, LEG, PINNED, ROUTE, LegUse, Route, read_leg, write_leg
+from .legs import Leg
 from .records import EDGE, GIVES, LINK_ROUTED, TAKES, Offer
 from .routed import Relayed, RoutedAddress
 from .routing import Effect, MeshRoute

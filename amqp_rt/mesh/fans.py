@@ -9,35 +9,27 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice, takewhile
+from itertools import islice
 from random import random as _random
 from typing import Any, Final
 
-from msgspec import Struct
-
 from ..codec.sections import read_header_fields
 from ..container.credit import SharedSlots
-from ..errors import DecodeError, LocalProtocolError
+from ..errors import DecodeError
 from ..fronts.base import (
-    SND_SETTLED,
-    SND_UNSETTLED,
     IncomingDelivery,
-    OutgoingDelivery,
     ReceivingLink,
     SendingLink,
 )
 from ..limits import DEFAULT_LIMITS, KIB, Limits
-from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Rejected, Released
+from ..outcomes import RELEASED, Error
 from ..termini import Source
 from . import balance
-from .loads import read_load
-from .passing import FINAL, Opener, Room, distributed_target, give_up, pass_outcome
+from .legs import HIGH, KINDS, LOW, STREAMS, Handover, Leg
+from .passing import Opener, Room, distributed_target, give_up
 
 #: Priorities from here on have legs of their own, where the host opens such (Part 3 §3.2.1).
 HIGH_PRIORITY: Final = 5
-#: Kinds of legs: for priorities 0 to 4, for 5 to 9, and for messages that are streamed; named like the uses of links in attaches.
-LOW, HIGH, STREAMS = "low", "high", "streams"
-KINDS: Final = (LOW, HIGH, STREAMS)
 #: Larger messages are streamed, on legs of their own: one that arrives slowly would hold up the others. A body of 64 KiB,
 #: with other sections of up to 4 KiB, is none of them: bodies often have just this size.
 STREAM_ABOVE: Final = 68 * KIB
@@ -46,249 +38,6 @@ WAIT_S: Final = 1.0
 #: Seconds that a link waits for the first destination.
 ABSENT_S: Final = 2.0
 _ABSENT = Error("amqp:not-found", "no destination of this address can be reached")
-
-
-class Handover(Struct, eq=False):
-    """A message on its way through a fan."""
-
-    delivery: IncomingDelivery
-    #: When it arrived, later when it was sent on.
-    since: float
-    #: It came through an anonymous terminus, whose credit is not that of the legs.
-    relayed: bool
-    #: Kind of leg that it needs.
-    kind: str = LOW
-    leg: Leg | None = None
-    sending: OutgoingDelivery | None = None
-    answered: bool = False
-    #: Legs whose destinations have released it.
-    tried: tuple[Leg, ...] = ()
-
-
-class Leg:
-    """Link to one destination. Belongs to a :class:`Fan`, which attaches it.
-
-    Args:
-        fan: Its fan.
-        standing: What is known of the destination; the host updates cost, load and slots.
-        kind: ``LOW``, ``HIGH`` or ``STREAMS``.
-    """
-
-    def __init__(self, fan: Fan, standing: balance.Standing, kind: str) -> None:
-        self.fan = fan
-        self.standing = standing
-        self.kind = kind
-        self.link: SendingLink
-        #: Gets no new messages; detached when its messages are settled.
-        self.retiring = False
-        #: Free for use by the owner of the fan.
-        self.context: Any = None
-        #: The destination has accepted the link.
-        self.answered = False
-        #: Outcomes from here; the owner of the fan keeps them for the next leg to the destination.
-        self.answers = balance.Answers()
-        #: Unsettled messages without an outcome, the oldest first.
-        self.pending: dict[Handover, None] = {}
-        #: Message of which a part has been sent.
-        self.open: Handover | None = None
-        #: Message that was sent last; as long as none of it has left, it can take another leg.
-        self.last: Handover | None = None
-
-    @property
-    def ready(self) -> bool:
-        """Whether a message can be sent now."""
-        link = self.link
-        return link.attached and self.open is None and link.credit > 0 and link.writable
-
-    @property
-    def busy(self) -> bool:
-        """Whether a message is under way that the destination has not settled."""
-        if self.standing.outstanding or self.open is not None:
-            return True
-        if self._unsent() is None:
-            return False
-        # A settled message waits at the link. Asking for room lets ``on_credit`` follow when it has left.
-        _ = self.link.writable
-        return True
-
-    def _unsent(self) -> Handover | None:
-        """Return the message of which nothing has left; None if there is none, or another leg has it by now."""
-        last = self.last
-        return None if last is None or last.leg is not self or _has_left(last) else last
-
-    def send(self, handover: Handover, now: float) -> bool:
-        """Send a message, or the beginning of one that is streamed.
-
-        Returns:
-            Whether the link takes a further message: False if it has refused this one, or not written it yet.
-        """
-        delivery, link = handover.delivery, self.link
-        chunks = delivery.read_chunks() if delivery.streamed else [delivery.payload]
-        if self.fan.revise is not None and chunks and not delivery.message_format:
-            chunks = [self.fan.revise(chunks[0]), *chunks[1:]]
-        try:
-            sending = link.send(
-                chunks[0] if chunks else b"",
-                handover,
-                settled=_sends_settled(link, delivery),
-                message_format=delivery.message_format,
-                state=delivery.state,
-                more=delivery.streamed,
-            )
-        except LocalProtocolError as fault:
-            if delivery.settled:
-                self.fan.dropped += 1
-            else:
-                delivery.settle(Rejected(Error.of(fault)))
-            return False
-        handover.leg, handover.sending = self, sending
-        handover.since = now
-        self.last = handover
-        if not sending.settled:
-            self.standing.outstanding += 1
-            self.pending[handover] = None
-        if not delivery.settled:
-            delivery.context = handover
-        if delivery.streamed:
-            self.open = handover
-            self._write(handover, chunks[1:])
-            return False
-        if sending.settled and not delivery.settled:
-            # The receiver wants no other outcome.
-            delivery.settle(ACCEPTED)
-        return sending.delivery_id >= 0 and link.credit > 0
-
-    def pump(self) -> None:
-        """Send on what has arrived of an incomplete message."""
-        handover = self.open
-        if handover is None:
-            return
-        delivery = handover.delivery
-        if delivery.aborted:
-            self.open = None
-            assert handover.sending is not None
-            if not handover.sending.settled:
-                self.standing.outstanding -= 1
-                self.pending.pop(handover, None)
-            handover.sending.abort()
-        elif self.link.writable:
-            self._write(handover, delivery.read_chunks())
-
-    def _write(self, handover: Handover, chunks: list[bytes]) -> None:
-        delivery, sending = handover.delivery, handover.sending
-        assert sending is not None
-        last = b""
-        if delivery.complete:
-            self.open = None
-            last = chunks.pop() if chunks else b""
-        for chunk in chunks:
-            sending.write(chunk)
-        if delivery.complete:
-            sending.write(last, more=False)
-            if delivery.settled and not sending.settled:
-                self.settle(handover)
-            elif sending.settled and not delivery.settled:
-                delivery.settle(ACCEPTED)
-
-    def settle(self, handover: Handover) -> None:
-        """Settle a message that its sender has settled."""
-        assert handover.sending is not None
-        if not handover.sending.settled:
-            handover.sending.settle(handover.delivery.state)
-            self._done(handover, None, 0.0)
-
-    def _done(self, handover: Handover, outcome: object, now: float) -> None:
-        """Count the first outcome of a message, at *now*; None for none."""
-        if handover.answered:
-            return
-        handover.answered = True
-        self.standing.outstanding -= 1
-        self.pending.pop(handover, None)
-        if outcome is not None:
-            self.answers.count(outcome, now - handover.since)
-            usual_s = self.fan.usual_s(self.kind) if type(outcome) is not Accepted else 0.0
-            self.standing.answered(outcome, now - handover.since, now, usual_s=usual_s)
-
-    # --- events of the link -----------------------------------------------------------------
-
-    def on_attached(self, link: SendingLink) -> None:
-        """Accept links that wait for a destination."""
-        self.answered = True
-        self.fan.refusal = None
-        self.fan.changed()
-
-    def on_credit(self, link: SendingLink) -> None:
-        """Send what waits, and give the senders the new credit; a drain is answered when nothing waits."""
-        load = read_load(link.flow_properties)
-        if load is not None:
-            self.standing.load, self.standing.slots = load
-        self.pump()
-        self.fan.pump()
-        if link.draining and self.open is None and link.writable:
-            link.drained()
-            self.fan.share()
-
-    def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
-        """Pass outcomes to the senders, or try another destination."""
-        now = self.fan.now()
-        for sending in deliveries:
-            handover = sending.context
-            if handover is None:
-                continue
-            if type(sending.state) in FINAL or sending.settled:
-                self._done(handover, sending.state, now)
-            if type(sending.state) is Released and self.fan.retry(self, handover):
-                if not sending.settled:
-                    sending.settle()
-            elif not handover.delivery.link.attached:
-                if not sending.settled and type(sending.state) in FINAL:
-                    sending.settle()
-            else:
-                pass_outcome(sending, handover.delivery, to_client=True)
-        self.fan.settled()
-        self.check_retired()
-
-    def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
-        """Send messages of which nothing has left to another destination; others have been *modified*."""
-        back = [each.context for each in link.unsettled]
-        last = self._unsent()
-        if last is not None and last not in back:
-            # A settled message is not among those.
-            back.append(last)
-        if self.open is not None and self.open not in back:
-            back.append(self.open)
-        self.standing.outstanding = 0
-        self.pending.clear()
-        again = []
-        for handover in back:
-            delivery = handover.delivery
-            begun = _has_left(handover)
-            if begun or delivery.streamed:
-                # What was read of a stream is gone.
-                if delivery.settled:
-                    self.fan.dropped += 1
-                give_up(delivery, begun=begun)
-            elif not delivery.aborted:
-                handover.leg = handover.sending = delivery.context = None
-                again.append(handover)
-        self.open = self.last = None
-        if not self.answered and self.kind == LOW:
-            self.fan.refusal = error
-        self.fan.left(self, again)
-
-    def stuck(self, since: float) -> int:
-        """Return the number of messages without an outcome that were sent before *since*."""
-        return sum(1 for _ in takewhile(lambda each: each.since < since, self.pending))
-
-    def check_retired(self) -> None:
-        """Detach a leg that is replaced, once nothing of it is under way."""
-        if (
-            self.retiring
-            and not self.standing.outstanding
-            and self.open is None
-            and (self.link.writable or not self.link.attached)
-        ):
-            self.link.detach()
 
 
 class Ingress:
@@ -515,6 +264,8 @@ class Fan:
             self._absent_since = self.now()
         for handover in reversed(list(again)):
             self._put(handover, first=True)
+            if not handover.relayed and not handover.tried:
+                self.slots.held += 1
         self.pump()
         self._on_left(leg)
         if self.waiting:
@@ -597,8 +348,21 @@ class Fan:
     def take(self, handovers: list[Handover]) -> None:
         """Distribute messages that have arrived."""
         before = self._held
+        low = self._waiting[LOW]
+        size = 0
         for handover in handovers:
-            self._put(handover, first=False)
+            delivery = handover.delivery
+            if (
+                delivery.streamed
+                or len(delivery.payload) > STREAM_ABOVE
+                or delivery.payload[1:3] in _HEADER
+            ):
+                self._put(handover)
+            else:
+                # As there, without a call for each message.
+                low.append(handover)
+                size += len(delivery.payload)
+        self._held += size
         self._room.took(len(handovers), self._held - before)
         self.pump()
         if self.waiting:
@@ -639,7 +403,7 @@ class Fan:
     def _has(self, kind: str) -> bool:
         return any(each.kind == kind and not each.retiring for each in self.legs)
 
-    def _put(self, handover: Handover, *, first: bool) -> None:
+    def _put(self, handover: Handover, *, first: bool = False) -> None:
         kind = handover.kind = self._kind(handover)
         if kind != LOW and self._on_kind is not None:
             self._on_kind(kind)
@@ -648,8 +412,6 @@ class Fan:
             waiting.appendleft(handover)
         else:
             waiting.append(handover)
-        if first and not handover.relayed and not handover.tried:
-            self.slots.held += 1
         self._count(handover, 1)
 
     def holds(self, delivery: IncomingDelivery) -> bool:
@@ -712,6 +474,13 @@ class Fan:
                         ready = [each for each in self._eligible(handover.kind) if each.ready]
                     if not ready:
                         return
+                    if len(ready) == 1 and len(waiting) > 1 and handover.kind != STREAMS:
+                        sent = ready[0].send_run(waiting, now)
+                        if sent:
+                            self._finish_run(sent)
+                            if ready[0].link.credit <= 0:
+                                ready = None
+                            continue
                     leg = self._better(ready, now)
             waiting.popleft()
             self._finish(handover)
@@ -757,6 +526,13 @@ class Fan:
         self._count(handover, -1)
         if not handover.relayed and not handover.tried:
             self.slots.held -= 1
+
+    def _finish_run(self, handovers: list[Handover]) -> None:
+        """Note that messages, of which none was sent before, wait no longer."""
+        for handover in handovers:
+            self._held -= len(handover.delivery.payload)
+            if not handover.relayed:
+                self.slots.held -= 1
 
     def share(self) -> None:
         """Give the senders as much credit as the legs have, less the messages that wait.
@@ -823,20 +599,9 @@ class Fan:
             give_up(handover.delivery, begun=False)
 
 
-def _sends_settled(link: SendingLink, delivery: IncomingDelivery) -> bool:
-    """Return whether a message is sent settled: as its sender wants it, unless the receiver wants all or none of them to be."""
-    if link.snd_settle_mode == SND_SETTLED:
-        return True
-    return delivery.settled and link.snd_settle_mode != SND_UNSETTLED
-
-
 #: Descriptor of a header section, as smallulong and as the first octets of a ulong.
 _HEADER: Final = (b"\x53\x70", b"\x80\x00")
 
 
 def _standing(leg: Leg) -> balance.Standing:
     return leg.standing
-
-
-def _has_left(handover: Handover) -> bool:
-    return handover.sending is not None and handover.sending.delivery_id >= 0

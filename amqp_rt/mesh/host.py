@@ -28,7 +28,7 @@ from .bridging import Bridges
 from .clients import RemoteClients
 from .direct import LinkUse
 from .ends import Ends
-from .fans import Fan, Leg
+from .fans import Fan
 from .hops import (
     LINKED,
     PINNED,
@@ -38,6 +38,7 @@ from .hops import (
     read_leg,
     read_route,
 )
+from .legs import Leg
 from .neighbours import MESH, Neighbour
 from .passing import FAILED_ANSWER
 from .pinned import PinnedLinks

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from .fans import Leg
+from .legs import Leg
 from .records import Offer
 from .routing import MeshRoute
 

@@ -13,8 +13,9 @@ from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import Error
 from ..termini import Source, Target
 from .balance import Answers, Standing
-from .fans import Fan, Ingress, Leg
+from .fans import Fan, Ingress
 from .hops import HIGH, LINKED, LOW, STREAMS, LegUse, Route
+from .legs import Leg
 from .routing import MeshRoute
 from .rules import MeshRule
 from .ways import LegCount, Ways, spread

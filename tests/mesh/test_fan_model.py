@@ -16,7 +16,8 @@ from sanity import check, check_quiet
 
 from amqp_rt.limits import KIB, MIB, Limits
 from amqp_rt.mesh.balance import Standing
-from amqp_rt.mesh.fans import LOW, STREAMS, Fan, Leg
+from amqp_rt.mesh.fans import Fan
+from amqp_rt.mesh.legs import LOW, STREAMS, Leg
 from amqp_rt.mesh.passing import SURGE
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, rejected
 from amqp_rt.termini import Target

@@ -10,7 +10,8 @@ from call_counts import Calls, plain_only
 from amqp_rt.fronts.base import RECEIVER
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, Limits
 from amqp_rt.mesh.balance import FAILURES_MAX, Standing
-from amqp_rt.mesh.fans import HIGH, LOW, STREAM_ABOVE, STREAMS, Fan
+from amqp_rt.mesh.fans import STREAM_ABOVE, Fan
+from amqp_rt.mesh.legs import HIGH, LOW, STREAMS
 from amqp_rt.mesh.records import Offer
 from amqp_rt.mesh.routed import RoutedAddress
 from amqp_rt.mesh.routing import MeshRoute
@@ -970,3 +971,105 @@ def test_a_message_takes_few_calls_of_the_mesh(size: int) -> None:
                 destination.decide(ACCEPTED)
     assert len(destination.deliveries) == 72
     calls.check(64, 33)
+
+
+def test_messages_that_are_sent_one_by_one_keep_their_place_in_a_run() -> None:
+    world = World()
+    destination = world.leg(credit=40)
+    link, mine = world.sender()
+    bodies = [b"%d" % at for at in range(12)]
+    bodies[4] *= 20_000
+    unsettled = []
+    for at, body in enumerate(bodies):
+        sending = link.send(body, settled=at in {7, 8}, message_format=at == 2)
+        if not sending.settled:
+            unsettled.append(sending)
+    world.pump()
+    assert destination.payloads == bodies
+    assert [each.message_format for each in destination.deliveries] == [at == 2 for at in range(12)]
+    assert [each.settled for each in destination.deliveries] == [at in {7, 8} for at in range(12)]
+    assert destination.leg.standing.outstanding == len(unsettled) == 10
+    destination.decide(ACCEPTED)
+    assert len(mine.outcomes) == 10
+    assert all(each.settled and each.state == ACCEPTED for each in unsettled)
+    assert destination.leg.standing.outstanding == len(destination.leg.pending) == 0
+
+
+def test_a_run_ends_with_the_credit_of_the_leg() -> None:
+    world = World()
+    other, destination = world.leg(credit=7), world.leg(credit=5)
+    link, _ = world.sender()
+    for at in range(12):
+        link.send(b"%d" % at)
+    world.cut(other.joint)
+    world.pump()
+    assert destination.payloads == [b"%d" % at for at in range(5)]
+    assert world.fan.waiting == 7
+    destination.link.grant(4)
+    world.pump()
+    assert len(destination.deliveries) == 9
+    destination.link.grant(40)
+    world.pump()
+    assert destination.payloads == [b"%d" % at for at in range(12)]
+    assert world.fan.waiting == world.fan._held == 0
+
+
+def test_a_run_of_messages_of_several_senders_is_accepted_for_each_of_them() -> None:
+    world = World()
+    world.wait = True
+    senders = [world.sender() for _ in range(3)]
+    destination = world.leg(credit=20)
+    sendings = [link.send(b"x") for _ in range(3) for link, _ in senders]
+    world.pump()
+    destination.decide(ACCEPTED)
+    assert all(each.settled and each.state == ACCEPTED for each in sendings)
+    assert [len(mine.outcomes) for _, mine in senders] == [3, 3, 3]
+    assert destination.leg.answers.outcomes == {"accepted": 9}
+
+
+def test_failures_in_a_row_are_counted_within_a_run_of_outcomes() -> None:
+    """One message that was accepted between them is none of the row, wherever it stands."""
+    world = World()
+    destination = world.leg(credit=20)
+    link, _ = world.sender()
+    for accepted_at, ejected in ((FAILURES_MAX - 1, False), (0, True)):
+        for _ in range(FAILURES_MAX + 1):
+            link.send(b"x")
+        world.pump()
+        for at, each in enumerate(destination.deliveries[-FAILURES_MAX - 1 :]):
+            each.settle(ACCEPTED if at == accepted_at else MODIFIED_FAILED)
+        world.pump()
+        assert (destination.leg.standing.ejected_until > world.now) is ejected
+
+
+def test_a_leg_that_takes_settled_messages_only_accepts_a_run_at_once() -> None:
+    world = World()
+    served = Destination(world, 9)
+    session = world.joined(served.serve)
+    world.fan.add(session, "leg", Standing(), target=Target(address="q"), snd_settle_mode=1)
+    world.pump()
+    link, _ = world.sender()
+    sendings = [link.send(b"%d" % at) for at in range(9)]
+    world.pump()
+    assert [each.settled for each in served.deliveries] == [True] * 9
+    assert all(each.settled and each.state == ACCEPTED for each in sendings)
+    assert not world.fan.legs[0].busy
+
+
+@plain_only
+def test_a_message_of_a_run_takes_one_call_of_the_mesh() -> None:
+    world = World()
+    destination = world.leg(credit=1_000)
+    link, _ = world.sender()
+    payload = Message(bytes(100)).encode()
+    calls = Calls("amqp_rt.mesh")
+    # A sender gets credit for more messages once these are known to be small.
+    for count in [16] * 32 + [64]:
+        calls.counts.clear()
+        with calls:
+            for _ in range(count):
+                link.send(payload)
+            world.pump()
+            destination.decide(ACCEPTED)
+    assert len(destination.deliveries) == 576
+    calls.check(64, 1)

@@ -48,7 +48,7 @@ class BareEngine:
         self.output_size = 0
         #: Octets held for all channels together.
         self.held = 0
-        #: Cost of the current frame in frames, beyond one.
+        #: Cost of the present input in frames, beyond their number.
         self.spent = 0
         self._output: list[bytes] = []
         self._signalled = False
@@ -87,7 +87,8 @@ class BareEngine:
         """Add *data* to the output."""
         self._output.append(data)
         self.output_size += len(data)
-        self._wake()
+        if not self._receiving:
+            self._wake()
 
     def _wake(self) -> None:
         if not self._signalled and not self._receiving:
@@ -127,7 +128,7 @@ class BareEngine:
         self.held -= size
 
     def spend(self, work: int) -> None:
-        """Add *work*, in frames, to the cost of the current frame (see ``work_max``)."""
+        """Add *work*, in frames, to the cost of the present input (see ``work_max``)."""
         self.spent += work
 
     def _notify_followers(self) -> None:

@@ -166,20 +166,17 @@ def parts_of(payload: bytes, address: str) -> Parts | None:
             return None
         body = payload[at + (5 if kind[3] == 0xA0 else 8) :]
         if found is None:
-            return Parts((address, payload[:at]), None, body)
+            return _new(Parts, ((address, payload[:at]), None, body))
         begin, key_end, section_end = found
         others = payload[key_end:section_end]
         if _HISTORY_OCTETS in others:
             # The header ``x-death`` contains exchange and routing key, so they belong to the cache
             # key.
-            return Parts((address, payload[:at]), None, body)
+            return _new(Parts, ((address, payload[:at]), None, body))
         exchange = begin + (19 if payload[begin + 3] == _MAP8 else 25)
         routing = exchange + 1 + payload[exchange] + len(_KEY_IS)
-        return Parts(
-            (payload[:begin], others, payload[section_end:at]),
-            payload[exchange : routing - len(_KEY_IS)] + payload[routing:key_end],
-            body,
-        )
+        place = payload[exchange : routing - len(_KEY_IS)] + payload[routing:key_end]
+        return _new(Parts, ((payload[:begin], others, payload[section_end:at]), place, body))
     except IndexError:
         return None
 
@@ -210,6 +207,8 @@ def _annotations(payload: bytes, at: int | None = None) -> tuple[int, int, int] 
     return at, key + 1 + payload[key], section_end
 
 
+#: Creates Parts in half the time that ``Parts(...)`` takes.
+_new: Final = tuple.__new__
 _DATA: Final = 0x75
 _DATA8: Final = [bytes((0, 0x53, 0x75, 0xA0, size)) for size in range(256)]
 _ANNOTATIONS: Final = 0x72

@@ -115,8 +115,9 @@ class Turns:
         queue = self._queue
         served = False
         link = subscription.link
+        credit = link.credit
         while run > 0 and queue.available:
-            if link.credit <= 0 or not link.writable:
+            if credit <= 0 or not link.writable:
                 self.retire(ring, subscription)
                 # Very many may have run out of room together: the consumers of one connection.
                 queue.memory.work -= _WORK_OF_A_RETIREMENT
@@ -130,12 +131,14 @@ class Turns:
             if queue.send(subscription, entry):
                 served = True
                 run -= 1
-                if link.credit <= 0 or subscription.feeding:
+                credit = link.credit
+                if credit <= 0 or subscription.feeding:
                     self.retire(ring, subscription)
                     break
             else:
                 avoided = entry.avoid is not None and subscription.identity in entry.avoid
                 queue.put_back(entry)
+                credit = link.credit
                 if not link.attached or not avoided:
                     # Its endpoint will be notified of the end, or of more credit. The first message
                     # that the credit does not cover waits for this consumer, in order, or for others.

@@ -433,7 +433,8 @@ class Engine(GatheringEngine[SendingLink, OutgoingDelivery]):
             return
         self._output += buffers
         self.output_size += sum(map(len, buffers))
-        self._wake()
+        if not self._receiving:
+            self._wake()
 
     def _pour(self) -> None:
         """Start a new turn: offer credit to consumers that waited for room, and replay."""

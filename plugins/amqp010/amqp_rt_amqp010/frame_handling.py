@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .assembling import Assembler
 from .faults import CommandFault, ConnectionFault
 from .frames import CONTROL, CONTROL_TRACK, Frame
 from .lifecycle import CLOSED, RUNNING, Stage
@@ -17,17 +18,21 @@ def handle_frames(engine: Engine, data: bytes, now: float) -> None:
 
     The function is compiled, unlike the engine, whose class extends one of ``amqp_rt``.
     """
-    left = engine.work_max - engine.spent
-    engine.spent = 0
+    # What the interpreter would look up for each frame is looked up once: the stage changes only while a frame is handled, and
+    # the number of channels only with the stage.
+    running, closed = RUNNING, CLOSED
+    stage, channel_max, work_max = engine.stage, engine.channel_max, engine.work_max
+    assembler = engine.assembler
     try:
-        for frame in engine.reader.feed(data):
+        for frames, frame in enumerate(engine.reader.feed(data), 1):
             if engine.judge_frame is None or not engine.drops(frame):
-                _handle_frame(engine, frame, now)
-            left -= 1 + engine.spent
-            engine.spent = 0
-            if engine.stage is CLOSED or engine.congested:
+                _handle_frame(engine, assembler, frame, channel_max, now, runs=stage is running)
+            stage = engine.stage
+            if stage is closed or engine.congested:
                 break
-            if left <= 0:
+            if stage is not running:
+                channel_max = engine.channel_max
+            if frames + engine.spent >= work_max:
                 # The rest may be less than a frame; the next call will find out.
                 engine.unread = True
             if engine.unread:
@@ -36,23 +41,31 @@ def handle_frames(engine: Engine, data: bytes, now: float) -> None:
         engine.fail(fault)
 
 
-def _handle_frame(engine: Engine, frame: Frame, now: float) -> None:
+def _handle_frame(
+    engine: Engine,
+    assembler: Assembler,
+    frame: Frame,
+    channel_max: int,
+    now: float,
+    *,
+    runs: bool,
+) -> None:
     try:
-        if engine.stage is not RUNNING and (frame.channel or frame.track != CONTROL_TRACK):
+        if not runs and (frame.channel or frame.track != CONTROL_TRACK):
             if engine.stage is Stage.CLOSING:
                 return
             # Refused with the first frame: strangers have nothing held but a control.
             raise ConnectionFault("the connection is not open yet")
-        if frame.channel >= engine.channel_max:
+        if frame.channel >= channel_max:
             raise ConnectionFault(
-                f"channel {frame.channel}: channels have numbers below {engine.channel_max}"
+                f"channel {frame.channel}: channels have numbers below {channel_max}"
             )
-        assembly = engine.assembler.receive(frame)
+        assembly = assembler.receive(frame)
         if assembly is None:
             return
         if assembly.kind == CONTROL:
             engine.on_control(assembly)
-        elif engine.stage is RUNNING:
+        elif runs:
             number = assembly.channel
             channel = engine.channels.get(number)
             if channel is None:

@@ -34,6 +34,9 @@ class DeliveryWriter:
     def __init__(self, session: Session, window: DeliveryWindow) -> None:
         self.session = session
         self.window = window
+        self._engine = session.engine
+        #: Parts of deliveries of late, encoded, by the octets of their messages.
+        self._recent = session.engine.recents.delivered
 
     def deliver(
         self, link: SendingLink, payload: bytes, context: Any, settled: bool
@@ -43,9 +46,9 @@ class DeliveryWriter:
         Raises:
             LocalProtocolError: The message is malformed.
         """
-        engine = self.session.engine
-        address = "" if link.source is None else str(link.source.address)
-        delivered = engine.recents.delivered
+        engine, delivered = self._engine, self._recent
+        source = link.source
+        address = "" if source is None else str(source.address)
         parts = parts_of(payload, address)
         known = None if parts is None else delivered.get(parts.key)
         if parts is None or known is None:

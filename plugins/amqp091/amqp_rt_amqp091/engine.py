@@ -33,7 +33,7 @@ from .codec import Reader, SyntaxFault, read_method
 from .connection import CHANNEL_MAX, FRAME_MAX, HEARTBEAT_S, Connection
 from .faults import Fault
 from .frames import FRAME_MIN_SIZE, METHOD, PROTOCOL_HEADER, Frame
-from .lifecycle import TRANSITIONS, Stage, Transitions
+from .lifecycle import CLOSED, TRANSITIONS, Stage, Transitions
 from .links import SendingLink
 from .outgoing import OutgoingDelivery
 from .recent import Recents
@@ -385,7 +385,7 @@ class Engine(Connection, GatheringEngine[SendingLink, OutgoingDelivery]):
 
     def write_octets(self, data: bytes) -> None:
         """Send encoded frames."""
-        if self.finished:
+        if self.stage is CLOSED:
             return
         if self._open_due:
             self._say_open_ok()

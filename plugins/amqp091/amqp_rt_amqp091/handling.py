@@ -27,22 +27,26 @@ def handle_frames(connection: Connection, reader: FrameReader, data: bytes) -> N
         BrokenFrame: The octets are no frame.
         OversizeFrame: A frame is larger than agreed.
     """
-    left = connection.work_max - connection.spent
-    for frame in reader.feed(data):
-        connection.spent = 0
+    # What the interpreter would look up for each frame is looked up once: the stage changes only while a frame is handled, and
+    # the channels only with the stage.
+    running, closed = RUNNING, CLOSED
+    stage, channels, work_max = connection.stage, connection.channels, connection.work_max
+    for frames, frame in enumerate(reader.feed(data), 1):
         connection.context = None
-        channel = connection.channels.get(frame.channel)
+        channel = channels.get(frame.channel)
         try:
-            if channel is not None and frame.type != HEARTBEAT and connection.stage is RUNNING:
+            if channel is not None and frame.type != HEARTBEAT and stage is running:
                 channel.on_frame(frame)
             else:
                 connection.on_other_frame(frame)
         except FAULTS as error:
             connection.on_fault(channel, error)
-        left -= 1 + connection.spent
-        if connection.stage is CLOSED:
+        stage = connection.stage
+        if stage is closed:
             break
-        if left <= 0:
+        if stage is not running:
+            channels = connection.channels
+        if frames + connection.spent >= work_max:
             # The rest may be less than a frame; the next call will find out.
             connection.unread = True
         if connection.unread:

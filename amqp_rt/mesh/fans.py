@@ -25,8 +25,8 @@ from ..limits import DEFAULT_LIMITS, KIB, Limits
 from ..outcomes import RELEASED, Error
 from ..termini import Source
 from . import balance
-from .legs import HIGH, KINDS, LOW, STREAMS, Handover, Leg
-from .passing import Opener, Room, distributed_target, give_up
+from .legs import HIGH, KINDS, LOW, RUN_MESSAGES, STREAMS, Handover, Leg
+from .passing import FINAL, Opener, Room, distributed_target, give_up
 
 #: Priorities from here on have legs of their own, where the host opens such (Part 3 §3.2.1).
 HIGH_PRIORITY: Final = 5
@@ -37,6 +37,8 @@ STREAM_ABOVE: Final = 68 * KIB
 WAIT_S: Final = 1.0
 #: Seconds that a link waits for the first destination.
 ABSENT_S: Final = 2.0
+#: Messages of a run that make it worth collecting them.
+_RUN_LEAST: Final = 4
 _ABSENT = Error("amqp:not-found", "no destination of this address can be reached")
 
 
@@ -373,6 +375,9 @@ class Fan:
         delivery = handover.delivery
         if len(handover.tried) >= self._resend or delivery.streamed or delivery.settled:
             return False
+        if type(delivery.local_state) in FINAL:
+            # Its sender has been told: the destination has settled now what it had released before.
+            return False
         handover.tried = (*handover.tried, leg)
         if self._is_spent(handover):
             return False
@@ -460,6 +465,8 @@ class Fan:
         #: Legs for any of the messages; None if they have to be looked for again.
         ready: list[Leg] | None = None
         changes = self._changes
+        #: Messages that are sent one by one before a run is tried again.
+        single = 0
         while waiting:
             handover = waiting[0]
             leg: Leg | None = None
@@ -474,8 +481,13 @@ class Fan:
                         ready = [each for each in self._eligible(handover.kind) if each.ready]
                     if not ready:
                         return
-                    if len(ready) == 1 and len(waiting) > 1 and handover.kind != STREAMS:
+                    if single:
+                        single -= 1
+                    elif len(ready) == 1 and len(waiting) > 1 and handover.kind != STREAMS:
                         sent = ready[0].send_run(waiting, now)
+                        if len(sent) < _RUN_LEAST:
+                            # Large messages, or those that differ from each other: runs would be short.
+                            single = RUN_MESSAGES
                         if sent:
                             self._finish_run(sent)
                             if ready[0].link.credit <= 0:

@@ -14,7 +14,6 @@ from ..fronts.base import (
     SND_UNSETTLED,
     IncomingDelivery,
     OutgoingDelivery,
-    ReceivingLink,
     SendingLink,
 )
 from ..outcomes import ACCEPTED, Accepted, Error, Rejected, Released
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 LOW, HIGH, STREAMS = "low", "high", "streams"
 KINDS: Final = (LOW, HIGH, STREAMS)
 #: Messages that are handed to the only leg at a time.
-_RUN_MESSAGES: Final = 64
+RUN_MESSAGES: Final = 64
 
 
 class Handover(Struct, eq=False):
@@ -154,7 +153,7 @@ class Leg:
         presettled = waiting[0].delivery.settled
         handovers: list[Handover] = []
         payloads: list[bytes] = []
-        for handover in islice(waiting, min(self.link.credit, _RUN_MESSAGES)):
+        for handover in islice(waiting, min(self.link.credit, RUN_MESSAGES)):
             delivery = handover.delivery
             if (
                 delivery.streamed
@@ -193,26 +192,40 @@ class Leg:
             return
         delivery = handover.delivery
         if delivery.aborted:
-            self.open = None
-            assert handover.sending is not None
-            if not handover.sending.settled:
-                self.standing.outstanding -= 1
-                self.pending.pop(handover, None)
-            handover.sending.abort()
+            self._abort(handover)
         elif self.link.writable:
             self._write(handover, delivery.read_chunks())
+
+    def _abort(self, handover: Handover) -> None:
+        """End a message of which a part has been sent."""
+        self.open = None
+        assert handover.sending is not None
+        if not handover.sending.settled:
+            self.standing.outstanding -= 1
+            self.pending.pop(handover, None)
+        handover.sending.abort()
 
     def _write(self, handover: Handover, chunks: list[bytes]) -> None:
         delivery, sending = handover.delivery, handover.sending
         assert sending is not None
         last = b""
+        if delivery.complete and chunks:
+            last = chunks.pop()
+        try:
+            for chunk in chunks:
+                sending.write(chunk)
+            if delivery.complete:
+                sending.write(last, more=False)
+        except LocalProtocolError as fault:
+            # It becomes too large for a destination that came after the sender had heard of a larger size.
+            self._abort(handover)
+            if delivery.settled:
+                self.fan.dropped += 1
+            else:
+                delivery.settle(Rejected(Error.of(fault)))
+            return
         if delivery.complete:
             self.open = None
-            last = chunks.pop() if chunks else b""
-        for chunk in chunks:
-            sending.write(chunk)
-        if delivery.complete:
-            sending.write(last, more=False)
             if delivery.settled and not sending.settled:
                 self.settle(handover)
             elif sending.settled and not delivery.settled:
@@ -296,7 +309,7 @@ class Leg:
 
     def _accepted(self, handovers: list[Handover], now: float) -> None:
         """Count messages that were accepted and settled, and settle them at their senders, as is done for one with any outcome."""
-        runs: dict[ReceivingLink, list[IncomingDelivery]] = {}
+        run: list[IncomingDelivery] = []
         latencies: list[float] = []
         slowest = -1.0
         for handover in handovers:
@@ -312,13 +325,14 @@ class Leg:
             assert sending is not None
             # The two refer to each other.
             sending.context = delivery.context = None
-            runs.setdefault(delivery.link, []).append(delivery)
+            if run and run[0].link is not delivery.link:
+                # In the order in which they arrived: neighbours of links of one session share a disposition.
+                _accept_run(run)
+                run = []
+            run.append(delivery)
+        _accept_run(run)
         self.standing.outstanding -= len(handovers)
         self.answers.count_accepted(latencies)
-        for link, deliveries in runs.items():
-            run = getattr(link, "accept_run", None)
-            for delivery in deliveries if run is None else run(deliveries):
-                delivery.settle(ACCEPTED)
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         """Send messages of which nothing has left to another destination; others have been *modified*."""
@@ -368,6 +382,14 @@ def _sends_settled(link: SendingLink, delivery: IncomingDelivery) -> bool:
     if link.snd_settle_mode == SND_SETTLED:
         return True
     return delivery.settled and link.snd_settle_mode != SND_UNSETTLED
+
+
+def _accept_run(deliveries: list[IncomingDelivery]) -> None:
+    """Accept *deliveries* of one link, at least one."""
+    # Links of other protocols settle messages one by one.
+    run = getattr(deliveries[0].link, "accept_run", None)
+    for delivery in deliveries if run is None else run(deliveries):
+        delivery.settle(ACCEPTED)
 
 
 def _has_left(handover: Handover) -> bool:

@@ -171,6 +171,7 @@ class Conversation(RuleBasedStateMachine):
         link = joint.client.begin().attach_sender("s", Recorder(), target=TARGET)
         self.senders.append(Sender(joint, link))
 
+    @precondition(lambda self: self.joints)
     @rule(pick=picks, size=st.sampled_from([1, 40, 300, 5_000]))
     def travel(self, pick: int, size: int) -> None:
         self.step(self.joints[pick % len(self.joints)], size)

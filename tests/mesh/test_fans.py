@@ -1073,3 +1073,65 @@ def test_a_message_of_a_run_takes_one_call_of_the_mesh() -> None:
             destination.decide(ACCEPTED)
     assert len(destination.deliveries) == 576
     calls.check(64, 1)
+
+
+def test_messages_of_links_of_one_session_are_accepted_in_one_disposition() -> None:
+    world = World()
+    world.wait = True
+    session = world.joined(lambda link: world.fan.join(link, wait=True))
+    links = [session.attach_sender(f"s{at}", Recorder(), target=Q) for at in range(4)]
+    world.pump()
+    destination = world.leg(credit=40)
+    for _ in range(5):
+        for link in links:
+            link.send(b"x")
+            world.pump()
+    joint = world.joints[0]
+    for each in destination.deliveries:
+        each.settle(ACCEPTED)
+    world.carry(world.joints[1])
+    assert len(b"".join(joint.server.take())) < 100
+
+
+def test_a_message_that_becomes_too_large_for_a_later_destination_is_rejected_alone() -> None:
+    world = World()
+    first = world.leg(credit=5)
+    link, _ = world.sender()
+    later = Destination(world, 5)
+    later.options = {"max_message_size": 80_000}
+    world.fan.add(world.joined(later.serve), "leg", Standing(), target=Q)
+    world.pump()
+    world.fan.retire(first.leg)
+    world.pump()
+    sending = link.send(bytes(70_000), more=True)
+    world.pump()
+    sending.write(bytes(20_000), more=False)
+    world.pump()
+    assert sending.state.error.condition == "amqp:link:message-size-exceeded"
+    assert world.fan.legs[0].standing.outstanding == len(world.fan.legs[0].pending) == 0
+    following = link.send(b"x")
+    world.pump()
+    assert [each.payload for each in later.deliveries if not each.aborted] == [b"x"]
+    later.decide(ACCEPTED)
+    assert following.state == ACCEPTED
+
+
+def test_a_message_whose_sender_knows_of_its_release_goes_nowhere_else() -> None:
+    world = World(resend=2)
+    first = Destination(world, 5)
+    session = world.joined(first.serve)
+    world.fan.add(session, "leg", Standing(), target=Q, rcv_settle_mode=1)
+    world.pump()
+    link, _ = world.sender(rcv_settle_mode=1)
+    sending = link.send(b"x")
+    world.pump()
+    first.deliveries[0].settle(RELEASED)
+    world.pump()
+    assert (sending.state, sending.settled) == (RELEASED, False)
+    other = world.leg()
+    # A receiver may settle before the sender does.
+    number = first.deliveries[0].delivery_id
+    first.link.session.queue_disposition(RECEIVER, number, True, RELEASED)
+    world.pump()
+    assert not other.deliveries
+    assert world.fan.waiting == 0
